@@ -1,0 +1,1 @@
+"""MPI, shared memory and waiting; the only folder that imports mpi4py."""

@@ -1,0 +1,1 @@
+"""Record bytes to arrays: one contract, small leaves."""

@@ -1,0 +1,1 @@
+"""Numba kernels: arrays and integers in, `out` written, a status integer back."""

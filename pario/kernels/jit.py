@@ -1,0 +1,61 @@
+"""The one decorator of all kernels, and the only file that reads environment variables about compilation.
+
+* `nogil`: kernels run beside the interpreter, so that threads overlap.
+* `cache`: compiled once per node. The cache lies in a node-local directory (PARIO_NUMBA_CACHE, else one below the
+  system's temporary directory): on a shared file system Numba's disk cache has open faults (numba issues 4807, 10128),
+  and thousands of ranks would write it at once.
+* PARIO_BOUNDSCHECK=1 (tests): every index is checked.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from numba.core import config as _numba_config
+
+__all__ = ["cache_directory", "kernel"]
+
+_BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"
+
+
+def cache_directory() -> str:
+    """The directory that holds the compiled kernels of this user on this node."""
+    chosen = os.environ.get("PARIO_NUMBA_CACHE") or os.environ.get("NUMBA_CACHE_DIR")
+    if chosen:
+        return chosen
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a passwd entry
+        user = str(os.getuid())
+    suffix = "-checked" if _BOUNDSCHECK else ""
+    return os.path.join(tempfile.gettempdir(), f"pario-numba-{user}{suffix}")
+
+
+def _usable(path: str) -> bool:
+    """Ours, private and writable: compiled code is loaded from there, so nobody else may put files into it."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return os.stat(path).st_uid == os.getuid() and os.access(path, os.W_OK)
+    except OSError:
+        return False
+
+
+def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Compile on first call, without the GIL, cached on this node's disk."""
+    if function is None:
+        return lambda f: kernel(f, **options)
+    directory = cache_directory()
+    settings: dict[str, Any] = {"nogil": True, "boundscheck": _BOUNDSCHECK, "cache": _usable(directory), **options}
+    # Numba asks its configuration for the directory while it decorates, and only then: other users' functions keep
+    # whatever place they have.
+    before = _numba_config.CACHE_DIR
+    _numba_config.CACHE_DIR = directory
+    try:
+        return numba.njit(**settings)(function)
+    finally:
+        _numba_config.CACHE_DIR = before

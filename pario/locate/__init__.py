@@ -1,0 +1,1 @@
+"""Where records lie: the index and the walks that build it."""

@@ -1,0 +1,89 @@
+"""Every default of the house, with its unit and where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from pario.errors import OptionError
+
+__all__ = ["KiB", "MiB", "Options"]
+
+KiB = 1 << 10
+MiB = 1 << 20
+
+FETCHERS = ("auto", "posix", "direct")
+ORDERS = (False, "global", "block")
+POLICIES = ("raise", "skip")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Knobs of reading, shuffling and handing out. The defaults suit a training job; none changes what is delivered
+    except `block_bytes` and `mix_blocks`, which are part of the order of `shuffle="block"`.
+
+    Reading, per node
+        slot_bytes: bytes of the window's slots that a group of steps aims at (8 MiB: twice the read size at which the
+            file systems we measured reach their bandwidth).
+        slots: slots in the ring of one node; one is consumed while the others fill.
+        readers_per_node: ranks of one node that read (LMDBIO found one enough up to 16 cores).
+        inflight: reads under way at once per reading rank.
+        read_bytes: the longest single read.
+        gap_bytes: two extents of one group are read by one read if at most this many unwanted bytes lie between them
+            (a leaf page or two between runs of overflow pages).
+        fetch: "posix" reads through the page cache, "direct" past it (O_DIRECT); "auto" decides per dataset.
+
+    Order
+        block_bytes: bytes of neighbouring records that `shuffle="block"` moves as one block.
+        mix_blocks: blocks whose records are mixed with each other; a power of two.
+
+    Handing out, per rank
+        decode_threads: threads for decoders that work record by record (images, Python functions); 0 = one per core
+            that this rank may use.
+        decode_ahead: batches that such a decoder prepares ahead of the training step.
+        held_bytes: memory of batch arrays in use at once, those that the user still refers to among them.
+
+    Waiting
+        alive_seconds: how often a waiting rank looks whether its neighbours still live.
+    """
+
+    slot_bytes: int = 8 * MiB
+    slots: int = 6
+    readers_per_node: int = 1
+    inflight: int = 8
+    read_bytes: int = 4 * MiB
+    gap_bytes: int = 16 * KiB
+    fetch: str = "auto"
+
+    block_bytes: int = 2 * MiB
+    mix_blocks: int = 32
+
+    decode_threads: int = 0
+    decode_ahead: int = 2
+    held_bytes: int = 2048 * MiB
+
+    alive_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        least = {
+            "slot_bytes": 64 * KiB,
+            "slots": 2,
+            "readers_per_node": 1,
+            "inflight": 1,
+            "read_bytes": 4 * KiB,
+            "gap_bytes": 0,
+            "block_bytes": 4 * KiB,
+            "mix_blocks": 1,
+            "decode_threads": 0,
+            "decode_ahead": 1,
+            "held_bytes": MiB,
+        }
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in least and (not isinstance(value, int) or value < least[field.name]):
+                raise OptionError(f"{field.name} must be an integer of at least {least[field.name]}, got {value!r}")
+        if self.mix_blocks & (self.mix_blocks - 1):
+            raise OptionError(f"mix_blocks must be a power of two, got {self.mix_blocks!r}")
+        if self.fetch not in FETCHERS:
+            raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, got {self.fetch!r}")
+        if not self.alive_seconds > 0:
+            raise OptionError(f"alive_seconds must be above 0, got {self.alive_seconds!r}")

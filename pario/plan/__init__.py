@@ -1,0 +1,1 @@
+"""What is decided with numbers alone: order, shares, reads. Pure functions."""
