@@ -1,0 +1,183 @@
+"""The contract of everything that brings bytes, the path of a dataset, and the pool that keeps several reads in flight."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from pario.errors import MissingError, OptionError, ReadError
+
+__all__ = ["Fetcher", "ReadPool", "resolve"]
+
+
+class Fetcher(Protocol):
+    """One open data file. All methods may be called from several threads at once.
+
+    path : the data file
+    nbytes : its size in bytes when it was opened
+    align : offsets, lengths and memory of `read` must be multiples of this many bytes
+    """
+
+    path: str
+    nbytes: int
+    align: int
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """A few bytes, for metadata; shorter than `nbytes` at the end of the file."""
+
+    def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        """Fill `out[starts[i] : starts[i] + reads[i].nbytes]` from the file, for every i, without the GIL.
+
+        reads : EXTENT[m]; out : u8[k]; starts : i64[m]
+        Bytes beyond the end of the file are left as they are where `align` made a read longer than the file.
+        Raises ReadError with path and offset when the storage refuses or ends a read early.
+        """
+
+    def close(self) -> None: ...
+
+
+def resolve(path: str | os.PathLike[str]) -> str:
+    """The data file of an LMDB environment: `path` itself, or `data.mdb` in it when it is a directory."""
+    place = Path(os.fspath(path)).expanduser()
+    if place.is_dir():
+        file = place / "data.mdb"
+        if not file.exists():
+            names = sorted(p.name for p in place.iterdir())[:5]
+            found = f"it holds {', '.join(names)}" if names else "it is empty"
+            raise MissingError(f"the directory has no data.mdb; {found}", path=str(place), hint="Is this an LMDB?")
+        return str(file)
+    if not place.exists():
+        parent = place.parent
+        hint = "Check the spelling and the mount on this node." if parent.is_dir() else f"{parent} does not exist either."
+        raise MissingError("no such file or directory", path=str(place), hint=hint)
+    if not place.is_file():
+        raise MissingError("not a regular file", path=str(place))
+    return str(place)
+
+
+class ReadPool:
+    """Threads that keep up to `inflight` reads of one fetcher under way.
+
+    A job is cut into units of neighbouring reads: each unit runs in one nogil call, so that thousands of small reads
+    cost no interpreter time and a few long ones still spread over all threads.
+    """
+
+    #: A unit holds at least this many bytes if the job does: below it the hand-over to a thread (some 10 us) shows.
+    UNIT_BYTES = 256 << 10
+
+    def __init__(self, fetcher: Fetcher, inflight: int) -> None:
+        if inflight < 1:
+            raise OptionError(f"inflight must be at least 1, got {inflight!r}")
+        self.fetcher = fetcher
+        self.inflight = inflight
+        self._units: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def submit(
+        self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Start a job; `done(error or None)` is called once, by the thread that finishes last."""
+        if not self._threads:
+            # Started late: opening a file for its metadata alone costs no threads.
+            self._threads = [
+                threading.Thread(target=self._work, name=f"pario-read-{i}", daemon=True) for i in range(self.inflight)
+            ]
+            for thread in self._threads:
+                thread.start()
+        m = len(reads)
+        if m == 0:
+            self._units.put(lambda: done(None))
+            return
+        total = int(reads["nbytes"].sum())
+        aim = max(self.UNIT_BYTES, total // (2 * self.inflight))
+        # Reads are cut where the running sum of bytes passes a multiple of the aim.
+        ends = np.flatnonzero(np.diff(np.cumsum(reads["nbytes"]) // aim)) + 1
+        cuts = [0, *ends.tolist(), m]
+        job = _Job(len(cuts) - 1, done)
+        for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+            self._units.put(_unit(self.fetcher, reads[first:last], out, starts[first:last], job))
+
+    def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        """Like `Fetcher.read`, spread over the threads; returns when all bytes are there."""
+        if len(reads) <= 1:
+            self.fetcher.read(reads, out, starts)
+            return
+        finished = threading.Event()
+        errors: list[BaseException] = []
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                errors.append(error)
+            finished.set()
+
+        self.submit(reads, out, starts, done)
+        finished.wait()
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        """Let queued units finish, then end the threads. The fetcher stays open."""
+        for _ in self._threads:
+            self._units.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def _work(self) -> None:
+        while (unit := self._units.get()) is not None:
+            unit()
+
+
+class _Job:
+    """Counts the units of one submission down."""
+
+    def __init__(self, units: int, done: Callable[[BaseException | None], None]) -> None:
+        self._left = units
+        self._done = done
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def unit_finished(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._error = self._error or error
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._done(self._error)
+
+
+def _unit(
+    fetcher: Fetcher, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, job: _Job
+) -> Callable[[], None]:
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            fetcher.read(reads, out, starts)
+        except BaseException as e:
+            error = e
+        job.unit_finished(error)
+
+    return run
+
+
+def read_error(path: str, offset: int, wanted: int, got: int, errno: int) -> ReadError:
+    """The error of one failed or short read."""
+    if errno:
+        return ReadError(
+            f"reading {wanted:,} bytes failed: {os.strerror(errno)} (errno {errno})",
+            path=path,
+            offset=offset,
+            hint="The storage refused it; see the system log of this node.",
+        )
+    return ReadError(
+        f"the file ended early: {got:,} of {wanted:,} bytes",
+        path=path,
+        offset=offset,
+        hint="It was truncated while it was read, or its copy is incomplete.",
+    )
