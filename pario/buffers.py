@@ -1,0 +1,93 @@
+"""Memory for batch arrays, used again only once nobody refers to it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from pario.errors import HeldBatchesError
+
+__all__ = ["BatchBuffers"]
+
+_ALIGN = 64  # bytes: cache lines, and the widest vector loads
+
+
+class _Lease:
+    """Owns one block for as long as any array made from it lives.
+
+    Every view of the arrays keeps the root array alive, and the root's `base` is this object, so that its end is the
+    moment when the last reference of the user is gone. Reference counts of the arrays themselves would say the same
+    in CPython 3.10, but what the interpreter counts for local variables has changed since.
+    """
+
+    __slots__ = ("__array_interface__", "_block", "_home")
+
+    def __init__(self, block: np.ndarray, home: BatchBuffers) -> None:
+        self._block = block
+        self._home = home
+        self.__array_interface__ = block.__array_interface__
+
+    def __del__(self) -> None:
+        self._home._returned.append(self._block)
+
+
+class BatchBuffers:
+    """Blocks of memory for the arrays of a batch.
+
+    held_bytes : the most memory of all blocks together, those that the user still refers to and those that wait to
+        be used again. `take` raises HeldBatchesError when the user's references alone would pass it.
+    """
+
+    def __init__(self, held_bytes: int) -> None:
+        self.held_bytes = held_bytes
+        self._returned: deque[np.ndarray] = deque()  # appended to by any thread that drops the last reference
+        self._free: list[np.ndarray] = []
+        self._allocated = 0
+        self._lock = threading.Lock()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory of all blocks, in use or not."""
+        return self._allocated
+
+    def take(self, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, np.ndarray]:
+        """Arrays of these shapes and dtypes, uninitialised, in one block."""
+        places = {}
+        total = 0
+        for name, (shape, dtype) in shapes.items():
+            size = dtype.itemsize
+            for extent in shape:
+                size *= extent
+            places[name] = (total, size)
+            total += -(-size // _ALIGN) * _ALIGN
+        root = np.asarray(_Lease(self._block(total), self))
+        return {
+            name: root[start : start + size].view(shapes[name][1]).reshape(shapes[name][0])
+            for name, (start, size) in places.items()
+        }
+
+    def _block(self, nbytes: int) -> np.ndarray:
+        with self._lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            fitting = [i for i, block in enumerate(self._free) if nbytes <= block.nbytes <= 4 * nbytes + 4096]
+            if fitting:
+                return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+            # An eighth more than asked for: batches of variable size then fit each other's blocks.
+            size = (nbytes + nbytes // 8 + _ALIGN + 4095) // 4096 * 4096
+            while self._free and self._allocated + size > self.held_bytes:
+                self._allocated -= self._free.pop().nbytes
+            if self._allocated + size > self.held_bytes and self._allocated > 0:
+                raise HeldBatchesError(
+                    f"batches of {self._allocated:,} bytes are still referred to, and another {size:,} bytes "
+                    f"would pass the limit of {self.held_bytes:,}",
+                    hint="Keep copies (`array.copy()`) of what you need instead of whole batches, or raise "
+                    "Options(held_bytes=...).",
+                )
+            self._allocated += size
+            block = np.empty(size + _ALIGN, np.uint8)
+            offset = -block.ctypes.data % _ALIGN
+            return block[offset : offset + size]

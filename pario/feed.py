@@ -1,0 +1,231 @@
+"""The feed: fills the node's ring, group by group, and the tap that each rank draws its records from.
+
+    feeding rank, one thread       plan group j -> wait for its slot -> hand its reads to the pool
+    pool threads                   read straight into the slot; the last one checks and publishes the group
+    every rank of the node         wait for the groups of its step -> views of its records -> decode -> done
+
+Nothing here calls MPI: all of it is memory shared by the node, and futexes in it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pario.errors import CorruptedError, ParioError
+from pario.kernels.verify import check_runs
+from pario.plan.coalesce import coalesce
+from pario.plan.schedule import node_share
+from pario.records import Records
+
+if TYPE_CHECKING:
+    from pario.comm.window import Ring
+    from pario.fetch.base import ReadPool
+    from pario.locate.index import RecordIndex
+    from pario.options import Options
+    from pario.plan.epoch import Order
+    from pario.plan.schedule import Schedule
+
+__all__ = ["Feed", "FeedStats", "Tap"]
+
+
+@dataclass
+class FeedStats:
+    """What one feeding rank did. Seconds are wall time of its planning thread, `read` the time with a read under way."""
+
+    locate: float = 0.0  # which records, where, which reads
+    turn: float = 0.0  # waiting for a slot of the ring
+    read: float = 0.0
+    check: float = 0.0  # snapshot and page headers
+    bytes_read: int = 0
+    reads: int = 0
+    groups: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+class Feed:
+    """Reads one epoch for this node. `start()` returns at once; `stop()` ends it wherever it is.
+
+    check_snapshot : called after the bytes of a group are there and before they are handed out; raises SnapshotError
+    feeder, feeders : this rank reads the groups j with j % feeders == feeder
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule,
+        order: Order,
+        index: RecordIndex,
+        ring: Ring,
+        pool: ReadPool,
+        options: Options,
+        check_snapshot: Callable[[], None],
+        node_seat: int,
+        node_size: int,
+        rank: int,
+        feeder: int = 0,
+        feeders: int = 1,
+        stats: FeedStats | None = None,
+    ) -> None:
+        self._schedule = schedule
+        self._order = order
+        self._index = index
+        self._ring = ring
+        self._pool = pool
+        self._options = options
+        self._check_snapshot = check_snapshot
+        self._seats = (node_seat, node_size)
+        self._rank = rank
+        self._turns = (feeder, feeders)
+        self.stats = stats or FeedStats()
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._idle = threading.Condition()
+        self._under_way = 0
+        self._busy_since = 0.0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="pario-feed", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No read is under way and no thread of the feed runs when this returns."""
+        self._stop.set()
+        self._ring.wake()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        feeder, feeders = self._turns
+        try:
+            for j in range(feeder, self._schedule.groups, feeders):
+                if self._stop.is_set() or self.error is not None:
+                    break
+                self._group(j)
+        except BaseException as e:
+            self._fail(e)
+        with self._idle:
+            while self._under_way:
+                self._idle.wait()
+
+    def _group(self, j: int) -> None:
+        ring, options, stats = self._ring, self._options, self.stats
+        t0 = time.perf_counter()
+        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
+        by_offset = self._index.by_offset
+        ids = numbers if self._order.space == "id" or by_offset is None else by_offset[numbers]
+        extents = self._index.extents[ids]
+        offsets = np.ascontiguousarray(extents["offset"])
+        nbytes = np.ascontiguousarray(extents["nbytes"])
+        slot_bytes = ring.data.shape[1]
+        plan = coalesce(
+            offsets,
+            nbytes,
+            lead_bytes=self._index.header_bytes,
+            align=self._pool.fetcher.align,
+            gap_bytes=options.gap_bytes,
+            read_bytes=options.read_bytes,
+            file_bytes=self._pool.fetcher.nbytes,
+            capacity=slot_bytes,
+        )
+        t1 = time.perf_counter()
+        if j >= len(ring.data):
+            ring.wait_done(self._schedule.group_release_step(j - len(ring.data)), ring.check, self._stop)
+            if self._stop.is_set():
+                return
+        t2 = time.perf_counter()
+        slot = j % len(ring.data)
+        table = (steps % len(ring.ids), rows)
+        ring.ids[table] = ids
+        ring.starts[table] = plan.record_starts + slot * slot_bytes
+        ring.nbytes[table] = nbytes
+        data = ring.data[slot]
+
+        def done(error: BaseException | None) -> None:
+            try:
+                if error is None:
+                    self._check(data, plan.record_starts, offsets, nbytes, ids)
+                    ring.publish(j, self._schedule.group_ready_steps(j))
+            except BaseException as e:
+                error = e
+            if error is not None:
+                self._fail(error)
+            with self._idle:
+                self._under_way -= 1
+                if not self._under_way:
+                    stats.read += time.perf_counter() - self._busy_since
+                    self._idle.notify_all()
+
+        with self._idle:
+            if not self._under_way:
+                self._busy_since = time.perf_counter()
+            self._under_way += 1
+        stats.locate += t1 - t0 + time.perf_counter() - t2
+        stats.turn += t2 - t1
+        stats.bytes_read += int(plan.reads["nbytes"].sum())
+        stats.reads += len(plan.reads)
+        stats.groups += 1
+        self._pool.submit(plan.reads, data, plan.starts, done)
+
+    def _check(
+        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> None:
+        t0 = time.perf_counter()
+        # The snapshot first: when a writer overtook us, wrong headers are its work and not damage.
+        self._check_snapshot()
+        index = self._index
+        if index.snapshot.native:
+            bad = check_runs(data, starts, offsets, nbytes, index.page_size, index.header_bytes)
+            if bad >= 0:
+                offset = int(offsets[bad]) - index.header_bytes
+                raise CorruptedError(
+                    "the page header before this record's value is not that of its overflow pages",
+                    path=index.path,
+                    page=offset // index.page_size,
+                    offset=offset,
+                    record=int(ids[bad]),
+                    hint="The file is damaged, or was rewritten since its index was made: delete the .pario.h5 beside "
+                    "it and try again; `python -m pario verify` looks at every record.",
+                )
+        with self.stats.lock:
+            self.stats.check += time.perf_counter() - t0
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error.at(rank=self._rank) if isinstance(error, ParioError) else error
+            self._ring.fail(self._rank, f"{type(error).__name__}: {error}")
+
+
+class Tap:
+    """One rank's side of the ring: steps in ascending order, each taken once and then released."""
+
+    def __init__(self, ring: Ring, schedule: Schedule, *, seat: int, node_seat: int, node_rank: int) -> None:
+        self._ring = ring
+        self._schedule = schedule
+        self._seat = seat
+        self._node_rank = node_rank
+        self._row = (seat - node_seat) * schedule.batch_size
+        self._next_group = 0
+        self._ready = 0
+
+    def take(self, step: int, check: Callable[[], None]) -> Records:
+        """This rank's records of `step`: views into the ring, valid until `release(step)`. Waits for their bytes."""
+        while self._ready <= step:
+            self._ready = self._ring.wait_group(self._next_group, check)
+            self._next_group += 1
+        ring = self._ring
+        table = step % len(ring.ids)
+        stop = self._row + self._schedule.rows(step, self._seat)
+        rows = slice(self._row, stop)
+        return Records(ring.ids[table, rows], ring.flat, ring.starts[table, rows], ring.nbytes[table, rows])
+
+    def release(self, step: int) -> None:
+        """The memory of `step` may be filled anew, as far as this rank is concerned."""
+        self._ring.finish(self._node_rank, step + 1)
