@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -54,7 +55,9 @@ def resolve(path: str | os.PathLike[str]) -> str:
         return str(file)
     if not place.exists():
         parent = place.parent
-        hint = "Check the spelling and the mount on this node." if parent.is_dir() else f"{parent} does not exist either."
+        hint = (
+            "Check the spelling and the mount on this node." if parent.is_dir() else f"{parent} does not exist either."
+        )
         raise MissingError("no such file or directory", path=str(place), hint=hint)
     if not place.is_file():
         raise MissingError("not a regular file", path=str(place))
@@ -100,7 +103,7 @@ class ReadPool:
         ends = np.flatnonzero(np.diff(np.cumsum(reads["nbytes"]) // aim)) + 1
         cuts = [0, *ends.tolist(), m]
         job = _Job(len(cuts) - 1, done)
-        for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+        for first, last in pairwise(cuts):
             self._units.put(_unit(self.fetcher, reads[first:last], out, starts[first:last], job))
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
@@ -152,9 +155,7 @@ class _Job:
             self._done(self._error)
 
 
-def _unit(
-    fetcher: Fetcher, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, job: _Job
-) -> Callable[[], None]:
+def _unit(fetcher: Fetcher, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, job: _Job) -> Callable[[], None]:
     def run() -> None:
         error: BaseException | None = None
         try:

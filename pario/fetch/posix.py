@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import numpy as np
@@ -60,10 +61,8 @@ class PosixFetcher:
         self._read_fd = self._fd
         advise = getattr(os, "posix_fadvise", None)
         if advise is not None:
-            try:
+            with contextlib.suppress(OSError):  # some file systems refuse advice; it is only advice
                 advise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
-            except OSError:  # some file systems refuse advice; it is only advice
-                pass
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         self._check_open()

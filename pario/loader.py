@@ -1,0 +1,554 @@
+"""`for batch in loader`: order, reader, decoder and prefetch, put together for a training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pario.buffers import BatchBuffers
+from pario.checkpoint import LoaderState
+from pario.comm.agree import Alarm
+from pario.comm.window import Ring
+from pario.decode.base import Decoder, Draw
+from pario.decode.function import as_decoder
+from pario.errors import ClosedError, DecodeError, OptionError
+from pario.feed import Feed, FeedStats, Tap
+from pario.options import ORDERS, POLICIES, Options
+from pario.plan.epoch import make_order
+from pario.plan.schedule import Schedule, slot_capacity, steps_per_group
+from pario.reader import Reader
+from pario.records import Batch, Records
+
+__all__ = ["Loader"]
+
+_log = logging.getLogger("pario")
+_IDS = "\0ids"  # the record ids travel in the same block of memory as the decoder's arrays
+_LEFT = 1 << 62  # "I need no further step of this epoch"
+
+
+class Loader:
+    """Batches of one LMDB for every rank of a communicator, an epoch per `for` loop.
+
+    Collective over `comm`: construction, the start of each `for` loop, and `close`. Taking a batch is not: a slow rank
+    delays nobody until the node's ring is full.
+
+    Parameters
+    ----------
+    path : LMDB data file, or the directory that holds data.mdb
+    batch_size : records per rank and step
+    decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
+    shuffle : False (key order), "global" (a uniform permutation), or "block" (blocks of neighbouring records in random
+        order, their records mixed over `Options.mix_blocks` blocks: reads stay long)
+    seed : of the order and of random augmentation; the order is a function of (seed, epoch, number of records) alone
+    comm : an mpi4py communicator, which is duplicated. None: COMM_WORLD under a launcher, else one process without MPI
+    db : name of a named database
+    drop_last : False: the last step divides what is left among the ranks, as evenly as it goes, so that every record
+        is delivered exactly once per epoch; some batches of that step may be smaller by one, or empty when fewer
+        records than ranks are left. True: that step is left out unless it is full on every rank.
+    on_error : what to do with a record that the decoder cannot read: "raise" (all ranks raise), or "skip" (it is
+        missing from its batch; counted in `batch.skipped` and `loader.skipped`)
+    options : see `Options`
+    save_index, progress : see `Reader`
+
+    Every rank gets the same number of batches: `len(loader)`. A loop that is left early (`break`) is over; the next
+    loop is the next epoch. Raises `ParioError`s: all ranks raise together, the others a `PeerError` that names the
+    rank where it happened.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        batch_size: int,
+        decoder: Decoder | Callable[..., Any] | None = None,
+        *,
+        shuffle: bool | str = False,
+        seed: int = 0,
+        comm: Any = None,
+        db: str | bytes | None = None,
+        drop_last: bool = False,
+        on_error: str = "raise",
+        options: Options | None = None,
+        save_index: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if shuffle not in ORDERS or shuffle is True:
+            raise OptionError(f'shuffle must be False, "global" or "block", got {shuffle!r}')
+        if on_error not in POLICIES:
+            raise OptionError(f'on_error must be "raise" or "skip", got {on_error!r}')
+        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+            raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {batch_size!r}")
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise OptionError(f"seed must be an integer of at least 0, got {seed!r}")
+        started = time.perf_counter()
+        self._options = options or Options()
+        self._batch_size = int(batch_size)
+        self._shuffle = shuffle
+        self._seed = int(seed)
+        self._drop_last = bool(drop_last)
+        self._on_error = on_error
+        self._closed = False
+        self._epoch = 0
+        self._position = 0
+        self._run: _Epoch | None = None
+        self._feed: Feed | None = None
+        self.skipped = 0
+        self._feed_stats = FeedStats()
+        self._times = {"open": 0.0, "share": 0.0, "decode": 0.0, "consumer": 0.0}
+        self._counts = {"batches": 0, "records": 0}
+        self._held: BatchBuffers = BatchBuffers(self._options.held_bytes)
+        self._executor: ThreadPoolExecutor | None = None
+        self._conductor: ThreadPoolExecutor | None = None
+        self._reader = Reader(path, comm=comm, db=db, options=self._options, save_index=save_index, progress=progress)
+        self.world = self._reader.world
+        self._alarm = Alarm(self.world)
+        try:
+            self._prepare(decoder)
+        except BaseException as e:
+            self._abandon(e)
+            raise
+        self._times["open"] = time.perf_counter() - started
+
+    # -- construction --------------------------------------------------------------------------------------------
+
+    def _prepare(self, decoder: Decoder | Callable[..., Any] | None) -> None:
+        world, index, options = self.world, self._reader.index, self._options
+        self._check_same_arguments()
+        mean_bytes = max(1.0, float(index.mean_bytes))
+        # A function of the dataset and the options alone, so that the order is the same for every number of ranks.
+        self._block_records = max(1, round(options.block_bytes / mean_bytes)) if self._shuffle == "block" else 0
+        self._slots = options.slots if self._shuffle != "block" else min(options.slots, 3)
+        per_step = mean_bytes * self._batch_size * world.node_size
+        self._group_steps = steps_per_group(per_step, options.slot_bytes)
+        self._schedule = self._make_schedule(0)
+        if self._schedule.steps == 0:
+            raise OptionError(
+                f"drop_last leaves no batch: {index.n:,} records are fewer than one step of "
+                f"{self._batch_size} records on {world.size} ranks",
+                path=self._reader.path,
+            )
+        # Learnt once, by one rank; on each node one rank compiles (or loads) the kernels before the others need them.
+        error: BaseException | None = None
+        self.decoder = as_decoder(decoder)
+        try:
+            if world.rank == 0:
+                first = self._reader.read([0])
+                try:
+                    self.decoder.learn(first[0])
+                except DecodeError as e:
+                    raise e.at(path=self._reader.path, record=0, key=self._reader.keys([0])[0]) from None
+        except BaseException as e:
+            error = e
+        world.agree(error, "looking at the first record")
+        self.decoder.spec = world.bcast(self.decoder.spec)
+        slot_bytes = slot_capacity(
+            index.extents["nbytes"] + index.header_bytes,
+            self._schedule,
+            node_size=world.allreduce_max(world.node_size),
+            page_bytes=max(index.page_size, 4096),
+            align=self._reader.pool.fetcher.align,
+        )
+        feeders = min(options.readers_per_node, world.node_size)
+        self._feeders = feeders
+        # The ranks that read: spread over the node, the leader first.
+        self._feeder = next((f for f in range(feeders) if f * world.node_size // feeders == world.node_rank), None)
+        self._ring = Ring(
+            world,
+            slots=self._slots,
+            slot_bytes=slot_bytes,
+            table_steps=self._schedule.max_steps_in_flight(self._slots),
+            table_rows=self._batch_size * world.node_size,
+            alive_seconds=options.alive_seconds,
+        )
+        if self.decoder.parallel:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            self._threads = options.decode_threads or max(1, cores // world.node_size)
+            self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="pario-decode")
+            self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
+
+    def _check_same_arguments(self) -> None:
+        mine = (self._batch_size, self._shuffle, self._seed, self._drop_last, self._on_error, repr(self._options))
+        everyones = self.world.allgather(mine)
+        for rank, theirs in enumerate(everyones):
+            if theirs != everyones[0]:
+                raise OptionError(
+                    f"rank {rank} was given other arguments than rank 0: {theirs} against {everyones[0]} "
+                    "(batch_size, shuffle, seed, drop_last, on_error, options)",
+                    hint="The constructor is collective: call it with the same arguments on every rank.",
+                )
+
+    def _make_schedule(self, start: int) -> Schedule:
+        return Schedule(
+            n=self._reader.index.n,
+            batch_size=self._batch_size,
+            seats=self.world.size,
+            start=start,
+            drop_last=self._drop_last,
+            steps_per_group=self._group_steps,
+            block_records=self._block_records,
+            mix_blocks=self._options.mix_blocks,
+        )
+
+    # -- what a training loop uses -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Batches of an epoch on every rank; after `load_state_dict`, of what is left of the epoch."""
+        return self._schedule.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start the next epoch (or the rest of the one that a loaded state left). Collective over `comm`."""
+        self._check_open()
+        try:
+            self._begin()
+        except BaseException as e:
+            self._abandon(e)
+            raise
+        assert self._run is not None
+        return self._run
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or else the next one."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be this epoch, from its beginning. Call it on every rank."""
+        if epoch < 0:
+            raise OptionError(f"epoch must be at least 0, got {epoch!r}")
+        self._leave()
+        self._set_place(int(epoch), 0)
+
+    @property
+    def index(self) -> Any:
+        """The `RecordIndex`: where each record lies."""
+        return self._reader.index
+
+    def keys(self, ids: Iterable[int] | np.ndarray) -> list[bytes]:
+        """The LMDB keys of these records."""
+        return self._reader.keys(ids)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader stands after the batch that was handed out last: a few integers, the same on every rank."""
+        return self._state(self._epoch, self._position).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next loop go on after the batch at which `state` was taken, also on another number of ranks.
+
+        Call it on every rank. Raises StateError if the state is of another dataset, seed or order.
+        """
+        loaded = LoaderState.from_dict(state)
+        self._state(loaded.epoch, loaded.position).check(loaded)
+        self._leave()
+        self._set_place(loaded.epoch, loaded.position)
+
+    def stats(self) -> dict[str, Any]:
+        """What happened so far on this rank. Seconds: open, locate, turn, read, check (feeding ranks only), share
+        (waiting for bytes), decode, consumer (the caller's own time between batches)."""
+        feed = self._feed_stats
+        return {
+            **self._times,
+            "locate": feed.locate,
+            "turn": feed.turn,
+            "read": feed.read,
+            "check": feed.check,
+            "bytes_read": feed.bytes_read,
+            "reads": feed.reads,
+            **self._counts,
+            "skipped": self.skipped,
+            "slot_bytes": int(self._ring.data.shape[1]),
+            "slots": self._slots,
+            "batch_memory": self._held.allocated_bytes,
+        }
+
+    def close(self) -> None:
+        """End reading and free the windows. Collective over `comm`; a second call does nothing."""
+        if self._closed:
+            return
+        self._leave()
+        # Nobody may still be reading or waiting when the window goes.
+        self.world.barrier()
+        self._closed = True
+        self._stop_threads()
+        self._alarm.close()
+        self._reader.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._abandon(error)
+
+    def __repr__(self) -> str:
+        return (
+            f"Loader({self._reader.path!r}, records={self._reader.index.n:,}, batch_size={self._batch_size}, "
+            f"ranks={self.world.size}, shuffle={self._shuffle!r}, decoder={self.decoder!r})"
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _state(self, epoch: int, position: int) -> LoaderState:
+        return LoaderState(
+            fingerprint=self._reader.index.content_id,
+            n=self._reader.index.n,
+            seed=self._seed,
+            shuffle=self._shuffle or "none",
+            block_records=self._block_records,
+            mix_blocks=self._options.mix_blocks if self._shuffle == "block" else 0,
+            epoch=epoch,
+            position=position,
+            drop_last=self._drop_last,
+        )
+
+    def _set_place(self, epoch: int, position: int) -> None:
+        self._epoch = epoch
+        self._position = position
+        self._schedule = self._make_schedule(position)
+
+    def _begin(self) -> None:
+        world = self.world
+        if self._run is not None:  # a loop that was left early
+            self._leave()
+            self._set_place(self._epoch + 1, 0)
+        if self._schedule.steps == 0:  # a state that was taken at the end of its epoch
+            self._set_place(self._epoch + 1, 0)
+        places = world.allgather((self._epoch, self._position))
+        if any(place != places[0] for place in places):
+            raise OptionError(
+                f"the ranks stand at different places (epoch, record): {places}",
+                hint="set_epoch and load_state_dict must be called alike on every rank.",
+            )
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None
+        world.node_barrier()
+        if world.is_leader:
+            self._ring.reset()
+        world.node_barrier()
+        schedule = self._schedule
+        if self._feeder is not None:
+            order = make_order(
+                self._shuffle,
+                self._reader.index.n,
+                seed=self._seed,
+                epoch=self._epoch,
+                block_records=self._block_records,
+                mix_blocks=self._options.mix_blocks,
+            )
+            self._feed = Feed(
+                schedule=schedule,
+                order=order,
+                index=self._reader.index,
+                ring=self._ring,
+                pool=self._reader.pool,
+                options=self._options,
+                check_snapshot=self._reader.check_snapshot,
+                node_seat=world.node_seat,
+                node_size=world.node_size,
+                rank=world.rank,
+                feeder=self._feeder,
+                feeders=self._feeders,
+                stats=self._feed_stats,
+            )
+            self._feed.start()
+        tap = Tap(self._ring, schedule, seat=world.seat, node_seat=world.node_seat, node_rank=world.node_rank)
+        self._run = _Epoch(self, tap, schedule, self._epoch)
+
+    def _leave(self) -> None:
+        """This rank needs nothing more of the epoch under way."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
+            self._ring.finish(self.world.node_rank, _LEFT)
+
+    def _check(self) -> None:
+        """Does everybody else still live and work? Raises PeerError or DeadRankError."""
+        self._check_feed()
+        self._ring.check()
+        self._alarm.check()
+
+    def _check_feed(self) -> None:
+        if self._feed is not None and self._feed.error is not None:
+            raise self._feed.error
+
+    def _read_batch(
+        self, tap: Tap, step: int, draw: Draw, check: Callable[[], None]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, list[tuple[int, str]], float]:
+        """Decode one step's records; returns (arrays, ids, failures, seconds of waiting)."""
+        t0 = time.perf_counter()
+        records = tap.take(step, check)
+        t1 = time.perf_counter()
+        shapes = dict(self.decoder.shapes(records))
+        shapes[_IDS] = ((len(records),), np.dtype(np.int64))
+        arrays = self._held.take(shapes)
+        ids = arrays.pop(_IDS)
+        ids[:] = records.ids
+        failures = self._decode(records, arrays, draw)
+        tap.release(step)
+        self._times["share"] += t1 - t0
+        self._times["decode"] += time.perf_counter() - t1
+        return arrays, ids, failures, t1 - t0
+
+    def _decode(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> list[tuple[int, str]]:
+        if self._executor is None or len(records) < 2:
+            return self.decoder.decode(records, arrays, draw) if len(records) else []
+        # Several pieces per thread, since images differ in cost.
+        pieces = min(len(records), 4 * self._threads)
+        cuts = [len(records) * k // pieces for k in range(pieces + 1)]
+        futures = [
+            self._executor.submit(
+                self.decoder.decode,
+                Records(records.ids[a:b], records.data, records.starts[a:b], records.nbytes[a:b]),
+                {name: array[a:b] for name, array in arrays.items()},
+                draw,
+            )
+            for a, b in pairwise(cuts)
+        ]
+        return [(cuts[k] + row, why) for k, f in enumerate(futures) for row, why in f.result()]
+
+    def _batch(
+        self,
+        arrays: dict[str, np.ndarray],
+        ids: np.ndarray,
+        failures: list[tuple[int, str]],
+        epoch: int,
+        step: int,
+    ) -> Batch:
+        if failures:
+            row, why = failures[0]
+            record = int(ids[row])
+            if self._on_error == "raise":
+                more = f" (and {len(failures) - 1} more in this batch)" if len(failures) > 1 else ""
+                raise DecodeError(
+                    why + more,
+                    path=self._reader.path,
+                    rank=self.world.rank,
+                    record=record,
+                    key=self.keys([record])[0],
+                    hint='Loader(on_error="skip") leaves such records out and counts them.',
+                )
+            keep = np.ones(len(ids), bool)
+            keep[[r for r, _ in failures]] = False
+            _log.warning("record %d left out (%d in this batch): %s", record, len(failures), why)
+            arrays = {name: array[keep] for name, array in arrays.items()}
+            ids = ids[keep]
+            self.skipped += len(failures)
+        return Batch(arrays, ids, epoch, step, len(failures))
+
+    def _abandon(self, error: BaseException) -> None:
+        """Tell the others, then drop what this rank holds without waiting for anybody."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self._alarm.raise_all(error)
+            if hasattr(self, "_ring"):
+                self._ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
+        if self._run is not None:
+            self._run.end()
+        self._stop_threads()
+        self._alarm.close()
+        self._reader.abandon()
+        self.world.free(collective=False)
+
+    def _stop_threads(self) -> None:
+        if self._feed is not None:
+            self._feed.stop()
+            self._feed = None
+        for executor in (self._conductor, self._executor):
+            if executor is not None:
+                executor.shutdown(wait=True, cancel_futures=True)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the loader is already closed", path=self._reader.path)
+
+
+class _Epoch(Iterator[Batch]):
+    """The iterator of one epoch (or of the rest of one)."""
+
+    def __init__(self, loader: Loader, tap: Tap, schedule: Schedule, epoch: int) -> None:
+        self._loader = loader
+        self._tap = tap
+        self._schedule = schedule
+        self._epoch = epoch
+        self._step = 0
+        self._draw = Draw(loader._seed, epoch)
+        self._ended = threading.Event()
+        self._ahead: deque[Future[Any]] = deque()
+        self._submitted = 0
+        self._handed_out = 0.0
+
+    def __next__(self) -> Batch:
+        loader = self._loader
+        now = time.perf_counter()
+        if self._handed_out:
+            loader._times["consumer"] += now - self._handed_out
+        if self._ended.is_set():
+            loader._check_open()
+            raise StopIteration
+        step = self._step
+        if step == self._schedule.steps:
+            loader._leave()
+            loader._set_place(self._epoch + 1, 0)
+            raise StopIteration
+        try:
+            if loader._conductor is None:
+                loader._check()
+                arrays, ids, failures, _ = loader._read_batch(self._tap, step, self._draw, loader._check)
+            else:
+                arrays, ids, failures, _ = self._next_ahead(loader._conductor)
+            batch = loader._batch(arrays, ids, failures, self._epoch, step)
+        except BaseException as e:
+            loader._abandon(e)
+            raise
+        self._step = step + 1
+        loader._position = self._schedule.next_position(step)
+        loader._counts["batches"] += 1
+        loader._counts["records"] += len(ids)
+        self._handed_out = time.perf_counter()
+        return batch
+
+    def _next_ahead(self, conductor: ThreadPoolExecutor) -> Any:
+        loader = self._loader
+        last = min(self._schedule.steps, self._step + 1 + loader._options.decode_ahead)
+        while self._submitted < last:
+            self._ahead.append(
+                conductor.submit(loader._read_batch, self._tap, self._submitted, self._draw, self._check_ahead)
+            )
+            self._submitted += 1
+        future = self._ahead.popleft()
+        while True:
+            loader._check()
+            # The conductor calls no MPI: while it works, this thread listens for the other nodes.
+            if wait([future], timeout=loader._options.alive_seconds).done:
+                return future.result()
+
+    def _check_ahead(self) -> None:
+        self._loader._check_feed()
+        self._loader._ring.check()
+        if self._ended.is_set():
+            raise ClosedError("the epoch was left")
+
+    def end(self) -> None:
+        """Stop preparing further batches; returns when none is under way."""
+        self._ended.set()
+        if self._ahead:
+            self._loader._ring.wake()
+            for future in self._ahead:
+                future.cancel()
+            for future in self._ahead:
+                if not future.cancelled():
+                    future.exception()
+            self._ahead.clear()
