@@ -36,7 +36,7 @@ __all__ = ["Feed", "FeedStats", "Tap"]
 
 @dataclass
 class FeedStats:
-    """What one feeding rank did. Seconds are wall time of its planning thread, `read` the time with a read under way."""
+    """What one feeding rank did, in seconds of its planning thread; `read` is the time with a read under way."""
 
     locate: float = 0.0  # which records, where, which reads
     turn: float = 0.0  # waiting for a slot of the ring

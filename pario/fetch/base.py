@@ -1,4 +1,4 @@
-"""The contract of everything that brings bytes, the path of a dataset, and the pool that keeps several reads in flight."""
+"""What brings bytes: the contract, the path of a dataset, and the pool that keeps several reads in flight."""
 
 from __future__ import annotations
 
