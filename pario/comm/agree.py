@@ -1,0 +1,182 @@
+"""How an error of one rank reaches the others: either every rank goes on or every rank raises.
+
+Three ways, for three situations:
+
+* `agree`: at places where all ranks meet anyway. One small reduction; if anybody failed, all raise.
+* `Alarm`: in mid-epoch there is no meeting. Every rank keeps one receive open on the private communicator and looks at
+  it now and then; the rank that fails sends a note to all.
+* the last resort: the error leaves the script uncaught while other ranks sit in a collective of the user, where pario
+  never gets to look. The interpreter would go into MPI_Finalize and wait there for ever. So an uncaught error that
+  concerns several ranks ends in a farewell: if all ranks come to it within a few seconds, each ends normally with its
+  traceback and exit status 1; if not, MPI_Abort ends the job.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from pario.errors import PeerError
+
+__all__ = ["Alarm", "agree", "peer_error", "spread"]
+
+#: Tag of alarm notes on the private communicator; nothing else on it receives from any source.
+TAG = 77
+
+#: Bytes of an alarm note: below the eager limit of the MPI libraries we know, so that sending waits for nobody.
+NOTE_BYTES = 2048
+
+#: Seconds that a failing rank spends on sending its notes.
+SEND_S = 2.0
+
+#: Seconds that a rank whose error stayed uncaught gives the others to arrive at the same end. Ranks that wait inside
+#: pario hear of an error within a second (Options.alive_seconds).
+FAREWELL_S = 4.0
+
+_MARK = "_pario_farewell"
+
+#: mark of an error -> (world size, communicator for the farewell, MPI)
+_farewells: dict[int, tuple[Any, Any]] = {}
+_previous_hook: Any = None
+
+
+def peer_error(rank: int, kind: str, text: str, doing: str = "") -> PeerError:
+    """The error of rank `rank`, as the other ranks raise it."""
+    return PeerError(f"another rank failed{f' while {doing}' if doing else ''}: {kind}: {text}", rank=rank)
+
+
+def agree(world: Any, error: BaseException | None, doing: str) -> None:
+    """World.agree: all ranks go on, or all raise. Collective."""
+    first = world.allreduce_min(world.size if error is None else world.rank)
+    if first == world.size:
+        return
+    note = (type(error).__name__, _text(error), doing) if world.rank == first else None
+    kind, text, its_doing = world.bcast(note, root=first)
+    if error is None:
+        error = peer_error(first, kind, text, its_doing)
+    raise spread(world, error)
+
+
+class Alarm:
+    """One rank tells all others, on any node, that it failed. Made collectively; all methods but close() are local.
+
+    Every method is called in the thread that made it.
+    """
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self._sends: list[Any] = []
+        self._request: Any = None
+        self._note = np.zeros(NOTE_BYTES, dtype=np.uint8)
+        if world.size > 1:
+            MPI = world.mpi
+            self._request = world.comm.Irecv([self._note, MPI.BYTE], source=MPI.ANY_SOURCE, tag=TAG)
+            self._test = self._request.Test
+
+    def check(self) -> None:
+        """Raise PeerError if another rank raised the alarm."""
+        if self._request is not None and self._test():
+            self._request = None
+            note = json.loads(bytes(self._note).rstrip(b"\0"))
+            raise spread(self._world, peer_error(note["rank"], note["kind"], note["text"]))
+
+    def raise_all(self, error: BaseException) -> None:
+        """Tell all other ranks about `error` and return; the caller raises it. Best effort: waits 2 s at most.
+
+        Ranks that do not look any more (ended, closed) are not waited for.
+        """
+        spread(self._world, error)
+        if self._request is None or self._world.mpi.Is_finalized():
+            return  # alone, or told by another rank's alarm
+        room = NOTE_BYTES
+        text = _text(error)
+        while True:  # cut by characters: never in the middle of one
+            note = json.dumps({"rank": self._world.rank, "kind": type(error).__name__, "text": text[:room]}).encode()
+            if len(note) <= NOTE_BYTES:
+                break
+            room = room * 3 // 4
+        data = np.zeros(NOTE_BYTES, dtype=np.uint8)
+        data[: len(note)] = np.frombuffer(note, dtype=np.uint8)
+        self._sends = [
+            self._world.comm.Isend([data, self._world.mpi.BYTE], dest=rank, tag=TAG)
+            for rank in range(self._world.size)
+            if rank != self._world.rank
+        ]
+        _in_flight.append((data, self._sends))
+        end = time.monotonic() + SEND_S
+        while not self._world.mpi.Request.Testall(self._sends) and time.monotonic() < end:
+            time.sleep(1e-3)
+
+    def close(self) -> None:
+        """Stop listening; idempotent, waits for nobody."""
+        request, self._request = self._request, None
+        if request is None or self._world.mpi.Is_finalized():
+            return
+        request.Cancel()  # of a receive: local, done at once
+        request.Wait()
+
+
+#: what an MPI send may still read
+_in_flight: list[Any] = []
+
+
+def spread(world: Any, error: Any) -> Any:
+    """Note that `error` concerns all ranks of `world`: uncaught, it ends the job. Returns the error."""
+    world.failed = True
+    if world.size > 1:
+        global _previous_hook
+        mark = len(_farewells)
+        _farewells[mark] = (world.mpi, world.last_call)
+        with suppress(AttributeError):
+            setattr(error, _MARK, mark)
+        if _previous_hook is None:
+            _previous_hook, sys.excepthook = sys.excepthook, _hook
+    return error
+
+
+def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    _previous_hook(kind, error, traceback)
+    mark = _marked(error)
+    if mark is not None:
+        _farewell(*_farewells[mark])
+
+
+def _marked(error: BaseException | None) -> int | None:
+    """The mark of the error, or of one of those it came from (`raise RuntimeError(...)` in an except block)."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        mark = getattr(error, _MARK, None)
+        if mark in _farewells:
+            return int(mark)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _farewell(MPI: Any, comm: Any) -> None:
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    request = comm.Ibarrier()
+    end = time.monotonic() + FAREWELL_S
+    while not request.Test():
+        if time.monotonic() > end:
+            sys.stderr.write("pario: other ranks did not hear of this error; MPI_Abort ends the whole job.\n")
+            sys.stderr.flush()
+            MPI.COMM_WORLD.Abort(1)
+        time.sleep(1e-3)
+
+
+def _text(error: BaseException | None) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # a foreign error whose __str__ fails must not hide that there was one
+        return f"(no message: {type(failure).__name__})"

@@ -1,0 +1,576 @@
+"""World: the ranks of one communicator, and which of them share a node. Solo: one process, and no MPI library at all.
+
+Both have the same surface, so that nobody above asks which one it holds. mpi4py is imported inside functions only: a
+laptop, a login node or a notebook without an MPI library uses Solo and never notices.
+
+Three rules hold for every MPI call of pario:
+
+* It happens on a private duplicate of the user's communicator, in the thread that called pario. A background thread
+  never calls MPI, hence any thread level will do.
+* It waits politely. MPI libraries poll without pause in a blocking call, and with more ranks than cores that takes the
+  processor from the rank that everybody waits for. So a collective is started as a nonblocking one and tested between
+  sleeps that grow to 1 ms. Calls that have no nonblocking form (Dup, Split, Allocate_shared, Free) come right after
+  a polite barrier, when all ranks are there.
+* Counts stay below 2^30 per call, because older MPI libraries count in 32-bit integers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import sys
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+from pario.comm import agree as _agree
+from pario.errors import ClosedError, LauncherError, OptionError, ParioError
+
+__all__ = ["AnyWorld", "Solo", "World", "get_world"]
+
+#: Alignment of shared memory in bytes: what O_DIRECT wants, and the page size of most machines.
+PAGE = 4096
+
+#: Bytes of one MPI call.
+CHUNK = 1 << 30
+
+#: Waiting: the first pauses yield only, later ones grow up to this many seconds.
+LONGEST_PAUSE_S = 1e-3
+
+#: What launchers tell their processes. A size of None: only the presence of the variable is known.
+_SIZES = (
+    "PMI_SIZE",  # MPICH, Intel MPI, Slurm's pmi2
+    "OMPI_COMM_WORLD_SIZE",  # Open MPI
+    "MV2_COMM_WORLD_SIZE",  # MVAPICH
+    "PALS_SIZE",  # HPE Cray
+    "JSM_NAMESPACE_SIZE",  # IBM jsrun
+    "SLURM_STEP_NUM_TASKS",  # srun
+)
+_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
+
+_MPI_HINT = "Install an MPI library beside mpi4py, for example: pip install 'pario[mpich]'"
+
+
+class Solo:
+    """One process that is its own node; the surface of World without MPI.
+
+    Attributes
+    ----------
+    size, nodes, node_size : 1
+    rank, node, node_rank, node_seat, seat : 0
+    is_leader : True
+    """
+
+    size = nodes = node_size = 1
+    rank = node = node_rank = node_seat = seat = 0
+    is_leader = True
+    node_ranks = (0,)
+
+    def __init__(self) -> None:
+        self._freed = False
+        self.failed = False
+
+    def __repr__(self) -> str:
+        return "Solo()"
+
+    def __enter__(self) -> Solo:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.free(collective=kind is None)
+
+    def barrier(self) -> None:
+        """Nothing to wait for."""
+        self._check_open()
+
+    node_barrier = barrier
+
+    def bcast(self, obj: Any = None, root: int = 0) -> Any:
+        """`obj` itself."""
+        self._check_open()
+        return obj
+
+    node_bcast = bcast
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """[obj]"""
+        self._check_open()
+        return [obj]
+
+    def exscan(self, value: int) -> int:
+        """0"""
+        self._check_open()
+        return 0
+
+    def allreduce_sum(self, value: int) -> int:
+        """`value`"""
+        self._check_open()
+        return int(value)
+
+    allreduce_max = allreduce_min = allreduce_sum
+
+    def gather_array(self, a: np.ndarray, root: int = 0) -> np.ndarray | None:
+        """A copy of `a`, 1-d."""
+        self._check_open()
+        return _checked_1d(a).copy()
+
+    def share_array(self, a: np.ndarray | None) -> np.ndarray:
+        """`a` itself as a read-only view."""
+        self._check_open()
+        if a is None:
+            raise OptionError("share_array needs the array on rank 0, got None")
+        view = a.view()
+        view.flags.writeable = False
+        return view
+
+    def shared_bytes(self, nbytes: int) -> np.ndarray:
+        """u8[nbytes], zeroed and page-aligned, private to this process."""
+        self._check_open()
+        return _private_bytes(nbytes)
+
+    def agree(self, error: BaseException | None, doing: str) -> None:
+        """Raise `error` if there is one."""
+        if error is not None:
+            raise error
+
+    def free(self, collective: bool = True) -> None:
+        """Idempotent."""
+        self._freed = True
+
+    def _check_open(self) -> None:
+        if self._freed:
+            raise ClosedError("this Solo was freed")
+
+
+class World:
+    """The ranks of a communicator and their nodes. Collective over `comm`.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        Any intra-communicator; it is duplicated and not used afterwards.
+
+    Attributes
+    ----------
+    size, rank : ranks of the communicator, this one's number
+    nodes, node : nodes, and this rank's node. Nodes are numbered by their lowest rank.
+    node_size, node_rank : ranks of this node, this one's number among them (in the order of `rank`)
+    node_ranks : tuple of int, `rank` of every rank of this node
+    is_leader : node_rank == 0
+    seat : this rank's place when ranks are lined up node after node; node_seat: the first seat of this node
+    failed : an error was raised on this rank that concerns the others too
+    comm : the private duplicate; mpi : mpi4py.MPI
+    """
+
+    def __init__(self, comm: Any) -> None:
+        MPI = _mpi()
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise OptionError(f"comm must be an mpi4py intra-communicator, got {comm!r}")
+        self.mpi = MPI
+        self._freed = False
+        self.failed = False
+        self._windows: list[tuple[Any, weakref.ref[Any]]] = []
+
+        _wait(comm.Ibarrier())
+        self.comm = comm.Dup()
+        # Errors of MPI become exceptions, whatever the user chose for the communicator that we copied.
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.size: int = self.comm.Get_size()
+        self.rank: int = self.comm.Get_rank()
+        self._node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        self.node_size: int = self._node.Get_size()
+        self.node_rank: int = self._node.Get_rank()
+        self.is_leader: bool = self.node_rank == 0
+
+        first = np.array([self.rank], dtype=np.int64)
+        _wait(self._node.Ibcast(first, root=0))
+        firsts = np.empty(self.size, dtype=np.int64)
+        _wait(self.comm.Iallgather(first, firsts))
+        leaders, counts = np.unique(firsts, return_counts=True)
+        self.nodes: int = len(leaders)
+        self.node: int = int(np.searchsorted(leaders, first[0]))
+        self.node_seat: int = int(counts[: self.node].sum())
+        self.seat: int = self.node_seat + self.node_rank
+        self.node_ranks: tuple[int, ...] = tuple(int(r) for r in np.flatnonzero(firsts == first[0]))
+        self._leaders = self.comm.Split(0 if self.is_leader else MPI.UNDEFINED, key=self.rank)
+        #: for the farewell after an uncaught error
+        self.last_call = _last_call(self.comm) if self.size > 1 else MPI.COMM_NULL
+
+    def __repr__(self) -> str:
+        return f"World(rank {self.rank} of {self.size}, node {self.node} of {self.nodes})"
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.free(collective=kind is None)
+
+    # -- collectives ---------------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Wait for all ranks. Collective."""
+        self._check_open()
+        _wait(self.comm.Ibarrier())
+
+    def node_barrier(self) -> None:
+        """Wait for the ranks of this node. Collective over the node."""
+        self._check_open()
+        _wait(self._node.Ibarrier())
+
+    def bcast(self, obj: Any = None, root: int = 0) -> Any:
+        """Any picklable object from rank `root`. Collective."""
+        self._check_open()
+        return _bcast(self.comm, obj, root)
+
+    def node_bcast(self, obj: Any = None, root: int = 0) -> Any:
+        """Any picklable object from node rank `root` to its node. Collective over the node."""
+        self._check_open()
+        return _bcast(self._node, obj, root)
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """One picklable object per rank, in rank order. Collective."""
+        self._check_open()
+        mine = np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), dtype=np.uint8)
+        lengths = self._allgather_int(mine.size)
+        ends = np.cumsum(lengths)
+        whole = np.empty(int(ends[-1]), dtype=np.uint8)
+        if whole.size <= CHUNK:
+            place = (whole, lengths.tolist(), (ends - lengths).tolist(), self.mpi.BYTE)
+            _wait(self.comm.Iallgatherv([mine, self.mpi.BYTE], place))
+        else:
+            for rank, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
+                part = whole[end - length : end]
+                if rank == self.rank:
+                    part[:] = mine
+                _bcast_bytes(self.comm, part, rank)
+        return [pickle.loads(whole[e - n : e]) for e, n in zip(ends.tolist(), lengths.tolist(), strict=True)]
+
+    def exscan(self, value: int) -> int:
+        """Sum of the values of all lower ranks; 0 on rank 0. Collective."""
+        self._check_open()
+        out = np.zeros(1, dtype=np.int64)
+        _wait(self.comm.Iexscan(np.array([value], dtype=np.int64), out, op=self.mpi.SUM))
+        return int(out[0]) if self.rank else 0  # MPI leaves rank 0's value undefined
+
+    def allreduce_sum(self, value: int) -> int:
+        """Collective."""
+        return self._allreduce(value, self.mpi.SUM)
+
+    def allreduce_max(self, value: int) -> int:
+        """Collective."""
+        return self._allreduce(value, self.mpi.MAX)
+
+    def allreduce_min(self, value: int) -> int:
+        """Collective."""
+        return self._allreduce(value, self.mpi.MIN)
+
+    def gather_array(self, a: np.ndarray, root: int = 0) -> np.ndarray | None:
+        """The ranks' 1-d arrays one after another, in rank order, on rank `root`; None elsewhere. Collective.
+
+        Lengths may differ, the dtype may not. An error is raised on all ranks.
+        """
+        error: BaseException | None = None
+        try:
+            a = np.ascontiguousarray(_checked_1d(a))
+        except ParioError as failure:
+            error, a = failure, np.empty(0, dtype=np.uint8)
+        dtypes = set(self.allgather(None if error else a.dtype))
+        if error is None and len(dtypes - {None}) > 1:
+            error = OptionError(f"gather_array needs one dtype on all ranks, got {sorted(map(str, dtypes))}")
+        lengths = self._allgather_int(a.nbytes)
+        whole: np.ndarray | None = None
+        if self.rank == root and error is None:
+            try:
+                whole = np.empty(int(lengths.sum()) // a.itemsize, dtype=a.dtype)
+            except MemoryError as failure:
+                error = failure
+        self.agree(error, "gathering an array")
+        mine = a.view(np.uint8)
+        if lengths.sum() <= CHUNK:
+            place = None
+            if whole is not None:
+                starts = np.cumsum(lengths) - lengths
+                place = (whole.view(np.uint8), lengths.tolist(), starts.tolist(), self.mpi.BYTE)
+            _wait(self.comm.Igatherv([mine, self.mpi.BYTE], place, root=root))
+            return whole
+        tag = 1
+        if whole is None:
+            for start in range(0, mine.size, CHUNK):
+                _wait(self.comm.Isend([mine[start : start + CHUNK], self.mpi.BYTE], dest=root, tag=tag))
+            return None
+        out, end = whole.view(np.uint8), 0
+        for rank, length in enumerate(lengths.tolist()):
+            part = out[end : end + length]
+            end += length
+            if rank == root:
+                part[:] = mine
+                continue
+            for start in range(0, length, CHUNK):
+                _wait(self.comm.Irecv([part[start : start + CHUNK], self.mpi.BYTE], source=rank, tag=tag))
+        return whole
+
+    def share_array(self, a: np.ndarray | None) -> np.ndarray:
+        """Rank 0's array as a read-only array on all ranks, one copy per node. Collective; an error is raised on all.
+
+        `a` is ignored on the other ranks. Any shape; any dtype without Python objects.
+        """
+        self._check_open()
+        error: BaseException | None = None
+        what: tuple[tuple[int, ...], np.dtype[Any]] | None = None
+        if self.rank == 0:
+            if not isinstance(a, np.ndarray) or a.dtype.hasobject:
+                error = OptionError(
+                    f"share_array needs a numpy array without objects on rank 0, got {type(a).__name__}"
+                )
+            else:
+                a = np.ascontiguousarray(a)
+                what = a.shape, a.dtype
+        self.agree(error, "sharing an array")
+        shape, dtype = self.bcast(what)
+        count = 1
+        for n in shape:
+            count *= n
+        memory: np.ndarray | None = None
+        try:
+            memory = self._allocate(count * dtype.itemsize)
+        except (ParioError, MemoryError) as failure:
+            error = failure
+        self.agree(error, "sharing an array")
+        assert memory is not None
+        if self.rank == 0:
+            assert a is not None
+            memory[:] = a.reshape(-1).view(np.uint8)
+        if self.is_leader:
+            _bcast_bytes(self._leaders, memory, 0)
+        self.node_barrier()  # MPI's own messages order the memory
+        shared = memory.view(dtype).reshape(shape)
+        shared.flags.writeable = False
+        return shared
+
+    def shared_bytes(self, nbytes: int) -> np.ndarray:
+        """u8[nbytes], zeroed, page-aligned, the same memory on all ranks of the node. Collective over the node.
+
+        Raises on all ranks of the node when its shared memory is too small; other nodes do not hear of it (agree
+        afterwards).
+        """
+        self._check_open()
+        memory = self._allocate(nbytes)
+        if self.node_size > 1:
+            if self.is_leader:
+                memory.fill(0)  # the standard promises nothing about a new window's bytes
+            self.node_barrier()  # MPI's own messages order the memory
+        return memory
+
+    def agree(self, error: BaseException | None, doing: str) -> None:
+        """Go on together or raise together. Collective.
+
+        A rank with an error raises it; when others have one, a rank without raises PeerError, which names the first
+        failing rank, what it was `doing`, and its error.
+        """
+        _agree.agree(self, error, doing)
+
+    def free(self, collective: bool = True) -> None:
+        """Give back windows and communicators; idempotent. Collective, unless `collective` is False.
+
+        With collective=False (an error is on its way on this rank and the others may be anywhere) nothing is waited
+        for: windows and communicators stay until the process ends, when the system takes them back.
+        A window to which some rank still has a view is not unmapped either: a dangling array would end in a crash.
+        """
+        if self._freed:
+            return
+        self._freed = True
+        MPI = self.mpi
+        if MPI.Is_finalized():
+            return
+        if not collective:
+            _parked.append(self._windows)
+            return
+        _wait(self.comm.Ibarrier())
+        for window, view in self._windows:
+            held = np.array([view() is not None], dtype=np.int64)
+            any_held = np.empty(1, dtype=np.int64)
+            _wait(self._node.Iallreduce(held, any_held, op=MPI.MAX))
+            if any_held[0]:
+                _parked.append(window)
+            else:
+                window.Free()
+        self._windows = []
+        if self._leaders != MPI.COMM_NULL:
+            self._leaders.Free()
+        self._node.Free()
+        self.comm.Free()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._freed:
+            raise ClosedError("this World was freed", rank=self.rank)
+
+    def _allreduce(self, value: int, op: Any) -> int:
+        self._check_open()
+        out = np.empty(1, dtype=np.int64)
+        _wait(self.comm.Iallreduce(np.array([value], dtype=np.int64), out, op=op))
+        return int(out[0])
+
+    def _allgather_int(self, value: int) -> np.ndarray:
+        out = np.empty(self.size, dtype=np.int64)
+        _wait(self.comm.Iallgather(np.array([value], dtype=np.int64), out))
+        return out
+
+    def _allocate(self, nbytes: int) -> np.ndarray:
+        """u8[nbytes], page-aligned, undefined content, shared by the node. Collective over the node."""
+        if self.node_size == 1:
+            return _private_bytes(nbytes)
+        refusal = _no_room(nbytes) if self.is_leader else None
+        refusal = _bcast(self._node, refusal, 0)
+        if refusal is not None:
+            raise ParioError(
+                refusal,
+                rank=self.rank,
+                hint="Enlarge /dev/shm (in a container: --shm-size), or use a smaller ring (Options.slots, slot_bytes)",
+            )
+        MPI = self.mpi
+        window = MPI.Win.Allocate_shared(nbytes + PAGE if self.is_leader else 0, 1, comm=self._node)
+        base, _ = window.Shared_query(0)
+        # Mappings start at a page on every rank, so the distance to the next page is the same everywhere.
+        start = base.address + (-base.address) % PAGE
+        owner = (ctypes.c_uint8 * nbytes).from_address(start)
+        self._windows.append((window, weakref.ref(owner)))
+        return np.frombuffer(owner, dtype=np.uint8) if nbytes else np.empty(0, dtype=np.uint8)
+
+
+AnyWorld = World | Solo
+
+#: what must outlive its World: windows with views, windows of a rank that left in a hurry
+_parked: list[Any] = []
+
+
+#: a communicator per group of ranks, made with its first World and never freed: an error may leave the script uncaught
+#: long after its World is gone, and then all ranks of the group meet here a last time (agree.py)
+_last_calls: dict[tuple[int, ...], Any] = {}
+
+
+def _last_call(comm: Any) -> Any:
+    MPI = _mpi()
+    group, everybody = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    # Worlds are made collectively, so all ranks of a group find it known or unknown alike.
+    ranks = tuple(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), everybody))
+    group.Free()
+    everybody.Free()
+    if ranks not in _last_calls:
+        _last_calls[ranks] = comm.Dup()
+    return _last_calls[ranks]
+
+
+def get_world(comm: Any = None) -> AnyWorld:
+    """The World of `comm`, or Solo. Collective over `comm`.
+
+    comm : mpi4py communicator, optional
+        None: COMM_WORLD if a launcher (mpiexec, srun) started this process or MPI is in use already, else Solo.
+
+    Raises LauncherError if the launcher started several processes and MPI sees each of them alone.
+    """
+    announced, where = _announced()
+    if comm is None:
+        loaded = sys.modules.get("mpi4py.MPI")
+        in_use = loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized()
+        if not in_use and not where:
+            return Solo()
+    try:
+        MPI = _mpi()
+    except (ImportError, RuntimeError) as failure:
+        if comm is None and announced <= 1:  # `srun --pty python` on a machine without MPI
+            return Solo()
+        by = f"A launcher started this process ({where}), but" if where else "A communicator was given, but"
+        raise LauncherError(f"{by} mpi4py cannot load an MPI library: {failure}", hint=_MPI_HINT) from failure
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        state = "finalized already" if MPI.Is_finalized() else "not initialized (mpi4py.rc.initialize is False?)"
+        raise LauncherError(f"MPI is {state}", hint="Create the loader between MPI.Init() and MPI.Finalize()")
+    alone_on_purpose = comm is not None and comm == MPI.COMM_SELF
+    if announced > 1 and MPI.COMM_WORLD.Get_size() == 1 and not alone_on_purpose:
+        name, version = MPI.get_vendor()
+        raise LauncherError(
+            f"the launcher started {announced} processes ({where}), but every one of them is alone: MPI_COMM_WORLD has "
+            f"size 1. mpi4py loaded {name} {'.'.join(map(str, version))}, and the launcher belongs to another MPI",
+            hint="Use the mpiexec of that library (python -m mpi4py --mpi-library tells its place), or with srun the "
+            "matching --mpi=pmi2 or --mpi=pmix; to run every process for itself pass comm=MPI.COMM_SELF",
+        )
+    return World(MPI.COMM_WORLD if comm is None else comm)
+
+
+def _announced() -> tuple[int, str]:
+    """(number of processes that the launcher announces, "NAME=value, ..."); (0, "") without a launcher."""
+    size, seen = 0, []
+    for name in _SIZES:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            size = max(size, int(value))
+            seen.append(f"{name}={value}")
+    seen += [f"{name}={os.environ[name]}" for name in _RANKS if os.environ.get(name, "").isdigit()]
+    return size, ", ".join(seen)
+
+
+def _mpi() -> Any:
+    from mpi4py import MPI
+
+    return MPI
+
+
+def _wait(request: Any) -> None:
+    """Wait for a nonblocking MPI call without keeping the processor."""
+    pause = 0.0
+    tries = 0
+    while not request.Test():
+        tries += 1
+        if tries > 20:  # the others are there already in most calls: some yields first
+            pause = min(max(2e-5, pause * 1.5), LONGEST_PAUSE_S)
+        time.sleep(pause)
+
+
+def _bcast(comm: Any, obj: Any, root: int) -> Any:
+    is_root = comm.Get_rank() == root
+    payload = np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), dtype=np.uint8) if is_root else None
+    length = np.array([payload.size if payload is not None else 0], dtype=np.int64)
+    _wait(comm.Ibcast(length, root=root))
+    if payload is None:
+        payload = np.empty(int(length[0]), dtype=np.uint8)
+    _bcast_bytes(comm, payload, root)
+    return obj if is_root else pickle.loads(payload)
+
+
+def _bcast_bytes(comm: Any, data: np.ndarray, root: int) -> None:
+    """u8[n] of any length from `root` into the others' `data`."""
+    MPI = _mpi()
+    for start in range(0, data.size, CHUNK):
+        _wait(comm.Ibcast([data[start : start + CHUNK], MPI.BYTE], root=root))
+
+
+def _private_bytes(nbytes: int) -> np.ndarray:
+    raw = np.zeros(nbytes + PAGE, dtype=np.uint8)
+    start = -raw.ctypes.data % PAGE
+    return raw[start : start + nbytes]
+
+
+def _no_room(nbytes: int) -> str | None:
+    """Why the node's shared memory cannot take `nbytes`, or None.
+
+    MPI libraries map files in /dev/shm; those are sparse, so that a too large one is granted and kills with SIGBUS
+    when it is touched.
+    """
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    free = room.f_bavail * room.f_frsize
+    if nbytes + PAGE <= free:
+        return None
+    return f"this node's shared memory is too small: {nbytes} bytes wanted, {free} bytes free in /dev/shm"
+
+
+def _checked_1d(a: np.ndarray) -> np.ndarray:
+    if not isinstance(a, np.ndarray) or a.ndim != 1 or a.dtype.hasobject:
+        raise OptionError(f"gather_array needs a 1-d numpy array without objects, got {getattr(a, 'dtype', type(a))}")
+    return a
