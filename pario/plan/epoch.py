@@ -1,0 +1,347 @@
+"""The order of an epoch: a pure function of (seed, epoch, n), the same for every number of ranks.
+
+An order is a sequence of n numbers at positions 0..n-1. Which numbers, says `space`:
+
+    "id"     record ids (key order)                      shuffle=False, "global"
+    "place"  places: the how-manieth record of the file  shuffle="block"; `index.by_offset[place]` is the record id
+
+Every number appears exactly once.
+
+    False     position p -> record id p
+    "global"  an exactly uniform permutation of the record ids
+    "block"   blocks of neighbouring places are permuted; `mix_blocks` blocks in a row form a pool; inside a pool each
+              block's records come in random order and the blocks take turns (kernels/permute.py draws the turns)
+
+Pools of the block order, drawn for mix_blocks = 4 and 11 blocks of which number 10 is short (its place is random too):
+
+    places in the file   | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |10|
+    permuted             | 6 | 1 | 9 | 4 | 0 |10| 8 | 3 | 5 | 7 | 2 |
+    pools                |----- 0 -------|------ 1 -----|---- 2 ----|
+
+A tail of less than half a pool is shared evenly between the last two pools, since a pool of one block would not mix.
+
+How random an order is: `mixing`, `dispersion` and `serial_correlation`, measured in tests/test_plan_mixing.py.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pario.errors import OptionError
+from pario.kernels import permute as kernels
+from pario.options import ORDERS
+
+__all__ = [
+    "BlockOrder",
+    "GlobalOrder",
+    "KeyOrder",
+    "Order",
+    "Pools",
+    "dispersion",
+    "epoch_order",
+    "mixing",
+    "records_per_block",
+    "serial_correlation",
+]
+
+
+def records_per_block(mean_record_bytes: float, block_bytes: int) -> int:
+    """Records of one block of about `block_bytes` bytes; at least one."""
+    if not mean_record_bytes > 0:
+        raise OptionError(f"mean_record_bytes must be above 0, got {mean_record_bytes!r}")
+    return max(1, round(block_bytes / mean_record_bytes))
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Where the pools of a block order begin and end: arithmetic, no table.
+
+    All blocks have `block_records` records, except the last one of the file; `short_at` is its number among the
+    permuted blocks.
+    """
+
+    n: int
+    block_records: int
+    mix_blocks: int
+    short_at: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.n // self.block_records)
+
+    @property
+    def short_records(self) -> int:
+        """Records of the file's last block, 1..block_records."""
+        return self.n - (self.blocks - 1) * self.block_records
+
+    @property
+    def count(self) -> int:
+        return -(-self.blocks // self.mix_blocks)
+
+    @property
+    def most_records(self) -> int:
+        """No pool has more records."""
+        return min(self.n, self.mix_blocks * self.block_records)
+
+    @property
+    def _last_first_block(self) -> int:
+        """First permuted block of the last pool."""
+        first = (self.count - 1) * self.mix_blocks
+        tail = self.blocks - first
+        if self.count > 1 and 2 * tail < self.mix_blocks:
+            first = self.blocks - (self.mix_blocks + tail) // 2
+        return first
+
+    def block_bounds(self, pool: int) -> tuple[int, int]:
+        """Permuted blocks [first, stop) of a pool."""
+        if not 0 <= pool < self.count:
+            raise IndexError(f"pool {pool} of {self.count}")
+        last = self.count - 1
+        first = self._last_first_block if pool == last else pool * self.mix_blocks
+        if pool == last:
+            return first, self.blocks
+        return first, self._last_first_block if pool == last - 1 else first + self.mix_blocks
+
+    def _position_of_block(self, block: int) -> int:
+        return block * self.block_records - (self.block_records - self.short_records) * (self.short_at < block)
+
+    def bounds(self, pool: int) -> tuple[int, int]:
+        """Positions [start, stop) of a pool."""
+        first, stop = self.block_bounds(pool)
+        return self._position_of_block(first), self._position_of_block(stop)
+
+    def pool_of(self, position: int) -> int:
+        """The pool that holds a position."""
+        if not 0 <= position < self.n:
+            raise IndexError(f"position {position} of {self.n}")
+        short = self._position_of_block(self.short_at)
+        if position < short + self.short_records:
+            block = min(position // self.block_records, self.short_at)
+        else:
+            block = (position + self.block_records - self.short_records) // self.block_records
+        if block >= self._last_first_block:
+            return self.count - 1
+        return min(block // self.mix_blocks, self.count - 2)
+
+
+class Order:
+    """What the three orders have in common: `n`, `space` ("id" or "place"), `pools` (None without blocks), `ids`."""
+
+    n: int
+    space: str
+    pools: Pools | None = None
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        """i64[stop - start], the numbers at positions [start, stop)."""
+        raise NotImplementedError
+
+    def take(self, positions: np.ndarray) -> np.ndarray:
+        """i64[k], the numbers at positions i64[k]."""
+        raise NotImplementedError
+
+    def _check(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self.n:
+            raise IndexError(f"positions [{start}, {stop}) of {self.n}")
+
+
+class KeyOrder(Order):
+    """shuffle=False: the records in key order."""
+
+    space = "id"
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        self._check(start, stop)
+        return np.arange(start, stop, dtype=np.int64)
+
+    def take(self, positions: np.ndarray) -> np.ndarray:
+        return np.asarray(positions, np.int64)
+
+
+class GlobalOrder(Order):
+    """shuffle="global": any of the n! orders with the same probability (as far as 2^64 keys reach).
+
+    Holds a table of 4 bytes per record (8 from 2^32 records on).
+    """
+
+    space = "id"
+
+    def __init__(self, n: int, seed: int, epoch: int) -> None:
+        self.n = n
+        self.table = np.empty(n, np.uint32 if n < 1 << 32 else np.uint64)
+        kernels.permute(_key(seed, epoch, kernels.STREAM_TABLE), self.table)
+        self.table.flags.writeable = False
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        self._check(start, stop)
+        return self.table[start:stop].astype(np.int64)
+
+    def take(self, positions: np.ndarray) -> np.ndarray:
+        return self.table[positions].astype(np.int64)
+
+
+class BlockOrder(Order):
+    """shuffle="block": blocks of neighbouring places, permuted, and pools of them, mixed.
+
+    Holds the permutation of the blocks and the pool that was asked for last.
+
+    blocks : i64[number of blocks], read-only: the file's block numbers in permuted order
+    records_key, rounds_key : u64, of the streams inside the pools
+    """
+
+    space = "place"
+
+    def __init__(self, n: int, seed: int, epoch: int, block_records: int, mix_blocks: int) -> None:
+        self.n = n
+        count = -(-n // block_records)
+        table = np.empty(count, np.uint32 if count < 1 << 32 else np.uint64)
+        kernels.permute(_key(seed, epoch, kernels.STREAM_BLOCKS), table)
+        self.blocks = table.astype(np.int64)
+        self.blocks.flags.writeable = False
+        short_at = int(np.flatnonzero(self.blocks == count - 1)[0]) if count else 0
+        self.pools: Pools = Pools(n, block_records, mix_blocks, short_at)
+        self.records_key = _key(seed, epoch, kernels.STREAM_RECORDS)
+        self._rounds = _key(seed, epoch, kernels.STREAM_ROUNDS)
+        self._last: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
+
+    def rounds_key(self, pool: int) -> np.uint64:
+        """u64 key of the pool's rounds."""
+        return np.uint64(kernels.absorb(self._rounds, pool))
+
+    def layout(self, pool: int) -> tuple[np.ndarray, int, int]:
+        """(block numbers i64[m] of a pool, which of them is the short one or -1, bits that number them)."""
+        first, stop = self.pools.block_bounds(pool)
+        short = self.pools.short_at - first
+        if not 0 <= short < stop - first or self.pools.short_records == self.pools.block_records:
+            short = -1
+        return self.blocks[first:stop], short, max(0, stop - first - 1).bit_length()
+
+    def _pool(self, pool: int) -> np.ndarray:
+        """i64[records of the pool], its places in order."""
+        known, places = self._last  # one tuple, so that threads never see one pool's number with another's places
+        if known == pool:
+            return places
+        start, stop = self.pools.bounds(pool)
+        blocks, short, bits = self.layout(pool)
+        size = self.pools.block_records
+        places = np.empty(stop - start, np.int64)
+        scratch = np.empty((len(blocks), size), np.uint32)
+        short_records = self.pools.short_records
+        kernels.pool_order(
+            self.records_key, self.rounds_key(pool), blocks, size, short, short_records, bits, scratch, places
+        )
+        self._last = (pool, places)
+        return places
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        self._check(start, stop)
+        out = np.empty(stop - start, np.int64)
+        at = start
+        while at < stop:
+            pool = self.pools.pool_of(at)
+            first, last = self.pools.bounds(pool)
+            end = min(stop, last)
+            out[at - start : end - start] = self._pool(pool)[at - first : end - first]
+            at = end
+        return out
+
+    def take(self, positions: np.ndarray) -> np.ndarray:
+        # All pools between the first and the last position are made: meant for positions that lie close together.
+        positions = np.asarray(positions, np.int64)
+        if not len(positions):
+            return np.empty(0, np.int64)
+        low = int(positions.min())
+        return self.ids(low, int(positions.max()) + 1)[positions - low]
+
+
+def _key(seed: int, epoch: int, stream: int) -> np.uint64:
+    # Always np.uint64: a plain int would compile a second version of every kernel for keys below 2^63.
+    return np.uint64(kernels.stream_key(np.uint64(seed), np.uint64(epoch), np.uint64(stream)))
+
+
+def epoch_order(
+    shuffle: bool | str, n: int, *, seed: int = 0, epoch: int = 0, block_records: int = 1, mix_blocks: int = 1
+) -> Order:
+    """The order of one epoch.
+
+    Parameters
+    ----------
+    shuffle : False, "global" or "block"
+    n : records
+    seed, epoch : integers in [0, 2**64)
+    block_records : records of one block (only "block")
+    mix_blocks : blocks of one pool, a power of two (only "block")
+    """
+    if not (shuffle is False or (isinstance(shuffle, str) and shuffle in ORDERS)):
+        raise OptionError(f'shuffle must be False, "global" or "block", got {shuffle!r}')
+    for name, value in (("seed", seed), ("epoch", epoch)):
+        try:
+            good = 0 <= operator.index(value) < 1 << 64
+        except TypeError:
+            good = False
+        if not good:
+            raise OptionError(f"{name} must be an integer of at least 0 and below 2**64, got {value!r}")
+    if n < 0:
+        raise OptionError(f"n must be at least 0, got {n!r}")
+    if shuffle is False:
+        return KeyOrder(n)
+    if shuffle == "global":
+        return GlobalOrder(n, seed, epoch)
+    if block_records < 1:
+        raise OptionError(f"block_records must be at least 1, got {block_records!r}")
+    if mix_blocks < 1 or mix_blocks & (mix_blocks - 1):
+        raise OptionError(f"mix_blocks must be a power of two, got {mix_blocks!r}")
+    return BlockOrder(n, seed, epoch, block_records, mix_blocks)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How random an order is. All three read the order's numbers as distances along the file (for record ids: along the
+# keys), look at whole batches of `batch` positions, and cost O(n).
+
+
+def mixing(order: Order, batch: int) -> float:
+    """How much of the dataset's variety one batch of all ranks together holds: 0 (neighbours only) to 1 (as much as a
+    batch drawn from a uniform permutation).
+
+    The variance of the numbers within a batch (divisor batch - 1), averaged over the batches, divided by the variance
+    of all numbers (divisor n - 1); for samples drawn without replacement the expectation of this ratio is exactly 1.
+    """
+    numbers = _batches(order, batch).astype(np.float64)
+    return float(min(1.0, np.var(numbers, axis=1, ddof=1).mean() / np.var(np.arange(order.n), ddof=1)))
+
+
+def dispersion(order: Order, batch: int, parts: int = 10) -> float:
+    """How unevenly batches draw from the parts of the dataset: 1 = like a uniform permutation, less = more evenly,
+    up to `batch` (each batch from one part only). A batch tells about the dataset what batch / dispersion records
+    tell that are drawn independently.
+
+    Pearson's chi-square of the batch's counts in `parts` equal parts, averaged over the batches, divided by its
+    expectation (parts - 1) (n - batch) / (n - 1) for samples drawn without replacement.
+    """
+    numbers = _batches(order, batch)
+    edges = np.arange(parts + 1) * order.n // parts
+    share = np.diff(edges) / order.n
+    part = np.searchsorted(edges, numbers, side="right") - 1
+    counts = np.stack([(part == i).sum(axis=1) for i in range(parts)], axis=1)
+    chi2 = ((counts - batch * share) ** 2 / (batch * share)).sum(axis=1)
+    return float(chi2.mean() / ((parts - 1) * (order.n - batch) / (order.n - 1)))
+
+
+def serial_correlation(order: Order, lag: int) -> float:
+    """Correlation of the numbers `lag` positions apart: 1 in key order, within about 3 / sqrt(n) of 0 if uniform."""
+    numbers = order.ids(0, order.n).astype(np.float64)
+    numbers -= numbers.mean()
+    return float((numbers[:-lag] @ numbers[lag:]) / (numbers @ numbers))
+
+
+def _batches(order: Order, batch: int) -> np.ndarray:
+    """i64[whole batches, batch]."""
+    if not 2 <= batch < order.n:
+        raise OptionError(f"batch must be between 2 and n - 1 = {order.n - 1}, got {batch!r}")
+    whole = order.n // batch
+    return order.ids(0, whole * batch).reshape(whole, batch)
