@@ -1,0 +1,269 @@
+"""Walk a B+tree with a given `read_page(pgno)`: leaves in key order, first, last, seek, steps, named databases.
+
+Nothing here knows a file: `read_page` returns the P bytes of a page, from wherever. A path from the root down to one
+item is a list of (page, index) pairs; it is cheap to copy and never outlives its snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pario.errors import CorruptedError, DatabaseError
+from pario.format.layout import (
+    F_DUPDATA,
+    F_SUBDATA,
+    MAX_DEPTH,
+    MDB_DUPFIXED,
+    MDB_DUPSORT,
+    MDB_INTEGERDUP,
+    MDB_INTEGERKEY,
+    MDB_REVERSEDUP,
+    MDB_REVERSEKEY,
+    Db,
+    Layout,
+)
+from pario.format.meta import Snapshot
+from pario.format.page import Node, Page, SubPage
+
+__all__ = ["Order", "Path", "ReadPage", "Tree", "database_names", "dup_order", "key_order", "named_database"]
+
+ReadPage = Callable[[int], "bytes | memoryview | np.ndarray"]
+#: key -> something that compares with < as the database orders its keys
+Order = Callable[[bytes], "bytes | int"]
+#: (page, index) from the root to an item
+Path = list[tuple[Page, int]]
+
+#: Names that an error message lists.
+_NAMES_SHOWN = 20
+
+
+def key_order(flags: int, layout: Layout) -> Order:
+    """How a database with these flags orders its keys."""
+    if flags & MDB_REVERSEKEY:  # wins over INTEGERKEY
+        return _reverse
+    if flags & MDB_INTEGERKEY:
+        return _integer(layout)
+    return bytes
+
+
+def dup_order(flags: int, layout: Layout) -> Order:
+    """How a DUPSORT database with these flags orders the duplicates of a key."""
+    if flags & MDB_INTEGERDUP:
+        return _integer(layout)
+    if flags & MDB_REVERSEDUP:
+        return _reverse
+    return bytes
+
+
+def _reverse(key: bytes) -> bytes:
+    return bytes(key)[::-1]
+
+
+def _integer(layout: Layout) -> Order:
+    byteorder = layout.byteorder
+    return lambda key: int.from_bytes(key, byteorder)  # type: ignore[arg-type]
+
+
+class Tree:
+    """One B+tree of a snapshot: the main database, a named one, or the duplicates of one key.
+
+    Parameters
+    ----------
+    read_page : page number -> the page's P bytes
+    snapshot : the state of the file
+    db : the tree's record
+    dups_of : flags of the DUPSORT database whose duplicates this tree holds; they decide its order
+    """
+
+    def __init__(self, read_page: ReadPage, snapshot: Snapshot, db: Db, *, dups_of: int | None = None) -> None:
+        self.read_page = read_page
+        self.snapshot = snapshot
+        self.db = db
+        self.flags = db.md_flags
+        self.is_dups = dups_of is not None
+        layout = snapshot.layout
+        self.order = key_order(self.flags, layout) if dups_of is None else dup_order(dups_of, layout)
+
+    def page(self, pgno: int, level: int) -> Page:
+        """The page, which must be a leaf exactly at level md_depth (the root is level 1)."""
+        page = Page(self.read_page(pgno), pgno, self.snapshot)
+        self.check_page(page, level)
+        return page
+
+    def check_page(self, page: Page, level: int) -> None:
+        """Raises CorruptedError if a page of this kind cannot stand at this level of this tree."""
+        depth = min(MAX_DEPTH, self.db.md_depth)
+        if level < depth:
+            expected = "branch"
+        elif self.is_dups and self.flags & MDB_DUPFIXED:
+            expected = "leaf2"
+        else:
+            expected = "leaf"
+        if page.kind != expected:
+            raise page.fault(f"a {page.kind} page at level {level} of {depth}, where a {expected} page belongs")
+        if expected == "leaf2" and page.pad != self.db.md_pad:
+            raise page.fault(f"items of {page.pad} bytes in a tree of {self.db.md_pad}-byte items")
+
+    def leaves(self) -> Iterator[Page]:
+        """All leaf pages in key order."""
+        path = self.first()
+        while path:
+            yield path[-1][0]
+            path = self._turn(path, +1)
+
+    def items(self) -> Iterator[tuple[Page, int]]:
+        """(leaf, index) of all items in key order; a key with duplicates is one item."""
+        for leaf in self.leaves():
+            for i in range(leaf.n):
+                yield leaf, i
+
+    def first(self) -> Path:
+        """The path to the first item; [] in an empty tree."""
+        return [] if self.db.md_root < 0 else self._down([], self.db.md_root, last=False)
+
+    def last(self) -> Path:
+        """The path to the last item; [] in an empty tree."""
+        return [] if self.db.md_root < 0 else self._down([], self.db.md_root, last=True)
+
+    def seek(self, key: bytes) -> tuple[Path, bool]:
+        """The path to the first item with a key >= `key`, and whether it is equal; ([], False) behind the end."""
+        if self.db.md_root < 0:
+            return [], False
+        wanted = self.order(key)
+        path: Path = []
+        pgno = self.db.md_root
+        while True:
+            page = self.page(pgno, len(path) + 1)
+            if page.kind != "branch":
+                break
+            # The key of slot 0 is not set: it stands for everything below that of slot 1.
+            low, high = 1, page.n
+            while low < high:
+                middle = (low + high) // 2
+                if self.order(page.key(middle)) <= wanted:  # type: ignore[operator]
+                    low = middle + 1
+                else:
+                    high = middle
+            path.append((page, low - 1))
+            pgno = page.child(low - 1)
+        low, high = 0, page.n
+        while low < high:
+            middle = (low + high) // 2
+            if self.order(page.key(middle)) < wanted:  # type: ignore[operator]
+                low = middle + 1
+            else:
+                high = middle
+        if low == page.n:
+            return self._turn([*path, (page, page.n - 1)], +1), False
+        path.append((page, low))
+        return path, page.key(low) == key
+
+    def next(self, path: Path) -> Path:
+        """The path to the following item; [] behind the last."""
+        page, i = path[-1]
+        return [*path[:-1], (page, i + 1)] if i + 1 < page.n else self._turn(path, +1)
+
+    def prev(self, path: Path) -> Path:
+        """The path to the preceding item; [] before the first."""
+        page, i = path[-1]
+        return [*path[:-1], (page, i - 1)] if i > 0 else self._turn(path, -1)
+
+    def dups(self, node: Node) -> SubPage | Tree | None:
+        """The duplicates of a key: a sub-page, a tree, or None where it has a single value.
+
+        Raises CorruptedError in a database without duplicates.
+        """
+        if not node.flags & F_DUPDATA:
+            return None
+        if not self.flags & MDB_DUPSORT:
+            raise node.page.fault(
+                f"item {node.i} has duplicates in a database without (no MDB_DUPSORT)", node.key_start
+            )
+        if node.flags & F_SUBDATA:
+            return Tree(self.read_page, self.snapshot, node.db(), dups_of=self.flags)
+        return node.sub_page()
+
+    def _down(self, path: Path, pgno: int, last: bool) -> Path:
+        """Down from page `pgno` to the first or last item below."""
+        path = list(path)
+        while True:
+            page = self.page(pgno, len(path) + 1)
+            i = page.n - 1 if last else 0
+            path.append((page, i))
+            if page.kind != "branch":
+                return path
+            pgno = page.child(i)
+
+    def _turn(self, path: Path, step: int) -> Path:
+        """To the neighbouring leaf's nearest item."""
+        for level in range(len(path) - 2, -1, -1):
+            page, i = path[level]
+            if 0 <= i + step < page.n:
+                above = [*path[:level], (page, i + step)]
+                return self._down(above, page.child(i + step), last=step < 0)
+        return []
+
+
+def database_names(main: Tree) -> Iterator[bytes]:
+    """Names of the named databases, in key order, as the user gave them. Reads the main tree's pages."""
+    if main.flags & MDB_DUPSORT:
+        return
+    for leaf in main.leaves():
+        yield from names_in(leaf)
+
+
+def names_in(leaf: Page) -> Iterator[bytes]:
+    """Names of the databases whose records lie in this leaf of the main tree."""
+    for i in range(leaf.n):
+        node = leaf.node(i)
+        if node.flags == F_SUBDATA:
+            yield clean_name(node.key, leaf.snapshot)
+
+
+def clean_name(key: bytes, snapshot: Snapshot) -> bytes:
+    """Formats 2 and 3 keep names with a NUL at the end."""
+    return key[:-1] if snapshot.version > 1 and key.endswith(b"\0") else key
+
+
+def named_database(main: Tree, name: bytes) -> Db:
+    """The record of a named database. Raises DatabaseError, with the names that there are, or CorruptedError."""
+    snapshot = main.snapshot
+    if main.flags & MDB_DUPSORT:
+        raise DatabaseError("the main database allows duplicates, so that it holds no named databases")
+    path, found = main.seek(name + b"\0" if snapshot.version > 1 else name)
+    if found:
+        page, i = path[-1]
+        node = page.node(i)
+        if node.flags == F_SUBDATA:
+            return node.db()
+    else:
+        found = snapshot.version > 1 and main.seek(name)[1]
+    if found:
+        raise DatabaseError(f"{name!r} is the key of a record of the main database, not a database")
+    # A main database of many records costs too much to search for a hint.
+    if main.db.md_leaf_pages > 64:
+        raise DatabaseError(f"there is no database {name!r}")
+    names = list(database_names(main))
+    hint = f"There are: {list_names(names)}" if names else "The file has no named databases: leave db out"
+    raise DatabaseError(f"there is no database {name!r}", hint=hint)
+
+
+def list_names(names: list[bytes]) -> str:
+    """For a message."""
+    shown = ", ".join(repr(name.decode(errors="backslashreplace")) for name in names[:_NAMES_SHOWN])
+    return shown + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else "")
+
+
+def check_ascending(order: Order, before: bytes, after: bytes, page: Page) -> None:
+    """Raises CorruptedError unless `before` < `after`; integers of different widths have no order."""
+    if order not in (bytes, _reverse) and len(before) != len(after):
+        return
+    if not order(before) < order(after):  # type: ignore[operator]
+        raise CorruptedError(
+            f"keys do not ascend: {before[:40]!r} before {after[:40]!r}",
+            page=page.pgno,
+            offset=page.offset,
+            hint="Damage, or a program that set its own comparison function (mdb_set_compare)",
+        )
