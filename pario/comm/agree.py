@@ -24,7 +24,7 @@ import numpy as np
 
 from pario.errors import PeerError
 
-__all__ = ["Alarm", "agree", "peer_error", "spread"]
+__all__ = ["Alarm", "agree", "describe", "peer_error", "spread"]
 
 #: Tag of alarm notes on the private communicator; nothing else on it receives from any source.
 TAG = 77
@@ -46,9 +46,17 @@ _farewells: dict[int, tuple[Any, Any]] = {}
 _previous_hook: Any = None
 
 
-def peer_error(rank: int, kind: str, text: str, doing: str = "") -> PeerError:
-    """The error of rank `rank`, as the other ranks raise it."""
-    return PeerError(f"another rank failed{f' while {doing}' if doing else ''}: {kind}: {text}", rank=rank)
+def describe(error: BaseException) -> str:
+    """ "Kind: message", as it travels to other ranks."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as failure:  # a foreign error whose __str__ fails must not hide that there was one
+        return f"{type(error).__name__} (its message failed: {type(failure).__name__})"
+
+
+def peer_error(rank: int, text: str, doing: str = "") -> PeerError:
+    """The error of rank `rank` ("Kind: message"), as the other ranks raise it."""
+    return PeerError(f"another rank failed{f' while {doing}' if doing else ''}: {text}", rank=rank)
 
 
 def agree(world: Any, error: BaseException | None, doing: str) -> None:
@@ -56,10 +64,9 @@ def agree(world: Any, error: BaseException | None, doing: str) -> None:
     first = world.allreduce_min(world.size if error is None else world.rank)
     if first == world.size:
         return
-    note = (type(error).__name__, _text(error), doing) if world.rank == first else None
-    kind, text, its_doing = world.bcast(note, root=first)
+    text, its_doing = world.bcast((describe(error), doing) if error and world.rank == first else None, root=first)
     if error is None:
-        error = peer_error(first, kind, text, its_doing)
+        error = peer_error(first, text, its_doing)
     raise spread(world, error)
 
 
@@ -84,7 +91,7 @@ class Alarm:
         if self._request is not None and self._test():
             self._request = None
             note = json.loads(bytes(self._note).rstrip(b"\0"))
-            raise spread(self._world, peer_error(note["rank"], note["kind"], note["text"]))
+            raise spread(self._world, peer_error(note["rank"], note["text"]))
 
     def raise_all(self, error: BaseException) -> None:
         """Tell all other ranks about `error` and return; the caller raises it. Best effort: waits 2 s at most.
@@ -95,9 +102,9 @@ class Alarm:
         if self._request is None or self._world.mpi.Is_finalized():
             return  # alone, or told by another rank's alarm
         room = NOTE_BYTES
-        text = _text(error)
+        text = describe(error)
         while True:  # cut by characters: never in the middle of one
-            note = json.dumps({"rank": self._world.rank, "kind": type(error).__name__, "text": text[:room]}).encode()
+            note = json.dumps({"rank": self._world.rank, "text": text[:room]}).encode()
             if len(note) <= NOTE_BYTES:
                 break
             room = room * 3 // 4
@@ -165,18 +172,13 @@ def _farewell(MPI: Any, comm: Any) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    request = comm.Ibarrier()
     end = time.monotonic() + FAREWELL_S
-    while not request.Test():
-        if time.monotonic() > end:
-            sys.stderr.write("pario: other ranks did not hear of this error; MPI_Abort ends the whole job.\n")
-            sys.stderr.flush()
-            MPI.COMM_WORLD.Abort(1)
-        time.sleep(1e-3)
-
-
-def _text(error: BaseException | None) -> str:
-    try:
-        return str(error)
-    except Exception as failure:  # a foreign error whose __str__ fails must not hide that there was one
-        return f"(no message: {type(failure).__name__})"
+    with suppress(MPI.Exception):  # a dead rank cannot be met
+        request = comm.Ibarrier()
+        while time.monotonic() < end:
+            if request.Test():
+                return
+            time.sleep(1e-3)
+    sys.stderr.write("pario: not all ranks ended with this error, so MPI_Abort ends the whole job.\n")
+    sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(1)

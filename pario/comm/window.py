@@ -1,0 +1,359 @@
+"""Ring: the memory that the ranks of one node share, and the words by which they wait for each other.
+
+    control   ready[slot], done[node rank], failed        int32 words, each on a cache line of its own
+              ready_steps[slot]; pid, start and rank of every process; one error note per rank
+    tables    ids, starts, nbytes      i64[table_steps, table_rows]; step s is row s % table_steps
+    data      u8[slots, slot_bytes]    page-aligned, so that O_DIRECT reads go straight into it
+
+Groups of steps go round: group g fills slot g % slots.
+
+    feeding rank                                         every rank of the node
+    wait_done(steps that free the slot)                  wait_group(g) -> steps ready so far
+    fill data[slot], write its rows of the tables        read its rows and the records' bytes
+    publish(g, ready_steps)                              finish(done_steps)
+
+No rank waits for all others: a feeder waits for the slowest rank only when the ring is full, a rank waits for the
+feeder only when the ring is empty. All waiting is on a futex with a time limit (`alive_seconds`), after which the
+waiting rank looks whether an error was posted and whether its neighbours still live. No lock between processes exists,
+so a rank that is killed leaves nothing locked behind.
+
+Every word has one writer (a slot's `ready` the process whose turn the slot is, a rank's `done` that rank) and only
+grows within an epoch, so a store needs no atomic update and a waiter that saw an old value loses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from pario.comm import agree, futex
+from pario.comm.world import PAGE, AnyWorld
+from pario.errors import ClosedError, DeadRankError, OptionError, ParioError
+
+__all__ = ["LEFT", "Ring"]
+
+#: Done steps of a rank that takes nothing more from this epoch.
+LEFT = 0x7FFFFFFF
+
+#: int32 words per cache line: ranks that store their own word do not slow each other down.
+LINE = 16
+
+#: Bytes of an error note.
+NOTE_BYTES = 4096
+
+#: Processes whose start time one look checks (a file in /proc each); the others are asked for existence only.
+STATS_PER_LOOK = 8
+
+
+class Flag(Protocol):
+    """What wait_done wants of a threading.Event."""
+
+    def is_set(self) -> bool: ...
+
+
+class Ring:
+    """The ring of one node. Collective over `world`; an error is raised on all ranks.
+
+    Parameters
+    ----------
+    world : World or Solo
+    slots : slots in the ring
+    slot_bytes : bytes per slot; rounded up to whole pages
+    table_steps, table_rows : shape of the tables; a table row holds one step of the whole node
+    alive_seconds : how often a waiting rank looks around
+
+    Attributes
+    ----------
+    data : u8[slots, slot_bytes]
+    ids, starts, nbytes : i64[table_steps, table_rows]; `starts` are byte offsets into `data.reshape(-1)`
+    """
+
+    def __init__(
+        self,
+        world: AnyWorld,
+        slots: int,
+        slot_bytes: int,
+        table_steps: int,
+        table_rows: int,
+        *,
+        alive_seconds: float = 1.0,
+    ) -> None:
+        for name, value in (("slots", slots), ("slot_bytes", slot_bytes), ("table_steps", table_steps)):
+            if value < 1:
+                raise OptionError(f"{name} must be at least 1, got {value!r}")
+        self._world = world
+        self._alive_seconds = alive_seconds
+        self.slots = slots
+        self.slot_bytes = slot_bytes = -(-slot_bytes // PAGE) * PAGE
+
+        ranks = world.node_size
+        words = LINE * (slots + ranks + 1)  # ready, done, failed
+        longs = slots + 5 * ranks  # ready_steps; rank, pid, start, namespace, left per rank
+        notes = ranks * (16 + NOTE_BYTES)
+        table = table_steps * table_rows * 8
+        sizes = [4 * words, 8 * longs, notes, 3 * table, slots * slot_bytes]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // PAGE) * PAGE)
+
+        memory: np.ndarray | None = None
+        error: BaseException | None = None
+        try:
+            memory = world.shared_bytes(starts[-1])
+        except (ParioError, MemoryError) as failure:
+            error = failure
+        world.agree(error, "allocating the ring")
+        assert memory is not None
+        parts = [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+        word = parts[0].view(np.int32)
+        base = word.ctypes.data
+        self._words = memoryview(word)  # a tenth of the cost of numpy's scalar access
+        self._ready_at = 0
+        self._done_at = LINE * slots
+        self._failed_at = LINE * (slots + ranks)
+        self._ready_address = [base + 4 * LINE * slot for slot in range(slots)]
+        self._done_address = [base + 4 * (self._done_at + LINE * rank) for rank in range(ranks)]
+
+        long = parts[1].view(np.int64)
+        self._ready_steps = memoryview(long[:slots])
+        self._people = long[slots:].reshape(ranks, 5)
+        self._note_heads = memoryview(parts[2].view(np.int64)[: 2 * ranks])  # (nanoseconds, bytes) per rank
+        self._note_texts = parts[2][16 * ranks :].reshape(ranks, NOTE_BYTES)
+        tables = parts[3].view(np.int64).reshape(3, table_steps, table_rows)
+        self.ids, self.starts, self.nbytes = tables[0], tables[1], tables[2]
+        self.data = parts[4].reshape(slots, slot_bytes)
+
+        self._closed = False
+        self._fail_lock = threading.Lock()
+        self._me = world.node_rank
+        pid = os.getpid()
+        self._people[self._me] = (world.rank, pid, _started(pid) or 0, _pid_namespace(), 0)
+        world.node_barrier()
+        self._others = self._watchable()
+        self._turn = 0
+        self._looked = time.monotonic()
+
+    # -- feeding ranks ---------------------------------------------------------------------------------------------
+
+    def publish(self, group: int, ready_steps: int) -> None:
+        """Slot `group % slots` and the tables of all steps below `ready_steps` are complete; wake who waits for them.
+
+        Called by the process that filled the slot, in any thread.
+        """
+        slot = group % self.slots
+        self._ready_steps[slot] = ready_steps
+        futex.fence()
+        self._words[LINE * slot] = group + 1
+        futex.wake_all(self._ready_address[slot])
+
+    def wait_done(self, at_least_steps: int, check: Callable[[], None] | None = None, stop: Flag | None = None) -> bool:
+        """Wait until every rank of the node has finished `at_least_steps` steps. False: `stop` was set.
+
+        Raises what `check` raises, PeerError when another rank of the node posted an error, DeadRankError when one
+        died. `check` must not call MPI when this runs in a background thread.
+        """
+        words, first = self._words, self._done_at
+        for rank, address in enumerate(self._done_address):
+            at = first + LINE * rank
+            while (now := words[at]) < at_least_steps:
+                if stop is not None and stop.is_set():
+                    return False
+                self._look(check)
+                futex.wait(address, now, self._alive_seconds)
+        futex.fence()
+        return stop is None or not stop.is_set()
+
+    def stop_feeder(self, stop: threading.Event, thread: threading.Thread) -> None:
+        """Set `stop` and wait until `thread`, which may be inside wait_done, has ended."""
+        stop.set()
+        pause = 1e-3
+        while thread.is_alive():
+            # Again and again: the thread may have looked at `stop` just before and fall asleep just after a wake.
+            self.wake()
+            thread.join(pause)
+            pause = min(2 * pause, 0.05)
+
+    # -- every rank ------------------------------------------------------------------------------------------------
+
+    def wait_group(self, group: int, check: Callable[[], None] | None = None, timeout: float | None = None) -> int:
+        """Wait until `group` is published; the number of steps that are ready then.
+
+        While it waits it looks at least every `alive_seconds` for errors and dead neighbours and calls `check`.
+        Raises PeerError, DeadRankError, what `check` raises, and TimeoutError after `timeout` seconds.
+        """
+        slot = group % self.slots
+        if self._words[LINE * slot] != group + 1:
+            self._wait_ready(slot, group + 1, check, timeout)
+        futex.fence()
+        return self._ready_steps[slot]
+
+    def _wait_ready(self, slot: int, wanted: int, check: Callable[[], None] | None, timeout: float | None) -> None:
+        words, at, address = self._words, LINE * slot, self._ready_address[slot]
+        end = None if timeout is None else time.monotonic() + timeout
+        while (now := words[at]) != wanted:
+            if now > wanted:
+                raise ParioError(f"group {wanted - 1} was overwritten by group {now - 1} before this rank took it")
+            self._look(check)
+            left = self._alive_seconds
+            if end is not None:
+                left = min(left, end - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"group {wanted - 1} was not published within {timeout} s")
+            futex.wait(address, now, left)
+
+    def finish(self, node_rank: int, done_steps: int) -> None:
+        """This rank (`node_rank`) needs no records of steps below `done_steps` any more; wakes waiting feeders.
+
+        LEFT as `done_steps`: it takes nothing more from this epoch.
+        """
+        futex.fence()
+        self._words[self._done_at + LINE * node_rank] = done_steps
+        futex.wake_all(self._done_address[node_rank])
+
+    def reset(self, done_steps: int = 0) -> None:
+        """A new run, from step `done_steps` on: nothing published, nothing posted.
+
+        Called by one rank of the node between two node barriers, when all feeder threads have stopped.
+        """
+        for slot in range(self.slots):
+            self._words[LINE * slot] = 0
+            self._ready_steps[slot] = 0
+        for rank in range(len(self._done_address)):
+            self._words[self._done_at + LINE * rank] = done_steps
+            self._note_heads[2 * rank] = 0
+        self._words[self._failed_at] = 0
+
+    def fail(self, rank: int, text: str) -> None:
+        """Post an error for the other ranks of the node (the first one counts) and wake them all. Any thread.
+
+        rank : the failing rank, mostly this one
+        text : kind of the error and its message, cut to 4 KiB of UTF-8
+        """
+        with self._fail_lock:  # the feeder thread and the main thread of one process share a note
+            me = self._me
+            if self._closed or self._note_heads[2 * me]:
+                return
+            note = f"{rank} {text}".encode(errors="replace")[:NOTE_BYTES]
+            self._note_texts[me, : len(note)] = np.frombuffer(note, dtype=np.uint8)
+            self._note_heads[2 * me + 1] = len(note)
+            futex.fence()
+            self._note_heads[2 * me] = time.monotonic_ns()  # one clock per node
+            futex.fence()
+            self._words[self._failed_at] = 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake everybody on this node who waits for anything; they look around and go on waiting."""
+        if not self._closed:
+            for address in self._ready_address + self._done_address:
+                futex.wake_all(address)
+
+    def check(self) -> None:
+        """Raise PeerError if another rank of the node posted an error, DeadRankError if one is gone.
+
+        Cheap: dead neighbours are looked for at most once per `alive_seconds`.
+        """
+        self._look(None)
+
+    def close(self) -> None:
+        """This rank leaves: it is not missed from now on, and its views are dropped. Local, idempotent.
+
+        The memory itself belongs to the World, which frees it.
+        """
+        if self._closed:
+            return
+        self.finish(self._me, LEFT)
+        self._people[self._me, 4] = 1
+        self.wake()
+        with self._fail_lock:
+            self._closed = True
+        self._words = self._ready_steps = self._note_heads = memoryview(b"")
+        self.data = self.ids = self.starts = self.nbytes = self._people = self._note_texts = np.empty(0, np.uint8)
+
+    # -- looking around --------------------------------------------------------------------------------------------
+
+    def _look(self, check: Callable[[], None] | None) -> None:
+        if self._closed:
+            raise ClosedError("the ring was closed", rank=self._world.rank)
+        if self._words[self._failed_at]:
+            self._raise_posted()
+        if check is not None:
+            check()
+        now = time.monotonic()
+        if now - self._looked >= self._alive_seconds:
+            self._looked = now
+            self._check_alive()
+
+    def _raise_posted(self) -> None:
+        futex.fence()
+        heads = self._note_heads
+        posted = [(heads[2 * r], r) for r in range(len(self._done_address)) if heads[2 * r] and r != self._me]
+        if not posted:
+            return  # our own error: raised by whoever posted it
+        first = min(posted)[1]
+        note = bytes(self._note_texts[first, : heads[2 * first + 1]]).decode(errors="replace")
+        rank, _, text = note.partition(" ")
+        raise agree.spread(self._world, agree.peer_error(int(rank), text))
+
+    def _watchable(self) -> list[tuple[int, int, int, int]]:
+        """(node rank, rank, pid, start) of the neighbours, or nobody if process numbers mean nothing here.
+
+        Ranks in containers may have process namespaces of their own: number 7 is somebody else there.
+        """
+        people = self._people.tolist()
+        mine = people[self._me]
+        for _, pid, start, namespace, _ in people:
+            if namespace != mine[3] or not start or _started(pid) != start:
+                return []
+        return [(node_rank, p[0], p[1], p[2]) for node_rank, p in enumerate(people) if node_rank != self._me]
+
+    def _check_alive(self) -> None:
+        others = self._others
+        self._turn += STATS_PER_LOOK
+        for i, (node_rank, rank, pid, start) in enumerate(others):
+            thorough = (i - self._turn) % len(others) < STATS_PER_LOOK
+            if (_started(pid) == start if thorough else _exists(pid)) or self._people[node_rank, 4]:
+                continue
+            raise agree.spread(
+                self._world,
+                DeadRankError(
+                    f"another rank of this node is gone (process {pid})",
+                    rank=rank,
+                    hint="The scheduler's log tells why; the usual reason is memory (oom-kill)",
+                ),
+            )
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a live process in clock ticks since boot; None: gone, a zombie, or not to be known here."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # "pid (name) state ppid ...": the name may hold blanks and parentheses; field 22 is the start time.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
