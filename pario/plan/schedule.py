@@ -1,0 +1,342 @@
+"""Who gets which records in which step, and which steps wait for which group of records.
+
+Positions `start` .. `stop` of the epoch's order are cut into steps of `batch_size * seats`, the last one may be
+shorter; every seat (rank) has its share in every step, so that the number of steps is the same on all of them.
+
+    steps     |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ----|-- 4 --|
+    groups    |---------- 0 ----------|---------- 1 ----------|-- 2 --|     whole steps (key order, global shuffle)
+              |------- 0 -------|--------- 1 ---------|------ 2 ------|     whole pools (block shuffle)
+
+A group is what fills one slot of a node's ring. In a block-shuffled epoch it is one pool or several, of which a node
+reads its share in one go; a step may need two groups or more.
+
+Arrangement. A step is cut where pools meet; inside each piece the records are sorted by their block's number in the
+pool, then by place. Seat k has the k-th share of the arranged step. So with batch_size * seats a multiple of the
+blocks in a pool, every seat gets the same blocks of a pool in all steps that lie inside the pool, and nodes read whole
+blocks instead of all nodes reading parts of all blocks. Which records a step has, does not depend on this, and so not
+on the number of seats. Without pools the order itself is the arrangement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from pario.errors import OptionError
+from pario.kernels import permute as kernels
+from pario.plan.epoch import BlockOrder, Order, Pools
+from pario.plan.shard import even_split
+
+__all__ = ["Schedule", "node_share", "slot_capacity", "units_per_group"]
+
+#: Slots keep values at file offsets modulo this, whatever the file system's alignment (see plan/coalesce.py).
+_LEAST_ALIGN = 8
+
+
+def units_per_group(unit_bytes: float, slot_bytes: int) -> int:
+    """How many steps (or pools) fill a slot of `slot_bytes`; at least one.
+
+    unit_bytes : mean bytes that a node reads for one step (or pool), widened to the alignment of its reads
+    """
+    if not unit_bytes > 0:
+        raise OptionError(f"unit_bytes must be above 0, got {unit_bytes!r}")
+    return max(1, int(slot_bytes // unit_bytes))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps and groups of one epoch, from position `start` on.
+
+    n : records of the epoch
+    batch_size : records per seat in a full step
+    seats : ranks
+    start : first position that is still to be delivered (0, or where a saved state stood)
+    drop_last : leave out the last step if it is not full
+    pools : the pools of a block order (`order.pools`), None for the other orders
+    per_group : steps of a group or, with pools, pools of a group
+    """
+
+    n: int
+    batch_size: int
+    seats: int
+    start: int = 0
+    drop_last: bool = False
+    pools: Pools | None = None
+    per_group: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("n", 0), ("batch_size", 1), ("seats", 1), ("per_group", 1)):
+            if getattr(self, name) < least:
+                raise OptionError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
+        if not 0 <= self.start <= self.n:
+            raise OptionError(f"start must be a position in 0..{self.n}, got {self.start!r}")
+        if self.pools is not None and self.pools.n != self.n:
+            raise OptionError(f"pools of {self.pools.n} records cannot group {self.n}")
+
+    # Steps ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def step_records(self) -> int:
+        """Records of a full step on all seats together."""
+        return self.batch_size * self.seats
+
+    @property
+    def steps(self) -> int:
+        rest = self.n - self.start
+        return rest // self.step_records if self.drop_last else -(-rest // self.step_records)
+
+    @property
+    def stop(self) -> int:
+        """Position after the last delivered one."""
+        return min(self.n, self.start + self.steps * self.step_records)
+
+    def step_positions(self, step: int) -> tuple[int, int]:
+        """Positions [p0, p1) of a step."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} of {self.steps}")
+        first = self.start + step * self.step_records
+        return first, min(self.stop, first + self.step_records)
+
+    def next_position(self, step: int) -> int:
+        """Where to start again after this step: records of the epoch delivered by all seats together."""
+        return self.step_positions(step)[1]
+
+    def seat_rows(self, step: int, seat: int) -> tuple[int, int]:
+        """Rows [a0, a1) of the arranged step that belong to a seat."""
+        first, stop = self.step_positions(step)
+        return even_split(stop - first, self.seats, seat)
+
+    def rows(self, step: int, seat: int) -> int:
+        """How many records a seat gets in a step; 0 is possible in the last one only."""
+        first, stop = self.seat_rows(step, seat)
+        return stop - first
+
+    # Groups --------------------------------------------------------------------------------------------------------
+
+    def _pool_group(self, pools: Pools, position: int) -> int:
+        return (pools.pool_of(position) - pools.pool_of(self.start)) // self.per_group
+
+    @property
+    def groups(self) -> int:
+        if not self.steps:
+            return 0
+        if self.pools is not None:
+            return self._pool_group(self.pools, self.stop - 1) + 1
+        return -(-self.steps // self.per_group)
+
+    def group_pools(self, group: int) -> range:
+        """The pools of a group; with pools only."""
+        assert self.pools is not None
+        first = self.pools.pool_of(self.start) + group * self.per_group
+        return range(first, min(first + self.per_group, self.pools.pool_of(self.stop - 1) + 1))
+
+    def group_positions(self, group: int) -> tuple[int, int]:
+        """Positions [p0, p1) of a group that are delivered."""
+        if not 0 <= group < self.groups:
+            raise IndexError(f"group {group} of {self.groups}")
+        if self.pools is not None:
+            pools = self.group_pools(group)
+            first, stop = self.pools.bounds(pools[0])[0], self.pools.bounds(pools[-1])[1]
+        else:
+            first = self.start + group * self.per_group * self.step_records
+            stop = first + self.per_group * self.step_records
+        return max(self.start, first), min(self.stop, stop)
+
+    def group_ready_steps(self, group: int) -> int:
+        """Steps that are complete once groups 0..group are there."""
+        stop = self.group_positions(group)[1]
+        return self.steps if stop == self.stop else (stop - self.start) // self.step_records
+
+    def group_release_step(self, group: int) -> int:
+        """Steps that all seats must have finished before the group's memory may be used again."""
+        return -(-(self.group_positions(group)[1] - self.start) // self.step_records)
+
+    def group_steps(self, group: int) -> tuple[int, int]:
+        """Steps [first, stop) that take records from a group."""
+        first = self.group_positions(group)[0]
+        return (first - self.start) // self.step_records, self.group_release_step(group)
+
+    def step_groups(self, step: int) -> tuple[int, int]:
+        """Groups [first, stop) that a step takes records from."""
+        first, stop = self.step_positions(step)
+        if self.pools is not None:
+            return self._pool_group(self.pools, first), self._pool_group(self.pools, stop - 1) + 1
+        return step // self.per_group, step // self.per_group + 1
+
+    def most_step_groups(self) -> int:
+        """Groups of the step that needs most of them. A ring with fewer slots would never complete that step, one with
+        as many could not read ahead of it. At most O(groups) work."""
+        if self.pools is None or not self.steps:
+            return 1
+        if self.steps <= self.groups:
+            return max(b - a for a, b in map(self.step_groups, range(self.steps)))
+        edges = (self.group_positions(group)[0] - self.start for group in range(1, self.groups))
+        cut = Counter(edge // self.step_records for edge in edges if edge % self.step_records)
+        return 1 + max(cut.values(), default=0)
+
+    @property
+    def _most_group_positions(self) -> int:
+        if self.pools is not None:
+            return min(self.n, self.per_group * self.pools.most_records)
+        return min(self.n, self.per_group * self.step_records)
+
+    def max_steps_in_flight(self, slots: int) -> int:
+        """No more steps are unfinished and touched by a group in one of `slots` slots, when group j + slots is begun
+        only after `group_release_step(j)` steps are finished. A table per step, numbered modulo this, is never written
+        while somebody still reads it."""
+        return max(1, min(self.steps, -(-slots * self._most_group_positions // self.step_records)))
+
+    def max_group_records(self, node_size: int) -> int:
+        """No node with `node_size` seats has more records in one group."""
+        positions = self._most_group_positions
+        # Positions that do not begin with a step lie in at most one step more than they could begin.
+        steps = positions // self.step_records + 2 if self.pools is not None else self.per_group
+        return min(positions, steps * self.batch_size * node_size)
+
+
+def node_share(
+    schedule: Schedule, order: Order, group: int, node_seat: int, node_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The records of a group that belong to the seats [node_seat, node_seat + node_size).
+
+    Returns (numbers i64[k], step i64[k], row i32[k]): what to read (ids or places, as `order.space` says), for which
+    step, and into which row of the node's table of that step. Item i of the node's l-th seat has row
+    l * batch_size + i, so that this seat finds its batch in rows [l * batch_size, l * batch_size + rows(step, seat)).
+
+    In a block order the numbers of a pool ascend.
+    """
+    if not 0 <= node_seat <= node_seat + node_size <= schedule.seats or node_size < 1:
+        raise OptionError(f"seats {node_seat}..{node_seat + node_size - 1} of {schedule.seats}")
+    if order.n != schedule.n or order.pools != schedule.pools:
+        raise OptionError(f"the schedule has {schedule.pools}, the order {order.pools}")
+    if isinstance(order, BlockOrder):
+        parts = [_pool_share(schedule, order, pool, node_seat, node_size) for pool in schedule.group_pools(group)]
+        if len(parts) == 1:
+            return parts[0]
+        numbers, step, row = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return numbers, step, row
+
+    first_step, stop_step = schedule.group_steps(group)
+    batch, width = schedule.batch_size, schedule.batch_size * node_size
+    full = stop_step - first_step
+    first, stop = schedule.step_positions(stop_step - 1)
+    partial = stop - first < schedule.step_records
+    full -= partial
+    # Full steps: the node's part is one run of positions in each.
+    step = np.repeat(np.arange(first_step, first_step + full), width)
+    row = np.tile(np.arange(width, dtype=np.int32), full)
+    positions = schedule.start + node_seat * batch + step * schedule.step_records + row
+    if partial:
+        rows = [schedule.seat_rows(stop_step - 1, seat) for seat in range(node_seat, node_seat + node_size)]
+        lengths = np.array([b - a for a, b in rows])
+        rest = np.arange(rows[0][0], rows[-1][1])
+        seat = np.repeat(np.arange(node_size), lengths)
+        item = rest - np.repeat([a for a, _ in rows], lengths)
+        step = np.concatenate([step, np.full(len(rest), stop_step - 1)])
+        row = np.concatenate([row, (seat * batch + item).astype(np.int32)])
+        positions = np.concatenate([positions, first + rest])
+    return order.take(positions), step, row
+
+
+def _pool_share(
+    schedule: Schedule, order: BlockOrder, pool: int, node_seat: int, node_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`node_share` of one pool."""
+    pool_start, pool_stop = order.pools.bounds(pool)
+    first, stop = max(pool_start, schedule.start), min(pool_stop, schedule.stop)
+    full = schedule.step_records
+    first_step, stop_step = (first - schedule.start) // full, -(-(stop - schedule.start) // full)
+
+    # For each step: records it takes here, first row of them, rows of the step, the node's rows [a0, a1).
+    steps = np.arange(first_step, stop_step)
+    pieces = np.empty((len(steps), 5), np.int64)
+    begin = schedule.start + steps * full
+    end = np.minimum(begin + full, schedule.stop)
+    pieces[:, 0] = np.minimum(end, stop) - np.maximum(begin, first)
+    pieces[:, 1] = np.maximum(begin, first) - begin
+    pieces[:, 2] = end - begin
+    pieces[:, 3] = node_seat * schedule.batch_size
+    pieces[:, 4] = pieces[:, 3] + node_size * schedule.batch_size
+    if pieces[-1, 2] < full:
+        pieces[-1, 3] = schedule.seat_rows(stop_step - 1, node_seat)[0]
+        pieces[-1, 4] = schedule.seat_rows(stop_step - 1, node_seat + node_size - 1)[1]
+    low = np.maximum(pieces[:, 1], pieces[:, 3])
+    high = np.minimum(pieces[:, 1] + pieces[:, 0], pieces[:, 4])
+    count = int(np.maximum(high - low, 0).sum())
+
+    numbers = np.empty(count, np.int64)
+    step = np.empty(count, np.int64)
+    row = np.empty(count, np.int32)
+    if not count:
+        return numbers, step, row
+    blocks, short, bits = order.layout(pool)
+    size, short_records = order.pools.block_records, order.pools.short_records
+    m = len(blocks)
+    given = (order.records_key, order.rounds_key(pool), blocks, np.argsort(blocks), size, short, short_records, bits)
+    given += (first - pool_start, pieces, first_step, schedule.batch_size, schedule.seats, node_seat)
+    if full >= m:
+        scratch = (
+            np.empty(size, np.uint32),
+            np.empty(size, np.int32),
+            np.empty((len(pieces) + 1, m), np.int32),
+            np.empty((len(pieces), m), np.int32),
+        )
+        kernels.pool_rows(*given, *scratch, numbers, step, row)
+    else:
+        scratch = (
+            np.empty((m, size), np.uint32),
+            np.empty((m, size), np.int64),
+            np.empty((m, size), np.int32),
+            np.empty(int(pieces[:, 0].max()), np.int64),
+        )
+        kernels.pool_rows_small(*given, *scratch, numbers, step, row)
+    return numbers, step, row
+
+
+def slot_capacity(
+    extents: np.ndarray,
+    schedule: Schedule,
+    node_size: int,
+    *,
+    lead_bytes: int,
+    align: int,
+    by_offset: np.ndarray | None = None,
+) -> int:
+    """Bytes that a node with `node_size` seats needs at most for the records of one group, in any epoch of any seed.
+
+    The sum of the k largest records, k = most records of one group on the node; for a block order no more than the
+    largest blocks that a group can have. Each record counts with what it takes alone: lead and value widened to
+    `align`, plus what `coalesce` may add so that a value keeps its alignment; unwanted bytes between records are not
+    in it, and `coalesce` leaves them out when they do not fit.
+
+    extents : EXTENT[n] by record id; by_offset : i64[n], ids in file order (None: the same order)
+    """
+    if len(extents) != schedule.n:
+        raise OptionError(f"{len(extents)} extents for {schedule.n} records")
+    k = schedule.max_group_records(node_size)
+    if not k:
+        return 0
+    pools = schedule.pools
+    # Piece by piece, so that a large dataset costs no second copy; pieces hold whole blocks.
+    chunk = max(1 << 20, k)
+    if pools:
+        chunk = -(-chunk // pools.block_records) * pools.block_records
+    largest = np.empty(0, np.int64)
+    blocks = np.empty(0, np.int64)
+    for first in range(0, schedule.n, chunk):
+        some = extents[first : first + chunk] if by_offset is None else extents[by_offset[first : first + chunk]]
+        begin = np.maximum(some["offset"] - lead_bytes, 0) // align * align
+        size = -(-(some["offset"] + some["nbytes"]) // align) * align - begin
+        size += _LEAST_ALIGN - 1 if align < _LEAST_ALIGN else 0
+        largest = _top(np.concatenate([largest, size]), k)
+        if pools:
+            sums = np.add.reduceat(size, np.arange(0, len(size), pools.block_records))
+            blocks = _top(np.concatenate([blocks, sums]), pools.mix_blocks * schedule.per_group)
+    return min(int(largest.sum()), int(blocks.sum())) if pools else int(largest.sum())
+
+
+def _top(values: np.ndarray, k: int) -> np.ndarray:
+    """The k largest values, in any order."""
+    return values if len(values) <= k else np.partition(values, len(values) - k)[-k:]

@@ -1,0 +1,268 @@
+"""Steps, groups and shares against a slow arrangement written down from the definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pario.errors import OptionError
+from pario.plan.epoch import epoch_order
+from pario.plan.schedule import Schedule, node_share, slot_capacity, units_per_group
+from pario.plan.shard import even_split
+from pario.records import EXTENT
+
+SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@st.composite
+def cases(draw):
+    """(order, schedule) of any kind, small enough to look at every record."""
+    n = draw(st.integers(1, 240))
+    shuffle = draw(st.sampled_from([False, "global", "block", "block"]))
+    order = epoch_order(
+        shuffle,
+        n,
+        seed=draw(st.integers(0, 3)),
+        epoch=draw(st.integers(0, 3)),
+        block_records=draw(st.integers(1, 40)),
+        mix_blocks=draw(st.sampled_from([1, 2, 4, 8])),
+    )
+    schedule = Schedule(
+        n,
+        draw(st.integers(1, 24)),
+        draw(st.integers(1, 7)),
+        start=draw(st.one_of(st.just(0), st.integers(0, n))),
+        drop_last=draw(st.booleans()),
+        pools=order.pools,
+        per_group=draw(st.integers(1, 3)),
+    )
+    return order, schedule
+
+
+def arranged(order, schedule, step):
+    """The numbers of a step, arranged, from the words of plan/schedule.py."""
+    first, stop = schedule.step_positions(step)
+    numbers = order.ids(first, stop).tolist()
+    if order.pools is None:
+        return numbers
+    out = []
+    for pool in range(order.pools.count):
+        a, b = order.pools.bounds(pool)
+        piece = numbers[max(a, first) - first : max(0, min(b, stop) - first)]
+        blocks = order.layout(pool)[0].tolist()
+        out += sorted(piece, key=lambda place: (blocks.index(place // order.pools.block_records), place))
+    return out
+
+
+@SETTINGS
+@given(cases())
+def test_every_record_exactly_once_over_steps_and_seats(case):
+    order, schedule = case
+    G = schedule.batch_size * schedule.seats
+    rest = schedule.n - schedule.start
+    assert schedule.steps == (rest // G if schedule.drop_last else -(-rest // G))
+    delivered = []
+    for step in range(schedule.steps):
+        numbers = arranged(order, schedule, step)
+        at = 0
+        for seat in range(schedule.seats):
+            a, b = schedule.seat_rows(step, seat)
+            assert a == at
+            assert b - a == schedule.rows(step, seat) <= schedule.batch_size
+            at = b
+            delivered += numbers[a:b]
+        assert at == len(numbers)
+        rows = [schedule.rows(step, seat) for seat in range(schedule.seats)]
+        assert max(rows) - min(rows) <= 1
+        if step < schedule.steps - 1 or schedule.drop_last:
+            assert set(rows) == {schedule.batch_size}
+    expected = order.ids(schedule.start, schedule.n).tolist()
+    if schedule.drop_last:
+        expected = expected[: schedule.steps * G]
+    assert sorted(delivered) == sorted(expected)
+    assert len(set(delivered)) == len(delivered)
+
+
+@SETTINGS
+@given(cases(), st.integers(1, 3))
+def test_node_shares_are_the_arranged_steps(case, nodes):
+    order, schedule = case
+    nodes = min(nodes, schedule.seats)
+    b = schedule.batch_size
+    for node in range(nodes):
+        first, stop = even_split(schedule.seats, nodes, node)
+        size = stop - first
+        tables = np.full((schedule.steps, size * b), -1, np.int64)
+        for group in range(schedule.groups):
+            numbers, step, row = node_share(schedule, order, group, first, size)
+            assert (numbers.dtype, step.dtype, row.dtype) == (np.int64, np.int64, np.int32)
+            assert len(numbers) == len(step) == len(row) <= schedule.max_group_records(size)
+            assert (tables[step, row] == -1).all()
+            tables[step, row] = numbers
+            lo, hi = schedule.group_steps(group)
+            assert ((step >= lo) & (step < hi)).all()
+            if order.pools is not None and schedule.per_group == 1:
+                assert (np.diff(numbers) > 0).all()
+            # Steps that are said to be complete are complete, and the next one is not.
+            ready = schedule.group_ready_steps(group)
+            here = [sum(schedule.rows(s, seat) for seat in range(first, stop)) for s in range(schedule.steps)]
+            assert [(tables[s] >= 0).sum() for s in range(ready)] == here[:ready]
+        for s in range(schedule.steps):
+            numbers = arranged(order, schedule, s)
+            for seat in range(first, stop):
+                a, e = schedule.seat_rows(s, seat)
+                table = tables[s, (seat - first) * b : (seat - first) * b + b]
+                assert table[: e - a].tolist() == numbers[a:e]
+                assert (table[e - a :] == -1).all()
+
+
+@SETTINGS
+@given(cases())
+def test_groups_cut_the_positions_and_know_their_steps(case):
+    _, schedule = case
+    at = schedule.start
+    released = 0
+    for group in range(schedule.groups):
+        a, b = schedule.group_positions(group)
+        assert a == at < b
+        at = b
+        spans = [schedule.step_positions(s) for s in range(schedule.steps)]
+        steps = [s for s, (first, stop) in enumerate(spans) if first < b and stop > a]
+        assert list(range(*schedule.group_steps(group))) == steps
+        assert schedule.group_ready_steps(group) == sum(schedule.next_position(s) <= b for s in range(schedule.steps))
+        assert schedule.group_release_step(group) == steps[-1] + 1 >= released
+        released = steps[-1] + 1
+        for s in steps:
+            first, stop = schedule.step_groups(s)
+            assert first <= group < stop
+    assert at == schedule.stop
+    spans = [stop - first for first, stop in map(schedule.step_groups, range(schedule.steps))]
+    assert schedule.most_step_groups() == max(spans, default=1)
+    for slots in (2, 3, 6):
+        live = [schedule.group_release_step(min(slots, schedule.groups) - 1)] if schedule.groups else [0]
+        for group in range(schedule.groups - slots):
+            live.append(schedule.group_release_step(group + slots) - schedule.group_release_step(group))
+        assert max(live) <= schedule.max_steps_in_flight(slots)
+
+
+@SETTINGS
+@given(cases(), st.data())
+def test_resume_at_every_step_delivers_the_rest_on_any_number_of_seats(case, data):
+    order, schedule = case
+    if not schedule.steps:
+        return
+    step = data.draw(st.integers(0, schedule.steps - 1))
+    seats = data.draw(st.integers(1, 7))
+    position = schedule.next_position(step)
+    before = [x for s in range(step + 1) for x in arranged(order, schedule, s)]
+    again = Schedule(
+        schedule.n, schedule.batch_size, seats, start=position, pools=order.pools, per_group=schedule.per_group
+    )
+    after = [x for s in range(again.steps) for x in arranged(order, again, s)]
+    assert sorted(before + after) == sorted(order.ids(schedule.start, schedule.n).tolist())
+    if seats == schedule.seats:
+        whole = Schedule(schedule.n, schedule.batch_size, seats, start=schedule.start, pools=order.pools)
+        expected = [arranged(order, whole, s) for s in range(step + 1, whole.steps)]
+        assert [arranged(order, again, s) for s in range(again.steps)] == expected
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_same_global_batches_for_every_number_of_seats(shuffle):
+    order = epoch_order(shuffle, 1000, seed=5, epoch=1, block_records=13, mix_blocks=8)
+    steps = []
+    for seats in (1, 2, 3, 4, 6, 12):
+        schedule = Schedule(1000, 48 // seats, seats, pools=order.pools)
+        steps.append([set(arranged(order, schedule, s)) for s in range(schedule.steps)])
+    assert all(other == steps[0] for other in steps)
+
+
+def test_a_node_reads_whole_blocks_when_the_global_batch_is_a_multiple_of_the_blocks():
+    n, block, mix = 16 * 8 * 20, 20, 8
+    order = epoch_order("block", n, seed=1, block_records=block, mix_blocks=mix)
+    schedule = Schedule(n, 8, 4, pools=order.pools)  # 32 records per step = 8 blocks x 4; no step crosses pools
+    for node in range(2):
+        for group in range(schedule.groups):
+            numbers, _, _ = node_share(schedule, order, group, 2 * node, 2)
+            blocks, counts = np.unique(numbers // block, return_counts=True)
+            assert len(blocks) == mix // 2
+            assert set(counts) == {block}
+
+
+def test_more_seats_than_records():
+    order = epoch_order("block", 3, block_records=2, mix_blocks=2)
+    schedule = Schedule(3, 4, 5, pools=order.pools)
+    assert schedule.steps == 1
+    assert [schedule.rows(0, seat) for seat in range(5)] == [1, 1, 1, 0, 0]
+    shares = [node_share(schedule, order, 0, seat, 1)[0].tolist() for seat in range(5)]
+    assert sorted(x for share in shares for x in share) == [0, 1, 2]
+    assert shares[3] == shares[4] == []
+    assert Schedule(3, 4, 5, drop_last=True).steps == 0
+    assert Schedule(3, 4, 5, start=3).groups == 0
+
+
+def test_a_step_of_many_pools_says_how_many_slots_it_needs():
+    order = epoch_order("block", 1000, block_records=5, mix_blocks=2)
+    assert Schedule(1000, 100, 1, pools=order.pools).most_step_groups() in (10, 11)
+    assert Schedule(1000, 100, 1, pools=order.pools, per_group=10).most_step_groups() <= 2
+
+
+@SETTINGS
+@given(cases(), st.sampled_from([1, 4096]), st.integers(0, 2**32 - 1))
+def test_slot_capacity_holds_any_group(case, align, seed):
+    order, schedule = case
+    random = np.random.default_rng(seed)
+    n, lead = schedule.n, 16
+    extents = np.empty(n, EXTENT)
+    extents["nbytes"] = random.integers(0, 9000, n)
+    extents["offset"] = 20000 + np.cumsum(extents["nbytes"] + random.integers(lead, 6000, n)) - extents["nbytes"]
+    shuffled = random.permutation(n)  # record ids that do not follow the file
+    ids_by_offset = np.argsort(shuffled)
+    by_id = extents[shuffled]
+    for size in {1, schedule.seats}:
+        bound = slot_capacity(by_id, schedule, size, lead_bytes=lead, align=align, by_offset=ids_by_offset)
+        for group in range(schedule.groups):
+            numbers, _, _ = node_share(schedule, order, group, 0, size)
+            some = extents[numbers] if order.space == "place" else by_id[numbers]
+            first = (some["offset"] - lead) // align * align
+            need = -(-(some["offset"] + some["nbytes"]) // align) * align - first + (7 if align == 1 else 0)
+            assert need.sum() <= bound
+
+
+def test_slot_capacity_in_pieces_is_the_capacity_in_one(monkeypatch):
+    n = (1 << 20) + 70001  # more than one piece
+    random = np.random.default_rng(3)
+    extents = np.empty(n, EXTENT)
+    extents["nbytes"] = random.integers(1, 1000, n)
+    extents["offset"] = 4096 + np.cumsum(extents["nbytes"]) - extents["nbytes"]
+    need = np.sort(extents["nbytes"] + 7)
+    assert slot_capacity(extents, Schedule(n, 100, 4, per_group=3), 2, lead_bytes=0, align=1) == need[-600:].sum()
+    order = epoch_order("block", n, block_records=1000, mix_blocks=2)
+    sums = np.add.reduceat(extents["nbytes"] + 7, np.arange(0, n, 1000))
+    schedule = Schedule(n, 100, 4, pools=order.pools)
+    assert slot_capacity(extents, schedule, 4, lead_bytes=0, align=1) == np.sort(sums)[-2:].sum()
+
+
+def test_units_per_group():
+    assert units_per_group(1000.0, 8 << 20) == 8388
+    assert units_per_group(1e9, 8 << 20) == 1
+    with pytest.raises(OptionError):
+        units_per_group(0, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"seats": 0}, {"start": 11}, {"start": -1}, {"per_group": 0}])
+def test_wrong_arguments_are_named(wrong):
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        Schedule(**{"n": 10, "batch_size": 1, "seats": 1, **wrong})
+
+
+def test_even_split_against_array_split():
+    for n in range(40):
+        for size in range(1, 12):
+            parts = np.array_split(np.arange(n), size)
+            ours = [even_split(n, size, rank) for rank in range(size)]
+            assert [list(range(*o)) for o in ours] == [p.tolist() for p in parts]
+    for wrong in ((-1, 1, 0), (1, 0, 0), (1, 2, 2), (1, 2, -1)):
+        with pytest.raises(OptionError):
+            even_split(*wrong)
