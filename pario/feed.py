@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pario.errors import CorruptedError, ParioError
+from pario.errors import CorruptedError, RankError
 from pario.kernels.verify import check_runs
 from pario.plan.coalesce import coalesce
 from pario.plan.schedule import node_share
@@ -96,10 +96,8 @@ class Feed:
 
     def stop(self) -> None:
         """No read is under way and no thread of the feed runs when this returns."""
-        self._stop.set()
-        self._ring.wake()
         if self._thread is not None:
-            self._thread.join()
+            self._ring.stop_feeder(self._stop, self._thread)
             self._thread = None
 
     def _run(self) -> None:
@@ -136,10 +134,9 @@ class Feed:
             capacity=slot_bytes,
         )
         t1 = time.perf_counter()
-        if j >= len(ring.data):
-            ring.wait_done(self._schedule.group_release_step(j - len(ring.data)), ring.check, self._stop)
-            if self._stop.is_set():
-                return
+        free_after = self._schedule.group_release_step(j - len(ring.data)) if j >= len(ring.data) else 0
+        if not ring.wait_done(free_after, None, self._stop):
+            return
         t2 = time.perf_counter()
         slot = j % len(ring.data)
         table = (steps % len(ring.ids), rows)
@@ -199,8 +196,9 @@ class Feed:
 
     def _fail(self, error: BaseException) -> None:
         if self.error is None:
-            self.error = error.at(rank=self._rank) if isinstance(error, ParioError) else error
-            self._ring.fail(self._rank, f"{type(error).__name__}: {error}")
+            self.error = error
+            if not isinstance(error, RankError):  # those that another rank caused are known already
+                self._ring.fail(self._rank, f"{type(error).__name__}: {error}")
 
 
 class Tap:
@@ -212,6 +210,7 @@ class Tap:
         self._seat = seat
         self._node_rank = node_rank
         self._row = (seat - node_seat) * schedule.batch_size
+        self._flat = ring.data.reshape(-1)
         self._next_group = 0
         self._ready = 0
 
@@ -224,7 +223,7 @@ class Tap:
         table = step % len(ring.ids)
         stop = self._row + self._schedule.rows(step, self._seat)
         rows = slice(self._row, stop)
-        return Records(ring.ids[table, rows], ring.flat, ring.starts[table, rows], ring.nbytes[table, rows])
+        return Records(ring.ids[table, rows], self._flat, ring.starts[table, rows], ring.nbytes[table, rows])
 
     def release(self, step: int) -> None:
         """The memory of `step` may be filled anew, as far as this rank is concerned."""

@@ -18,14 +18,14 @@ import numpy as np
 from pario.buffers import BatchBuffers
 from pario.checkpoint import LoaderState
 from pario.comm.agree import Alarm
-from pario.comm.window import Ring
+from pario.comm.window import LEFT, Ring
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
 from pario.errors import ClosedError, DecodeError, OptionError
 from pario.feed import Feed, FeedStats, Tap
 from pario.options import ORDERS, POLICIES, Options
-from pario.plan.epoch import make_order
-from pario.plan.schedule import Schedule, slot_capacity, steps_per_group
+from pario.plan.epoch import Order, epoch_order, records_per_block
+from pario.plan.schedule import Schedule, slot_capacity, units_per_group
 from pario.reader import Reader
 from pario.records import Batch, Records
 
@@ -33,7 +33,6 @@ __all__ = ["Loader"]
 
 _log = logging.getLogger("pario")
 _IDS = "\0ids"  # the record ids travel in the same block of memory as the decoder's arrays
-_LEFT = 1 << 62  # "I need no further step of this epoch"
 
 
 class Loader:
@@ -99,8 +98,10 @@ class Loader:
         self._closed = False
         self._epoch = 0
         self._position = 0
+        self._block_records = 0
         self._run: _Epoch | None = None
         self._feed: Feed | None = None
+        self._ring: Ring | None = None
         self.skipped = 0
         self._feed_stats = FeedStats()
         self._times = {"open": 0.0, "share": 0.0, "decode": 0.0, "consumer": 0.0}
@@ -123,12 +124,21 @@ class Loader:
     def _prepare(self, decoder: Decoder | Callable[..., Any] | None) -> None:
         world, index, options = self.world, self._reader.index, self._options
         self._check_same_arguments()
-        mean_bytes = max(1.0, float(index.mean_bytes))
-        # A function of the dataset and the options alone, so that the order is the same for every number of ranks.
-        self._block_records = max(1, round(options.block_bytes / mean_bytes)) if self._shuffle == "block" else 0
-        self._slots = options.slots if self._shuffle != "block" else min(options.slots, 3)
-        per_step = mean_bytes * self._batch_size * world.node_size
-        self._group_steps = steps_per_group(per_step, options.slot_bytes)
+        mean_bytes = float(index.extents["nbytes"].mean()) + index.header_bytes
+        seats, most = world.size, world.allreduce_max(world.node_size)
+        per_step = self._batch_size * seats
+        if self._shuffle == "block":
+            # A function of the dataset and the options alone: the order is the same for every number of ranks.
+            self._block_records = records_per_block(mean_bytes, options.block_bytes)
+            pool = min(index.n, self._block_records * options.mix_blocks)
+            # A group holds as many records as a step, so that no step waits for more than three slots.
+            self._per_group = max(
+                units_per_group(mean_bytes * pool * most / seats, options.slot_bytes), -(-per_step // pool)
+            )
+            self._slots = 3
+        else:
+            self._per_group = units_per_group(mean_bytes * self._batch_size * most, options.slot_bytes)
+            self._slots = options.slots
         self._schedule = self._make_schedule(0)
         if self._schedule.steps == 0:
             raise OptionError(
@@ -150,12 +160,14 @@ class Loader:
             error = e
         world.agree(error, "looking at the first record")
         self.decoder.spec = world.bcast(self.decoder.spec)
+        whole = self._make_schedule(0, self._make_order(0) if self._shuffle == "block" else None)
         slot_bytes = slot_capacity(
-            index.extents["nbytes"] + index.header_bytes,
-            self._schedule,
-            node_size=world.allreduce_max(world.node_size),
-            page_bytes=max(index.page_size, 4096),
+            index.extents,
+            whole,
+            most,
+            lead_bytes=index.header_bytes,
             align=self._reader.pool.fetcher.align,
+            by_offset=index.by_offset,
         )
         feeders = min(options.readers_per_node, world.node_size)
         self._feeders = feeders
@@ -165,7 +177,7 @@ class Loader:
             world,
             slots=self._slots,
             slot_bytes=slot_bytes,
-            table_steps=self._schedule.max_steps_in_flight(self._slots),
+            table_steps=whole.max_steps_in_flight(self._slots),
             table_rows=self._batch_size * world.node_size,
             alive_seconds=options.alive_seconds,
         )
@@ -186,16 +198,25 @@ class Loader:
                     hint="The constructor is collective: call it with the same arguments on every rank.",
                 )
 
-    def _make_schedule(self, start: int) -> Schedule:
+    def _make_order(self, epoch: int) -> Order:
+        return epoch_order(
+            self._shuffle,
+            self._reader.index.n,
+            seed=self._seed,
+            epoch=epoch,
+            block_records=max(1, self._block_records),
+            mix_blocks=self._options.mix_blocks,
+        )
+
+    def _make_schedule(self, start: int, order: Order | None = None) -> Schedule:
         return Schedule(
             n=self._reader.index.n,
             batch_size=self._batch_size,
             seats=self.world.size,
             start=start,
             drop_last=self._drop_last,
-            steps_per_group=self._group_steps,
-            block_records=self._block_records,
-            mix_blocks=self._options.mix_blocks,
+            pools=order.pools if order is not None else None,
+            per_group=self._per_group,
         )
 
     # -- what a training loop uses -------------------------------------------------------------------------------
@@ -264,7 +285,7 @@ class Loader:
             "reads": feed.reads,
             **self._counts,
             "skipped": self.skipped,
-            "slot_bytes": int(self._ring.data.shape[1]),
+            "slot_bytes": self._ring.slot_bytes,
             "slots": self._slots,
             "batch_memory": self._held.allocated_bytes,
         }
@@ -278,6 +299,7 @@ class Loader:
         self.world.barrier()
         self._closed = True
         self._stop_threads()
+        self._ring.close()
         self._alarm.close()
         self._reader.close()
 
@@ -336,16 +358,12 @@ class Loader:
         if world.is_leader:
             self._ring.reset()
         world.node_barrier()
-        schedule = self._schedule
+        # The pools of a block order differ from epoch to epoch, and every rank must know them; a permutation of all
+        # records is needed by those that read only.
+        order = self._make_order(self._epoch) if self._feeder is not None or self._shuffle == "block" else None
+        schedule = self._make_schedule(self._position, order)
         if self._feeder is not None:
-            order = make_order(
-                self._shuffle,
-                self._reader.index.n,
-                seed=self._seed,
-                epoch=self._epoch,
-                block_records=self._block_records,
-                mix_blocks=self._options.mix_blocks,
-            )
+            assert order is not None
             self._feed = Feed(
                 schedule=schedule,
                 order=order,
@@ -370,7 +388,7 @@ class Loader:
         run, self._run = self._run, None
         if run is not None:
             run.end()
-            self._ring.finish(self.world.node_rank, _LEFT)
+            self._ring.finish(self.world.node_rank, LEFT)
 
     def _check(self) -> None:
         """Does everybody else still live and work? Raises PeerError or DeadRankError."""
@@ -453,11 +471,13 @@ class Loader:
         self._closed = True
         with contextlib.suppress(Exception):
             self._alarm.raise_all(error)
-            if hasattr(self, "_ring"):
+            if self._ring is not None:
                 self._ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
         if self._run is not None:
             self._run.end()
         self._stop_threads()
+        if self._ring is not None:
+            self._ring.close()
         self._alarm.close()
         self._reader.abandon()
         self.world.free(collective=False)

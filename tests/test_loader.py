@@ -1,0 +1,322 @@
+"""The Loader on one process: content, order, remainder, resume, errors. The oracle is py-lmdb and what was written."""
+
+import json
+import os
+
+import lmdb
+import numpy as np
+import pytest
+
+import pario
+from pario.decode import Datum, Raw
+from pario.errors import (
+    ClosedError,
+    DecodeError,
+    EmptyError,
+    HeldBatchesError,
+    MissingError,
+    OptionError,
+    SnapshotError,
+    StateError,
+)
+
+N = 1003
+
+
+def record(i):
+    """Bytes of record i: 1 to 9,000 of them, some in leaves, some on overflow pages."""
+    rng = np.random.default_rng(i)
+    return rng.integers(0, 256, int(rng.integers(1, 9000)), dtype=np.uint8).tobytes()
+
+
+def write(path, records, commit_every=1000, **options):
+    """An LMDB with these (key, value) pairs."""
+    with lmdb.open(str(path), map_size=1 << 30, **options) as env:
+        items = list(records)
+        for first in range(0, len(items), commit_every):
+            with env.begin(write=True) as txn:
+                for key, value in items[first : first + commit_every]:
+                    txn.put(key, value)
+    return str(path)
+
+
+def truth(path):
+    with lmdb.open(path, readonly=True, lock=False) as env, env.begin() as txn:
+        return [(bytes(k), bytes(v)) for k, v in txn.cursor()]
+
+
+def values(batch):
+    o = batch["offsets"]
+    return [batch["data"][o[i] : o[i + 1]].tobytes() for i in range(len(batch.ids))]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    order = np.random.default_rng(1).permutation(N).tolist()  # key order is not file order
+    return write(
+        tmp_path_factory.mktemp("set") / "mixed.lmdb", ((b"%08d" % i, record(i)) for i in order), commit_every=100
+    )
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory):
+    """Every record the same size: i as 3 x 4 int16."""
+    return write(
+        tmp_path_factory.mktemp("set") / "fixed.lmdb",
+        ((b"%05d" % i, np.full((3, 4), i, np.int16).tobytes()) for i in range(N)),
+    )
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+@pytest.mark.parametrize("fetch", ["posix", "direct"])
+def test_every_record_once_and_every_byte_right(path, shuffle, fetch):
+    expected = truth(path)
+    options = pario.Options(fetch=fetch, slot_bytes=256 << 10, block_bytes=64 << 10, mix_blocks=4)
+    with pario.Loader(path, 32, shuffle=shuffle, seed=3, options=options) as loader:
+        assert len(loader) == -(-N // 32)
+        orders = []
+        for epoch in range(3):
+            seen = []
+            for step, batch in enumerate(loader):
+                assert (batch.epoch, batch.step) == (epoch, step)
+                assert len(batch.ids) == (32 if step < N // 32 else N % 32)
+                for i, value in zip(batch.ids.tolist(), values(batch), strict=True):
+                    assert value == expected[i][1]
+                seen += batch.ids.tolist()
+            assert step + 1 == len(loader)
+            assert sorted(seen) == list(range(N))
+            orders.append(seen)
+        assert loader.keys([0, 17, N - 1]) == [expected[i][0] for i in (0, 17, N - 1)]
+    if shuffle:
+        assert orders[0] != orders[1] != orders[2]
+        assert orders[0] != sorted(orders[0])
+    else:
+        assert orders[0] == orders[1] == list(range(N))
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_order_is_a_function_of_seed_and_epoch(fixed, shuffle):
+    def order(seed, epoch):
+        with pario.Loader(fixed, 100, Raw("<i2", (3, 4)), shuffle=shuffle, seed=seed) as loader:
+            loader.set_epoch(epoch)
+            return np.concatenate([b.ids.copy() for b in loader]).tolist()
+
+    assert order(1, 4) == order(1, 4)
+    if shuffle:
+        assert order(1, 4) != order(2, 4)
+        assert order(1, 4) != order(1, 5)
+
+
+def test_fixed_size_records_arrive_as_arrays(fixed):
+    with pario.Loader(fixed, 64, Raw("<i2", (3, 4)), shuffle="global") as loader:
+        for batch in loader:
+            assert batch["data"].dtype == np.int16
+            assert (batch["data"] == batch.ids[:, None, None]).all()
+
+
+def test_drop_last(fixed):
+    with pario.Loader(fixed, 100, shuffle="global", drop_last=True) as loader:
+        assert len(loader) == 10
+        assert [len(b.ids) for b in loader] == [100] * 10
+    with pytest.raises(OptionError, match="drop_last leaves no batch"):
+        pario.Loader(fixed, N + 1, drop_last=True)
+
+
+def test_a_batch_larger_than_the_set(fixed):
+    with pario.Loader(fixed, 5000, shuffle="block") as loader:
+        (batch,) = list(loader)
+        assert sorted(batch.ids.tolist()) == list(range(N))
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_resume_after_every_batch(fixed, shuffle, drop_last):
+    def make():
+        options = pario.Options(block_bytes=4 << 10, mix_blocks=4)
+        return pario.Loader(fixed, 91, shuffle=shuffle, seed=5, drop_last=drop_last, options=options)
+
+    whole, states = [], []
+    with make() as loader:
+        for _ in range(2):
+            for batch in loader:
+                whole.append((batch.epoch, batch.ids.tolist()))
+                states.append(json.loads(json.dumps(loader.state_dict())))
+    for done in range(len(states)):
+        with make() as loader:
+            loader.load_state_dict(states[done])
+            rest = []
+            while loader.epoch < 2:
+                rest += [(b.epoch, b.ids.tolist()) for b in loader]
+            assert rest == whole[done + 1 :], f"after batch {done}"
+
+
+def test_resume_with_another_batch_size_goes_on_at_the_same_record(fixed):
+    with pario.Loader(fixed, 50, shuffle="global", seed=2) as loader:
+        order = np.concatenate([b.ids.copy() for b in loader]).tolist()
+    with pario.Loader(fixed, 50, shuffle="global", seed=2) as loader:
+        for step, _ in enumerate(loader):
+            if step == 6:
+                state = loader.state_dict()
+                break
+    with pario.Loader(fixed, 33, shuffle="global", seed=2) as loader:
+        loader.load_state_dict(state)
+        assert len(loader) == -(-(N - 350) // 33)
+        assert np.concatenate([b.ids.copy() for b in loader]).tolist() == order[350:]
+
+
+def test_a_foreign_state_is_refused(fixed, path):
+    with pario.Loader(fixed, 50, shuffle="global", seed=2) as loader:
+        state = loader.state_dict()
+    with pario.Loader(fixed, 50, shuffle="global", seed=3) as loader, pytest.raises(StateError, match="seed"):
+        loader.load_state_dict(state)
+    with pario.Loader(path, 50, shuffle="global", seed=2) as loader, pytest.raises(StateError):
+        loader.load_state_dict(state)
+    with pario.Loader(fixed, 50, shuffle="global", seed=2) as loader, pytest.raises(StateError):
+        loader.load_state_dict({"version": 99})
+
+
+def test_leaving_a_loop_early_ends_its_epoch(fixed):
+    with pario.Loader(fixed, 10, shuffle="global") as loader:
+        for epoch in range(20):
+            for batch in loader:
+                assert batch.epoch == epoch
+                if batch.step == epoch:
+                    break
+        assert len([b.ids for b in loader]) == len(loader)
+
+
+def test_batches_stay_valid_while_they_are_held(fixed):
+    with pario.Loader(fixed, 10, Raw("<i2", (3, 4)), shuffle="global") as loader:
+        kept = list(loader)
+        for batch in kept:
+            assert (batch["data"] == batch.ids[:, None, None]).all()
+
+
+def test_who_holds_too_much_is_told(path):
+    options = pario.Options(held_bytes=1 << 20)
+    with pytest.raises(HeldBatchesError, match="held_bytes"), pario.Loader(path, 32, options=options) as loader:
+        list(loader)
+
+
+def test_memory_does_not_grow(fixed):
+    with pario.Loader(fixed, 10, Raw("<i2", (3, 4)), shuffle="block") as loader:
+        for _ in loader:
+            pass
+        first = loader.stats()["batch_memory"]
+        for _ in range(3):
+            for _ in loader:
+                pass
+        assert loader.stats()["batch_memory"] == first
+
+
+def test_plain_functions_decode(fixed):
+    def decode(value):
+        numbers = np.frombuffer(value, np.int16).reshape(3, 4)
+        return {"sum": numbers.sum(), "row": numbers[0]}
+
+    with pario.Loader(fixed, 37, decode, shuffle="global") as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                assert (batch["sum"] == 12 * batch.ids).all()
+                assert batch["row"].shape == (len(batch.ids), 4)
+                seen += batch.ids.tolist()
+            assert sorted(seen) == list(range(N))
+        for batch in loader:  # leave while the next batches are being prepared
+            if batch.step == 3:
+                break
+        assert sum(len(b.ids) for b in loader) == N
+
+
+def test_bad_records_raise_or_are_skipped(tmp_path):
+    good = np.arange(6, dtype=np.uint8).tobytes()
+    path = write(tmp_path / "x.lmdb", ((b"%03d" % i, good if i % 10 != 7 else b"bad") for i in range(100)))
+    with pytest.raises(DecodeError) as caught, pario.Loader(path, 5, Raw("u1", (6,))) as loader:
+        list(loader)
+    assert (caught.value.record, caught.value.key) == (7, b"007")
+    with pario.Loader(path, 5, Raw("u1", (6,)), on_error="skip") as loader:
+        batches = list(loader)
+        assert len(batches) == 20
+        assert sum(b.skipped for b in batches) == loader.skipped == 10
+        assert sorted(np.concatenate([b.ids for b in batches])) == [i for i in range(100) if i % 10 != 7]
+        assert all((b["data"] == np.arange(6)).all() for b in batches)
+
+
+def test_wrong_arguments(fixed, tmp_path):
+    for arguments, message in [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"batch_size": 4, "shuffle": True}, "shuffle"),
+        ({"batch_size": 4, "shuffle": "random"}, "shuffle"),
+        ({"batch_size": 4, "on_error": "ignore"}, "on_error"),
+        ({"batch_size": 4, "seed": -1}, "seed"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            pario.Loader(fixed, **arguments)
+    with pytest.raises(MissingError):
+        pario.Loader(tmp_path / "nowhere", 4)
+    with pytest.raises(DecodeError, match="Datum"):
+        pario.Loader(fixed, 4, Datum())
+    lmdb.open(str(tmp_path / "empty.lmdb")).close()
+    with pytest.raises(EmptyError):
+        pario.Loader(tmp_path / "empty.lmdb", 4)
+
+
+def test_use_after_close(fixed):
+    loader = pario.Loader(fixed, 4)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    loader.close()
+    with pytest.raises(ClosedError):
+        next(batches)
+    with pytest.raises(ClosedError):
+        iter(loader)
+    with pytest.raises(ClosedError):
+        loader.keys([0])
+
+
+def test_a_writer_that_overtakes_us_is_noticed(tmp_path):
+    """Three commits after our snapshot its pages may be overwritten: no batch may come from them."""
+    path = write(tmp_path / "x.lmdb", ((b"%06d" % i, os.urandom(5000)) for i in range(2000)))
+    expected = [v for _, v in truth(path)]
+    options = pario.Options(slot_bytes=256 << 10, slots=2)
+    with pario.Loader(path, 10, options=options) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            batch = next(batches)
+            assert values(batch) == [expected[i] for i in batch.ids]
+        for k in range(4):
+            write(path, [(b"%06d" % i, os.urandom(5000)) for i in range(k, 2000, 4)])
+        with pytest.raises(SnapshotError) as caught:
+            for batch in batches:
+                assert values(batch) == [expected[i] for i in batch.ids]
+        assert caught.value.path.endswith("data.mdb")
+
+
+def test_named_databases(tmp_path):
+    path = str(tmp_path / "x.lmdb")
+    with lmdb.open(path, max_dbs=2, map_size=1 << 24) as env:
+        for name in (b"train", b"test"):
+            db = env.open_db(name)
+            with env.begin(write=True, db=db) as txn:
+                for i in range(50):
+                    txn.put(b"%d" % i, name * (i + 1))
+    with pario.Loader(path, 7, db="test") as loader:
+        got = [v for b in loader for v in values(b)]
+    assert sorted(got, key=len) == [b"test" * (i + 1) for i in range(50)]
+    with pytest.raises(pario.errors.DatabaseError, match="train"):
+        pario.Loader(path, 7)
+
+
+def test_reader_reads_any_records(path):
+    expected = truth(path)
+    with pario.Reader(path) as reader:
+        assert len(reader) == N
+        ids = [5, 1, 1, 900, N - 1]
+        assert [bytes(r) for r in reader.read(ids)] == [expected[i][1] for i in ids]
+        assert reader.keys(ids) == [expected[i][0] for i in ids]
+        assert len(reader.read([])) == 0
+        with pytest.raises(OptionError, match="0..1002"):
+            reader.read([N])
