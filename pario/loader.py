@@ -19,6 +19,7 @@ from pario.buffers import BatchBuffers
 from pario.checkpoint import LoaderState
 from pario.comm.agree import Alarm
 from pario.comm.window import LEFT, Ring
+from pario.comm.world import get_world
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
 from pario.errors import ClosedError, DecodeError, OptionError
@@ -80,20 +81,12 @@ class Loader:
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        if shuffle not in ORDERS or shuffle is True:
-            raise OptionError(f'shuffle must be False, "global" or "block", got {shuffle!r}')
-        if on_error not in POLICIES:
-            raise OptionError(f'on_error must be "raise" or "skip", got {on_error!r}')
-        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {batch_size!r}")
-        if not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise OptionError(f"seed must be an integer of at least 0, got {seed!r}")
         started = time.perf_counter()
         self._options = options or Options()
-        self._batch_size = int(batch_size)
+        self._batch_size = batch_size
         self._shuffle = shuffle
-        self._seed = int(seed)
-        self._drop_last = bool(drop_last)
+        self._seed = seed
+        self._drop_last = drop_last
         self._on_error = on_error
         self._closed = False
         self._epoch = 0
@@ -109,8 +102,8 @@ class Loader:
         self._held: BatchBuffers = BatchBuffers(self._options.held_bytes)
         self._executor: ThreadPoolExecutor | None = None
         self._conductor: ThreadPoolExecutor | None = None
-        self._reader = Reader(path, comm=comm, db=db, options=self._options, save_index=save_index, progress=progress)
-        self.world = self._reader.world
+        self.world = get_world(comm)
+        self._reader = self._open(path, db, save_index, progress)
         self._alarm = Alarm(self.world)
         try:
             self._prepare(decoder)
@@ -121,9 +114,40 @@ class Loader:
 
     # -- construction --------------------------------------------------------------------------------------------
 
+    def _open(
+        self,
+        path: str | os.PathLike[str],
+        db: str | bytes | None,
+        save_index: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> Reader:
+        try:
+            error: BaseException | None = None
+            try:
+                self._check_arguments()
+            except OptionError as e:
+                error = e
+            self.world.agree(error, "looking at the arguments of Loader")
+            self._check_same_arguments()
+        except BaseException:
+            self.world.free(collective=False)
+            raise
+        return Reader(path, comm=self.world, db=db, options=self._options, save_index=save_index, progress=progress)
+
+    def _check_arguments(self) -> None:
+        shuffle, on_error, size, seed = self._shuffle, self._on_error, self._batch_size, self._seed
+        if shuffle not in ORDERS or shuffle is True:
+            raise OptionError(f'shuffle must be False, "global" or "block", got {shuffle!r}')
+        if on_error not in POLICIES:
+            raise OptionError(f'on_error must be "raise" or "skip", got {on_error!r}')
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {size!r}")
+        if not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise OptionError(f"seed must be an integer of at least 0, got {seed!r}")
+        self._batch_size, self._seed = int(size), int(seed)
+
     def _prepare(self, decoder: Decoder | Callable[..., Any] | None) -> None:
         world, index, options = self.world, self._reader.index, self._options
-        self._check_same_arguments()
         mean_bytes = float(index.extents["nbytes"].mean()) + index.header_bytes
         seats, most = world.size, world.allreduce_max(world.node_size)
         per_step = self._batch_size * seats

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.comm.world import Solo, World, get_world
+from pario.comm.world import AnyWorld, Solo, World, get_world
 from pario.errors import ClosedError, OptionError
 from pario.fetch.base import ReadPool, resolve
 from pario.fetch.direct import DirectFetcher
@@ -57,7 +57,7 @@ class Reader:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.options = options or Options()
-        self.world: World | Solo = get_world(comm)
+        self.world: AnyWorld = comm if isinstance(comm, (World, Solo)) else get_world(comm)
         self._pool: ReadPool | None = None
         try:
             self._open(path, db, save_index, progress)

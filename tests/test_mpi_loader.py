@@ -1,0 +1,228 @@
+"""The Loader on several ranks, nodes and communicators. The oracle is what was written, read back by py-lmdb."""
+
+import time
+from itertools import chain
+
+import lmdb
+import numpy as np
+import pytest
+
+import pario
+from pario.errors import DecodeError, ParioError, PeerError
+
+pytestmark = pytest.mark.mpi
+
+N = 517
+SMALL = pario.Options(slot_bytes=128 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4)
+
+
+@pytest.fixture(scope="module")
+def world():
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def value(i):
+    return np.random.default_rng(i).integers(0, 256, 10 + (i * 37) % 6000, dtype=np.uint8).tobytes()
+
+
+@pytest.fixture(scope="module")
+def path(world, tmp_path_factory):
+    """Inserted in random order in several commits; every rank gets the path, rank 0 writes."""
+    place = None
+    if world.rank == 0:
+        place = str(tmp_path_factory.mktemp("set") / "x.lmdb")
+        with lmdb.open(place, map_size=1 << 26) as env:
+            for part in np.array_split(np.random.default_rng(0).permutation(N), 7):
+                with env.begin(write=True) as txn:
+                    for i in part.tolist():
+                        txn.put(b"%06d" % i, value(i))
+    return world.bcast(place)
+
+
+@pytest.fixture(scope="module")
+def expected(path):
+    with lmdb.open(path, readonly=True, lock=False) as env, env.begin() as txn:
+        return [bytes(v) for _, v in txn.cursor()]
+
+
+@pytest.fixture(params=["self", "world", "parts"])
+def comm(request, world):
+    """COMM_SELF, COMM_WORLD, and two halves that work beside each other."""
+    from mpi4py import MPI
+
+    if request.param == "self":
+        yield MPI.COMM_SELF
+    elif request.param == "world":
+        yield world
+    else:
+        part = world.Split(world.rank % 2, world.rank)
+        yield part
+        part.Free()
+
+
+def flat(lists):
+    return list(chain.from_iterable(lists))
+
+
+def take(loader, expected):
+    """(epoch, step, ids) of one epoch on this rank, content checked."""
+    seen = []
+    for batch in loader:
+        offsets = batch["offsets"]
+        for k, i in enumerate(batch.ids.tolist()):
+            assert batch["data"][offsets[k] : offsets[k + 1]].tobytes() == expected[i]
+        seen.append((batch.epoch, batch.step, batch.ids.tolist()))
+    return seen
+
+
+def global_steps(comm, seen):
+    """The records of each step over all ranks, as sorted lists."""
+    everyone = comm.allgather(seen)
+    assert len({len(s) for s in everyone}) == 1, "every rank has the same number of batches"
+    return [sorted(i for s in everyone for i in s[k][2]) for k in range(len(seen))]
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+@pytest.mark.parametrize("batch_size", [1, 16, 400])
+def test_every_record_exactly_once(comm, path, expected, shuffle, batch_size):
+    with pario.Loader(path, batch_size, shuffle=shuffle, seed=1, comm=comm, options=SMALL) as loader:
+        for epoch in range(2):
+            seen = take(loader, expected)
+            assert len(seen) == len(loader) == -(-N // (batch_size * comm.size))
+            assert all(e == epoch for e, _, _ in seen)
+            assert all(len(ids) == batch_size for _, _, ids in seen[:-1])
+            sizes = comm.allgather(len(seen[-1][2]))
+            assert max(sizes) - min(sizes) <= 1
+            assert sorted(flat(global_steps(comm, seen))) == list(range(N))
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_same_global_batches_for_every_number_of_ranks(world, path, expected, shuffle):
+    from mpi4py import MPI
+
+    steps = {}
+    for name, comm in (("self", MPI.COMM_SELF), ("world", world)):
+        batch_size = 30 // comm.size
+        if 30 % comm.size:
+            pytest.skip("30 records per step do not divide among these ranks")
+        with pario.Loader(path, batch_size, shuffle=shuffle, seed=4, comm=comm, options=SMALL) as loader:
+            steps[name] = global_steps(comm, take(loader, expected))
+    assert steps["self"] == steps["world"]
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_resume_on_another_number_of_ranks(world, path, expected, shuffle):
+    from mpi4py import MPI
+
+    def loader_of(comm, batch_size):
+        return pario.Loader(path, batch_size, shuffle=shuffle, seed=9, comm=comm, options=SMALL)
+
+    with loader_of(world, 10) as loader:
+        first = []
+        for batch in loader:
+            first += batch.ids.tolist()
+            if batch.step == min(3, len(loader) - 1):
+                break
+        state = loader.state_dict()
+        assert len({str(s) for s in world.allgather(state)}) == 1
+    done = sorted(flat(world.allgather(first)))
+    with loader_of(MPI.COMM_SELF, 7) as loader:
+        loader.load_state_dict(state)
+        rest = [i for _, _, ids in take(loader, expected) for i in ids]
+    assert sorted(done + rest) == list(range(N))
+    with loader_of(world, 3) as loader:
+        loader.load_state_dict(state)
+        seen = take(loader, expected)
+        rest = flat(world.allgather([i for _, _, ids in seen for i in ids]))
+    assert sorted(done + rest) == list(range(N))
+
+
+def test_more_ranks_than_records(world, tmp_path_factory):
+    place = None
+    if world.rank == 0:
+        place = str(tmp_path_factory.mktemp("two") / "x.lmdb")
+        with lmdb.open(place, map_size=1 << 20) as env, env.begin(write=True) as txn:
+            for i in range(2):
+                txn.put(b"%d" % i, bytes([i]) * 12)
+    place = world.bcast(place)
+    with pario.Loader(place, 4, pario.decode.Raw("u1", (12,)), comm=world) as loader:
+        assert len(loader) == 1
+        for _ in range(2):
+            (batch,) = list(loader)
+            assert batch["data"].shape == (len(batch.ids), 12)
+            assert sorted(flat(world.allgather(batch.ids.tolist()))) == [0, 1]
+
+
+def test_two_reading_ranks_per_node(world, path, expected):
+    options = pario.Options(slot_bytes=64 << 10, slots=4, readers_per_node=2, inflight=2)
+    with pario.Loader(path, 5, shuffle="global", comm=world, options=options) as loader:
+        for _ in range(2):
+            seen = take(loader, expected)
+            assert sorted(flat(global_steps(world, seen))) == list(range(N))
+        readers = sum(world.allgather(loader.stats()["reads"] > 0))
+        assert readers <= 2 * loader.world.nodes
+        if loader.world.node_size >= 2 and loader.world.nodes == 1:
+            assert readers == 2
+
+
+def test_a_slow_rank_delays_nobody_until_the_ring_is_full(world, path):
+    if world.size == 1:
+        pytest.skip("needs a second rank")
+    options = pario.Options(slot_bytes=64 << 10, slots=3)
+    with pario.Loader(path, 2, comm=world, options=options) as loader:
+        if loader.world.nodes > 1:
+            pytest.skip("all ranks must share a ring here")
+        started = time.perf_counter()
+        for batch in loader:
+            if world.rank == world.size - 1 and batch.step == 0:
+                time.sleep(0.7)
+            if world.rank == 0 and batch.step == 3:
+                assert time.perf_counter() - started < 0.6, "rank 0 waited for the slow rank"
+    world.Barrier()
+
+
+def test_wrong_arguments_on_one_rank_raise_everywhere(world, path):
+    if world.size == 1:
+        pytest.skip("needs a second rank")
+    with pytest.raises(ParioError, match="other arguments"):
+        pario.Loader(path, 4 + (world.rank == 1), comm=world)
+    with pytest.raises(ParioError):
+        pario.Loader(path if world.rank else "/nowhere/x.lmdb", 4, comm=world)
+    with pytest.raises(ParioError):
+        pario.Loader(path, 0 if world.rank == 1 else 4, comm=world)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_decoder_that_fails_on_one_rank_stops_all(world, path, parallel):
+    def decode(record):
+        if world.rank == world.size - 1 and len(record) > 3000:
+            raise RuntimeError("no such picture")
+        return {"n": len(record)}
+
+    class Inline(pario.decode.Raw):
+        def decode(self, records, out, draw):
+            if world.rank == world.size - 1 and max(records.nbytes) > 3000:
+                return [(int(np.argmax(records.nbytes)), "no such picture")]
+            return super().decode(records, out, draw)
+
+    kind = DecodeError if world.rank == world.size - 1 else PeerError
+    with pytest.raises(kind, match="no such picture"):  # noqa: PT012, SIM117
+        with pario.Loader(path, 2, decode if parallel else Inline(), shuffle="global", comm=world) as loader:
+            for _ in range(10_000):
+                for _batch in loader:
+                    time.sleep(0.002)
+    world.Barrier()
+
+
+def test_an_exception_of_the_user_on_one_rank_stops_all(world, path):
+    kind = ZeroDivisionError if world.rank == 0 else PeerError
+    with pytest.raises(kind):  # noqa: PT012, SIM117
+        with pario.Loader(path, 2, comm=world) as loader:
+            for _ in range(10_000):
+                for batch in loader:
+                    time.sleep(0.002)
+                    if world.rank == 0 and batch.step == 5:
+                        1 / 0  # noqa: B018
+    world.Barrier()
