@@ -1,0 +1,105 @@
+"""Extents -> few, long, aligned reads, and where each of them goes in a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pario.errors import CorruptedError, OptionError, ParioError
+from pario.kernels.runs import cut_runs, merge_runs
+from pario.records import EXTENT
+
+__all__ = ["Reads", "coalesce"]
+
+#: What the page cache reads at least. Unwanted bytes are counted in whole pages: those beside a record come anyway.
+_PAGE = 4096
+#: Memory is laid out so that a value lies at its file offset modulo this at least: LMDB puts large values at multiples
+#: of 8, and arrays that are views of records want that.
+_LEAST_UNIT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What to read and where it goes.
+
+    reads : EXTENT[m], byte ranges of the file, ascending, none twice
+    starts : i64[m], where read i begins in the slot; starts[i] and reads[i] agree modulo the alignment
+    record_starts : i64[k], where the values begin in the slot, in the order of the input
+    nbytes : bytes of the slot that are used
+    """
+
+    reads: np.ndarray
+    starts: np.ndarray
+    record_starts: np.ndarray
+    nbytes: int
+
+
+def coalesce(
+    offsets: np.ndarray,
+    nbytes: np.ndarray,
+    *,
+    lead_bytes: int,
+    align: int,
+    gap_bytes: int,
+    read_bytes: int,
+    file_bytes: int,
+    capacity: int | None = None,
+) -> Reads:
+    """Plan the reads of some values, in any order, the same one more than once if you like.
+
+    Parameters
+    ----------
+    offsets, nbytes : i64[k], where the values lie in the file
+    lead_bytes : read this much before each value (its page header)
+    align : offsets and lengths of reads are multiples of this, a power of two (1: any)
+    gap_bytes : two ranges with a gap of at most this many bytes are read together if the gap holds no more than one
+        whole page of 4 KiB, or if all such larger gaps together are at most 1 % of the pages that are wanted.
+        0: only ranges that touch or overlap.
+    read_bytes : longest read; longer ones are cut at multiples of this in the file
+    file_bytes : size of the file; reads end there, or at the next multiple of `align`
+    capacity : bytes of the slot. A plan that does not fit is made again without gaps.
+
+    Raises
+    ------
+    CorruptedError : a value outside of the file
+    ParioError : the values do not fit into `capacity` even without gaps
+    """
+    if align < 1 or align & (align - 1):
+        raise OptionError(f"align must be a power of two, got {align!r}")
+    if lead_bytes < 0 or gap_bytes < 0:
+        raise OptionError(f"lead_bytes and gap_bytes must be at least 0, got {lead_bytes!r} and {gap_bytes!r}")
+    if read_bytes < align:
+        raise OptionError(f"read_bytes must be at least align = {align}, got {read_bytes!r}")
+    read_bytes -= read_bytes % align
+    offsets = np.ascontiguousarray(offsets, np.int64)
+    nbytes = np.ascontiguousarray(nbytes, np.int64)
+    k = len(offsets)
+    if not k:
+        return Reads(np.empty(0, EXTENT), np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    # Compared without a sum, which could overflow on a damaged extent.
+    if int(offsets.min()) < 0 or int(nbytes.min()) < 0 or bool((nbytes > file_bytes - offsets).any()):
+        bad = int(np.flatnonzero((offsets < 0) | (nbytes < 0) | (nbytes > file_bytes - offsets))[0])
+        raise CorruptedError(
+            f"a value of {int(nbytes[bad])} bytes ends outside of the file's {file_bytes} bytes",
+            offset=int(offsets[bad]),
+        )
+
+    ascending = bool((offsets[1:] >= offsets[:-1]).all())
+    order = np.empty(0, np.int64) if ascending else np.argsort(offsets)
+    unit = max(align, _LEAST_UNIT)
+    runs = np.empty((k, 3), np.int64)
+    record_starts = np.empty(k, np.int64)
+    count, used = merge_runs(offsets, nbytes, order, lead_bytes, align, unit, gap_bytes, _PAGE, runs, record_starts)
+    if capacity is not None and used > capacity:
+        count, used = merge_runs(offsets, nbytes, order, lead_bytes, align, unit, 0, _PAGE, runs, record_starts)
+        if used > capacity:
+            raise ParioError(
+                f"internal error: {k} records need {used} bytes of a slot of {capacity}",
+                hint="Please report this with the options you used",
+            )
+    most = 2 * count + used // read_bytes
+    reads = np.empty(most, EXTENT)
+    starts = np.empty(most, np.int64)
+    m = cut_runs(runs, count, read_bytes, reads["offset"], reads["nbytes"], starts)
+    return Reads(reads[:m], starts[:m], record_starts, used)
