@@ -1,0 +1,100 @@
+"""`python -m pario`: what the command line needs to be there, how it ends, and how it says that something failed.
+
+The commands themselves are pario/commands/. Exit status: 0 done; 1 an error or damage found; 2 wrong arguments or a
+missing package; 130 Ctrl-C. An error of pario is one line on stderr, printed once for all ranks, without a traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+from pario.errors import ParioError, PeerError
+
+__all__ = ["main"]
+
+#: Where launchers tell a process its rank; SLURM_PROCID last, since it is also set in a batch script itself.
+_RANKS = (
+    "PMI_RANK",
+    "PMIX_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PALS_RANKID",
+    "JSM_NAMESPACE_RANK",
+    "SLURM_PROCID",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. An error of pario is raised, and printed by the hook set here."""
+    rank = launched_rank()
+    missing = [name for name in ("click", "tqdm") if importlib.util.find_spec(name) is None]
+    if missing:
+        if not rank:
+            sys.stderr.write(
+                f"error: the command line needs {' and '.join(missing)}: pip install 'pario[cli]'\n"
+                "The library itself (import pario) works without.\n"
+            )
+        return 2
+    import click
+
+    from pario.commands.app import group
+    from pario.commands.screen import screen
+
+    screen.rank = rank or 0
+    screen.launched = rank is not None
+    # Set first: pario.comm.agree puts its farewell to the other ranks around the hook that it finds.
+    sys.excepthook = _hook
+    try:
+        status = group.main(
+            args=None if argv is None else list(argv), prog_name="python -m pario", standalone_mode=False
+        )
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.ClickException as e:
+        if screen.rank == 0:
+            e.show()
+        return e.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _flush()
+        if screen.launched:
+            # The other ranks got the same signal: nobody is left for MPI_Finalize to wait for.
+            os._exit(130)
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def launched_rank() -> int | None:
+    """This process's rank as the launcher told it, None without a launcher. Starts no MPI."""
+    for name in _RANKS:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None
+
+
+def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Like Python's own, but an error of pario is one line, said by one rank."""
+    from pario.commands.screen import screen
+
+    if not isinstance(error, ParioError):
+        sys.__excepthook__(kind, error, traceback)
+        return
+    # Opening is agreed upon: rank 0 has the error, too. Later the rank where it happened says it, since rank 0 may
+    # have finished already.
+    speaks = not isinstance(error, PeerError) if screen.running else screen.rank == 0
+    if speaks:
+        screen.end_bar()
+        where = f" (rank {screen.rank})" if screen.running and screen.launched and error.rank is None else ""
+        sys.stderr.write(f"error{where}: {error}\n")
+    _flush()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()

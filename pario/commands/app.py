@@ -1,0 +1,202 @@
+"""The command line as click sees it: names, arguments, help. The work is done by the modules beside this one.
+
+They are imported when a command runs, so that `--help` and a wrong option need no Numba and no MPI.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import pario
+
+__all__ = ["group"]
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+_path = click.argument("path")
+_db = click.option("--db", metavar="NAME", help="A named database. Without: the main one.")
+
+
+@click.group(context_settings=_SETTINGS, invoke_without_command=True)
+@click.version_option(pario.__version__, prog_name="pario")
+@click.pass_context
+def group(context: click.Context) -> None:
+    """pario reads an LMDB dataset for all ranks of an MPI job.
+
+    New here? Try:  python -m pario demo
+
+    PATH is an LMDB: its folder, or the data file itself. Nothing is ever written to it; `index` writes a small file
+    beside it.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@group.command()
+@click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1, 64), help="MPI ranks to start.")
+@click.option(
+    "--folder", type=click.Path(path_type=Path), help="Keep the LMDBs here, instead of in a temporary directory."
+)
+def demo(ranks: int, folder: Path | None) -> int:
+    """Train a small network on two ranks, in seconds.
+
+    Writes scikit-learn's handwritten digits to an LMDB, starts two MPI ranks by mpiexec, trains a network that reads
+    the LMDB through pario, and prints how well it learned. Needs no data, no accelerator and no network.
+
+    \b
+    Example:
+      python -m pario demo
+    """
+    from pario.commands.demo import demo as run
+
+    return run(ranks, folder)
+
+
+@group.command()
+@_path
+@_db
+def info(path: str, db: str | None) -> int:
+    """What is in this file?
+
+    Prints the LMDB format, the databases with their entries and pages, the sizes of the records, whether they lie in
+    the file in key order, and whether an index is saved.
+
+    \b
+    Example:
+      python -m pario info train.lmdb
+    """
+    from pario.commands.info import info as run
+
+    return run(path, db)
+
+
+@group.command()
+@_path
+@click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1), help="Number of records.")
+@_db
+def head(path: str, count: int, db: str | None) -> int:
+    """Show the first records and what they seem to be.
+
+    The value is only looked at: a pickle is recognised, never loaded.
+
+    \b
+    Example:
+      python -m pario head -n 3 train.lmdb
+    """
+    from pario.commands.head import head as run
+
+    return run(path, count, db)
+
+
+@group.command()
+@_path
+@_db
+def index(path: str, db: str | None) -> int:
+    """Build the index ahead of a job.
+
+    The index says where each record lies. It is made from the LMDB's inner pages, without reading the records, and
+    saved beside the dataset (or, if that is not writable, in your cache directory). The Loader makes it by itself when
+    it is missing; for a dataset of terabytes you may want to do it once, on many ranks.
+
+    \b
+    Examples:
+      python -m pario index train.lmdb
+      mpiexec -n 8 python -m pario index train.lmdb
+    """
+    from pario.commands.index import index as run
+
+    return run(path, db)
+
+
+@group.command()
+@_path
+@_db
+def verify(path: str, db: str | None) -> int:
+    """Read everything once, and look for damage.
+
+    Checks the headers and bounds of all pages in use, the order of the keys, the number of records, and that every
+    byte can be read. Prints each damage with its page and offset. Exit status 1 if there is any.
+
+    \b
+    Examples:
+      python -m pario verify train.lmdb
+      mpiexec -n 8 python -m pario verify train.lmdb
+    """
+    from pario.commands.verify import verify as run
+
+    return run(path, db)
+
+
+@group.command()
+@_path
+@_db
+@click.option("-b", "--batch-size", default=64, show_default=True, type=int, help="Records per rank and batch.")
+@click.option(
+    "--shuffle", default="none", show_default=True, type=click.Choice(["none", "global", "block"]), help="Order."
+)
+@click.option(
+    "--decoder",
+    default="raw",
+    show_default=True,
+    type=click.Choice(["raw", "datum", "image"]),
+    help="raw: bytes as they are; datum: Caffe Datum; image: JPEG, PNG, ...",
+)
+@click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels, as unequal images do not stack.")
+@click.option("-e", "--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")
+@click.option(
+    "--fetch",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "posix", "direct"]),
+    help="posix: through the page cache; direct: past it (O_DIRECT).",
+)
+@click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep so long per batch, as a training step.")
+@click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
+@click.option("--inflight", type=int, help="Reads under way at once per reading rank.")
+@click.option("--readers-per-node", type=int, help="Ranks of a node that read.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of text.")
+def bench(
+    path: str,
+    db: str | None,
+    batch_size: int,
+    shuffle: str,
+    decoder: str,
+    size: int | None,
+    epochs: int,
+    fetch: str,
+    step_ms: float,
+    cold: bool,
+    inflight: int | None,
+    readers_per_node: int | None,
+    as_json: bool,
+) -> int:
+    """Measure how fast a dataset is read, and why.
+
+    Reads epochs as a training job would. Give it the batch size, the shuffle and the decoder of your job, and start it
+    the way you start your job. A large "share" means that the ranks waited for the storage; a large "turn" means that
+    the storage waited for the ranks.
+
+    \b
+    Examples:
+      python -m pario bench train.lmdb --decoder datum
+      mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2
+    """
+    from pario.commands.bench import bench as run
+
+    knobs = {"inflight": inflight, "readers_per_node": readers_per_node}
+    return run(
+        path,
+        db=db,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        decoder=decoder,
+        size=size,
+        epochs=epochs,
+        fetch=fetch,
+        step_ms=step_ms,
+        cold=cold,
+        as_json=as_json,
+        options={name: value for name, value in knobs.items() if value is not None},
+    )

@@ -1,0 +1,184 @@
+"""`bench`: read epochs as a training job would, and say how fast it was and where the time went."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pario import decode
+from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
+from pario.errors import ParioError
+from pario.fetch.base import resolve
+from pario.loader import Loader
+from pario.options import Options
+
+__all__ = ["bench", "cached_share"]
+
+#: (name in Loader.stats(), what it is); the first block runs in the background on the ranks that read
+_READING = (
+    ("locate", "which records, where, which reads"),
+    ("turn", "waited for a free slot: the ranks were slower than the storage"),
+    ("read", "a read was under way"),
+    ("check", "snapshot and page headers"),
+)
+_RANKS = (
+    ("share", "waited for bytes: the storage was slower than the ranks"),
+    ("decode", "bytes to arrays"),
+    ("consumer", "your own code between two batches"),
+)
+
+#: Places of the file that are asked whether they are in the page cache.
+SAMPLES = 1000
+
+
+def bench(
+    path: str,
+    *,
+    db: str | None,
+    batch_size: int,
+    shuffle: str,
+    decoder: str,
+    size: int | None,
+    epochs: int,
+    fetch: str,
+    step_ms: float,
+    cold: bool,
+    as_json: bool,
+    options: dict[str, Any],
+) -> int:
+    """Collective over all ranks."""
+    if cold:
+        _drop(path)
+    cached = cached_share(path)
+    started = time.perf_counter()
+    order: bool | str = False if shuffle == "none" else shuffle
+    knobs = Options(fetch=fetch, **options)
+    chosen = _decoder(decoder, size)
+    progress = screen.progress("leaf pages", "page")
+    with Loader(path, batch_size, chosen, shuffle=order, db=db, options=knobs, progress=progress) as loader:
+        screen.running = True
+        world = loader.world
+        value_bytes = int(loader.index.extents["nbytes"].sum())
+        lines: list[dict[str, float]] = []
+        first = 0.0
+        for epoch in range(epochs):
+            begun = time.perf_counter()
+            bar = screen.bar(len(loader), f"epoch {epoch + 1}", "batch")
+            records = 0
+            for batch in loader:
+                if not first:
+                    first = time.perf_counter() - started
+                records += len(batch.ids)
+                bar.update()
+                if step_ms:
+                    time.sleep(step_ms / 1000)
+            screen.end_bar()
+            took = world.allreduce_max(round((time.perf_counter() - begun) * 1e6)) / 1e6
+            total = world.allreduce_sum(records)
+            lines.append({"seconds": took, "records": total, "bytes": value_bytes})
+            if not as_json:
+                speed = f"{value_bytes / took / 1e9:.3f} GB/s, {total / took:,.0f} records/s"
+                screen.say(f"epoch {epoch + 1}: {counted(total, 'record')} in {seconds(took)}: {speed}")
+        mine = loader.stats()
+        sums = {name: world.allreduce_sum(round(mine[name] * 1e6)) / 1e6 for name, _ in _READING + _RANKS}
+        read = {name: world.allreduce_sum(int(mine[name])) for name in ("bytes_read", "reads", "skipped")}
+        result = {
+            "path": str(Path(path).absolute()),
+            "ranks": world.size,
+            "nodes": world.nodes,
+            "records": loader.index.n,
+            "value_bytes": value_bytes,
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "decoder": repr(loader.decoder),
+            "fetch": fetch,
+            "cached_before": cached,
+            "open_seconds": world.allreduce_max(round(mine["open"] * 1e6)) / 1e6,
+            "first_batch_seconds": world.allreduce_max(round(first * 1e6)) / 1e6,
+            "epochs": lines,
+            "rank_seconds": sums,
+            **read,
+        }
+    screen.running = False
+    screen.say(json.dumps(result) if as_json else _words(result, epochs))
+    return 0
+
+
+def _words(r: dict[str, Any], epochs: int) -> str:
+    sums, wall = r["rank_seconds"], sum(e["seconds"] for e in r["epochs"])
+    rows = [("", "rank seconds", "of the wall time", "")]
+    for title, block in (("reading, in the background:", _READING), ("the ranks:", _RANKS)):
+        rows.append((title, "", "", ""))
+        whole = wall * (1 if block is _READING else r["ranks"])
+        for name, what in block:
+            rows.append((f"  {name}", f"{sums[name]:.3f}", f"{sums[name] / whole:.1%}" if whole else "", what))
+    lines = table([row[:3] for row in rows]).splitlines()
+    text = "\n".join(f"{line:<52}  {row[3]}".rstrip() for line, row in zip(lines, rows, strict=True))
+    cached = r["cached_before"]
+    state = "unknown here" if cached is None else f"{cached:.0%} of the file"
+    factor = r["bytes_read"] / (r["value_bytes"] * epochs) if r["value_bytes"] else 0
+    lines = [
+        f"{counted(r['ranks'], 'rank')} on {counted(r['nodes'], 'node')}, "
+        f"{counted(r['batch_size'], 'record')} per rank and batch, "
+        f"shuffle {r['shuffle']}, decoder {r['decoder']}, fetch {r['fetch']}",
+        f"in the page cache before: {state}" + (" (of rank 0's node)" if r["nodes"] > 1 and cached is not None else ""),
+        f"time to first batch: {seconds(r['first_batch_seconds'])}, of it opening {seconds(r['open_seconds'])}",
+        f"read {decimal_bytes(r['bytes_read'])} in {r['reads']:,} reads: {factor:.3f} x the records' own bytes",
+        "",
+        text,
+    ]
+    return "\n".join(lines)
+
+
+def _decoder(name: str, size: int | None) -> Any:
+    if name == "raw":
+        return None
+    if name == "datum":
+        return decode.Datum()
+    return decode.Image(size) if size else decode.Image()
+
+
+def cached_share(path: str) -> float | None:
+    """How much of the data file is in this node's page cache (0..1), from a sample; None where the system cannot say.
+
+    A read with RWF_NOWAIT returns only bytes that are there, and reads nothing from the storage.
+    """
+    flag = getattr(os, "RWF_NOWAIT", None)
+    try:
+        fd = os.open(resolve(path), os.O_RDONLY)
+    except (OSError, ParioError):
+        return None  # the loader says what is wrong
+    try:
+        size = os.fstat(fd).st_size
+        pages = size // 4096
+        if flag is None or not pages:
+            return None
+        places = np.unique(np.linspace(0, pages - 1, min(SAMPLES, pages)).astype(np.int64)) * 4096
+        page = bytearray(4096)
+        there = 0
+        for place in places.tolist():
+            with contextlib.suppress(BlockingIOError):
+                there += os.preadv(fd, [page], place, flag) > 0
+        return there / len(places)
+    except OSError:  # a file system without RWF_NOWAIT
+        return None
+    finally:
+        os.close(fd)
+
+
+def _drop(path: str) -> None:
+    """Ask the kernel to forget the file's pages on this node."""
+    try:
+        fd = os.open(resolve(path), os.O_RDONLY)
+    except (OSError, ParioError):
+        return
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)

@@ -1,0 +1,144 @@
+"""One LMDB opened for looking at: its snapshot, its trees and its bytes, without an index of the records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from pario.comm.world import AnyWorld, get_world
+from pario.errors import DatabaseError, EmptyError, ParioError, ReadError
+from pario.fetch.base import ReadPool, resolve
+from pario.fetch.posix import PosixFetcher
+from pario.format.layout import F_BIGDATA, F_SUBDATA, Db
+from pario.format.page import Page
+from pario.format.tree import Tree, database_names, named_database
+from pario.locate.snapshot import read_snapshot
+
+__all__ = ["Dataset", "Item", "name_of"]
+
+#: Reads under way at once per rank.
+INFLIGHT = 8
+
+
+class Item(NamedTuple):
+    """A record as a command shows it; `value` may be cut."""
+
+    id: int
+    key: bytes
+    nbytes: int
+    value: bytes
+
+
+class Dataset:
+    """Collective over all ranks: construction and `close`.
+
+    path : as given by the user
+    names : named databases, empty if the main database holds records
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.world: AnyWorld = get_world()
+        error: BaseException | None = None
+        opened: Any = None
+        try:
+            self.path = resolve(path)
+            opened = PosixFetcher(self.path)
+            self.snapshot = read_snapshot(opened)
+        except BaseException as e:
+            error = e
+        self.world.agree(error, "opening the dataset")
+        self.fetcher: PosixFetcher = opened
+        self.snapshot = self.world.bcast(self.snapshot)
+        self.pool = ReadPool(self.fetcher, INFLIGHT)
+        self.main = self.tree(self.snapshot.main)
+
+    def read_page(self, pgno: int) -> bytes:
+        """The page, read whole. Raises ReadError."""
+        size = self.snapshot.page_size
+        return self.fetcher.pread(pgno * size, size)
+
+    def tree(self, db: Db) -> Tree:
+        return Tree(self.read_page, self.snapshot, db)
+
+    def names(self, most: int | None = None) -> list[bytes]:
+        """Named databases; looks no further than the first leaf page if that holds records only."""
+        if self.snapshot.main.md_root < 0:
+            return []
+        names: list[bytes] = []
+        first = next(self.main.leaves())
+        if not any(first.node(i).flags == F_SUBDATA for i in range(first.n)) and self.snapshot.main.md_leaf_pages > 64:
+            return []
+        for name in database_names(self.main):
+            names.append(name)
+            if len(names) == most:
+                break
+        return names
+
+    def database(self, db: str | None) -> Tree:
+        """The tree of records that `db` names; None is the main database. Raises DatabaseError, EmptyError."""
+        if db is not None:
+            tree = self.tree(named_database(self.main, db.encode()))
+        else:
+            tree = self.main
+            names = self.names(most=5)
+            if names and len(names) >= min(self.snapshot.main.md_entries, 5):
+                listed = ", ".join(repr(name_of(name)) for name in names)
+                raise DatabaseError(
+                    f"the main database holds named databases: {listed}", hint=f"Choose one: --db {name_of(names[0])}"
+                )
+        if tree.db.md_root < 0:
+            raise EmptyError("the database holds no record")
+        return tree
+
+    def first_items(self, tree: Tree, count: int, value_bytes: int) -> list[Item]:
+        """The first `count` records in key order, each value's first `value_bytes`; reads no more than they need."""
+        items: list[Item] = []
+        for leaf, i in tree.items():
+            for key, nbytes, value in self._values(tree, leaf, i, value_bytes):
+                items.append(Item(len(items), key, nbytes, value))
+                if len(items) == count:
+                    return items
+        return items
+
+    def _values(self, tree: Tree, leaf: Page, i: int, most: int) -> Iterator[tuple[bytes, int, bytes]]:
+        node = leaf.node(i)
+        key = node.key
+        dups = tree.dups(node)
+        if dups is None:
+            if node.flags & F_BIGDATA:
+                run = node.overflow()
+                wanted = min(most, run.nbytes)
+                value = self.fetcher.pread(run.offset, wanted)
+                if len(value) < wanted:
+                    raise ReadError(f"the file ends inside the value of key {key!r}", page=run.pgno, offset=run.offset)
+                yield key, run.nbytes, value
+            else:
+                yield key, node.nbytes, bytes(node.data[:most])
+            return
+        pairs = dups.items() if isinstance(dups, Tree) else ((dups, k) for k in range(dups.n))
+        for page, k in pairs:
+            value = page.key(k)
+            yield key, len(value), value[:most]
+
+    def together(self, work: partial[Any], doing: str) -> Any:
+        """Call `work` on this rank; raise on all ranks if it fails on one."""
+        error: BaseException | None = None
+        out: Any = None
+        try:
+            out = work()
+        except BaseException as e:
+            error = e.at(path=self.path) if isinstance(e, ParioError) else e
+        self.world.agree(error, doing)
+        return out
+
+    def close(self) -> None:
+        """Collective."""
+        self.pool.close()
+        self.fetcher.close()
+        self.world.free()
+
+
+def name_of(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")

@@ -1,0 +1,108 @@
+"""`python -m pario demo`: the lesson of pario/demo, under the mpiexec that belongs to this Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pario.commands.screen import screen
+
+__all__ = ["demo", "find_mpiexec"]
+
+_LESSON = "pario.demo.train_digits"
+_PROBE = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.size, flush=True)"
+
+_WORDS = """\
+pario demo: train a small network on images that come out of an LMDB.
+
+  1. scikit-learn's 1,797 handwritten digits (8x8 pixels) are written to an LMDB, as Caffe writes it
+  2. {how}
+  3. pario reads the LMDB once for all ranks and hands each rank its share of every batch
+  4. a network in plain NumPy learns; the ranks add up their gradients by MPI's Allreduce
+  5. it is tested on 360 images that it has not seen
+
+The first run on a machine compiles pario's kernels with Numba: up to a minute without a new line is normal."""
+
+
+def demo(ranks: int, folder: Path | None) -> int:
+    """Exit status: 0 if the network learned."""
+    if screen.launched:
+        screen.say(
+            "error: the demo starts mpiexec itself; run it without mpiexec or srun.\n"
+            "To see the same training under your launcher: srun python examples/train_digits.py",
+            err=True,
+        )
+        return 2
+    missing = [name for name in ("sklearn", "lmdb") if importlib.util.find_spec(name) is None]
+    if missing:
+        screen.say(f"error: the demo needs {' and '.join(missing)}: pip install 'pario[demo]'", err=True)
+        return 2
+    how = f"mpiexec starts {ranks} ranks of the same script" if ranks > 1 else "one process, without MPI"
+    screen.say(_WORDS.format(how=how))
+    screen.say()
+    launcher: list[str] = []
+    if ranks > 1:
+        mpiexec, why = find_mpiexec()
+        launcher = [*mpiexec, "-n", str(ranks)] if mpiexec else []
+        if not mpiexec:
+            screen.say(
+                f"{why}: the demo runs on one process instead.\n"
+                "For an MPI library of its own in this environment: pip install 'pario[mpich]'\n"
+            )
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="pario-demo-") as temporary:
+        command = [*launcher, sys.executable, "-u", "-m", _LESSON, "--folder", str(folder or temporary)]
+        status = _run(command)
+    took = time.perf_counter() - started
+    lesson = Path(__file__).parents[1] / "demo" / "train_digits.py"
+    if status:
+        screen.say(f"error: the training run failed or did not learn (exit status {status})", err=True)
+        return 1
+    screen.say(f"It learned, in {took:.0f} s. The script, to read or to start from: {lesson}")
+    return 0
+
+
+def find_mpiexec() -> tuple[list[str], str]:
+    """(the mpiexec that works with this Python's mpi4py and its options, "") or ([], why there is none)."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        return [], "There is no mpiexec beside this Python or on PATH"
+    command = [found]
+    try:
+        version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=20).stdout
+        if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
+            command.append("--oversubscribe")  # Open MPI refuses more ranks than cores
+        # Starts nothing of pario: does this mpiexec belong to the MPI library that mpi4py loads?
+        probe = subprocess.run(
+            [*command, "-n", "2", sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return [], f"{found} does not work ({e})"
+    sizes = [line.split()[1] for line in probe.stdout.splitlines() if line.startswith("size ")]
+    if probe.returncode or not sizes:
+        last = [line for line in probe.stderr.splitlines() if "Error" in line] or probe.stderr.splitlines() or [""]
+        return [], f"{found} cannot start mpi4py ({last[-1].strip()})"
+    if sizes != ["2", "2"]:
+        return [], f"{found} belongs to another MPI library than the one that mpi4py loads"
+    return command, ""
+
+
+def _run(command: list[str]) -> int:
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        # The children got the same signal from the terminal; they need a moment to end.
+        try:
+            process.wait(timeout=5)
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+        raise

@@ -1,0 +1,169 @@
+"""`info`: what kind of file this is, what it holds, and what pario will do with it."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pario.commands.dataset import Dataset, name_of
+from pario.commands.screen import decimal_bytes, printable, screen, table
+from pario.errors import DatabaseError, EmptyError, ParioError
+from pario.format.layout import (
+    MDB_DUPFIXED,
+    MDB_DUPSORT,
+    MDB_INTEGERDUP,
+    MDB_INTEGERKEY,
+    MDB_REVERSEDUP,
+    MDB_REVERSEKEY,
+)
+from pario.format.tree import Tree, named_database
+from pario.locate.index import open_index
+
+__all__ = ["info"]
+
+#: Databases that are listed.
+LISTED = 50
+
+#: Leaf pages up to which `info` makes the index itself when none is saved; more would keep the user waiting.
+SOON = 50_000
+
+_WRITERS = {1: "LMDB 0.9", 2: "unreleased sources of 2017-2025, as in lmdb-js", 3: "LMDB 1.0"}
+
+_FLAGS = {
+    MDB_DUPSORT: "duplicates (dupsort)",
+    MDB_DUPFIXED: "duplicates of one size",
+    MDB_INTEGERKEY: "integer keys",
+    MDB_INTEGERDUP: "integer duplicates",
+    MDB_REVERSEKEY: "keys compared from the end",
+    MDB_REVERSEDUP: "duplicates compared from the end",
+}
+
+
+def info(path: str, db: str | None) -> int:
+    """Collective over all ranks; builds an index in memory if none is saved and the file has few leaf pages."""
+    dataset = Dataset(path)
+    s = dataset.snapshot
+    order = "little" if s.byteorder == "little" else "big"
+    allocated = os.stat(dataset.path).st_blocks * 512
+    sparse = f" ({decimal_bytes(allocated)} on disk)" if allocated < 0.9 * s.file_bytes else ""
+    rows = [
+        ("file", f"{dataset.path}, {decimal_bytes(s.file_bytes)}{sparse}"),
+        ("format", f"LMDB data format {s.version} ({_WRITERS[s.version]}), {8 * s.word}-bit, {order}-endian"),
+        ("pages", f"{s.last_pgno + 1:,} in use, of {s.page_size:,} bytes"),
+        ("transaction", f"{s.txnid:,} is the last one committed"),
+    ]
+    if s.sum_size:
+        rows.append(("checksums", f"{s.sum_size} bytes per page; only its writer knows how to check them"))
+    found: list[tuple[str, Tree]] = dataset.together(partial(_databases, dataset, db), "reading the databases")
+    screen.say(_aligned(rows))
+    screen.say()
+    screen.say(_trees(found))
+    try:
+        tree = dataset.together(partial(dataset.database, db), "opening the database")
+    except EmptyError:
+        screen.say("\nThe database holds no record: there is nothing to read for training.")
+        tree = None
+    except DatabaseError as e:
+        if db is not None:
+            raise
+        screen.say(f"\n{e.what}. {e.hint or ''}")
+        tree = None
+    if tree is not None:
+        _records(dataset, tree, db)
+    dataset.close()
+    return 0
+
+
+def _databases(dataset: Dataset, db: str | None) -> list[tuple[str, Tree]]:
+    """(words, tree) of the main database and of the named ones."""
+    found = [("main database", dataset.main)]
+    if db is not None:
+        found.append((f'"{db}"', dataset.database(db)))
+        return found
+    for name in dataset.names(most=LISTED):
+        found.append((f'"{name_of(name)}"', dataset.tree(named_database(dataset.main, name))))
+    return found
+
+
+def _trees(found: list[tuple[str, Tree]]) -> str:
+    rows = [("", "entries", "depth", "branch pages", "leaf pages", "overflow pages", "flags")]
+    for name, tree in found:
+        d = tree.db
+        flags = ", ".join(words for flag, words in _FLAGS.items() if d.md_flags & flag) or "-"
+        numbers = (d.md_entries, d.md_depth, d.md_branch_pages, d.md_leaf_pages, d.md_overflow_pages)
+        rows.append((name, *(f"{n:,}" for n in numbers), flags))
+    return table(rows)
+
+
+def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
+    """What the index tells: sizes, order, side-car."""
+    s = dataset.snapshot
+    name = db.encode() if db is not None else None
+    progress = screen.progress("leaf pages", "page")
+    index: Any = None
+    if tree.db.md_leaf_pages <= SOON or _sidecar_there(dataset):
+        index = open_index(dataset.path, dataset.pool, s, dataset.world, db=name, save=False, progress=progress)
+    option = f" --db {db}" if db is not None else ""
+    if index is None:
+        screen.say(
+            f"\nNo index is saved yet, and its {tree.db.md_leaf_pages:,} leaf pages take a while to read. For record "
+            f"sizes and the order in the file:\n  python -m pario index {dataset.path}{option}"
+        )
+        return
+    sizes = index.extents["nbytes"]
+    low, middle, high = int(sizes.min()), int(np.median(sizes)), int(sizes.max())
+    same = low == high
+    size = f"{low:,} bytes each" if same else f"{low:,} to {high:,} bytes, median {middle:,}"
+    keys = index.keys(np.array([0, index.n - 1], np.int64))
+    native = s.native
+    gaps = _neighbours(index)
+    rows = [
+        ("records", f"{index.n:,} (ids 0 to {index.n - 1:,}, in key order); {size}"),
+        ("", f"{decimal_bytes(int(sizes.sum()))} in all"),
+        ("keys", f"{printable(keys[0])} to {printable(keys[1])}"),
+    ]
+    if index.by_offset is None:
+        rows.append(("order", "the records lie in the file in key order"))
+    else:
+        words = f"{gaps:.1%} of the records lie behind the one before in key order, the others jump back"
+        rows.append(("order", words))
+    if index.sidecar:
+        rows.append(("index", f"saved as {index.sidecar}"))
+    else:
+        rows.append(("index", f"not saved yet: python -m pario index {dataset.path}{option}"))
+    screen.say()
+    screen.say(_aligned(rows))
+    screen.say()
+    fast = (
+        "pario reads this file with its compiled kernels"
+        if native
+        else "this file was written on another kind of machine: pario reads it, more slowly"
+    )
+    sequential = (
+        "shuffle=False reads it from front to back"
+        if index.by_offset is None or gaps > 0.99
+        else 'shuffle=False follows the keys and jumps in the file; shuffle="block" reads it in long pieces'
+    )
+    screen.say(f"What pario does with it: {fast}; {sequential}.")
+
+
+def _neighbours(index: Any) -> float:
+    """Share of records that begin behind the record before them in key order."""
+    offsets = index.extents["offset"]
+    return float((np.diff(offsets) > 0).mean()) if len(offsets) > 1 else 1.0
+
+
+def _sidecar_there(dataset: Dataset) -> bool:
+    try:
+        from pario.locate.index import sidecar_places
+
+        return any(os.path.exists(place) for place in sidecar_places(dataset.path))
+    except (ImportError, ParioError):
+        return False
+
+
+def _aligned(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"  {name:<12}  {text}" for name, text in rows)

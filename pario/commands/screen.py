@@ -1,0 +1,109 @@
+"""What a command shows: lines and a progress bar, on one rank, and numbers in words."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+__all__ = ["Screen", "counted", "decimal_bytes", "printable", "screen", "seconds", "table"]
+
+
+class Screen:
+    """The terminal of all ranks together: rank 0 writes, the others are silent."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.launched = False  # by mpiexec, srun, ...
+        self.running = False  # True: all ranks have opened the dataset; from here on errors happen on one rank alone
+        self._bar: Any = None
+
+    def say(self, text: str = "", *, err: bool = False) -> None:
+        """A line on stdout (or stderr)."""
+        if self.rank == 0:
+            self.end_bar()
+            click.echo(text, err=err)
+            (sys.stderr if err else sys.stdout).flush()
+
+    def bar(self, total: int, what: str, unit: str) -> Any:
+        """A progress bar on stderr: `bar.update(n)`, and `bar.n`. It appears after a second; a log file gets a line
+        every 10 s instead of a moving bar."""
+        self.end_bar()
+        moving = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total,
+            desc=what,
+            unit=unit,
+            unit_scale=True,
+            disable=self.rank != 0,
+            delay=1.0,
+            mininterval=0.1 if moving else 10.0,
+            leave=False,
+            file=sys.stderr,
+        )
+        return self._bar
+
+    def progress(self, what: str, unit: str) -> Any:
+        """A function (done, total) that moves a bar, as `Reader(progress=...)` wants it."""
+        bars: list[Any] = []
+
+        def move(done: int, total: int) -> None:
+            if not bars:
+                bars.append(self.bar(total, what, unit))
+            bars[0].update(done - bars[0].n)
+            if done >= total:
+                self.end_bar()
+
+        return move
+
+    def end_bar(self) -> None:
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
+
+
+screen = Screen()
+
+
+def decimal_bytes(nbytes: float) -> str:
+    """1234567 -> "1.23 MB"; powers of 1000, as storage is sold and measured."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if abs(nbytes) < 1000 or unit == "TB":
+            return f"{nbytes:,.0f} {unit}" if unit == "bytes" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    raise AssertionError
+
+
+def seconds(value: float) -> str:
+    """0.00123 -> "1.2 ms"."""
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} us"
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def counted(n: int, one: str, many: str | None = None) -> str:
+    """"1 record", "1,200 records"."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def printable(key: bytes, most: int = 48) -> str:
+    """Key bytes as text where they are text, else in hex; cut to `most` characters."""
+    try:
+        text = key.decode()
+        if not text.isprintable():
+            raise ValueError
+    except ValueError:
+        text = "0x" + key.hex()
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def table(rows: list[tuple[str, ...]], *, left: int = 1) -> str:
+    """Columns of text, the first `left` ones aligned to the left, the others to the right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [c.ljust(w) if k < left else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines)
