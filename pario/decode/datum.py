@@ -1,0 +1,323 @@
+"""Caffe's `Datum`: pixels, floats or an encoded image, and a label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pario.decode import image as images
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe, extent
+from pario.decode.columns import columns, flat
+from pario.errors import DecodeError, OptionError
+from pario.kernels import convert
+from pario.kernels import datum as kernels
+from pario.records import Records
+
+__all__ = ["Datum", "DatumSpec"]
+
+_I64 = np.dtype(np.int64)
+_U8 = np.dtype(np.uint8)
+_F32 = np.dtype(np.float32)
+
+_BROKEN = {
+    kernels.OUTSIDE: "the record lies outside the bytes that were read",
+    kernels.TRUNCATED: "the record ends inside this field",
+    kernels.BAD_VARINT: "a number of more than ten bytes",
+    kernels.BAD_TAG: "no valid field number or wire type",
+    kernels.BAD_LENGTH: "a length that does not fit",
+    kernels.BAD_GROUP: "a group that does not open and close as it should",
+}
+
+
+@dataclass(frozen=True)
+class DatumSpec:
+    """Where record 0 keeps its values ("data", "float_data" or "encoded"), and their shape."""
+
+    source: str
+    channels: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class _Message:
+    """What the kernel `parse` returns."""
+
+    status: int
+    at: int
+    channels: int
+    height: int
+    width: int
+    label: int
+    data_at: int
+    data_nbytes: int
+    floats: int
+    encoded: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.height, self.width
+
+    @property
+    def source(self) -> str:
+        return "encoded" if self.encoded else "data" if self.data_nbytes or not self.floats else "float_data"
+
+
+class Datum(Decoder):
+    """{"data": u8 or f32[b, c, h, w], "label": i64[b]} from Caffe's protobuf records.
+
+    Plain pixels are copied as they lie (channels first, blue first if Caffe's tools wrote them). `float_data`, `mean`,
+    `scale` or dtype="float32" make float32 rows, (x - mean) * scale. Encoded images are decoded first.
+
+    Parameters
+    ----------
+    crop : int or (h, w), optional
+        Take a window of this size; records may then differ in height and width.
+    crop_mode : "center" or "random"
+    mirror : False or "random"
+        Flip every other record left to right, by chance.
+    mean : number, array [c], or array [c, h, w], optional
+        Taken off before scaling; [c, h, w] is the size of the records, before the crop.
+    scale : float, optional
+    dtype : "uint8" or "float32", optional
+        Of "data"; decided from the other options and record 0 if not given.
+    color : "BGR", "RGB" or "GRAY"
+        Of encoded images; has no effect on plain pixels.
+
+    What is random depends on the seed, the epoch and the record id only.
+    """
+
+    def __init__(
+        self,
+        crop: int | tuple[int, int] | None = None,
+        *,
+        crop_mode: str = "center",
+        mirror: bool | str = False,
+        mean: Any = None,
+        scale: float | None = None,
+        dtype: Any = None,
+        color: str = "BGR",
+    ) -> None:
+        self.crop = None if crop is None else images.size_of(crop, "crop")
+        if crop_mode not in ("center", "random"):
+            raise OptionError(f'crop_mode must be "center" or "random", got {crop_mode!r}')
+        self.crop_mode = crop_mode
+        if mirror not in (False, "random"):
+            raise OptionError(f'mirror must be False or "random" (what Caffe calls mirror: true), got {mirror!r}')
+        self.mirror = mirror
+        self.mean = None if mean is None else np.asarray(mean, np.float32, order="C")
+        if self.mean is not None and self.mean.ndim == 3 and self.mean.shape[1:] == (1, 1):
+            self.mean = self.mean.reshape(-1)
+        if self.mean is not None and (self.mean.ndim not in (0, 1, 3) or not np.isfinite(self.mean).all()):
+            raise OptionError(f"mean must be a number, [c] or [c, h, w] of finite values, got shape {self.mean.shape}")
+        self.scale = None if scale is None else float(scale)
+        self.dtype = None if dtype is None else np.dtype(dtype)
+        if self.dtype not in (None, _U8, _F32):
+            raise OptionError(f'dtype must be "uint8" or "float32", got {dtype!r}')
+        if self.dtype == _U8 and (mean is not None or scale is not None):
+            raise OptionError('mean and scale need dtype="float32"')
+        if color not in images.COLORS:
+            raise OptionError(f"color must be one of {', '.join(images.COLORS)}, got {color!r}")
+        self.color = color
+        self._spec: DatumSpec | None = None
+
+    def __repr__(self) -> str:
+        return self._repr(
+            crop=(self.crop, None),
+            crop_mode=(self.crop_mode if self.crop_mode != "center" else None, None),
+            mirror=(self.mirror, False),
+            mean=(self.mean, None),
+            scale=(self.scale, None),
+            dtype=(self.dtype, None),
+            color=(self.color if self.color != "BGR" else None, None),
+        )
+
+    @property
+    def spec(self) -> DatumSpec | None:  # type: ignore[override]
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: DatumSpec | None) -> None:
+        if spec is not None:
+            self._settle(spec)
+        self._spec = spec
+
+    @property
+    def parallel(self) -> bool:  # type: ignore[override]
+        """Encoded images are worth a thread each; anything else is one kernel call per batch."""
+        return self._spec is not None and self._spec.source == "encoded"
+
+    def _settle(self, spec: DatumSpec) -> None:
+        """All that a batch needs and that depends on the options and the spec alone."""
+        floats = spec.source == "float_data"
+        touched = self.mean is not None or self.scale is not None
+        if floats and self.dtype == _U8:
+            raise OptionError('records with float_data cannot become dtype="uint8"')
+        height, width = self.crop or (spec.height, spec.width)
+        if height > spec.height or width > spec.width:
+            raise OptionError(f"crop={self.crop} is larger than the records, {spec.height} x {spec.width}")
+        kind, fixed = convert.MEAN_ONE, self.crop is None
+        if self.mean is not None and self.mean.ndim:
+            kind = convert.MEAN_CHANNEL if self.mean.ndim == 1 else convert.MEAN_PIXEL
+            shape = (spec.channels, spec.height, spec.width)[: self.mean.ndim]
+            if self.mean.shape != shape:
+                raise OptionError(
+                    f"mean has shape {extent(self.mean.shape)}, the records have {spec.channels} channels of "
+                    f"{spec.height} x {spec.width}"
+                )
+            fixed = fixed or kind == convert.MEAN_PIXEL
+        random = self.crop_mode == "random" and self.crop is not None
+        plain = not (touched or self.crop or self.mirror)
+        self._dtype = _F32 if floats or touched or self.dtype == _F32 else _U8
+        self._as_bytes = self._dtype == _U8
+        self._row = (spec.channels, height, width)
+        self._shapes: dict[int, dict[str, ArraySpec]] = {}
+        self._drawn = random or bool(self.mirror)
+        self._geometry = np.array(
+            [
+                spec.channels,
+                *((spec.height, spec.width) if fixed else (-1, -1)),
+                height,
+                width,
+                random,
+                bool(self.mirror),
+                kind,
+                plain,
+            ],
+            np.int64,
+        )
+        self._mean = np.zeros(1, np.float32) if self.mean is None else self.mean.reshape(-1)
+        self._scale = np.float32(1 if self.scale is None else self.scale)
+
+    def learn(self, record: np.ndarray) -> DatumSpec:
+        message = _parse(record, 0, len(record))
+        if message.status != kernels.OK:
+            raise self._not_a_datum(f"at byte {message.at}: {_BROKEN[message.status]}", record)
+        source = message.source
+        if source == "encoded":
+            picture = record[message.data_at : message.data_at + message.data_nbytes]
+            try:
+                height, width, channels = images.decode(picture, self.color).shape
+            except images.BadImage as error:
+                raise DecodeError(f"the first record is an encoded Datum whose image is broken: {error}") from error
+            spec = DatumSpec(source, channels, height, width)
+        else:
+            reason = _mismatch(message)
+            if reason:
+                raise self._not_a_datum(reason, record)
+            spec = DatumSpec(source, *message.shape)
+        self.spec = spec
+        return spec
+
+    def _not_a_datum(self, reason: str, record: np.ndarray) -> DecodeError:
+        begins, advice = describe(record)
+        return DecodeError(
+            f"not a Caffe Datum: {reason}; {begins}",
+            hint=(advice[0].upper() + advice[1:]) if advice else "Raw() takes any bytes, a function decodes any format",
+        )
+
+    def shapes(self, records: Records) -> dict[str, ArraySpec]:
+        self._learnt()
+        n = len(records)
+        found = self._shapes.get(n)
+        if found is None:
+            if len(self._shapes) > 64:
+                self._shapes.clear()
+            found = self._shapes[n] = {"data": ((n, *self._row), self._dtype), "label": ((n,), _I64)}
+        return found
+
+    def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
+        spec = self._learnt()
+        if spec.source == "encoded":
+            return self._decode_images(records, out, draw)
+        data, starts, nbytes, failed = columns(records)
+        ids = np.array(records.ids, np.int64) if self._drawn else starts
+        rows, labels = out["data"], out["label"]
+        common = data, starts, nbytes, ids, draw.key, self._geometry
+        if self._as_bytes:
+            n = kernels.datum_u8(*common, flat(rows), labels, failed)
+        elif spec.source == "data":
+            n = kernels.datum_f32(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
+        else:
+            n = kernels.datum_floats(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
+        return [(int(i), self._why(_parse(data, int(starts[i]), int(nbytes[i])), int(starts[i]))) for i in failed[:n]]
+
+    def _decode_images(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
+        failures: Failures = []
+        channels, height, width = self._row
+        fixed = self._geometry[1] >= 0
+        for i in range(len(records)):
+            start, nbytes = int(records.starts[i]), int(records.nbytes[i])
+            message = _parse(records.data, start, nbytes)
+            if message.status != kernels.OK or not message.encoded:
+                failures.append((i, self._why(message, start)))
+                continue
+            try:
+                picture = images.decode(
+                    records.data[message.data_at : message.data_at + message.data_nbytes], self.color
+                )
+            except images.BadImage as error:
+                failures.append((i, f"encoded Datum: {error}"))
+                continue
+            h, w, _ = picture.shape
+            if (fixed and (h, w) != tuple(self._geometry[1:3])) or h < height or w < width:
+                failures.append((i, self._size(channels, h, w)))
+                continue
+            source = np.empty(picture.size, np.uint8)
+            convert.hwc_to_chw(picture.reshape(-1), channels, source)
+            top, left, flip = convert.draw_window(draw.key, int(records.ids[i]), h, w, height, width, *self._chance())
+            place = 0, channels, h, w
+            window = 0, top, left, height, width, flip
+            if self._as_bytes:
+                convert.crop_u8(source, *place, flat(out["data"][i]), *window)
+            else:
+                kind = int(self._geometry[7])
+                row = flat(out["data"][i], np.float32)
+                convert.crop_f32(source, *place, row, *window, self._mean, kind, self._scale)
+            out["label"][i] = message.label
+        return failures
+
+    def _chance(self) -> tuple[int, int]:
+        return int(self._geometry[5]), int(self._geometry[6])
+
+    def _why(self, message: _Message, start: int) -> str:
+        if message.status != kernels.OK:
+            return f"not a Caffe Datum: at byte {message.at - start}: {_BROKEN[message.status]}"
+        spec = self._learnt()
+        if message.source != spec.source:
+            return f"the values are in {message.source!r}, those of the first record in {spec.source!r}"
+        return _mismatch(message) or self._size(*message.shape)
+
+    def _size(self, channels: int, height: int, width: int) -> str:
+        spec = self._learnt()
+        got = f"got {channels} x {height} x {width}"
+        if self.crop and self._geometry[1] < 0:
+            return f"expected {spec.channels} channels of at least {self.crop[0]} x {self.crop[1]}, {got}"
+        return (
+            f"expected {spec.channels} x {spec.height} x {spec.width} (channels x height x width), {got}"
+            + ("" if self.crop else "; crop=(h, w) takes records of different sizes")
+        )
+
+
+def _parse(data: np.ndarray, start: int, nbytes: int) -> _Message:
+    if data.flags.writeable:
+        data = data.view()
+        data.flags.writeable = False
+    return _Message(*kernels.parse(data, start, nbytes))
+
+
+def _mismatch(message: _Message) -> str:
+    """What is wrong within one message whose fields could be read; "" if nothing."""
+    if min(message.shape) <= 0:
+        named = ", ".join(f"{name} {k}" for name, k in zip(("channels", "height", "width"), message.shape, strict=True))
+        return f"no valid shape ({named})"
+    want = message.channels * message.height * message.width
+    got = message.floats if message.source == "float_data" else message.data_nbytes
+    if want != got:
+        return (
+            f"{message.channels} x {message.height} x {message.width} (channels x height x width) are {want} values, "
+            f"{'float_data' if message.source == 'float_data' else 'data'} holds {got}"
+        )
+    return ""

@@ -1,0 +1,122 @@
+"""Python functions as decoders, and what the loader takes for a decoder."""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+
+import numpy as np
+import pytest
+from made_records import arrays, made, rows
+
+from pario.decode import Datum, Draw, Function, Raw, as_decoder
+from pario.errors import DecodeError, OptionError
+
+Pair = collections.namedtuple("Pair", ["image", "caption"])
+
+
+def run(decoder: Function, values: list[bytes]):
+    records = made(values)
+    decoder.learn(records[0])
+    out = arrays(decoder, records)
+    return out, decoder.decode(records, out, Draw())
+
+
+@pytest.mark.parametrize(
+    ("returned", "names"),
+    [
+        (lambda b: len(b), {"data": ((), "int64")}),
+        (lambda b: 0.5, {"data": ((), "float64")}),
+        (lambda b: np.float32(b[0]), {"data": ((), "float32")}),
+        (lambda b: [[1, 2, b[0]]], {"data": ((1, 3), "int64")}),
+        (lambda b: (np.zeros((2, 3), np.int8), b[0]), {"data": ((2, 3), "int8"), "label": ((), "int64")}),
+        (lambda b: {"x": np.ones(2, bool), "y": 1j}, {"x": ((2,), "bool"), "y": ((), "complex128")}),
+        (lambda b: Pair(np.zeros(4), b[0]), {"image": ((4,), "float64"), "caption": ((), "int64")}),
+    ],
+)
+def test_what_it_returns_names_the_arrays(returned, names) -> None:
+    values = [b"abc", b"xyz"]
+    out, failures = run(Function(returned), values)
+    assert failures == []
+    assert {name: (a.shape[1:], str(a.dtype)) for name, a in out.items()} == names
+    for i, value in enumerate(values):
+        right = returned(value)
+        right = right._asdict() if isinstance(right, Pair) else right
+        right = dict(zip(("data", "label"), right, strict=True)) if isinstance(right, tuple) else right
+        for name, array in (right if isinstance(right, dict) else {"data": right}).items():
+            np.testing.assert_array_equal(out[name][i], array)
+
+
+def test_exceptions_become_failures_with_type_and_text() -> None:
+    out, failures = run(Function(lambda b: json.loads(b)["x"]), [b'{"x": 1}', b'{"y": 2}', b"?", b'{"x": 3}'])
+    assert [row for row, _ in failures] == [1, 2]
+    assert failures[0][1] == "KeyError: 'x'"
+    assert failures[1][1].startswith("JSONDecodeError: Expecting value")
+    assert out["data"][[0, 3]].tolist() == [1, 3]
+
+
+def test_unequal_shapes_dtypes_and_names() -> None:
+    _, failures = run(Function(lambda b: np.zeros(len(b))), [b"ab", b"abc"])
+    assert failures[0][1].startswith("'data' is float64[3], that of record 0 is float64[2]")
+    _, failures = run(Function(lambda b: b[0] if b[0] < 99 else 0.5), [b"a", b"z", b"b"])
+    assert [row for row, _ in failures] == [1]
+    assert "float64[], that of record 0 is int64[]" in failures[0][1]
+    _, failures = run(Function(lambda b: {chr(b[0]): 1}), [b"a", b"z"])
+    assert failures[0][1] == "returned ['z'], for record 0 ['a']"
+
+
+@pytest.mark.parametrize("returned", ["text", b"bytes", None, object(), (1, 2, 3), (), {}, [[1], [2, 3]]])
+def test_no_arrays(returned) -> None:
+    with pytest.raises(DecodeError, match=r"cannot decode this record: .*it begins with 61 62"):
+        Function(lambda b: returned).learn(np.frombuffer(b"ab", np.uint8))
+
+
+def test_learn_repeats_the_functions_own_error() -> None:
+    with pytest.raises(DecodeError, match=r"ZeroDivisionError: .*by zero"):
+        Function(lambda b: 1 // 0).learn(np.frombuffer(b"ab", np.uint8))
+
+
+def test_bytes_or_a_read_only_view() -> None:
+    seen = []
+    run(Function(lambda b: seen.append(b) or 1), [b"abc"])
+    run(Function(lambda b: seen.append(b) or 1, view=True), [b"abc"])
+    assert [type(b) for b in seen] == [bytes, bytes, np.ndarray, np.ndarray]
+    assert seen[0] == b"abc" == seen[2].tobytes()
+    assert not seen[3].flags.writeable
+
+
+def test_threads_on_disjoint_rows() -> None:
+    values = [bytes([i]) * 50 for i in range(200)]
+    records = made(values)
+    decoder = Function(lambda b: np.frombuffer(b, np.uint8) * 1.0)
+    decoder.learn(records[0])
+    out = arrays(decoder, records)
+    failures: list = []
+
+    def work(start: int) -> None:
+        part = {name: array[start : start + 50] for name, array in out.items()}
+        failures.extend(decoder.decode(rows(records, start, start + 50), part, Draw()))
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(0, 200, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    np.testing.assert_array_equal(out["data"], np.repeat(np.arange(200.0)[:, None], 50, axis=1))
+
+
+def test_as_decoder() -> None:
+    assert isinstance(as_decoder(None), Raw)
+    mine = Datum()
+    assert as_decoder(mine) is mine
+    assert isinstance(as_decoder(len), Function)
+    assert repr(as_decoder(len)) == "Function(len)"
+    with pytest.raises(OptionError, match=r"Datum\(\), got the class Datum"):
+        as_decoder(Datum)
+    for wrong in (3, "datum"):
+        with pytest.raises(OptionError, match="a function or None, got"):
+            as_decoder(wrong)
+    with pytest.raises(OptionError, match="callable"):
+        Function(3)  # type: ignore[arg-type]

@@ -1,0 +1,192 @@
+"""Images, against Pillow's and OpenCV's own reading."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+from made_records import arrays, made
+
+from pario.decode import Draw, Image
+from pario.decode import image as module
+from pario.errors import DecodeError, OptionError
+
+RNG = np.random.default_rng(5)
+
+
+def picture(height: int = 40, width: int = 60) -> np.ndarray:
+    """Smooth, so that lossy codecs stay close; red first."""
+    return cv2.resize(RNG.integers(0, 256, (5, 6, 3), dtype=np.uint8), (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def file_of(rgb: np.ndarray, kind: str = ".png", *options: int) -> bytes:
+    return cv2.imencode(kind, np.ascontiguousarray(rgb[..., ::-1]), list(options))[1].tobytes()
+
+
+def run(decoder: Image, values: list[bytes], learn: bool = True):
+    records = made(values)
+    if learn:
+        decoder.learn(records[0])
+    out = arrays(decoder, records)
+    return out["data"], decoder.decode(records, out, Draw())
+
+
+@pytest.mark.parametrize("kind", [".png", ".bmp", ".webp", ".jpg", ".tiff"])
+def test_kinds(kind: str) -> None:
+    rgb = picture()
+    options = {".webp": (cv2.IMWRITE_WEBP_QUALITY, 101), ".jpg": (cv2.IMWRITE_JPEG_QUALITY, 98)}
+    got, failures = run(Image(), [file_of(rgb, kind, *options.get(kind, ()))] * 2)
+    assert failures == []
+    assert got.shape == (2, 40, 60, 3)
+    if kind == ".jpg":
+        assert np.abs(got[1].astype(int) - rgb).mean() < 3
+    else:
+        np.testing.assert_array_equal(got[1], rgb)
+
+
+@pytest.mark.parametrize("kind", [".png", ".jpg"])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+def test_layouts_and_colors(kind: str, layout: str) -> None:
+    value = file_of(picture(), kind)
+    rgb, _ = run(Image(), [value])
+    for color, right in (("RGB", rgb), ("BGR", rgb[..., ::-1])):
+        got, failures = run(Image(layout=layout, color=color), [value])
+        assert failures == []
+        np.testing.assert_array_equal(got, right if layout == "HWC" else right.transpose(0, 3, 1, 2))
+    grey, failures = run(Image(layout=layout, color="GRAY"), [value])
+    assert failures == []
+    assert grey.shape == ((1, 40, 60, 1) if layout == "HWC" else (1, 1, 40, 60))
+    assert np.abs(grey.reshape(40, 60) - rgb[0] @ [0.299, 0.587, 0.114]).max() < 3
+
+
+def test_without_simplejpeg_opencv_reads_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = file_of(picture(), ".jpg")
+    fast, _ = run(Image(), [value])
+    monkeypatch.setattr(module, "_simplejpeg", lambda: None)
+    slow, failures = run(Image(), [value, value[: len(value) // 2]])
+    assert np.abs(fast[0].astype(int) - slow[0]).max() <= 2
+    assert [row for row, _ in failures] == [1]
+
+
+def test_without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_cv2", lambda: None)
+    _, failures = run(Image(), [file_of(picture(), ".jpg"), file_of(picture())])
+    assert [row for row, _ in failures] == [1]
+    assert 'pip install "pario[image]"' in failures[0][1]
+    with pytest.raises(OptionError, match="needs OpenCV"):
+        Image(size=3)
+    monkeypatch.setattr(module, "_simplejpeg", lambda: None)
+    with pytest.raises(OptionError, match=r'pip install "pario\[image\]"'):
+        Image()
+
+
+def test_size_resizes_every_kind() -> None:
+    sizes = ((40, 60), (20, 30), (19, 200), (160, 240), (300, 301))
+    values = [file_of(rgb, kind) for rgb in (picture(*size) for size in sizes) for kind in (".png", ".jpg")]
+    got, failures = run(Image((20, 30)), values)
+    assert failures == []
+    for i, size in enumerate(sizes):
+        # JPEG halved while decoding, PNG averaged: the same picture but for the codec's loss.
+        assert np.abs(got[2 * i].astype(int).mean((0, 1)) - got[2 * i + 1].mean((0, 1))).max() < 8, size
+    exact = picture(20, 30)
+    got, _ = run(Image((20, 30)), [file_of(exact)])
+    np.testing.assert_array_equal(got[0], exact)
+    big = picture(80, 90)
+    for how in ("area", "linear", "cubic", "nearest"):
+        got, _ = run(Image((20, 30), resize=how, layout="CHW"), [file_of(big)])
+        right = cv2.resize(big, (30, 20), interpolation=getattr(cv2, f"INTER_{how.upper()}"))
+        np.testing.assert_array_equal(got[0], right.transpose(2, 0, 1))
+
+
+def test_size_needs_no_record() -> None:
+    decoder = Image(size=8)
+    assert decoder.shapes(made([])) == {"data": ((0, 8, 8, 3), np.dtype("u1"))}
+
+
+def test_unequal_sizes_without_size() -> None:
+    sizes = (40, 60, ".png"), (40, 61, ".png"), (10, 10, ".jpg"), (90, 90, ".jpg")
+    values = [file_of(picture(height, width), kind) for height, width, kind in sizes]
+    _, failures = run(Image(), values)
+    assert [row for row, _ in failures] == [1, 2, 3]
+    assert failures[0][1] == (
+        "expected an image of 40 x 60 (height x width), as record 0 is, got 40 x 61; pass size=(h, w)"
+    )
+    assert "got 10 x 10" in failures[1][1]
+    assert "got 90 x 90" in failures[2][1]
+
+
+def test_grey_alpha_and_deep_files_become_what_was_asked() -> None:
+    rgb = picture()
+    alpha = np.dstack([rgb[..., ::-1], np.full((40, 60), 9, np.uint8)])
+    values = [
+        file_of(rgb),
+        cv2.imencode(".png", alpha)[1].tobytes(),
+        cv2.imencode(".png", rgb[..., ::-1].astype(np.uint16) * 257)[1].tobytes(),
+        cv2.imencode(".png", rgb[..., 0])[1].tobytes(),
+    ]
+    got, failures = run(Image(), values)
+    assert failures == []
+    np.testing.assert_array_equal(got[:3], np.stack([rgb] * 3))
+    np.testing.assert_array_equal(got[3], np.repeat(rgb[..., :1], 3, axis=2))
+
+
+def test_orientation_tags_are_ignored_by_both_codecs(monkeypatch: pytest.MonkeyPatch) -> None:
+    exif = b"\xff\xe1\x00\x22Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+    plain = file_of(picture(), ".jpg")
+    turned = plain[:2] + exif + plain[2:]
+    for _ in range(2):
+        got, failures = run(Image(), [plain, turned])
+        assert failures == []
+        np.testing.assert_array_equal(got[0], got[1])
+        monkeypatch.setattr(module, "_simplejpeg", lambda: None)
+
+
+def test_damage_fails_alone_unless_allowed() -> None:
+    jpeg, png = file_of(picture(), ".jpg"), file_of(picture())
+    values = [jpeg, jpeg[:-200], png[:-30], b"", b"\xff\xd8\xff", b"hello", jpeg]
+    got, failures = run(Image(), values)
+    assert [row for row, _ in failures] == [1, 2, 3, 4, 5]
+    assert "JPEG" in failures[0][1]
+    assert "it begins with 68 65 6c 6c" in failures[4][1]
+    np.testing.assert_array_equal(got[0], got[6])
+    _, failures = run(Image(strict=False), values)
+    assert [row for row, _ in failures] == [2, 3, 4, 5]
+
+
+def test_labels() -> None:
+    value = file_of(picture(4, 4))
+    records = made([value] * 3, ids=[2, 0, 9])
+    decoder = Image(label=np.array([7, 8, 9], np.uint8))
+    decoder.learn(records[0])
+    out = arrays(decoder, records)
+    assert out["label"].dtype == np.int64
+    failures = decoder.decode(records, out, Draw())
+    assert failures == [(2, "label has 3 entries, none for this record")]
+    assert out["label"][:2].tolist() == [9, 7]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 0},
+        {"size": "big"},
+        {"layout": "WHC"},
+        {"color": "rgb"},
+        {"resize": "best"},
+        {"label": ["a"]},
+        {"label": 3},
+    ],
+)
+def test_impossible_options(options: dict) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(options))} must be"):
+        Image(**options)
+
+
+def test_learn_says_what_the_record_is_instead() -> None:
+    with pytest.raises(DecodeError, match=r"not an image: no image that OpenCV can decode; .*a pickle.*pickle.loads"):
+        Image().learn(np.frombuffer(b"\x80\x04\x95" + bytes(20), np.uint8))
+
+
+def test_repr() -> None:
+    assert repr(Image()) == "Image()"
+    assert repr(Image(4, layout="CHW", label=np.zeros(9))) == "Image(size=(4, 4), layout='CHW', label=float64[9])"
