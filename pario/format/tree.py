@@ -83,6 +83,8 @@ class Tree:
         self.db = db
         self.flags = db.md_flags
         self.is_dups = dups_of is not None
+        #: duplicates of one width: the leaves are LEAF2 pages
+        self.fixed = self.is_dups and bool(db.md_flags & MDB_DUPFIXED)
         layout = snapshot.layout
         self.order = key_order(self.flags, layout) if dups_of is None else dup_order(dups_of, layout)
 
@@ -97,7 +99,7 @@ class Tree:
         depth = min(MAX_DEPTH, self.db.md_depth)
         if level < depth:
             expected = "branch"
-        elif self.is_dups and self.flags & MDB_DUPFIXED:
+        elif self.fixed:
             expected = "leaf2"
         else:
             expected = "leaf"
@@ -256,14 +258,24 @@ def list_names(names: list[bytes]) -> str:
     return shown + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else "")
 
 
-def check_ascending(order: Order, before: bytes, after: bytes, page: Page) -> None:
-    """Raises CorruptedError unless `before` < `after`; integers of different widths have no order."""
+def ascends(order: Order, before: bytes, after: bytes) -> bool:
+    """Whether `before` < `after`. Integers of different widths have no order: True."""
     if order not in (bytes, _reverse) and len(before) != len(after):
-        return
-    if not order(before) < order(after):  # type: ignore[operator]
-        raise CorruptedError(
-            f"keys do not ascend: {before[:40]!r} before {after[:40]!r}",
-            page=page.pgno,
-            offset=page.offset,
-            hint="Damage, or a program that set its own comparison function (mdb_set_compare)",
-        )
+        return True
+    return order(before) < order(after)  # type: ignore[operator]
+
+
+def check_ascending(order: Order, before: bytes, after: bytes, page: Page) -> None:
+    """Raises CorruptedError, with the page that holds `after`, unless the keys ascend."""
+    if not ascends(order, before, after):
+        raise not_ascending(before, after, page.pgno, page.offset)
+
+
+def not_ascending(before: bytes, after: bytes, pgno: int | None = None, offset: int | None = None) -> CorruptedError:
+    """The error of two neighbours in the wrong order."""
+    return CorruptedError(
+        f"keys do not ascend: {before[:40]!r} before {after[:40]!r}",
+        page=pgno,
+        offset=offset,
+        hint="Damage, or a program that set its own comparison function (mdb_set_compare)",
+    )

@@ -1,0 +1,607 @@
+"""The index of a database: record id -> where its value lies, and its key. Made once, saved as an HDF5 side-car.
+
+The side-car (group `/`)
+    attributes   format, index_version, fingerprint (which state of which file), content_id, n, key_width, and for
+                 people: data_file, database, page_size, txnid
+    extents      i64[n, 2]: offset in the data file and bytes of every value, in key order
+    by_offset    i64[n]: record ids in file order; absent where file order is key order
+    key_data     u8[...]: all keys one after the other; a key with several duplicates once
+    key_starts   i64[k + 1]: where they start; absent where all keys have `key_width` bytes
+    key_first    i64[k]: the first record of every key; absent where every key has one record
+
+It is written to a temporary file and renamed, and believed only if everything fits: the fingerprint, the shapes, the
+checksums, extents inside the file. Anything else is rebuilt. Keys stay in the file until somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from pario.comm.world import AnyWorld
+from pario.errors import CorruptedError, OptionError, SnapshotError
+from pario.fetch.base import ReadPool, resolve
+from pario.format.meta import Snapshot
+from pario.locate.walk import Located, build
+from pario.records import EXTENT
+
+__all__ = ["RecordIndex", "open_index", "sidecar_places"]
+
+#: Of the side-car; one that says something else is rebuilt.
+INDEX_VERSION = 1
+_FORMAT = "pario index"
+#: Keys are stored in pieces of so many bytes, each with a checksum, so that a few can be read without the others.
+_CHUNK_BYTES = 64 << 10
+#: Ids that lie so close together are looked up by one read of a side-car.
+_NEAR_IDS = 1024
+#: File names end somewhere; a database's name may not.
+_LONGEST_NAME = 100
+
+_log = logging.getLogger(__name__)
+
+
+class RecordIndex:
+    """All records of one database in one snapshot. Ids are 0..n-1 in key order.
+
+    n : records
+    extents : EXTENT[n], read-only, shared by the ranks of a node
+    by_offset : i64[n], record ids in file order, shared likewise; None where file order is id order
+    path : the data file; database: name of the named database or None
+    snapshot : the state of the file that it was made from
+    header_bytes : H; the value on overflow pages starts so many bytes after its page
+    page_size : bytes
+    mean_bytes : of a value
+    fingerprint : hex, of the file and its state (size, mtime, inode, transaction, ...): what the side-car must repeat
+    content_id : hex, of the extents: the same for every copy of the file; what a saved training state must repeat
+    sidecar : path of the saved index, or None
+    bytes_read : of branch and leaf pages by all ranks together to make it; 0 if it was loaded
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str,
+        database: bytes | None,
+        snapshot: Snapshot,
+        extents: np.ndarray,
+        by_offset: np.ndarray | None,
+        fingerprint: str,
+        content_id: str,
+        mean_bytes: float,
+        keys: _Keys | None,
+        sidecar: str | None,
+        bytes_read: int,
+    ) -> None:
+        self.path = path
+        self.database = database
+        self.snapshot = snapshot
+        self.n = len(extents)
+        self.extents = extents
+        self.by_offset = by_offset
+        self.header_bytes = snapshot.header
+        self.page_size = snapshot.page_size
+        self.fingerprint = fingerprint
+        self.content_id = content_id
+        self.mean_bytes = mean_bytes
+        self.sidecar = sidecar
+        self.bytes_read = bytes_read
+        self._keys = keys
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"RecordIndex({self.path!r}, records={self.n:,}, sidecar={self.sidecar!r})"
+
+    def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
+        """The keys of these records, in this order; not collective, from any thread.
+
+        ids : i64[m], in 0..n-1
+        Raises OptionError for an id out of range, SnapshotError if the side-car was replaced since.
+        """
+        wanted = np.asarray(ids, np.int64).reshape(-1)
+        if len(wanted) == 0:
+            return []
+        if int(wanted.min()) < 0 or int(wanted.max()) >= self.n:
+            raise OptionError(
+                f"record ids must lie in 0..{self.n - 1}, got {int(wanted.min())}..{int(wanted.max())}", path=self.path
+            )
+        with self._lock:
+            if self._keys is None:
+                assert self.sidecar is not None  # either the keys or a place to find them
+                self._keys = _open_keys(self.sidecar, self.fingerprint)
+            return self._keys.get(wanted)
+
+    def close(self) -> None:
+        """Close the side-car if keys were read from it; idempotent, not collective."""
+        with self._lock:
+            if self._keys is not None and self._keys.in_file:
+                self._keys.close()
+                self._keys = None
+
+
+class _Keys:
+    """Keys in memory or in an open side-car: arrays and HDF5 datasets are sliced alike.
+
+    data : u8[...]; width : bytes of every key, or -1; starts : i64[k + 1] if they differ
+    first : i64[k], the first record of each key, or None
+    """
+
+    def __init__(self, data: Any, width: int, starts: Any, first: Any, files: tuple[Any, ...] = ()) -> None:
+        self.data = data
+        self.width = width
+        self.starts = starts
+        self.first = None if first is None else np.asarray(first)
+        self._files = files
+
+    @property
+    def in_file(self) -> bool:
+        return bool(self._files)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def get(self, ids: np.ndarray) -> list[bytes]:
+        if self.first is not None:
+            ids = np.searchsorted(self.first, ids, side="right") - 1
+        distinct, back = np.unique(ids, return_inverse=True)
+        found: list[bytes] = []
+        for near in np.split(distinct, np.flatnonzero(np.diff(distinct) > _NEAR_IDS) + 1):
+            low, high = int(near[0]), int(near[-1]) + 1
+            if self.width >= 0:
+                starts = np.arange(low, high + 1, dtype=np.int64) * self.width
+            else:
+                starts = np.asarray(self.starts[low : high + 1])
+            data = np.asarray(self.data[int(starts[0]) : int(starts[-1])]).tobytes()
+            begin, end = (starts - starts[0])[near - low], (starts - starts[0])[near - low + 1]
+            found += [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
+        return [found[i] for i in back.tolist()]
+
+
+class _Parts:
+    """What rank 0 knows before it is shared."""
+
+    def __init__(self, extents: np.ndarray, by_offset: np.ndarray | None, content_id: str) -> None:
+        self.extents = extents
+        self.by_offset = by_offset
+        self.content_id = content_id
+        self.mean_bytes = float(extents["nbytes"].mean())
+
+
+def open_index(
+    path: str,
+    pool: ReadPool,
+    snapshot: Snapshot,
+    world: AnyWorld,
+    db: bytes | str | None = None,
+    save: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> RecordIndex:
+    """The index of a database: from its side-car if that is valid, else made anew and saved.
+
+    Collective over `world`; an error is raised on all ranks. Only rank 0 touches the side-car, others when asked for
+    keys. Where it cannot be saved, a warning is logged and the keys stay in memory.
+
+    path : the data file or its directory
+    db : name of a named database; None is the main one
+    save : write a side-car (one that is there is used in any case)
+    progress : called as progress(done, total) on rank 0 while the index is made, in its leaf pages
+
+    Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
+    """
+    name = db.encode() if isinstance(db, str) else db
+    parts: _Parts | None = None
+    sidecar: str | None = None
+    fingerprint = ""
+    error: BaseException | None = None
+    if world.rank == 0:
+        try:
+            path = resolve(path)
+            fingerprint = _fingerprint(path, snapshot, name)
+            parts, sidecar = _load_any(path, name, fingerprint, snapshot)
+        except BaseException as e:
+            error = e
+    world.agree(error, "looking for a saved index")
+    path, fingerprint, loaded = world.bcast((path, fingerprint, parts is not None))
+
+    keys: _Keys | None = None
+    bytes_read = 0
+    if not loaded:
+        located = build(pool, snapshot, name, world, progress)
+        bytes_read = located.bytes_read
+        if world.rank == 0:
+            try:
+                parts = _arrange(located, path)
+                keys = _key_table(located)
+                if save:
+                    sidecar = _save_any(path, name, fingerprint, snapshot, parts, keys)
+            except BaseException as e:
+                error = e
+        del located
+        world.agree(error, "saving the index")
+    sidecar = world.bcast(sidecar)
+    keys = _spread_keys(world, keys, sidecar, fingerprint)
+    has_order, content_id, mean_bytes = world.bcast(
+        (parts.by_offset is not None, parts.content_id, parts.mean_bytes) if parts is not None else None
+    )
+    return RecordIndex(
+        path=path,
+        database=name,
+        snapshot=snapshot,
+        extents=world.share_array(parts.extents if parts is not None else None),
+        by_offset=world.share_array(parts.by_offset if parts is not None else None) if has_order else None,
+        fingerprint=fingerprint,
+        content_id=content_id,
+        mean_bytes=mean_bytes,
+        keys=keys,
+        sidecar=sidecar,
+        bytes_read=bytes_read,
+    )
+
+
+def sidecar_places(path: str, db: bytes | str | None = None) -> list[str]:
+    """Where the side-car of a data file may lie: beside it, then in the user's cache directory."""
+    name = db.encode() if isinstance(db, str) else db
+    suffix = ".pario.h5"
+    if name is not None:
+        safe = quote(name, safe="")
+        if len(safe) > _LONGEST_NAME:
+            safe = hashlib.blake2b(name, digest_size=16).hexdigest()
+        suffix = f".db-{safe}{suffix}"
+    # The cache knows the file by its place, so that a new index replaces the old one.
+    place = hashlib.blake2b(repr((os.path.realpath(path), name)).encode(), digest_size=16).hexdigest()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(Path.home(), ".cache")
+    return [path + suffix, os.path.join(cache, "pario", f"{place}.h5")]
+
+
+def _fingerprint(path: str, snapshot: Snapshot, db: bytes | None) -> str:
+    """Which state of which file. The path is no part of it: the same file has several on several nodes."""
+    status = os.stat(path)
+    what = {
+        "index_version": INDEX_VERSION,
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "inode": status.st_ino,
+        "format": [snapshot.version, snapshot.word, snapshot.byteorder],
+        "page_size": snapshot.page_size,
+        "sum_size": snapshot.sum_size,
+        "txnid": snapshot.txnid,
+        "main": list(snapshot.main),
+        "last_pgno": snapshot.last_pgno,
+        "db": None if db is None else db.hex(),
+    }
+    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _content_id(extents: np.ndarray) -> str:
+    digest = hashlib.blake2b(f"{_FORMAT} {INDEX_VERSION} {len(extents)}".encode(), digest_size=16)
+    digest.update(extents.view(np.uint8))
+    return digest.hexdigest()
+
+
+def _arrange(located: Located, path: str) -> _Parts:
+    """File order, and the check that no two values share bytes."""
+    extents = located.extents
+    assert extents is not None
+    by_offset: np.ndarray | None = None
+    offsets = extents["offset"]
+    ordered = extents
+    if not (offsets[1:] > offsets[:-1]).all():
+        by_offset = np.argsort(offsets, kind="stable").astype(np.int64, copy=False)
+        ordered = extents[by_offset]
+    clash = ordered["offset"][:-1] + ordered["nbytes"][:-1] > ordered["offset"][1:]
+    if clash.any():
+        i = int(np.argmax(clash))
+        first, second = (i, i + 1) if by_offset is None else (int(by_offset[i]), int(by_offset[i + 1]))
+        offset = int(ordered["offset"][i + 1])
+        raise CorruptedError(
+            f"the values of records {first} and {second} overlap", path=path, offset=offset, record=second
+        )
+    return _Parts(extents, by_offset, _content_id(extents))
+
+
+def _key_table(located: Located) -> _Keys:
+    nbytes = located.key_nbytes
+    assert nbytes is not None
+    width = int(nbytes[0])
+    starts = None
+    if not (nbytes == width).all():
+        width = -1
+        starts = np.zeros(len(nbytes) + 1, np.int64)
+        np.cumsum(nbytes, out=starts[1:])
+    first = None
+    if located.key_counts is not None:
+        first = np.cumsum(located.key_counts) - located.key_counts
+    return _Keys(located.key_data, width, starts, first)
+
+
+def _spread_keys(world: AnyWorld, keys: _Keys | None, sidecar: str | None, fingerprint: str) -> _Keys | None:
+    """None where every node can read the keys from the side-car, else the keys, shared by the node. Collective."""
+    if sidecar is not None:
+        # A cache directory may be one per node.
+        unseen = world.is_leader and world.rank != 0 and not _matches(sidecar, fingerprint)
+        if world.allreduce_sum(int(unseen)) == 0:
+            return None
+    error: BaseException | None = None
+    what = None
+    if world.rank == 0:
+        try:
+            if keys is None:
+                assert sidecar is not None
+                keys = _open_keys(sidecar, fingerprint)
+            what = keys.width, keys.starts is not None, keys.first is not None
+        except BaseException as e:
+            error = e
+    world.agree(error, "reading the keys")
+    width, has_starts, has_first = world.bcast(what)
+
+    def share(a: Any) -> np.ndarray:
+        return world.share_array(None if a is None else np.asarray(a[:]))
+
+    # Rank 0's arguments count; on the others they are None.
+    shared = _Keys(
+        share(keys.data if keys else None),
+        width,
+        share(keys.starts if keys else None) if has_starts else None,
+        share(keys.first if keys else None) if has_first else None,
+    )
+    if keys is not None:
+        keys.close()
+    return shared
+
+
+# -- the side-car ------------------------------------------------------------------------------------------------------
+
+
+class _Sink(io.RawIOBase):
+    """A file for the HDF5 library that keeps the first error for itself.
+
+    HDF5 that meets a full disk leaves objects behind that can neither be flushed nor closed. Here it never hears of it:
+    what follows the first error is dropped, and `raise_error` tells afterwards.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "x+b", buffering=0)  # noqa: SIM115
+        self._error: OSError | None = None
+
+    def _try(self, call: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
+        if self._error is not None:
+            return otherwise
+        try:
+            return call(*arguments)
+        except OSError as e:
+            self._error = e
+            return otherwise
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer) or 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            written = self._try(self._file.write, view[done:], otherwise=len(view) - done)
+            done += int(written or 0)
+        return done
+
+    def truncate(self, size: int | None = None) -> int:
+        self._try(self._file.truncate, size, otherwise=None)
+        return self.tell()
+
+    def finish(self) -> None:
+        """To the disk; raises the first error."""
+        self._try(os.fsync, self._file.fileno(), otherwise=None)
+        self._file.close()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _load_any(path: str, db: bytes | None, fingerprint: str, snapshot: Snapshot) -> tuple[_Parts | None, str | None]:
+    """The first valid side-car's content and its place."""
+    for place in sidecar_places(path, db):
+        try:
+            return _load(place, fingerprint, snapshot), place
+        except FileNotFoundError:
+            continue
+        except Exception as e:  # h5py raises many kinds for a damaged file
+            _log.info("the saved index %s is not used: %s", place, e)
+    return None, None
+
+
+def _load(place: str, fingerprint: str, snapshot: Snapshot) -> _Parts:
+    """Raises anything if the side-car is missing, damaged, or of another file or state."""
+    with open(place, "rb") as raw, _h5_file(raw) as file:
+        _check_attributes(file, fingerprint)
+        n = int(file.attrs["n"])
+        extents = np.empty((n, 2), np.int64)
+        _read_all(file["extents"], extents)
+        by_offset = None
+        if "by_offset" in file:
+            by_offset = np.empty(n, np.int64)
+            _read_all(file["by_offset"], by_offset)
+        _check_keys(file, n)
+        content_id = str(file.attrs["content_id"])
+    found = extents.reshape(-1).view(EXTENT)
+    if n < 1 or _content_id(found) != content_id:
+        raise ValueError("its extents do not fit their checksum")
+    if (extents < 0).any() or (found["offset"] + found["nbytes"] > snapshot.file_bytes).any():
+        raise ValueError("its extents lie outside the file")
+    offsets = found["offset"]
+    if by_offset is not None:
+        if by_offset.min() < 0 or by_offset.max() >= n:
+            raise ValueError("its file order has ids out of range")
+        offsets = offsets[by_offset]
+    # Strictly ascending offsets: every id occurs once.
+    if not (offsets[1:] > offsets[:-1]).all():
+        raise ValueError("its file order does not ascend")
+    return _Parts(found, by_offset, content_id)
+
+
+def _open_keys(place: str, fingerprint: str) -> _Keys:
+    """The side-car's keys; the file stays open and is read on demand."""
+    raw = None
+    try:
+        raw = open(place, "rb")  # noqa: SIM115
+        file = _h5_file(raw)
+        _check_attributes(file, fingerprint)
+        starts, first = file.get("key_starts"), file.get("key_first")
+        width = int(file.attrs["key_width"])
+        return _Keys(file["key_data"], width, starts, None if first is None else first[:], (file, raw))
+    except Exception as e:  # h5py raises many kinds for a damaged file
+        if raw is not None:
+            raw.close()
+        raise SnapshotError(
+            f"the saved index was replaced or damaged since it was opened: {e}",
+            path=place,
+            hint="Open the dataset again",
+        ) from e
+
+
+def _matches(place: str, fingerprint: str) -> bool:
+    try:
+        with open(place, "rb") as raw, _h5_file(raw) as file:
+            _check_attributes(file, fingerprint)
+    except Exception:  # as in _load_any
+        return False
+    return True
+
+
+def _h5_file(raw: Any) -> Any:
+    """An HDF5 file over an open Python file: without HDF5's own locks, which network file systems often refuse."""
+    import h5py
+
+    return h5py.File(raw, "r")
+
+
+def _check_attributes(file: Any, fingerprint: str) -> None:
+    if file.attrs.get("format") != _FORMAT:
+        raise ValueError("it is not an index of pario")
+    if file.attrs.get("index_version") != INDEX_VERSION:
+        raise ValueError(f"it has index version {file.attrs.get('index_version')}, not {INDEX_VERSION}")
+    if file.attrs.get("fingerprint") != fingerprint:
+        raise ValueError("the data file has changed since")
+
+
+def _check_keys(file: Any, n: int) -> None:
+    """Shapes only: the keys stay where they are."""
+    width = int(file.attrs["key_width"])
+    k = file["key_first"].shape[0] if "key_first" in file else n
+    if width >= 0:
+        sound = file["key_data"].shape == (k * width,)
+    else:
+        starts = file["key_starts"]
+        sound = starts.shape == (k + 1,) and file["key_data"].shape == (int(starts[-1]),)
+    if not sound or file["key_data"].dtype != np.uint8:
+        raise ValueError("its keys have the wrong shape")
+
+
+def _read_all(dataset: Any, out: np.ndarray) -> None:
+    if dataset.shape != out.shape or dataset.dtype != out.dtype:
+        raise ValueError(f"{dataset.name} is {dataset.dtype}{list(dataset.shape)}, not {out.dtype}{list(out.shape)}")
+    dataset.read_direct(out)
+
+
+def _save_any(
+    path: str, db: bytes | None, fingerprint: str, snapshot: Snapshot, parts: _Parts, keys: _Keys
+) -> str | None:
+    """The place where it could be saved, or None."""
+    refusals = []
+    for place in sidecar_places(path, db):
+        try:
+            if place != path and not os.path.isdir(os.path.dirname(place)):
+                os.makedirs(os.path.dirname(place), mode=0o700)
+            _save(place, path, db, fingerprint, snapshot, parts, keys)
+        except OSError as e:
+            refusals.append(f"{place}: {e.strerror or e}")
+            continue
+        _log.info("the index of %s is saved as %s", path, place)
+        return place
+    _log.warning(
+        "the index of %s cannot be saved and will be made again next time; its keys stay in memory (%s)",
+        path,
+        "; ".join(refusals),
+    )
+    return None
+
+
+def _save(
+    place: str, path: str, db: bytes | None, fingerprint: str, snapshot: Snapshot, parts: _Parts, keys: _Keys
+) -> None:
+    """Write and rename, so that nobody ever sees half of it. Raises OSError."""
+    temporary = f"{place}.{socket.gethostname()}-{os.getpid()}.tmp"
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)
+    sink = _Sink(temporary)
+    try:
+        _write(sink, path, db, fingerprint, snapshot, parts, keys)
+        sink.finish()
+        os.replace(temporary, place)
+    except BaseException:
+        sink.close()
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _write(
+    sink: _Sink, path: str, db: bytes | None, fingerprint: str, snapshot: Snapshot, parts: _Parts, keys: _Keys
+) -> None:
+    import h5py
+
+    n = len(parts.extents)
+    with h5py.File(sink, "w", libver="v110") as file:
+        file.attrs["format"] = _FORMAT
+        file.attrs["index_version"] = INDEX_VERSION
+        file.attrs["fingerprint"] = fingerprint
+        file.attrs["content_id"] = parts.content_id
+        file.attrs["n"] = n
+        file.attrs["key_width"] = keys.width
+        file.attrs["data_file"] = os.path.basename(path)
+        file.attrs["database"] = "(main)" if db is None else db.decode(errors="backslashreplace")
+        file.attrs["page_size"] = snapshot.page_size
+        file.attrs["txnid"] = snapshot.txnid
+        # Contiguous: loading is one read. `content_id` is their checksum.
+        file.create_dataset("extents", data=parts.extents.view(np.int64).reshape(n, 2))
+        if parts.by_offset is not None:
+            file.create_dataset("by_offset", data=parts.by_offset)
+        for name, array in (("key_data", keys.data), ("key_starts", keys.starts), ("key_first", keys.first)):
+            if array is None:
+                continue
+            if len(array):
+                chunk = max(1, min(len(array), _CHUNK_BYTES // array.itemsize))
+                file.create_dataset(name, data=array, chunks=(chunk,), fletcher32=True)
+            else:
+                file.create_dataset(name, data=array)

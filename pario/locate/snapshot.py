@@ -1,0 +1,87 @@
+"""Which state of the file we read, and whether its pages may still be trusted after a read.
+
+LMDB's readers claim a slot in the lock file, so that no writer reuses their pages. A reader on many nodes cannot.
+Instead: a writer reuses pages that were freed two transactions before, so a page of snapshot S is overwritten at the
+earliest by transaction S + 3, which begins after S + 2 is committed. Whatever was read is good if afterwards no meta
+page says more than S + 1.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from pario.errors import ParioError, SnapshotError
+from pario.fetch.base import Fetcher
+from pario.format.meta import EXPLAIN_BYTES, SNIFF_BYTES, Snapshot, explain, newest, page_size, sniff
+
+__all__ = ["check_snapshot", "read_snapshot"]
+
+#: Meta pages are read until two reads agree. A commit takes microseconds to write its meta page.
+_TRIES = 20
+_PAUSE_S = 0.002
+
+
+def read_snapshot(fetcher: Fetcher) -> Snapshot:
+    """The newest committed state of the file. Reads the two meta pages, twice.
+
+    Raises InvalidError (EncryptedError, VersionMismatchError among them), CorruptedError, SnapshotError; all with path.
+    """
+    try:
+        return _read_snapshot(fetcher)
+    except ParioError as e:
+        e.at(path=fetcher.path)
+        raise
+
+
+def _read_snapshot(fetcher: Fetcher) -> Snapshot:
+    head = fetcher.pread(0, SNIFF_BYTES)
+    layout = sniff(head)
+    if layout is None:
+        raise explain(fetcher.pread(0, EXPLAIN_BYTES), fetcher.nbytes)
+    both = 2 * page_size(head, layout)
+    before = fetcher.pread(0, both)
+    for _ in range(_TRIES):
+        again = fetcher.pread(0, both)
+        if again == before:
+            break
+        before = again
+        time.sleep(_PAUSE_S)
+    else:
+        raise SnapshotError(
+            f"the meta pages changed during each of {_TRIES} reads", hint="A writer commits without pause; wait for it"
+        )
+    snapshot = newest(before, layout, fetcher.nbytes)
+    # What a writer appended between the opening of the file and now lies behind the end that we know.
+    end = (snapshot.last_pgno + 1) * snapshot.page_size
+    if end > fetcher.nbytes and os.stat(fetcher.path).st_size > fetcher.nbytes:
+        raise SnapshotError("the file grew while it was opened", hint="A writer is at work; open it again")
+    return snapshot
+
+
+def check_snapshot(fetcher: Fetcher, snapshot: Snapshot) -> None:
+    """Call it after reading pages of `snapshot` and before trusting them; one pread of a page's size.
+
+    Raises SnapshotError if a writer may have overwritten some of them.
+    """
+    first, second = snapshot.txnid_words
+    word = snapshot.word
+    both = fetcher.pread(first, second - first + word)
+    if len(both) < second - first + word:
+        raise SnapshotError(
+            "the file was cut off while it was read", path=fetcher.path, hint="Somebody replaces it; open it again"
+        )
+    unpack = snapshot.layout.unpack_word
+    txnids = int(unpack(both, 0)[0]), int(unpack(both, second - first)[0])
+    newest_txnid = max(txnids)
+    if snapshot.txnid <= newest_txnid <= snapshot.txnid + 1:
+        return
+    if newest_txnid < snapshot.txnid:
+        what = "the file was replaced while it was read"
+    else:
+        what = "writers committed while the file was read, and pages of our snapshot may be overwritten"
+    raise SnapshotError(
+        f"{what}: we read transaction {snapshot.txnid}, the meta pages now say {txnids[0]} and {txnids[1]}",
+        path=fetcher.path,
+        hint="Read a file that nobody writes, or a copy of it (mdb_copy); or open it again and repeat",
+    )
