@@ -76,10 +76,13 @@ class LoaderState:
             raise StateError(f"not a loader state: missing {missing}, unknown {unknown}")
         kinds = {"fingerprint": str, "shuffle": str, "drop_last": bool}
         for name in names:
-            kind = kinds.get(name, int)
             value = state[name]
-            if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):
-                what = "an integer of at least 0" if kind is int else f"a {kind.__name__}"
+            if name in kinds:
+                good, what = isinstance(value, kinds[name]), f"a {kinds[name].__name__}"
+            else:
+                good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+                what = "an integer of at least 0"
+            if not good:
                 raise StateError(f"loader state: {name} must be {what}, got {value!r}")
         made = cls(**{name: state[name] for name in names})
         if made.shuffle not in ("none", "global", "block"):
@@ -91,9 +94,9 @@ class LoaderState:
     def check(self, other: LoaderState) -> None:
         """Raises StateError unless this (saved) state can go on where `other`, the Loader's own, describes dataset
         and options. Epoch and position may differ."""
-        differ = [name for name in _HINTS if getattr(self, name) != getattr(other, name)]
         if self.version != other.version:
             raise StateError(f"a loader state of version {self.version}, expected {other.version}")
+        differ = [name for name in _HINTS if getattr(self, name) != getattr(other, name)]
         if differ:
             lines = [f"{name} is {getattr(other, name)!r}, the state has {getattr(self, name)!r}" for name in differ]
             hints = [_HINTS[name] for name in differ]

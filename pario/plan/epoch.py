@@ -16,9 +16,10 @@ Pools of the block order, drawn for mix_blocks = 4 and 11 blocks of which number
 
     places in the file   | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |10|
     permuted             | 6 | 1 | 9 | 4 | 0 |10| 8 | 3 | 5 | 7 | 2 |
-    pools                |----- 0 -------|------ 1 -----|---- 2 ----|
+    pools                |------ 0 ------|------ 1 -----|---- 2 ----|
 
 A tail of less than half a pool is shared evenly between the last two pools, since a pool of one block would not mix.
+The one short block is used up before the others of its pool: its records lie in the pool's first rounds.
 
 How random an order is: `mixing`, `dispersion` and `serial_correlation`, measured in tests/test_plan_mixing.py.
 """

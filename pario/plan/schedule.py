@@ -274,24 +274,26 @@ def _pool_share(
     blocks, short, bits = order.layout(pool)
     size, short_records = order.pools.block_records, order.pools.short_records
     m = len(blocks)
-    given = (order.records_key, order.rounds_key(pool), blocks, np.argsort(blocks), size, short, short_records, bits)
-    given += (first - pool_start, pieces, first_step, schedule.batch_size, schedule.seats, node_seat)
+    seats = (schedule.batch_size, schedule.seats, node_seat)
+    keys = (order.records_key, order.rounds_key(pool))
+    shape = (blocks, np.argsort(blocks), size, short, short_records, bits)
+    given = (*keys, *shape, first - pool_start, pieces, first_step, *seats)
     if full >= m:
-        scratch = (
+        long_scratch = (
             np.empty(size, np.uint32),
             np.empty(size, np.int32),
             np.empty((len(pieces) + 1, m), np.int32),
             np.empty((len(pieces), m), np.int32),
         )
-        kernels.pool_rows(*given, *scratch, numbers, step, row)
+        kernels.pool_rows(*given, *long_scratch, numbers, step, row)
     else:
-        scratch = (
+        small_scratch = (
             np.empty((m, size), np.uint32),
             np.empty((m, size), np.int64),
             np.empty((m, size), np.int32),
             np.empty(int(pieces[:, 0].max()), np.int64),
         )
-        kernels.pool_rows_small(*given, *scratch, numbers, step, row)
+        kernels.pool_rows_small(*given, *small_scratch, numbers, step, row)
     return numbers, step, row
 
 
