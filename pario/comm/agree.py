@@ -8,21 +8,24 @@ Three ways, for three situations:
 * the last resort: the error leaves the script uncaught while other ranks sit in a collective of the user, where pario
   never gets to look. The interpreter would go into MPI_Finalize and wait there for ever. So an uncaught error that
   concerns several ranks ends in a farewell: if all ranks come to it within a few seconds, each ends normally with its
-  traceback and exit status 1; if not, MPI_Abort ends the job.
+  traceback and exit status 1; if not, MPI_Abort ends the job. When a rank is dead there is no such meeting (MPICH over
+  UCX kills whoever talks to a dead process, without a word), only a pause in which the others can print, and Abort.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import sys
 import time
+import weakref
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from pario.errors import PeerError
+from pario.errors import DeadRankError, PeerError
 
 __all__ = ["Alarm", "agree", "describe", "peer_error", "spread"]
 
@@ -39,10 +42,14 @@ SEND_S = 2.0
 #: pario hear of an error within a second (Options.alive_seconds).
 FAREWELL_S = 4.0
 
+#: Seconds between an uncaught error about a dead rank and the end of the job: its neighbours print theirs.
+DEAD_S = 2.0
+
+#: Attribute of an error that concerns several ranks: index into `_farewells` (a number: the error still pickles).
 _MARK = "_pario_farewell"
 
-#: mark of an error -> (world size, communicator for the farewell, MPI)
-_farewells: dict[int, tuple[Any, Any]] = {}
+#: (MPI, communicator for the farewell; None where a rank is dead)
+_farewells: list[tuple[Any, Any]] = []
 _previous_hook: Any = None
 
 
@@ -78,13 +85,15 @@ class Alarm:
 
     def __init__(self, world: Any) -> None:
         self._world = world
-        self._sends: list[Any] = []
         self._request: Any = None
         self._note = np.zeros(NOTE_BYTES, dtype=np.uint8)
         if world.size > 1:
             MPI = world.mpi
             self._request = world.comm.Irecv([self._note, MPI.BYTE], source=MPI.ANY_SOURCE, tag=TAG)
             self._test = self._request.Test
+            if not _listening:
+                atexit.register(_close_all)
+            _listening.add(self)
 
     def check(self) -> None:
         """Raise PeerError if another rank raised the alarm."""
@@ -110,14 +119,15 @@ class Alarm:
             room = room * 3 // 4
         data = np.zeros(NOTE_BYTES, dtype=np.uint8)
         data[: len(note)] = np.frombuffer(note, dtype=np.uint8)
-        self._sends = [
+        dead = error.rank if isinstance(error, DeadRankError) else None  # sending there would end this process too
+        sends = [
             self._world.comm.Isend([data, self._world.mpi.BYTE], dest=rank, tag=TAG)
             for rank in range(self._world.size)
-            if rank != self._world.rank
+            if rank not in (self._world.rank, dead)
         ]
-        _in_flight.append((data, self._sends))
+        _in_flight.append((data, sends))
         end = time.monotonic() + SEND_S
-        while not self._world.mpi.Request.Testall(self._sends) and time.monotonic() < end:
+        while not self._world.mpi.Request.Testall(sends) and time.monotonic() < end:
             time.sleep(1e-3)
 
     def close(self) -> None:
@@ -132,16 +142,27 @@ class Alarm:
 #: what an MPI send may still read
 _in_flight: list[Any] = []
 
+#: alarms with an open receive; MPI libraries complain at their end about one that nobody closed
+_listening: weakref.WeakSet[Alarm] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for alarm in list(_listening):
+        alarm.close()
+
 
 def spread(world: Any, error: Any) -> Any:
-    """Note that `error` concerns all ranks of `world`: uncaught, it ends the job. Returns the error."""
+    """Note that `error` concerns all ranks of `world`: uncaught, it ends the job. Returns the error. No MPI call."""
     world.failed = True
     if world.size > 1:
         global _previous_hook
-        mark = len(_farewells)
-        _farewells[mark] = (world.mpi, world.last_call)
+        # A PeerError that tells of another rank's DeadRankError repeats its name.
+        dead = f"{DeadRankError.__name__}: " in describe(error)
+        farewell = (world.mpi, None if dead else world.last_call)
+        if farewell not in _farewells:
+            _farewells.append(farewell)
         with suppress(AttributeError):
-            setattr(error, _MARK, mark)
+            setattr(error, _MARK, _farewells.index(farewell))
         if _previous_hook is None:
             _previous_hook, sys.excepthook = sys.excepthook, _hook
     return error
@@ -160,8 +181,8 @@ def _marked(error: BaseException | None) -> int | None:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         mark = getattr(error, _MARK, None)
-        if mark in _farewells:
-            return int(mark)
+        if isinstance(mark, int) and mark < len(_farewells):  # an unpickled error may come from another process
+            return mark
         error = error.__cause__ or error.__context__
     return None
 
@@ -172,13 +193,15 @@ def _farewell(MPI: Any, comm: Any) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    end = time.monotonic() + FAREWELL_S
-    with suppress(MPI.Exception):  # a dead rank cannot be met
+    if comm is None:
+        time.sleep(DEAD_S)
+    else:
         request = comm.Ibarrier()
+        end = time.monotonic() + FAREWELL_S
         while time.monotonic() < end:
             if request.Test():
                 return
             time.sleep(1e-3)
-    sys.stderr.write("pario: not all ranks ended with this error, so MPI_Abort ends the whole job.\n")
+    sys.stderr.write("pario: not all ranks can end with this error, so MPI_Abort ends the whole job.\n")
     sys.stderr.flush()
     MPI.COMM_WORLD.Abort(1)

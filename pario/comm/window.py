@@ -283,12 +283,12 @@ class Ring:
             raise ClosedError("the ring was closed", rank=self._world.rank)
         if self._words[self._failed_at]:
             self._raise_posted()
-        if check is not None:
-            check()
         now = time.monotonic()
-        if now - self._looked >= self._alive_seconds:
+        if now - self._looked >= self._alive_seconds:  # before `check`, which may call an MPI that ends at a dead rank
             self._looked = now
             self._check_alive()
+        if check is not None:
+            check()
 
     def _raise_posted(self) -> None:
         futex.fence()
