@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pario.buffers import BatchBuffers
-from pario.checkpoint import LoaderState
+from pario.checkpoint import VERSION, LoaderState
 from pario.comm.agree import Alarm
 from pario.comm.window import LEFT, Ring
 from pario.comm.world import get_world
@@ -148,7 +148,7 @@ class Loader:
 
     def _prepare(self, decoder: Decoder | Callable[..., Any] | None) -> None:
         world, index, options = self.world, self._reader.index, self._options
-        mean_bytes = float(index.extents["nbytes"].mean()) + index.header_bytes
+        mean_bytes = index.mean_bytes + index.header_bytes
         seats, most = world.size, world.allreduce_max(world.node_size)
         per_step = self._batch_size * seats
         if self._shuffle == "block":
@@ -278,7 +278,8 @@ class Loader:
         return self._reader.index
 
     def keys(self, ids: Iterable[int] | np.ndarray) -> list[bytes]:
-        """The LMDB keys of these records."""
+        """The LMDB keys of these records. Not collective."""
+        self._check_open()
         return self._reader.keys(ids)
 
     def state_dict(self) -> dict[str, Any]:
@@ -291,9 +292,11 @@ class Loader:
         Call it on every rank. Raises StateError if the state is of another dataset, seed or order.
         """
         loaded = LoaderState.from_dict(state)
-        self._state(loaded.epoch, loaded.position).check(loaded)
+        loaded.check(self._state(loaded.epoch, loaded.position))
         self._leave()
         self._set_place(loaded.epoch, loaded.position)
+        if self._schedule.steps == 0:  # taken after the last batch of its epoch
+            self._set_place(loaded.epoch + 1, 0)
 
     def stats(self) -> dict[str, Any]:
         """What happened so far on this rank. Seconds: open, locate, turn, read, check (feeding ranks only), share
@@ -346,6 +349,7 @@ class Loader:
 
     def _state(self, epoch: int, position: int) -> LoaderState:
         return LoaderState(
+            version=VERSION,
             fingerprint=self._reader.index.content_id,
             n=self._reader.index.n,
             seed=self._seed,
@@ -366,8 +370,6 @@ class Loader:
         world = self.world
         if self._run is not None:  # a loop that was left early
             self._leave()
-            self._set_place(self._epoch + 1, 0)
-        if self._schedule.steps == 0:  # a state that was taken at the end of its epoch
             self._set_place(self._epoch + 1, 0)
         places = world.allgather((self._epoch, self._position))
         if any(place != places[0] for place in places):

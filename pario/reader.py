@@ -160,6 +160,7 @@ class Reader:
             self._pool.close()
             self._pool.fetcher.close()
             self._pool = None
+            self.index.close()
 
     def __enter__(self) -> Reader:
         return self
