@@ -107,6 +107,7 @@ def test_damage_is_a_failure_each_time() -> None:
         head + b"\x22" + b"\x80" * 10 + b"\x01" + pixels,  # 11 bytes of varint
         whole + b"\x28" + b"\xff" * 10 + b"\x01",
         whole + b"\x28",
+        head + b"\x22\xe9\x80\x80\x80\x80\x00" + pixels,  # a length in six bytes
         whole + b"\x00\x00",  # field 0
         whole + b"\x0e",  # wire type 6
         whole + b"\x0f",
@@ -151,6 +152,42 @@ def test_mutated_records_are_read_as_protobuf_reads_them() -> None:
         values.append(bytes(value))
     good = assert_as_protobuf(values)
     assert 300 < good < 5700, "the mutations reach both kinds"
+
+
+def test_mutated_float_records_are_read_as_protobuf_reads_them() -> None:
+    """Copied as they are, and through the scratch row of a crop."""
+    shape = (2, 3, 2)
+    values = []
+    for i in range(3000):
+        value = bytearray(datum(RNG.standard_normal(shape).astype(np.float32), i, packed=bool(i % 2)))
+        for _ in range(RNG.integers(0, 3)):
+            at = int(RNG.integers(0, len(value)))
+            if RNG.random() < 0.6:
+                value[at] = RNG.choice([0x35, 0x32, 0x3D, 0x0D, 4, 8, int(RNG.integers(0, 256))])
+            else:
+                value[at : at + 1] = RNG.bytes(RNG.integers(0, 4))
+        values.append(bytes(value))
+    first = datum(np.zeros(shape, np.float32))
+    (plain, _, failures), (scaled, _, same) = run(learnt(first), values), run(learnt(first, mirror="random"), values)
+    assert failures == same
+    bad = dict(failures)
+    for i, value in enumerate(values):
+        try:
+            message = Message.FromString(value)
+        except ProtobufError:
+            assert i in bad
+            continue
+        right = (
+            (message.channels, message.height, message.width) == shape
+            and not (message.encoded or message.data)
+            and len(message.float_data) == 12
+        )
+        assert right == (i not in bad), (value.hex(), bad.get(i))
+        if right:
+            floats = np.float32(message.float_data).reshape(shape)
+            np.testing.assert_array_equal(plain[i], floats)
+            assert any(np.array_equal(scaled[i], side, equal_nan=True) for side in (floats, floats[..., ::-1]))
+    assert 300 < len(bad) < 2700
 
 
 def test_random_bytes_never_crash() -> None:

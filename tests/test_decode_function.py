@@ -113,6 +113,9 @@ def test_as_decoder() -> None:
     assert as_decoder(mine) is mine
     assert isinstance(as_decoder(len), Function)
     assert repr(as_decoder(len)) == "Function(len)"
+    assert repr(Function(len, rng=True, parallel=False)) == "Function(len, rng=True, parallel=False)"
+    assert as_decoder(len).parallel
+    assert not Function(len, parallel=False).parallel
     with pytest.raises(OptionError, match=r"Datum\(\), got the class Datum"):
         as_decoder(Datum)
     for wrong in (3, "datum"):

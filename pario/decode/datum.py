@@ -11,8 +11,20 @@ from pario.decode import image as images
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe, extent
 from pario.decode.columns import columns, flat
 from pario.errors import DecodeError, OptionError
-from pario.kernels import convert
-from pario.kernels import datum as kernels
+from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
+from pario.kernels.datum import (
+    BAD_GROUP,
+    BAD_LENGTH,
+    BAD_TAG,
+    BAD_VARINT,
+    OK,
+    OUTSIDE,
+    TRUNCATED,
+    datum_f32,
+    datum_floats,
+    datum_u8,
+    parse,
+)
 from pario.records import Records
 
 __all__ = ["Datum", "DatumSpec"]
@@ -22,12 +34,12 @@ _U8 = np.dtype(np.uint8)
 _F32 = np.dtype(np.float32)
 
 _BROKEN = {
-    kernels.OUTSIDE: "the record lies outside the bytes that were read",
-    kernels.TRUNCATED: "the record ends inside this field",
-    kernels.BAD_VARINT: "a number of more than ten bytes",
-    kernels.BAD_TAG: "no valid field number or wire type",
-    kernels.BAD_LENGTH: "a length that does not fit",
-    kernels.BAD_GROUP: "a group that does not open and close as it should",
+    OUTSIDE: "the record lies outside the bytes that were read",
+    TRUNCATED: "the record ends inside this field",
+    BAD_VARINT: "a number of more than ten bytes",
+    BAD_TAG: "no valid field number or wire type",
+    BAD_LENGTH: "a length that does not fit",
+    BAD_GROUP: "a group that does not open and close as it should",
 }
 
 
@@ -158,18 +170,18 @@ class Datum(Decoder):
         height, width = self.crop or (spec.height, spec.width)
         if height > spec.height or width > spec.width:
             raise OptionError(f"crop={self.crop} is larger than the records, {spec.height} x {spec.width}")
-        kind, fixed = convert.MEAN_ONE, self.crop is None
+        kind, fixed = MEAN_ONE, self.crop is None
         if self.mean is not None and self.mean.ndim:
-            kind = convert.MEAN_CHANNEL if self.mean.ndim == 1 else convert.MEAN_PIXEL
+            kind = MEAN_CHANNEL if self.mean.ndim == 1 else MEAN_PIXEL
             shape = (spec.channels, spec.height, spec.width)[: self.mean.ndim]
             if self.mean.shape != shape:
                 raise OptionError(
                     f"mean has shape {extent(self.mean.shape)}, the records have {spec.channels} channels of "
                     f"{spec.height} x {spec.width}"
                 )
-            fixed = fixed or kind == convert.MEAN_PIXEL
+            fixed = fixed or kind == MEAN_PIXEL
         random = self.crop_mode == "random" and self.crop is not None
-        plain = not (touched or self.crop or self.mirror)
+        self._plain = not (touched or self.crop or self.mirror)
         self._dtype = _F32 if floats or touched or self.dtype == _F32 else _U8
         self._as_bytes = self._dtype == _U8
         self._row = (spec.channels, height, width)
@@ -184,7 +196,7 @@ class Datum(Decoder):
                 random,
                 bool(self.mirror),
                 kind,
-                plain,
+                self._plain,
             ],
             np.int64,
         )
@@ -193,7 +205,7 @@ class Datum(Decoder):
 
     def learn(self, record: np.ndarray) -> DatumSpec:
         message = _parse(record, 0, len(record))
-        if message.status != kernels.OK:
+        if message.status != OK:
             raise self._not_a_datum(f"at byte {message.at}: {_BROKEN[message.status]}", record)
         source = message.source
         if source == "encoded":
@@ -237,27 +249,28 @@ class Datum(Decoder):
         rows, labels = out["data"], out["label"]
         common = data, starts, nbytes, ids, draw.key, self._geometry
         if self._as_bytes:
-            n = kernels.datum_u8(*common, flat(rows), labels, failed)
+            n = datum_u8(*common, flat(rows), labels, failed)
         elif spec.source == "data":
-            n = kernels.datum_f32(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
+            n = datum_f32(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
         else:
-            n = kernels.datum_floats(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
+            n = datum_floats(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
         return [(int(i), self._why(_parse(data, int(starts[i]), int(nbytes[i])), int(starts[i]))) for i in failed[:n]]
 
     def _decode_images(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         failures: Failures = []
         channels, height, width = self._row
         fixed = self._geometry[1] >= 0
+        # Large arrays come fresh from the kernel and go back to it: one that stays spares every image its page faults.
+        picture = planes = np.empty((0, 0, channels), np.uint8)
         for i in range(len(records)):
             start, nbytes = int(records.starts[i]), int(records.nbytes[i])
             message = _parse(records.data, start, nbytes)
-            if message.status != kernels.OK or not message.encoded:
+            if message.status != OK or not message.encoded:
                 failures.append((i, self._why(message, start)))
                 continue
             try:
-                picture = images.decode(
-                    records.data[message.data_at : message.data_at + message.data_nbytes], self.color
-                )
+                file = records.data[message.data_at : message.data_at + message.data_nbytes]
+                picture = images.decode(file, self.color, picture)
             except images.BadImage as error:
                 failures.append((i, f"encoded Datum: {error}"))
                 continue
@@ -265,25 +278,30 @@ class Datum(Decoder):
             if (fixed and (h, w) != tuple(self._geometry[1:3])) or h < height or w < width:
                 failures.append((i, self._size(channels, h, w)))
                 continue
-            source = np.empty(picture.size, np.uint8)
-            convert.hwc_to_chw(picture.reshape(-1), channels, source)
-            top, left, flip = convert.draw_window(draw.key, int(records.ids[i]), h, w, height, width, *self._chance())
+            out["label"][i] = message.label
+            pixels = np.ascontiguousarray(picture).reshape(-1)
+            if self._as_bytes and self._plain:
+                hwc_to_chw(pixels, channels, flat(out["data"][i]))
+                continue
+            if planes.size != pixels.size:
+                planes = np.empty(pixels.size, np.uint8)
+            hwc_to_chw(pixels, channels, planes)
+            top, left, flip = draw_window(draw.key, int(records.ids[i]), h, w, height, width, *self._chance())
             place = 0, channels, h, w
             window = 0, top, left, height, width, flip
             if self._as_bytes:
-                convert.crop_u8(source, *place, flat(out["data"][i]), *window)
+                crop_u8(planes, *place, flat(out["data"][i]), *window)
             else:
                 kind = int(self._geometry[7])
                 row = flat(out["data"][i], np.float32)
-                convert.crop_f32(source, *place, row, *window, self._mean, kind, self._scale)
-            out["label"][i] = message.label
+                crop_f32(planes, *place, row, *window, self._mean, kind, self._scale)
         return failures
 
     def _chance(self) -> tuple[int, int]:
         return int(self._geometry[5]), int(self._geometry[6])
 
     def _why(self, message: _Message, start: int) -> str:
-        if message.status != kernels.OK:
+        if message.status != OK:
             return f"not a Caffe Datum: at byte {message.at - start}: {_BROKEN[message.status]}"
         spec = self._learnt()
         if message.source != spec.source:
@@ -305,7 +323,7 @@ def _parse(data: np.ndarray, start: int, nbytes: int) -> _Message:
     if data.flags.writeable:
         data = data.view()
         data.flags.writeable = False
-    return _Message(*kernels.parse(data, start, nbytes))
+    return _Message(*parse(data, start, nbytes))
 
 
 def _mismatch(message: _Message) -> str:

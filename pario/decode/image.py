@@ -83,7 +83,8 @@ def _decode_jpeg(
 ) -> np.ndarray | None:
     """None for a JPEG that simplejpeg cannot bring into this color space."""
     codec = _simplejpeg()
-    smaller = {"min_height": least[0], "min_width": least[1]}
+    # Halving and more is faster than decoding all; 7/8 and the like are slower than that and resizing.
+    smaller = {"min_height": least[0], "min_width": least[1], "min_factor": 2 if least[0] else 1}
     try:
         height, width, space, _ = codec.decode_jpeg_header(record, **smaller, strict=strict)
         if space in ("CMYK", "YCCK") and _cv2() is not None:
@@ -212,9 +213,13 @@ class Image(Decoder):
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         failures: Failures = []
+        height, width = self._learnt()
+        # One for all images: large arrays come fresh from the kernel, page fault by page fault, and go back to it.
+        planar = self.layout == "CHW" and COLORS[self.color] > 1
+        scratch = np.empty((height, width, COLORS[self.color]), _U8) if planar else None
         for i in range(len(records)):
             try:
-                self._decode_one(records[i], out["data"][i])
+                self._decode_one(records[i], out["data"][i], scratch)
                 if self.label is not None:
                     record = int(records.ids[i])
                     if record >= len(self.label):
@@ -226,12 +231,11 @@ class Image(Decoder):
                 failures.append((i, f"{type(error).__name__}: {error}"))
         return failures
 
-    def _decode_one(self, record: np.ndarray, row: np.ndarray) -> None:
+    def _decode_one(self, record: np.ndarray, row: np.ndarray, scratch: np.ndarray | None) -> None:
         height, width = size = self._learnt()
         channels = COLORS[self.color]
-        planar = self.layout == "CHW" and channels > 1
         # The rows of a grey image are the same in both layouts.
-        target = np.empty((height, width, channels), _U8) if planar else row.reshape(height, width, channels)
+        target = row.reshape(height, width, channels) if scratch is None else scratch
         least = size if self.size else (0, 0)
         image = decode(record, self.color, target, least=least, strict=self.strict)
         if image.shape != target.shape:
@@ -242,7 +246,7 @@ class Image(Decoder):
                 )
             _resize(image, size, self.resize, target)
             image = target
-        if planar:
+        if scratch is not None:
             from pario.kernels.convert import hwc_to_chw
 
             hwc_to_chw(np.ascontiguousarray(image).reshape(-1), channels, row.reshape(-1))

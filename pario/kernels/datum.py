@@ -81,6 +81,17 @@ def key(data, at, end):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def length(data, at, end):  # type: ignore[no-untyped-def]
+    """(bytes that follow, position after the length), or (status, -1); at most five bytes, as in protobuf's parsers."""
+    value, after = varint(data, at, end)
+    if after < 0:
+        return np.int64(value), after
+    if after - at > 5 or value > np.uint64(end - after):
+        return np.int64(BAD_LENGTH), np.int64(-1)
+    return np.int64(value), after
+
+
+@kernel
 def skip_group(data, at, end, number):  # type: ignore[no-untyped-def]
     """(OK, position after the group of field `number` that begins at `at`), or (status, -1)."""
     bad = np.int64(-1)
@@ -103,12 +114,10 @@ def skip_group(data, at, end, number):  # type: ignore[no-untyped-def]
                 return TRUNCATED, bad
             after += size
         elif wire == 2:
-            value, after = varint(data, after, end)
+            size, after = length(data, after, end)
             if after < 0:
-                return np.int64(value), bad
-            if value > np.uint64(end - after):
-                return BAD_LENGTH, bad
-            after += np.int64(value)
+                return size, bad
+            after += size
         elif wire == 3:
             if depth == _DEPTH:
                 return BAD_GROUP, bad
@@ -157,14 +166,10 @@ def parse(data, start, nbytes):  # type: ignore[no-untyped-def]
             elif field == 7:
                 encoded = np.int64(value != np.uint64(0))
         elif wire == 2:
-            value, after = varint(data, after, end)
+            size, after = length(data, after, end)
             if after < 0:
-                status = np.int64(value)
+                status = size
                 break
-            if value > np.uint64(end - after):
-                status = np.int64(BAD_LENGTH)
-                break
-            size = np.int64(value)
             if field == 4:
                 data_at, data_nbytes = after, size
             elif field == 6:
@@ -263,8 +268,7 @@ def gather_floats(data, at, end, out, to):  # type: ignore[no-untyped-def]
         if wire == 0:
             _, after = varint(data, after, end)
         elif wire == 2:
-            value, after = varint(data, after, end)
-            size = np.int64(value)
+            size, after = length(data, after, end)
             if field == 6:
                 copy_bytes(out, to, data, after, size)
                 to += size
