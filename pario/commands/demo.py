@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from pario.commands.screen import screen
 __all__ = ["demo", "find_mpiexec"]
 
 _LESSON = "pario.demo.train_digits"
-_PROBE = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.size, flush=True)"
+#: One write per rank: the launcher mixes what the ranks write in pieces.
+_PROBE = "import os; from mpi4py import MPI; os.write(1, b'<size %d>' % MPI.COMM_WORLD.size)"
 
 _WORDS = """\
 pario demo: train a small network on images that come out of an LMDB.
@@ -81,14 +83,19 @@ def find_mpiexec() -> tuple[list[str], str]:
             command.append("--oversubscribe")  # Open MPI refuses more ranks than cores
         # Starts nothing of pario: does this mpiexec belong to the MPI library that mpi4py loads?
         probe = subprocess.run(
-            [*command, "-n", "2", sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=60
+            [*command, "-n", "2", sys.executable, "-c", _PROBE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         return [], f"{found} does not work ({e})"
-    sizes = [line.split()[1] for line in probe.stdout.splitlines() if line.startswith("size ")]
+    sizes = re.findall(r"<size (\d+)>", probe.stdout)
     if probe.returncode or not sizes:
-        last = [line for line in probe.stderr.splitlines() if "Error" in line] or probe.stderr.splitlines() or [""]
-        return [], f"{found} cannot start mpi4py ({last[-1].strip()})"
+        lines = [line.strip() for line in probe.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line] or lines or [f"exit status {probe.returncode}"]
+        return [], f"{found} cannot start mpi4py ({errors[-1]})"
     if sizes != ["2", "2"]:
         return [], f"{found} belongs to another MPI library than the one that mpi4py loads"
     return command, ""

@@ -18,14 +18,13 @@ def index(path: str, db: str | None) -> int:
     took = time.perf_counter() - started
     held = reader.index
     size = os.path.getsize(reader.path)
-    tree = held.snapshot.main if db is None else None
     ranks = counted(reader.world.size, "rank")
     screen.say(f"{reader.path}: {counted(held.n, 'record')}, {decimal_bytes(size)}")
-    built = getattr(held, "bytes_read", 0)
+    built = held.bytes_read
     if built:
         share = f"{decimal_bytes(built)} read, {built / size:.2%} of the file"
         screen.say(f"index built in {seconds(took)} on {ranks}: {share}")
-    elif tree is not None:
+    else:
         screen.say(f"the saved index fits this file; loaded in {seconds(took)}")
     where = held.sidecar
     if where:

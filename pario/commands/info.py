@@ -10,7 +10,7 @@ import numpy as np
 
 from pario.commands.dataset import Dataset, name_of
 from pario.commands.screen import decimal_bytes, printable, screen, table
-from pario.errors import DatabaseError, EmptyError, ParioError
+from pario.errors import DatabaseError, EmptyError
 from pario.format.layout import (
     MDB_DUPFIXED,
     MDB_DUPSORT,
@@ -20,7 +20,7 @@ from pario.format.layout import (
     MDB_REVERSEKEY,
 )
 from pario.format.tree import Tree, named_database
-from pario.locate.index import open_index
+from pario.locate.index import open_index, sidecar_places
 
 __all__ = ["info"]
 
@@ -69,7 +69,7 @@ def info(path: str, db: str | None) -> int:
     except DatabaseError as e:
         if db is not None:
             raise
-        screen.say(f"\n{e.what}. {e.hint or ''}")
+        screen.say(f"\n{e.what[0].upper()}{e.what[1:]}. {e.hint or ''}")
         tree = None
     if tree is not None:
         _records(dataset, tree, db)
@@ -104,7 +104,10 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
     name = db.encode() if db is not None else None
     progress = screen.progress("leaf pages", "page")
     index: Any = None
-    if tree.db.md_leaf_pages <= SOON or _sidecar_there(dataset):
+    # Rank 0 decides: the cache directory may be another one on other nodes.
+    places = [place for place in sidecar_places(dataset.path, name) if os.path.exists(place)]
+    stale = dataset.world.bcast(places[0] if places else "")
+    if tree.db.md_leaf_pages <= SOON or stale:
         index = open_index(dataset.path, dataset.pool, s, dataset.world, db=name, save=False, progress=progress)
     option = f" --db {db}" if db is not None else ""
     if index is None:
@@ -118,8 +121,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
     same = low == high
     size = f"{low:,} bytes each" if same else f"{low:,} to {high:,} bytes, median {middle:,}"
     keys = index.keys(np.array([0, index.n - 1], np.int64))
-    native = s.native
-    gaps = _neighbours(index)
+    near = _near(index)
     rows = [
         ("records", f"{index.n:,} (ids 0 to {index.n - 1:,}, in key order); {size}"),
         ("", f"{decimal_bytes(int(sizes.sum()))} in all"),
@@ -128,10 +130,11 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
     if index.by_offset is None:
         rows.append(("order", "the records lie in the file in key order"))
     else:
-        words = f"{gaps:.1%} of the records lie behind the one before in key order, the others jump back"
-        rows.append(("order", words))
+        rows.append(("order", f"{near:.1%} of the records lie near the one before in key order (1 MB or less apart)"))
     if index.sidecar:
         rows.append(("index", f"saved as {index.sidecar}"))
+    elif stale:
+        rows.append(("index", f"{stale} does not fit the file any more; it will be made anew"))
     else:
         rows.append(("index", f"not saved yet: python -m pario index {dataset.path}{option}"))
     screen.say()
@@ -139,30 +142,21 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
     screen.say()
     fast = (
         "pario reads this file with its compiled kernels"
-        if native
+        if s.native
         else "this file was written on another kind of machine: pario reads it, more slowly"
     )
     sequential = (
         "shuffle=False reads it from front to back"
-        if index.by_offset is None or gaps > 0.99
+        if index.by_offset is None or near > 0.95
         else 'shuffle=False follows the keys and jumps in the file; shuffle="block" reads it in long pieces'
     )
     screen.say(f"What pario does with it: {fast}; {sequential}.")
 
 
-def _neighbours(index: Any) -> float:
-    """Share of records that begin behind the record before them in key order."""
+def _near(index: Any) -> float:
+    """Share of records that begin within 1 MB of the record before them in key order."""
     offsets = index.extents["offset"]
-    return float((np.diff(offsets) > 0).mean()) if len(offsets) > 1 else 1.0
-
-
-def _sidecar_there(dataset: Dataset) -> bool:
-    try:
-        from pario.locate.index import sidecar_places
-
-        return any(os.path.exists(place) for place in sidecar_places(dataset.path))
-    except (ImportError, ParioError):
-        return False
+    return float((np.abs(np.diff(offsets)) <= 1e6).mean()) if len(offsets) > 1 else 1.0
 
 
 def _aligned(rows: list[tuple[str, str]]) -> str:
