@@ -1,0 +1,487 @@
+"""The bars that pario must reach, each measured beside what it is compared with.
+
+    python -m benchmarks.data DIR
+    python -m benchmarks.bars --data DIR [--only NAME ...] [--out results.json]
+
+Every section prints its rows as: met / NOT MET, case, figure (median), spread, bar. Exit status 1 if a bar is not met,
+3 if something could not be measured here. A bar is never lowered here; rows without a bar are for information.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+
+from benchmarks import data, store
+from benchmarks.measure import Row, Section, WorkerError, interleave, launch, ratios, save, spread
+from benchmarks.worker_lmdb import REUSING, VARIANTS
+
+GB = 1e9
+MB = 1e6
+STORE_BYTES_PER_S = 200_000_000  # the slow shared store
+SEQUENTIAL_BYTES = 4 << 20  # fio's read size for the long reads
+BATCH = {"3k": 256, "197k": 64}  # records per rank and step
+WARM_EPOCHS = "4"  # of one process: the first is shown apart
+SHUFFLES = {"none": "shuffle=False", "block": '"block"', "global": '"global"'}
+
+
+@dataclass
+class Bench:
+    """What all sections need."""
+
+    folder: str
+    rounds: int
+    quick: bool
+    baselines: bool
+    knobs: list[str]
+    sets: dict[str, data.DataSet] = field(default_factory=dict)
+    keep: ExitStack = field(default_factory=ExitStack)
+
+    def pario(self, path: str, which: str, shuffle: str, *more: str, **how: Any) -> dict[str, Any]:
+        """One run of worker_pario. how: ranks, nodes, group."""
+        knobs = [word for knob in self.knobs for word in ("--set", knob)]
+        arguments = [path, "--shuffle", shuffle, "--batch", str(BATCH[which]), *knobs, *more]
+        return launch("benchmarks.worker_pario", arguments, **how)
+
+    def py_lmdb(self, which: str, *more: str, ranks: int = 1) -> dict[str, Any]:
+        held = self.sets[which]
+        fixed = ["--batch", str(BATCH[which]), "--head", str(held.head), "--pixels", str(held.image_bytes)]
+        return launch("benchmarks.worker_lmdb", [held.path, *fixed, *more], ranks=ranks)
+
+    def index(self, path: str) -> None:
+        """Build the index and save the side-car (untimed)."""
+        if not self.baselines:
+            launch("benchmarks.worker_pario", [path, "--epochs", "0"])
+
+    @contextmanager
+    def order(self, which: str, shuffle: str, ranks: int = 1) -> Iterator[str]:
+        """A folder with the Loader's order, for the other side's loop; with --baselines a stand-in's name."""
+        if self.baselines:
+            yield shuffle
+            return
+        with tempfile.TemporaryDirectory(prefix="pario-order-") as folder:
+            self.pario(self.sets[which].path, which, shuffle, "--ids", folder, ranks=ranks)
+            yield folder
+
+
+def epoch_seconds(run: dict[str, Any], epoch: int = -1) -> float:
+    """From a common start to the end of the last rank."""
+    return max(rank["epochs"][epoch]["seconds"] for rank in run["ranks"])
+
+
+def records_of(run: dict[str, Any], epoch: int = -1) -> int:
+    return sum(rank["epochs"][epoch]["records"] for rank in run["ranks"])
+
+
+def rate(values: list[float], unit: float = GB, name: str = "GB/s") -> str:
+    return f"{statistics.median(values) / unit:.3g} {name}"
+
+
+def compare(
+    section: Section,
+    case: str,
+    ours: list[float],
+    theirs: list[float],
+    bar: float | None,
+    what: str,
+    unit: float = GB,
+    name: str = "GB/s",
+    us: str = "pario",
+) -> None:
+    """Rates of both sides (per second), pair by pair."""
+    found = ratios(ours, theirs)
+    section.raw.setdefault("rates", {})[case] = {"ours": ours, "theirs": theirs, "against": what}
+    section.add(
+        Row(
+            case,
+            found["median"],
+            found["min"],
+            found["max"],
+            ">=" if bar is not None else "",
+            bar,
+            ours=f"{us} {rate(ours, unit, name)}",
+            theirs=f"{what} {rate(theirs, unit, name)}",
+        )
+    )
+
+
+# -- the sections -----------------------------------------------------------------------------------------------------
+
+
+def content(bench: Bench, section: Section) -> None:
+    """Untimed: every record exactly once, every byte right, against py-lmdb."""
+    for which, held in bench.sets.items():
+        truth = np.empty(held.records, np.uint64)
+        env = lmdb.open(held.path, readonly=True, lock=False)
+        stop = held.head + held.image_bytes
+        with env.begin() as txn:
+            for i, value in enumerate(txn.cursor().iternext(keys=False)):
+                truth[i] = data.record_digest(memoryview(value)[held.head : stop], value[-1])
+        env.close()
+        if bench.baselines:
+            section.note(f"{held.name}: {len(np.unique(truth))} different records of {held.records}")
+            continue
+        for shuffle, name in SHUFFLES.items():
+            for ranks, nodes in ((1, 1), (3, 1), (4, 2)):
+                with tempfile.TemporaryDirectory(prefix="pario-check-") as folder:
+                    bench.pario(held.path, which, shuffle, "--check", folder, ranks=ranks, nodes=nodes)
+                    parts = [np.load(f"{folder}/check-{rank}.npz") for rank in range(ranks)]
+                    ids = np.concatenate([part["ids"] for part in parts])
+                    hashes = np.concatenate([part["hashes"] for part in parts])
+                once = np.bincount(ids, minlength=held.records) if len(ids) else np.zeros(held.records, int)
+                wrong = int((once != 1).sum()) + int((hashes != truth[ids]).sum())
+                case = f"{held.name}, {name}, {ranks} ranks on {nodes} nodes: records missing, repeated or wrong"
+                section.add(Row(case, wrong, wrong, wrong, "<=", 0, unit="records"))
+
+
+def redundancy(bench: Bench, section: Section) -> None:
+    """Bytes at the device of a disk that holds nothing but the data file and its index."""
+    shapes = [(1, 1), (3, 1)] if bench.quick else [(1, 1), (2, 1), (3, 1), (8, 1), (2, 2), (4, 2), (8, 2), (8, 4)]
+    section.note("emulated nodes share one page cache, so what the ranks ask the kernel for is bounded as well")
+    for which, held in bench.sets.items():
+        with store.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
+            path = disk.copy(held.path)
+            file = f"{path}/data.mdb"
+            if bench.baselines:
+                for order in ("none", "global"):
+                    store.drop_file(file)
+                    with store.Group(disk.device) as group:
+                        fixed = ["--head", str(held.head), "--pixels", str(held.image_bytes), "--batch", "64"]
+                        fixed += ["--readahead", "1", "--limit", "20000"]
+                        run = launch("benchmarks.worker_lmdb", [path, "--order", order, *fixed], group=group)
+                        least = records_of(run) * held.record_bytes / held.records
+                        ratio = group.bytes_read() / least
+                    section.add(Row(f"{held.name}, {order}, py-lmdb with read-ahead", ratio, ratio, ratio))
+                continue
+            bench.index(path)
+            for shuffle in ("none", "block"):
+                for ranks, nodes in shapes:
+                    store.drop_file(file)
+                    with store.Group(disk.device) as group:
+                        run = bench.pario(path, which, shuffle, ranks=ranks, nodes=nodes, group=group)
+                        device = group.bytes_read()
+                    asked = sum(rank["epochs"][0]["asked"] for rank in run["ranks"])
+                    section.raw.setdefault("runs", []).append(
+                        {"set": which, "shuffle": shuffle, "nodes": nodes, "device": device, "asked": asked, "run": run}
+                    )
+                    case = f"{held.name}, {SHUFFLES[shuffle]}, {ranks} ranks on {nodes} nodes"
+                    words = f"{device / MB:.1f} MB at the device, {asked / MB:.1f} MB asked for"
+                    worst = max(device, asked) / held.record_bytes
+                    section.add(Row(case, worst, worst, worst, "<=", 1.02, ours=words))
+
+
+def index(bench: Bench, section: Section) -> None:
+    """Bytes at the device while the index is built from a cold file; nothing saved before."""
+    for which, held in bench.sets.items():
+        with store.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
+            path = disk.copy(held.path)
+            if bench.baselines:
+                section.note(f"{held.name}: {held.tree_pages} branch and leaf pages")
+                continue
+            for ranks, nodes in ((1, 1),) if bench.quick else ((1, 1), (4, 1), (4, 2)):
+                for side in Path(path).glob("*"):
+                    if side.name not in ("data.mdb", "set.json"):
+                        side.unlink()
+                store.drop_file(f"{path}/data.mdb")
+                with store.Group(disk.device) as group:
+                    more = ["--epochs", "0"]
+                    run = bench.pario(path, which, "none", *more, ranks=ranks, nodes=nodes, group=group)
+                    device = group.bytes_read()
+                seconds = max(rank["construct"] for rank in run["ranks"])
+                tree = held.tree_pages * held.page_size
+                asked = sum(rank["asked_construct"] for rank in run["ranks"])
+                section.raw.setdefault("runs", []).append({"set": which, "ranks": ranks, "device": device, "run": run})
+                case = f"{held.name}, {ranks} ranks on {nodes} nodes"
+                words = f"{device / MB:.2f} MB at the device, {asked / MB:.2f} MB asked for, {seconds:.2f} s"
+                ratio = device / tree
+                section.add(Row(f"{case}: ÷ tree pages", ratio, ratio, ratio, "<=", 1.2, ours=words))
+                part = device / held.file_bytes * 100
+                section.add(Row(f"{case}: of the file", part, part, part, "<=", 1.0, unit="%"))
+
+
+def cold_long(bench: Bench, section: Section) -> None:
+    """Sequential and block-shuffled epochs against fio's long sequential reads, interleaved."""
+    section.note("rates are bytes of the records' pages per second, so that both sides count the same bytes")
+    for which, held in bench.sets.items():
+        _cold_long(bench, section, which, held.path, None, "bare disk")
+        with store.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
+            _cold_long(bench, section, which, disk.copy(held.path), disk.device, "200 MB/s store")
+
+
+def _cold_long(bench: Bench, section: Section, which: str, path: str, device: str | None, where: str) -> None:
+    held = bench.sets[which]
+    file = f"{path}/data.mdb"
+    bench.index(path)
+
+    def grouped(run: Callable[[store.Group | None], float]) -> float:
+        store.drop_file(file)
+        if device is None:
+            return run(None)
+        with store.Group(device, STORE_BYTES_PER_S) as group:
+            return run(group)
+
+    def by_fio(depth: int) -> Callable[[], float]:
+        def run(group: store.Group | None) -> float:
+            return store.fio(file, random=False, read_bytes=SEQUENTIAL_BYTES, depth=depth, group=group)["bytes_per_s"]
+
+        return lambda: grouped(run)
+
+    def by_pario(shuffle: str) -> Callable[[], float]:
+        return lambda: grouped(
+            lambda group: held.record_bytes / epoch_seconds(bench.pario(path, which, shuffle, group=group))
+        )
+
+    sides = {"fio 1": by_fio(1), "fio 8": by_fio(8)}
+    if not bench.baselines:
+        sides = {"fio 1": by_fio(1), "none": by_pario("none"), "fio 8": by_fio(8), "block": by_pario("block")}
+    rounds = bench.rounds if device is None else min(bench.rounds, 5)
+    found = interleave(sides, rounds)
+    section.raw[f"{which}, {where}"] = found
+    for shuffle in ("none", "block"):
+        if shuffle in found:
+            case = f"{held.name}, {SHUFFLES[shuffle]}, {where}"
+            compare(section, case, found[shuffle], found["fio 1"], 0.95, "fio 4 MiB")
+            compare(section, f"{case}, fio with 8 reads in flight", found[shuffle], found["fio 8"], None, "fio")
+    if bench.baselines:
+        compare(section, f"{held.name}, {where}: fio depth 8 ÷ 1", found["fio 8"], found["fio 1"], None, "fio depth 1", us="fio")
+
+
+def cold_random(bench: Bench, section: Section) -> None:
+    """Globally shuffled large records: against fio of the same size and depth, and against py-lmdb."""
+    which = "197k"
+    if which not in bench.sets:
+        return
+    held = bench.sets[which]
+    size = held.record_bytes // held.records
+    depth = _inflight(bench)
+    limit = 400 if bench.quick else 2000
+    for ranks in (1, 4):
+        with bench.order(which, "global", ranks) as order:
+
+            def by_fio() -> float:
+                store.drop_file(held.file)
+                return store.fio(held.file, random=True, read_bytes=size, depth=depth)["bytes_per_s"]
+
+            def by_pario(ranks: int = ranks) -> float:
+                store.drop_file(held.file)
+                return held.record_bytes / epoch_seconds(bench.pario(held.path, which, "global", ranks=ranks))
+
+            def by_lmdb(ranks: int = ranks, order: str = order) -> float:
+                store.drop_file(held.file)
+                run = bench.py_lmdb(which, "--order", order, "--limit", str(limit), ranks=ranks)
+                return records_of(run) * size / epoch_seconds(run)
+
+            bench.index(held.path)
+            sides = {"fio": by_fio, "pario": by_pario, "py-lmdb": by_lmdb}
+            if bench.baselines:
+                del sides["pario"]
+            found = interleave(sides, bench.rounds)
+        section.raw[f"{ranks} ranks"] = found
+        if bench.baselines:
+            compare(section, f"fio ÷ py-lmdb, {ranks} ranks", found["fio"], found["py-lmdb"], None, "py-lmdb", us="fio")
+            continue
+        name = f"fio random {size >> 10} KiB, depth {depth}"
+        bar = 0.9 if ranks == 1 else None
+        compare(section, f"{held.name}, {ranks} ranks ÷ fio", found["pario"], found["fio"], bar, name)
+        what = "py-lmdb get, readahead=False"
+        compare(section, f"{held.name}, {ranks} ranks ÷ py-lmdb", found["pario"], found["py-lmdb"], 8.0, what)
+
+
+def _inflight(bench: Bench) -> int:
+    for knob in bench.knobs:
+        if knob.startswith("inflight="):
+            return int(knob.split("=")[1])
+    from pario.options import Options
+
+    return Options().inflight
+
+
+def warm(bench: Bench, section: Section) -> None:
+    """One rank, everything in the page cache: pario against the bare py-lmdb loop in the same order."""
+    section.note(
+        "later epochs of one process count (py-lmdb has then mapped every page, its best case); the first epoch of a "
+        "fresh process is shown as well"
+    )
+    bars = {("3k", "global"): 1.5, ("3k", "block"): 2.5, ("197k", "global"): 0.9, ("197k", "block"): 0.9}
+    for which, held in bench.sets.items():
+        bench.index(held.path)
+        store.warm_file(held.file)
+        for shuffle in ("global", "block"):
+            with bench.order(which, shuffle) as order:
+
+                def by_lmdb(variant: str, which: str = which, order: str = order) -> dict[str, Any]:
+                    return bench.py_lmdb(which, "--order", order, "--variant", variant, "--epochs", WARM_EPOCHS)
+
+                def by_pario(which: str = which, shuffle: str = shuffle, path: str = held.path) -> dict[str, Any]:
+                    return bench.pario(path, which, shuffle, "--epochs", WARM_EPOCHS)
+
+                trial = {variant: by_lmdb(variant) for variant in VARIANTS}
+                speeds = {variant: _later(run) for variant, run in trial.items()}
+                firsts = {variant: _first(run) for variant, run in trial.items()}
+                best = max(REUSING, key=lambda variant: speeds[variant])
+                best_first = max(REUSING, key=lambda variant: firsts[variant])
+                anyhow = max(VARIANTS, key=lambda variant: speeds[variant])
+                section.raw[f"{which}, {shuffle}: py-lmdb variants, records/s"] = {"later": speeds, "first": firsts}
+                sides: dict[str, Callable[[], dict[str, Any]]] = {"pario": by_pario}
+                if bench.baselines:
+                    del sides["pario"]
+                for variant in sorted({best, best_first, anyhow}):
+                    sides[variant] = lambda variant=variant: by_lmdb(variant)
+                found = interleave(sides, bench.rounds)
+            section.raw[f"{which}, {shuffle}"] = found
+            later = {name: [_later(run) for run in runs] for name, runs in found.items()}
+            first = {name: [_first(run) for run in runs] for name, runs in found.items()}
+            case, bar = f"{held.name}, {SHUFFLES[shuffle]}", bars[which, shuffle]
+            ours = "pario" if not bench.baselines else best
+            unit: dict[str, Any] = {"unit": 1e3, "name": "k records/s", "us": ours}
+            if bench.baselines:
+                bar = None
+            compare(section, case, later[ours], later[best], bar, f"py-lmdb {best}", **unit)
+            what = f"py-lmdb {best_first}"
+            compare(section, f"{case}, first epoch of a process", first[ours], first[best_first], None, what, **unit)
+            if anyhow != best:
+                what = f"py-lmdb {anyhow}"
+                compare(section, f"{case}, a new batch per step", later[ours], later[anyhow], None, what, **unit)
+
+
+def _later(run: dict[str, Any]) -> float:
+    """Records/s of the epochs after the first, their median."""
+    epochs = len(run["ranks"][0]["epochs"])
+    return statistics.median(records_of(run, i) / epoch_seconds(run, i) for i in range(1, epochs))
+
+
+def _first(run: dict[str, Any]) -> float:
+    return records_of(run, 0) / epoch_seconds(run, 0)
+
+
+def first_batch(bench: Bench, section: Section) -> None:
+    """From calling Loader(...) to the first batch, in a fresh process; modules imported, kernels compiled before."""
+    for which, held in bench.sets.items():
+        if bench.baselines:
+            section.note(f"{held.name}: nothing to measure without pario")
+            continue
+        bench.index(held.path)
+        bench.pario(held.path, which, "global", "--steps", "1")  # kernels into the cache
+        for state in ("cold", "warm"):
+            for ranks in (1, 2):
+                runs = []
+                for _ in range(bench.rounds):
+                    store.drop_file(held.file) if state == "cold" else store.warm_file(held.file)
+                    runs.append(bench.pario(held.path, which, "global", "--steps", "1", ranks=ranks))
+                total = [max(r["construct"] + r["epochs"][0]["first_batch"] for r in run["ranks"]) for run in runs]
+                imports = [max(r["import"] for r in run["ranks"]) for run in runs]
+                section.raw[f"{which}, {state}, {ranks}"] = runs
+                found = spread(total)
+                words = f"and import {statistics.median(imports):.2f} s"
+                case = f"{held.name}, global, {ranks} ranks, {state} file"
+                row = Row(case, found["median"], found["min"], found["max"], "<=", 1.0, "s", ours=words)
+                section.add(row)
+
+
+def memory(bench: Bench, section: Section) -> None:
+    """Sum of the ranks' PSS (shared pages counted once) after each of 20 epochs."""
+    epochs = 4 if bench.quick else 20
+    section.note("growth: the last epoch's memory less the most of epochs 2 to 5; 1 MiB a rank is the allocator's")
+    for which, held in bench.sets.items():
+        if bench.baselines:
+            section.note(f"{held.name}: nothing to measure without pario")
+            continue
+        bench.index(held.path)
+        store.warm_file(held.file)
+        for shuffle in ("global", "block"):
+            ranks = 2
+            run = bench.pario(held.path, which, shuffle, "--epochs", str(epochs), ranks=ranks)
+            nodes = [sum(r["epochs"][e]["memory"]["pss"] for r in run["ranks"]) for e in range(epochs)]
+            shared = sum(r["epochs"][-1]["memory"]["pss_shmem"] for r in run["ranks"])
+            section.raw[f"{which}, {shuffle}"] = {"pss_of_node": nodes, "run": run}
+            settled = max(nodes[1:5])
+            growth = (nodes[-1] - settled) / (1 << 20)
+            words = f"node {nodes[-1] / MB:.0f} MB, of it shared windows {shared / MB:.0f} MB"
+            case = f"{held.name}, {SHUFFLES[shuffle]}, {ranks} ranks, growth over {epochs} epochs"
+            section.add(Row(case, growth, growth, growth, "<=", float(ranks), "MiB", ours=words))
+
+
+SECTIONS: dict[str, tuple[Callable[[Bench, Section], None], str, str]] = {
+    "content": (content, "Every record exactly once, every byte right", "any"),
+    "redundancy": (redundancy, "Bytes at the device per epoch ÷ bytes of the records' pages", "cold"),
+    "index": (index, "Bytes to build the index", "cold"),
+    "cold_long": (cold_long, "Cold epochs in long reads ÷ fio O_DIRECT sequential 4 MiB", "cold"),
+    "cold_random": (cold_random, "Cold, shuffle='global', 197 KB records", "cold"),
+    "warm": (warm, "Warm, one rank ÷ the bare py-lmdb loop", "warm"),
+    "first_batch": (first_batch, "Time from Loader(...) to the first batch", "index and kernels cached"),
+    "memory": (memory, "Memory of a node", "warm"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bars", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="may be given several times")
+    parser.add_argument("--sets", choices=sorted(data.SETS), action="append", help="default: both")
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds (default 7, --quick 1)")
+    parser.add_argument("--out", default="", help="JSON file (default: bars.json in the data folder)")
+    parser.add_argument("--quick", action="store_true", help="tiny data sets, one round: does it run at all?")
+    parser.add_argument("--baselines", action="store_true", help="only what pario is compared with")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of pario.Options")
+    options = parser.parse_args(argv)
+
+    # An orderly end on SIGTERM too: mounts, loop devices and control groups must go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if not options.baselines and importlib.util.find_spec("pario.loader") is None:
+        parser.error("pario has no Loader here; --baselines measures the other sides")
+    bench = Bench(
+        options.data,
+        options.rounds or (1 if options.quick else 7),
+        options.quick,
+        options.baselines,
+        options.set,
+    )
+    small = {"3k": 4000, "197k": 100}
+    for which in options.sets or data.SETS:
+        bench.sets[which] = data.make(options.data, which, small[which] if options.quick else None)
+
+    sections, failed = [], False
+    for name in options.only or SECTIONS:
+        run, title, state = SECTIONS[name]
+        section = Section(name, title, state)
+        print(f"{name}: {title} [{state}]", flush=True)
+        begin = time.monotonic()
+        try:
+            run(bench, section)
+        except (store.Unavailable, WorkerError) as problem:
+            failed = True
+            section.note(f"NOT MEASURED: {problem}")
+        section.seconds = time.monotonic() - begin
+        sections.append(section)
+        facts = {
+            "command": sys.argv,
+            "rounds": bench.rounds,
+            "quick": bench.quick,
+            "options": bench.knobs,
+            "batch": BATCH,
+            "sets": {which: vars(held) for which, held in bench.sets.items()},
+        }
+        save(options.out or Path(options.data) / "bars.json", sections, **facts)
+    missed = [(s.name, row.case) for s in sections for row in s.rows if row.met is False]
+    met = sum(row.met is True for s in sections for row in s.rows)
+    print(f"{met} bars met, {len(missed)} not met" + (", some not measured" if failed else ""))
+    for name, case in missed:
+        print(f"  not met: {name}: {case}")
+    return 1 if missed else 3 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Markdown tables from the JSON of bars.py.
+
+    python -m benchmarks.tables bars.json                     prints all of them
+    python -m benchmarks.tables bars.json --into README.md    replaces what lies between the markers
+
+A place for a table: `<!-- bars: NAME -->` and `<!-- end -->`, each alone on its line; NAME is a section, `machine`, or
+`all`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["fill", "machine_lines", "table"]
+
+
+def _number(value: float, unit: str) -> str:
+    text = f"{value:.0f}" if unit == "records" else f"{value:.3f}" if abs(value) < 2 else f"{value:.2f}"
+    return f"{text} {unit}" if unit else text
+
+
+def table(section: dict[str, Any]) -> str:
+    """One section as a Markdown table under its title."""
+    lines = [
+        f"**{section['title']}** (caches: {section['state']})",
+        "",
+        "| case | figure (min … max) | bar | | pario | compared with |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in section["rows"]:
+        figure = _number(row["figure"], row["unit"])
+        if row["low"] != row["high"]:
+            figure += f" ({_number(row['low'], '')} … {_number(row['high'], '')})"
+        bar = f"{'≥' if row['sense'] == '>=' else '≤'} {row['bar']:g}" if row["bar"] is not None else ""
+        verdict = {True: "met", False: "**not met**", None: ""}[row["met"]]
+        lines.append(f"| {row['case']} | {figure} | {bar} | {verdict} | {row['ours']} | {row['theirs']} |")
+    lines += ["", *(f"*{note}*" for note in section["notes"])]
+    return "\n".join(lines).rstrip()
+
+
+def machine_lines(document: dict[str, Any]) -> str:
+    """Where and with what the figures were made."""
+    facts = document["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    quick = " Small data, one round: not for publication." if document["quick"] else ""
+    return (
+        f"Measured {facts['date']} on {facts['cpus']} cores ({facts['cpu'] or 'unknown processor'}), "
+        f"{facts['memory_bytes'] / (1 << 30):.0f} GiB, Linux {facts['kernel']}, Python {facts['python']}, {versions}, "
+        f"{facts['fio'] or 'no fio'}; {document['rounds']} interleaved rounds, median (min … max).{quick}"
+    )
+
+
+def fill(text: str, document: dict[str, Any]) -> str:
+    """`text` with every marked place filled from `document`; places of sections that were not run stay."""
+    sections = {section["name"]: table(section) for section in document["sections"]}
+    parts = {**sections, "machine": machine_lines(document), "all": "\n\n".join(sections.values())}
+
+    def one(match: re.Match[str]) -> str:
+        made = parts.get(match["name"])
+        return match[0] if made is None else f"{match['head']}\n{made}\n{match['tail']}"
+
+    return re.sub(r"(?ms)^(?P<head><!-- bars: (?P<name>\w+) -->)$.*?^(?P<tail><!-- end -->)$", one, text)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.split("\n")[0])
+    parser.add_argument("json")
+    parser.add_argument("--into", action="append", default=[], help="a Markdown file with markers")
+    options = parser.parse_args(argv)
+    document = json.loads(Path(options.json).read_text())
+    if not options.into:
+        print(machine_lines(document) + "\n")
+        print("\n\n".join(table(section) for section in document["sections"]))
+    for name in options.into:
+        path = Path(name)
+        path.write_text(fill(path.read_text(), document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""One run of pario's Loader over a Datum LMDB; one JSON line. Started by bars.py, alone or under mpiexec.
+
+The clock runs around `for batch in loader` only; hashing (--check) and writing the order (--ids) are for untimed runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import time
+
+import numpy as np
+
+from benchmarks.worker import Team, bytes_asked, digests, memory, run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("path")
+    parser.add_argument("--shuffle", default="none", choices=["none", "global", "block"])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=0, help="stop each epoch after that many batches; 0 = never")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ids", help="folder for the order: ids-RANK.npy")
+    parser.add_argument("--check", help="folder for check-RANK.npz: ids and hashes of what was delivered")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of pario.Options")
+    options = parser.parse_args()
+
+    team = Team()
+    begin = time.perf_counter()
+    import pario
+
+    loader_class, decoder = pario.Loader, pario.decode.Datum()
+    knobs = {}
+    for item in options.set:
+        name, value = item.split("=", 1)
+        try:
+            knobs[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            knobs[name] = value
+    choice = pario.Options(**knobs)
+    import_seconds = time.perf_counter() - begin
+
+    team.barrier()
+    asked_first = bytes_asked()
+    begin = time.perf_counter()
+    loader = loader_class(
+        options.path,
+        batch_size=options.batch,
+        decoder=decoder,
+        shuffle=False if options.shuffle == "none" else options.shuffle,
+        seed=options.seed,
+        comm=team.comm,
+        options=choice,
+    )
+    construct_seconds = time.perf_counter() - begin
+    asked_construct = bytes_asked() - asked_first
+
+    epochs, ids, hashes = [], [], []
+    for _ in range(options.epochs):
+        team.barrier()
+        asked = bytes_asked()
+        records = steps = nbytes = 0
+        first = None
+        start = time.perf_counter()
+        for batch in loader:
+            if first is None:
+                first = time.perf_counter() - start
+            records += len(batch.ids)
+            nbytes += batch["data"].nbytes
+            steps += 1
+            if options.ids or options.check:
+                ids.append(np.array(batch.ids))
+            if options.check:
+                hashes.append(digests(batch["data"], batch["label"]))
+            if options.steps and steps == options.steps:
+                break
+        seconds = time.perf_counter() - start
+        batch = None
+        epochs.append(
+            {
+                "seconds": seconds,
+                "first_batch": first,
+                "records": records,
+                "steps": steps,
+                "bytes": nbytes,
+                "asked": bytes_asked() - asked,
+                "memory": memory(),
+            }
+        )
+    stats = loader.stats() if hasattr(loader, "stats") else {}
+    loader.close()
+    everything = np.concatenate(ids) if ids else np.empty(0, np.int64)
+    if options.ids:
+        np.save(f"{options.ids}/ids-{team.rank}.npy", everything)
+    if options.check:
+        found = np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
+        np.savez(f"{options.check}/check-{team.rank}.npz", ids=everything, hashes=found)
+    numbers = {name: value for name, value in stats.items() if isinstance(value, int | float)}
+    team.report(
+        {
+            "import": import_seconds,
+            "construct": construct_seconds,
+            "asked_construct": asked_construct,
+            "epochs": epochs,
+            "stats": numbers,
+        },
+        {"side": "pario", "version": pario.__version__},
+    )
+
+
+if __name__ == "__main__":
+    run(main)
