@@ -261,7 +261,8 @@ class Datum(Decoder):
         channels, height, width = self._row
         fixed = self._geometry[1] >= 0
         # Large arrays come fresh from the kernel and go back to it: one that stays spares every image its page faults.
-        picture = planes = np.empty((0, 0, channels), np.uint8)
+        picture: np.ndarray = np.empty((0, 0, channels), np.uint8)
+        planes: np.ndarray = picture
         for i in range(len(records)):
             start, nbytes = int(records.starts[i]), int(records.nbytes[i])
             message = _parse(records.data, start, nbytes)
