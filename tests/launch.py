@@ -1,0 +1,149 @@
+"""Jobs of several MPI ranks for the tests, each under a time limit and with nothing left behind.
+
+The launcher stands beside the interpreter when the MPI library came as a wheel (pip install "pario[mpich]").
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+#: More ranks than cores must not keep the processor from the rank that they wait for.
+POLITE = {
+    # MPICH polls, and gives the processor away every 1000 polls unless told otherwise.
+    "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+    # Open MPI: its own name of the same.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Numerical libraries: one thread per rank.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a job ended: exit status (None: killed at its time limit), standard output and error together, seconds."""
+
+    status: int | None
+    output: str
+    seconds: float
+
+
+def mpiexec() -> str:
+    """The launcher that belongs to this interpreter's environment, else the one on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    if found is None:
+        raise AssertionError(
+            "no mpiexec beside this interpreter and none on PATH, so the MPI tests cannot run; "
+            'one command installs an MPI library with its launcher: pip install "pario[mpich]"'
+        )
+    return found
+
+
+def is_open_mpi(launcher: str) -> bool:
+    said = subprocess.run([launcher, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    return "Open MPI" in said.stdout + said.stderr or "OpenRTE" in said.stdout + said.stderr
+
+
+def run_job(
+    ranks: int,
+    argv: list[str],
+    *,
+    limit_s: float,
+    env: dict[str, str] | None = None,
+    options: tuple[str, ...] = (),
+    meanwhile: Callable[[int], None] | None = None,
+) -> Job:
+    """`mpiexec -n ranks python argv...`; `meanwhile(pid of mpiexec)` runs beside it."""
+    launcher = mpiexec()
+    command = [launcher, *options, "-n", str(ranks)]
+    if is_open_mpi(launcher):
+        command[1:1] = ["--allow-run-as-root", "--oversubscribe"]
+    # A job inside a job (pytest under srun or mpiexec) must not take the outer launcher's variables for its own.
+    outer = ("PMI_", "PMIX_", "OMPI_", "PALS_", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
+    before = segments()
+    start = time.monotonic()
+    # A file takes the output: a pipe stays open as long as any forgotten process holds it.
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            [*command, sys.executable, *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**own, **POLITE, **(env or {})},
+            start_new_session=True,
+        )
+        try:
+            if meanwhile is not None:
+                meanwhile(process.pid)
+            status: int | None = process.wait(max(0.1, start + limit_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            kill_tree(process.pid)
+            process.wait()
+            sweep(before)
+        output.seek(0)
+        return Job(status, output.read(), time.monotonic() - start)
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all its descendants. MPICH's launcher gives every rank a session of its own, so that killing a
+    process group reaches none of them."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found, todo = [], [pid]
+    while todo:
+        found.append(todo.pop())
+        todo += children.get(found[-1], [])
+    return found
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL for a process and all its descendants; those that are gone already are no error."""
+    for victim in tree(pid):
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def segments() -> set[str]:
+    """Names in /dev/shm."""
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def sweep(before: set[str]) -> None:
+    """Remove what MPICH itself leaves in /dev/shm when its processes are killed (its message queues, 1 MiB per rank),
+    so that a test run leaves nothing; only files that came since `before` and that no process maps."""
+    mine = {name for name in segments() - before if name.startswith("mpich_shm_")}
+    if not mine:
+        return
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                maps = file.read()
+        except OSError:
+            continue
+        mine = {name for name in mine if name not in maps}
+    for name in mine:
+        try:
+            os.unlink(os.path.join("/dev/shm", name))
+        except FileNotFoundError:
+            continue

@@ -1,0 +1,165 @@
+"""An error on one rank only: all raise, nobody hangs. (Ranks that die, and errors that stay uncaught, end their whole
+job; test_comm_jobs.py starts such jobs and looks at how they end.)"""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+import pytest
+
+mpi4py_MPI = pytest.importorskip("mpi4py.MPI")
+
+from pario.comm.agree import Alarm  # noqa: E402
+from pario.comm.window import Ring  # noqa: E402
+from pario.comm.world import get_world  # noqa: E402
+from pario.errors import CorruptedError, OptionError, PeerError  # noqa: E402
+
+MPI = mpi4py_MPI
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(params=["self", "world"])
+def world(request):
+    made = get_world(MPI.COMM_SELF if request.param == "self" else MPI.COMM_WORLD)
+    yield made
+    made.free()
+
+
+def listen(alarm: Alarm) -> None:
+    """What a training loop does: a look now and then, for 20 s at most."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        alarm.check()
+        time.sleep(1e-3)
+
+
+def test_agree(world) -> None:
+    world.agree(None, "opening")
+    for failing in range(world.size):
+        if world.rank == failing:
+            error = CorruptedError("bad page", page=7, path="x.mdb")
+            with pytest.raises(CorruptedError, match="bad page") as caught:
+                world.agree(error, "opening")
+            assert caught.value is error
+        else:
+            with pytest.raises(PeerError, match=r"while opening: CorruptedError: bad page.*page 7") as caught:
+                world.agree(None, "opening")
+            assert caught.value.rank == failing
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert world.allreduce_sum(1) == world.size
+
+
+def test_agree_when_all_fail(world) -> None:
+    with pytest.raises(ValueError, match=f"rank {world.rank} has its own"):
+        world.agree(ValueError(f"rank {world.rank} has its own"), "opening")
+
+
+def test_agree_with_an_error_that_cannot_be_printed(world) -> None:
+    class Strange(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    with pytest.raises(Strange if world.rank == 0 else PeerError):
+        world.agree(Strange() if world.rank == 0 else None, "opening")
+
+
+def test_alarm(world) -> None:
+    """Every rank hears of it, on every node, without a collective; also of a text that is much too long."""
+    for failing in range(world.size):
+        alarm = Alarm(world)
+        alarm.check()
+        world.barrier()
+        if world.rank == failing:
+            alarm.raise_all(OptionError(f"rank {failing} went wrong: " + "ü" * 5000))
+            alarm.check()  # one's own alarm does not come back
+        else:
+            with pytest.raises(PeerError, match=f"OptionError: rank {failing} went wrong: üü") as caught:
+                listen(alarm)
+            assert caught.value.rank == failing
+            alarm.check()  # heard once
+        alarm.close()
+        alarm.close()
+        world.barrier()
+
+
+def test_two_alarms_at_once(world) -> None:
+    alarm = Alarm(world)
+    world.barrier()
+    if world.rank < 2:
+        alarm.raise_all(ValueError("me too"))
+    if world.size > 1:
+        with pytest.raises(PeerError, match="me too"):
+            listen(alarm)
+    alarm.close()
+    world.barrier()
+
+
+def test_closed_alarm_is_quiet(world) -> None:
+    alarm = Alarm(world)
+    alarm.close()
+    alarm.raise_all(ValueError("too late"))
+    alarm.check()
+    world.barrier()
+
+
+def test_ring_error_reaches_who_waits(world) -> None:
+    """The note wakes ranks that sleep in wait_group and in wait_done, long before they would look around."""
+    ring = Ring(world, 2, 4096, 4, 4, alive_seconds=20)
+    failing = world.node_size - 1
+    begin = time.monotonic()
+    if world.node_rank == failing:
+        time.sleep(0.3)
+        ring.fail(world.rank, "ReadError: disk is gone " + "ö" * 5000)
+        ring.fail(world.rank, "ValueError: a later one")
+        ring.check()  # its own error: it raises that itself
+    else:
+        wait = ring.wait_done if world.node_rank % 2 else ring.wait_group
+        with pytest.raises(PeerError, match="ReadError: disk is gone ö") as caught:
+            wait(5)
+        assert caught.value.rank == world.node_ranks[failing]
+        with pytest.raises(PeerError):
+            ring.check()
+    assert time.monotonic() - begin < 10
+    world.node_barrier()
+    if world.is_leader:
+        ring.reset()
+    world.node_barrier()
+    ring.check()
+    world.node_barrier()
+    ring.close()
+
+
+def test_the_first_of_two_ring_errors_counts(world) -> None:
+    ring = Ring(world, 2, 4096, 4, 4)
+    if world.node_rank == world.node_size - 1:
+        ring.fail(world.rank, "first")
+    world.node_barrier()
+    if world.node_size > 2 and world.is_leader:
+        ring.fail(world.rank, "second")
+    world.node_barrier()
+    if world.node_size > 2 and world.node_rank == 1:
+        with pytest.raises(PeerError, match="first"):
+            ring.check()
+    world.node_barrier()
+    ring.close()
+
+
+def test_a_rank_that_left_is_not_missed(world) -> None:
+    ring = Ring(world, 2, 4096, 4, 4, alive_seconds=0.05)
+    if world.node_rank == world.node_size - 1 and world.node_size > 1:
+        ring.close()
+    elif world.node_size > 1:
+        assert ring.wait_done(0)
+        with pytest.raises(TimeoutError):
+            ring.wait_group(0, timeout=0.3)
+    world.node_barrier()
+    ring.close()
+
+
+def test_a_ring_that_does_not_fit_fails_everywhere(world) -> None:
+    if world.size == 1:
+        pytest.skip("one rank per node has private memory")
+    with pytest.raises(Exception, match=r"shared memory is too small|MemoryError|Unable to allocate"):
+        Ring(world, 2, 1 << 48, 4, 4)
+    assert world.allreduce_sum(1) == world.size

@@ -1,0 +1,161 @@
+"""The ring under stress: every group's bytes and tables by value, with delays everywhere."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+mpi4py_MPI = pytest.importorskip("mpi4py.MPI")
+
+from pario.comm.window import LEFT, Ring  # noqa: E402
+from pario.comm.world import get_world  # noqa: E402
+from pario.errors import ParioError  # noqa: E402
+
+MPI = mpi4py_MPI
+pytestmark = pytest.mark.mpi
+
+SLOTS, ROWS = 3, 6
+
+
+@pytest.fixture(params=["self", "world"])
+def world(request):
+    made = get_world(MPI.COMM_SELF if request.param == "self" else MPI.COMM_WORLD)
+    yield made
+    made.free()
+
+
+def content(node: int, run: int, group: int, nbytes: int) -> np.ndarray:
+    return np.random.default_rng([node, run, group]).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def pause(random_: random.Random) -> None:
+    if random_.random() < 0.3:
+        time.sleep(random_.random() * 0.004)
+
+
+def steps_of(group: int) -> range:
+    """Groups hold one, two or three steps."""
+    before = sum(1 + g % 3 for g in range(group))
+    return range(before, before + 1 + group % 3)
+
+
+def feed(ring, world, run: int, groups: range, stop, errors: list) -> None:
+    """Fill every group of `groups`, each when its slot's last group was finished by all."""
+    random_ = random.Random(f"feed {world.rank} {run}")
+    try:
+        for group in groups:
+            freed = steps_of(group - SLOTS).stop if group >= SLOTS else 0
+            if not ring.wait_done(freed, ring.check, stop):
+                return
+            pause(random_)
+            nbytes = ring.slot_bytes - group % 100
+            ring.data[group % SLOTS, :nbytes] = content(world.node, run, group, nbytes)
+            for step in steps_of(group):
+                row = step % len(ring.ids)
+                ring.ids[row] = np.arange(ROWS) + 1000 * step
+                ring.starts[row] = group % SLOTS * ring.slot_bytes + np.arange(ROWS)
+                ring.nbytes[row] = nbytes
+            ring.publish(group, steps_of(group).stop)
+    except BaseException as error:
+        errors.append(error)
+
+
+@pytest.mark.parametrize("feeders", [1, 2])
+def test_stress(world, feeders: int) -> None:
+    """Three runs over one ring. With two feeders the groups go in turn to two ranks of the node."""
+    groups = 80
+    feeders = min(feeders, world.node_size)
+    ring = Ring(world, SLOTS, 5000, 3 * (SLOTS + 1), ROWS, alive_seconds=0.5)
+    assert ring.slot_bytes == 8192
+    assert ring.data.ctypes.data % 4096 == 0
+    for run in range(3):
+        world.node_barrier()
+        if world.is_leader:
+            ring.reset()
+        world.node_barrier()
+        stop, errors, thread = threading.Event(), [], None
+        if world.node_rank < feeders:
+            args = (ring, world, run, range(world.node_rank, groups, feeders), stop, errors)
+            thread = threading.Thread(target=feed, args=args)
+            thread.start()
+        random_ = random.Random(f"take {world.rank} {run}")
+        flat = ring.data.reshape(-1)
+        leaves = run == 1 and world.node_rank == world.node_size - 1  # this rank leaves the second run early
+        for group in range(groups // 2 if leaves else groups):
+            assert ring.wait_group(group, ring.check, timeout=60) == steps_of(group).stop
+            pause(random_)
+            expected = content(world.node, run, group, ring.slot_bytes - group % 100)
+            for step in steps_of(group):
+                row = step % len(ring.ids)
+                assert ring.ids[row].tolist() == [1000 * step + i for i in range(ROWS)]
+                for i in range(ROWS):
+                    start, nbytes = ring.starts[row, i], ring.nbytes[row, i] - i
+                    np.testing.assert_array_equal(flat[start : start + nbytes], expected[i:])
+                ring.finish(world.node_rank, step + 1)
+        if leaves:
+            ring.finish(world.node_rank, LEFT)
+        if thread is not None:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert errors == []
+    ring.close()
+    ring.close()
+
+
+def test_a_run_is_left_in_the_middle(world) -> None:
+    """A feeder that waits for free slots is stopped at once, and the next run starts clean, at a later step."""
+    ring = Ring(world, SLOTS, 4096, 12, ROWS, alive_seconds=30)
+    for run in range(5):
+        world.node_barrier()
+        if world.is_leader:
+            ring.reset()
+        world.node_barrier()
+        stop, errors, thread = threading.Event(), [], None
+        if world.is_leader:
+            thread = threading.Thread(target=feed, args=(ring, world, run, range(1000), stop, errors))
+            thread.start()
+        ring.wait_group(0, timeout=60)
+        ring.wait_group(SLOTS - 1, timeout=60)
+        if thread is not None:
+            if run % 2:
+                time.sleep(0.02)  # the feeder sleeps for sure
+            begin = time.monotonic()
+            ring.stop_feeder(stop, thread)
+            assert time.monotonic() - begin < 5  # far below alive_seconds
+        assert errors == []
+    world.node_barrier()
+    if world.is_leader:
+        ring.reset(done_steps=17)
+    world.node_barrier()
+    assert ring.wait_done(17)
+    with pytest.raises(TimeoutError, match="group 0 "):
+        ring.wait_group(0, timeout=0.05)
+    world.node_barrier()
+    ring.close()
+
+
+def test_a_lost_group_is_an_error_and_no_wait_for_ever(world) -> None:
+    ring = Ring(world, SLOTS, 4096, 12, ROWS)
+    if world.is_leader:
+        ring.publish(SLOTS, 1)
+    world.node_barrier()
+    with pytest.raises(ParioError, match=f"group 0 was overwritten by group {SLOTS}"):
+        ring.wait_group(0)
+    world.node_barrier()
+    ring.close()
+
+
+def test_waiting_costs_nothing(world) -> None:
+    ring = Ring(world, SLOTS, 4096, 12, ROWS, alive_seconds=0.2)
+    looked = []
+    begin = time.process_time()
+    with pytest.raises(TimeoutError):
+        ring.wait_group(0, lambda: looked.append(1), timeout=1.0)
+    assert time.process_time() - begin < 0.2
+    assert len(looked) >= 4  # every alive_seconds
+    world.node_barrier()
+    ring.close()

@@ -1,0 +1,235 @@
+"""World against numpy and against what MPI itself says, on SELF, on WORLD and on a part of it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+mpi4py_MPI = pytest.importorskip("mpi4py.MPI")
+
+from pario.comm import world as world_module  # noqa: E402
+from pario.comm.world import World, get_world  # noqa: E402
+from pario.errors import ClosedError, LauncherError, OptionError, ParioError, PeerError  # noqa: E402
+
+MPI = mpi4py_MPI
+pytestmark = pytest.mark.mpi
+
+KINDS = ["self", "world", "reversed", "part"]
+
+
+@pytest.fixture(params=KINDS)
+def world(request):
+    """World over COMM_SELF, COMM_WORLD, the ranks in reverse order, and the even and the odd ranks by themselves."""
+    everybody = MPI.COMM_WORLD
+    if request.param == "self":
+        comm = MPI.COMM_SELF
+    elif request.param == "world":
+        comm = everybody
+    elif request.param == "reversed":
+        comm = everybody.Split(0, key=-everybody.rank)
+    else:
+        comm = everybody.Split(everybody.rank % 2, key=everybody.rank)
+    made = get_world(comm)
+    assert isinstance(made, World)
+    assert (made.rank, made.size) == (comm.rank, comm.size)
+    yield made
+    made.free()
+    if comm not in (everybody, MPI.COMM_SELF):
+        comm.Free()
+
+
+def test_ranks_and_nodes(world) -> None:
+    comm, node = world.comm, world.comm.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
+    assert (world.node_size, world.node_rank) == (node.size, node.rank)
+    assert world.is_leader == (node.rank == 0)
+    table = comm.allgather(
+        (node.bcast(world.rank), world.rank, world.node, world.node_rank, world.seat, world.node_seat)
+    )
+    node.Free()
+    leaders = sorted({row[0] for row in table})
+    assert world.nodes == len(leaders)
+    seats = sorted(table)  # by node leader, then rank: the definition of a seat
+    for seat, (leader, rank, its_node, node_rank, its_seat, node_seat) in enumerate(seats):
+        assert its_node == leaders.index(leader)
+        assert its_seat == seat
+        assert node_seat == min(s for s, row in enumerate(seats) if row[0] == leader)
+        assert seat == node_seat + node_rank
+        if rank == world.rank:
+            assert world.node_ranks == tuple(row[1] for row in seats if row[0] == leader)
+
+
+def test_two_nodes_are_seen() -> None:
+    if os.environ.get("MPIR_CVAR_NUM_CLIQUES") != "2" or MPI.get_vendor()[0] != "MPICH":
+        pytest.skip("runs with MPICH and MPIR_CVAR_NUM_CLIQUES=2 (test_mpi.py does)")
+    with get_world(MPI.COMM_WORLD) as world:
+        assert world.nodes == min(2, world.size)
+        assert world.node == world.rank % 2
+
+
+def test_objects(world) -> None:
+    root = world.size - 1
+    assert world.bcast({"rank": world.rank, "big": b"x" * 300_000}, root=root) == {"rank": root, "big": b"x" * 300_000}
+    mine = [world.rank, "ä" * (1000 * world.rank)]
+    assert world.allgather(mine) == [[rank, "ä" * (1000 * rank)] for rank in range(world.size)]
+    assert world.node_bcast(world.rank) == world.node_ranks[0]
+    world.barrier()
+    world.node_barrier()
+
+
+def test_integers(world) -> None:
+    values = np.random.default_rng(1).integers(-(2**50), 2**50, world.size)
+    mine = int(values[world.rank])
+    assert world.exscan(mine) == values[: world.rank].sum()
+    assert world.allreduce_sum(mine) == values.sum()
+    assert world.allreduce_max(mine) == values.max()
+    assert world.allreduce_min(mine) == values.min()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<f8", [("offset", "<i8"), ("nbytes", "<i8")]])
+@pytest.mark.parametrize("chunk", [world_module.CHUNK, 1000])
+def test_gather_array(world, dtype, chunk, monkeypatch) -> None:
+    """With a small chunk the way of arrays beyond one MPI call is walked; that one array is above 2 GiB is another
+    test, run by hand (PARIO_TEST_HUGE=1)."""
+    monkeypatch.setattr(world_module, "CHUNK", chunk)
+
+    def part(rank: int) -> np.ndarray:
+        raw = np.random.default_rng(rank).integers(0, 255, 997 * rank * np.dtype(dtype).itemsize, dtype=np.uint8)
+        return raw.view(dtype)
+
+    root = world.size // 2
+    whole = world.gather_array(part(world.rank), root=root)
+    if world.rank != root:
+        assert whole is None
+        return
+    assert whole.dtype == np.dtype(dtype)
+    assert whole.tobytes() == b"".join(part(rank).tobytes() for rank in range(world.size))
+
+
+def test_gather_array_refuses_on_all_ranks(world) -> None:
+    right = world.rank == 0 and world.size > 1
+    with pytest.raises(PeerError if right else OptionError, match="1-d numpy array"):
+        world.gather_array(np.zeros(3) if right else np.zeros((2, 2)))
+    if world.size > 1:
+        with pytest.raises(OptionError, match="one dtype on all ranks"):
+            world.gather_array(np.zeros(3, dtype="i4" if world.rank else "f8"))
+    assert world.allreduce_sum(1) == world.size  # still in step
+
+
+@pytest.mark.parametrize("chunk", [world_module.CHUNK, 4096])
+@pytest.mark.parametrize("shape", [(0,), (7,), (123, 45), ()])
+def test_share_array(world, shape, chunk, monkeypatch) -> None:
+    monkeypatch.setattr(world_module, "CHUNK", chunk)
+    expected = np.random.default_rng(7).random(shape)
+    shared = world.share_array(np.asarray(expected) if world.rank == 0 else None)
+    assert shared.dtype == np.float64
+    np.testing.assert_array_equal(shared, expected)
+    with pytest.raises(ValueError, match="read-only"):
+        shared[...] = 0
+    world.barrier()
+
+
+def test_share_array_is_one_copy_per_node(world) -> None:
+    shared = world.share_array(np.zeros(1000) if world.rank == 0 else None)
+    shared.flags.writeable = True
+    if world.is_leader:
+        shared[0] = 41 + world.node
+    world.node_barrier()
+    assert shared[0] == 41 + world.node
+    world.node_barrier()
+
+
+def test_share_array_refuses_on_all_ranks(world) -> None:
+    with pytest.raises(OptionError if world.rank == 0 else PeerError, match="numpy array"):
+        world.share_array("no array")
+    assert world.allreduce_sum(1) == world.size
+
+
+@pytest.mark.skipif(os.environ.get("PARIO_TEST_HUGE") != "1", reason="needs 2.2 GB per node: PARIO_TEST_HUGE=1")
+def test_share_array_beyond_two_gib() -> None:
+    with get_world(MPI.COMM_WORLD) as world:
+        n = (1 << 31) + 12345
+        a = None
+        if world.rank == 0:
+            a = np.zeros(n, dtype=np.uint8)
+            a[:: 1 << 20] = np.arange(len(a[:: 1 << 20]), dtype=np.uint8)
+            a[-1] = 77
+        shared = world.share_array(a)
+        assert shared.size == n
+        assert shared[-1] == 77
+        np.testing.assert_array_equal(
+            shared[:: 1 << 20][:-1], np.arange(2048, dtype=np.uint8)[: len(shared[:: 1 << 20]) - 1]
+        )
+        del shared
+        world.barrier()
+
+
+def test_shared_bytes(world) -> None:
+    memory = world.shared_bytes(10_001)
+    assert (memory.dtype, memory.size) == (np.dtype(np.uint8), 10_001)
+    assert memory.ctypes.data % 4096 == 0
+    assert not memory.any()
+    world.node_barrier()
+    memory[world.node_rank] = 1 + world.node_rank
+    world.node_barrier()
+    assert memory[: world.node_size].tolist() == list(range(1, world.node_size + 1))
+    world.node_barrier()
+
+
+def test_too_little_shared_memory_is_an_error_not_a_crash(world) -> None:
+    if world.node_size == 1:
+        pytest.skip("one rank per node has private memory")
+    with pytest.raises(ParioError, match="shared memory is too small"):
+        world.shared_bytes(1 << 50)
+    world.barrier()
+
+
+def test_a_view_outlives_its_world() -> None:
+    """Whoever still holds an array at the end finds its bytes, not a crash."""
+    world = get_world(MPI.COMM_WORLD)
+    shared = world.share_array(np.arange(100) if world.rank == 0 else None)
+    part = shared[10:20] if world.rank == world.size - 1 else None
+    del shared
+    world.free()
+    world.free()
+    if part is not None:
+        assert part.tolist() == list(range(10, 20))
+    with pytest.raises(ClosedError):
+        world.barrier()
+
+
+def test_many_worlds_leak_nothing() -> None:
+    """MPICH has some 2000 communicators; every World takes several."""
+    for _ in range(300 if MPI.COMM_WORLD.size <= 2 else 100):
+        with get_world(MPI.COMM_WORLD) as world:
+            world.shared_bytes(100)
+
+
+def test_waiting_is_polite() -> None:
+    """A rank that waits a second for another one uses next to no processor time (a blocking barrier: all of it)."""
+    with get_world(MPI.COMM_WORLD) as world:
+        world.barrier()
+        if world.rank == 0:
+            time.sleep(1)
+        begin = time.process_time()
+        world.barrier()
+        assert time.process_time() - begin < 0.3
+
+
+def test_what_is_no_communicator() -> None:
+    for wrong in (3, "world", MPI.COMM_NULL):
+        with pytest.raises(OptionError, match="communicator"):
+            get_world(wrong)
+
+
+def test_ranks_that_are_alone_hear_why(monkeypatch) -> None:
+    if MPI.COMM_WORLD.size > 1:
+        pytest.skip("needs a COMM_WORLD of one rank")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(LauncherError, match=r"4 processes.*PMI_SIZE=4.*size 1.*" + MPI.get_vendor()[0]):
+        get_world()
+    with pytest.raises(LauncherError):
+        get_world(MPI.COMM_WORLD)
+    get_world(MPI.COMM_SELF).free()  # on purpose
