@@ -190,9 +190,11 @@ class Loader:
             whole,
             most,
             lead_bytes=index.header_bytes,
-            align=self._reader.pool.fetcher.align,
+            # Whole pages: neighbouring values are read with what lies between them in a page.
+            align=max(index.page_size, self._reader.pool.fetcher.align),
             by_offset=index.by_offset,
         )
+        slot_bytes += slot_bytes // 32 + 2 * index.page_size  # for the leaf pages that lie between values
         feeders = min(options.readers_per_node, world.node_size)
         self._feeders = feeders
         # The ranks that read: spread over the node, the leader first.

@@ -4,12 +4,15 @@
 * `cache`: compiled once per node. The cache lies in a node-local directory (PARIO_NUMBA_CACHE, else one below the
   system's temporary directory): on a shared file system Numba's disk cache has open faults (numba issues 4807, 10128),
   and thousands of ranks would write it at once.
+  Numba notices that a cached function is stale by the file that defines it, but not by those of the kernels that it
+  inlines; so the directory's name says which state of all of them it holds.
 * PARIO_BOUNDSCHECK=1 (tests): every index is checked.
 """
 
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -33,7 +36,14 @@ def cache_directory() -> str:
     except (KeyError, OSError):  # a container without a passwd entry
         user = str(os.getuid())
     suffix = "-checked" if _BOUNDSCHECK else ""
-    return os.path.join(tempfile.gettempdir(), f"pario-numba-{user}{suffix}")
+    return os.path.join(tempfile.gettempdir(), f"pario-numba-{user}", _sources() + suffix)
+
+
+def _sources() -> str:
+    """16 hex digits that change with any kernel."""
+    with os.scandir(os.path.dirname(__file__)) as entries:
+        stamps = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.name.endswith(".py"))
+    return hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
 
 
 def _usable(path: str) -> bool:
@@ -45,16 +55,19 @@ def _usable(path: str) -> bool:
         return False
 
 
+_DIRECTORY = cache_directory()
+_CACHED = _usable(_DIRECTORY)
+
+
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile on first call, without the GIL, cached on this node's disk."""
     if function is None:
         return lambda f: kernel(f, **options)
-    directory = cache_directory()
-    settings: dict[str, Any] = {"nogil": True, "boundscheck": _BOUNDSCHECK, "cache": _usable(directory), **options}
+    settings: dict[str, Any] = {"nogil": True, "boundscheck": _BOUNDSCHECK, "cache": _CACHED, **options}
     # Numba asks its configuration for the directory while it decorates, and only then: other users' functions keep
     # whatever place they have.
     before = _numba_config.CACHE_DIR
-    _numba_config.CACHE_DIR = directory
+    _numba_config.CACHE_DIR = _DIRECTORY
     try:
         return numba.njit(**settings)(function)
     finally:

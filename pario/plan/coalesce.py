@@ -58,7 +58,7 @@ def coalesce(
         0: only ranges that touch or overlap.
     read_bytes : longest read; longer ones are cut at multiples of this in the file
     file_bytes : size of the file; reads end there, or at the next multiple of `align`
-    capacity : bytes of the slot. A plan that does not fit is made again without gaps.
+    capacity : bytes of the slot. A plan that does not fit is made again with gaps inside pages only, then without.
 
     Raises
     ------
@@ -90,14 +90,17 @@ def coalesce(
     unit = max(align, _LEAST_UNIT)
     runs = np.empty((k, 3), np.int64)
     record_starts = np.empty(k, np.int64)
-    count, used = merge_runs(offsets, nbytes, order, lead_bytes, align, unit, gap_bytes, _PAGE, runs, record_starts)
-    if capacity is not None and used > capacity:
-        count, used = merge_runs(offsets, nbytes, order, lead_bytes, align, unit, 0, _PAGE, runs, record_starts)
-        if used > capacity:
-            raise ParioError(
-                f"internal error: {k} records need {used} bytes of a slot of {capacity}",
-                hint="Please report this with the options you used",
-            )
+    # What does not fit is planned again, first with the gaps inside wanted pages only (less than a page long).
+    count = used = 0
+    for gap in (gap_bytes, min(gap_bytes, _PAGE - 1), 0):
+        count, used = merge_runs(offsets, nbytes, order, lead_bytes, align, unit, gap, _PAGE, runs, record_starts)
+        if capacity is None or used <= capacity:
+            break
+    else:
+        raise ParioError(
+            f"internal error: {k} records need {used} bytes of a slot of {capacity}",
+            hint="Please report this with the options you used",
+        )
     most = 2 * count + used // read_bytes
     reads = np.empty(most, EXTENT)
     starts = np.empty(most, np.int64)
