@@ -48,9 +48,13 @@ def _sources() -> str:
 
 def _usable(path: str) -> bool:
     """Ours, private and writable: compiled code is loaded from there, so nobody else may put files into it."""
+    above = os.path.dirname(path)
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        return os.stat(path).st_uid == os.getuid() and os.access(path, os.W_OK)
+        for folder in (above, path):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        # A parent that is somebody else's (not ours and not the system's) could be swapped under us.
+        mine = {os.getuid(), 0}
+        return os.stat(path).st_uid == os.getuid() and os.stat(above).st_uid in mine and os.access(path, os.W_OK)
     except OSError:
         return False
 
