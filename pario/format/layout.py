@@ -172,7 +172,7 @@ class Layout:
         """The MDB_db at byte `at`; an empty tree's root becomes -1."""
         values = self._unpack_db(buf, at)
         root = -1 if values[-1] == self.invalid else values[-1]
-        return Db(*values[:-1], root)
+        return Db._make((*values[:-1], root))
 
     def _plain(self, code: str) -> str:
         return ("Q" if self.word == 8 else "I") if code == "W" else code

@@ -6,7 +6,7 @@ pointers and items outside the page. LMDB itself lets some of these pass and los
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Page:
 
     Parameters
     ----------
-    buf : the page's bytes
+    buf : the page's bytes: bytes, memoryview or u8 array
     pgno : its number, which its header must repeat
     snapshot : the state of the file that is read
 
@@ -63,7 +63,7 @@ class Page:
 
     __slots__ = ("_first", "_layout", "_limit", "buf", "kind", "n", "offset", "pad", "pgno", "snapshot", "upper")
 
-    def __init__(self, buf: bytes | memoryview | np.ndarray, pgno: int, snapshot: Snapshot) -> None:
+    def __init__(self, buf: Any, pgno: int, snapshot: Snapshot) -> None:
         self.buf = memoryview(buf)
         self.pgno = pgno
         self.snapshot = snapshot
@@ -299,7 +299,7 @@ def check_overflow(first: bytes | memoryview, run: OverflowRun, snapshot: Snapsh
     layout = snapshot.layout
     header = layout.unpack_page(first, 0)
     pages = layout.unpack_u32(first, layout.pages_at)[0]
-    place = {"page": run.pgno, "offset": run.pgno * snapshot.page_size}
+    place: dict[str, Any] = {"page": run.pgno, "offset": run.pgno * snapshot.page_size}
     if header[0] != run.pgno:
         raise CorruptedError(f"the overflow page calls itself page {header[0]}: a misdirected or stale write", **place)
     flags = header[-3]

@@ -289,7 +289,7 @@ def _fingerprint(path: str, snapshot: Snapshot, db: bytes | None) -> str:
 
 def _content_id(extents: np.ndarray) -> str:
     digest = hashlib.blake2b(f"{_FORMAT} {INDEX_VERSION} {len(extents)}".encode(), digest_size=16)
-    digest.update(extents.view(np.uint8))
+    digest.update(memoryview(extents.view(np.uint8)))
     return digest.hexdigest()
 
 

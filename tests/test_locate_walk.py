@@ -1,0 +1,159 @@
+"""The exact walk: every record once, in py-lmdb's order, every byte right; and what it reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from lmdb_cases import CASES, FORMATS, located, make, opened, oracle, pairs_of
+
+from pario.comm.world import Solo
+from pario.errors import DatabaseError, EmptyError, SnapshotError
+from pario.fetch.base import ReadPool
+from pario.fetch.posix import PosixFetcher
+from pario.locate.leaves import LeafScan
+from pario.locate.snapshot import read_snapshot
+from pario.locate.walk import build
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cases")
+
+
+@pytest.mark.parametrize("version", FORMATS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_record_as_py_lmdb(cases: Path, name: str, version: int) -> None:
+    path, db = make(cases, name, version)
+    expected = oracle(path, db)
+    assert expected
+    by_kernel = located(path, db, native=True)
+    by_python = located(path, db, native=False)
+    assert pairs_of(path, by_kernel) == expected
+    assert by_kernel.n == by_python.n == len(expected)
+    for array in ("extents", "key_data", "key_nbytes", "key_counts"):
+        np.testing.assert_array_equal(getattr(by_kernel, array), getattr(by_python, array))
+
+
+@pytest.mark.parametrize("version", FORMATS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_does_the_work(cases: Path, name: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python reads only pages with trees of duplicates: a kernel that declines everything would pass otherwise."""
+    path, db = make(cases, name, version)
+    scans = []
+    start = LeafScan.__init__
+
+    def watched(self: LeafScan, *a: object, **k: object) -> None:
+        start(self, *a, **k)  # type: ignore[arg-type]
+        scans.append(self)
+
+    monkeypatch.setattr(LeafScan, "__init__", watched)
+    found = located(path, db)
+    slow = sum(scan.slow_pages for scan in scans)
+    most = 4 if "dup" in name else 0  # keys with enough duplicates for a tree
+    assert slow <= most
+    assert found.leaf_pages > 2 * slow
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_reads_branch_and_leaf_pages_once(cases: Path, version: int) -> None:
+    path, _ = make(cases, "caffe", version)
+    with lmdb.open(path, subdir=False, readonly=True, lock=False) as env:
+        stat = env.stat()
+    found = located(path)
+    assert (found.branch_pages, found.leaf_pages) == (stat["branch_pages"], stat["leaf_pages"])
+    assert found.bytes_read == (stat["branch_pages"] + stat["leaf_pages"]) * stat["psize"]
+    assert found.bytes_read < 0.012 * os.path.getsize(path)  # 1.0 % at 97 records per leaf page (format 3)
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_trees_of_duplicates_are_read_once(cases: Path, version: int) -> None:
+    path, db = make(cases, "dupfixed_8", version)
+    found = located(path, db)
+    main = 1  # the page that leads to the named database
+    assert found.bytes_read == (found.branch_pages + found.leaf_pages + main) * 4096
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_named_databases(tmp_path: Path, version: int) -> None:
+    with opened(tmp_path, version) as env:
+        for name in (b"train", b"test", b"nothing"):
+            db = env.open_db(name)
+            with env.begin(write=True, db=db) as txn:
+                for i in range(0 if name == b"nothing" else 500):
+                    txn.put(b"%05d" % i, name * (i % 900))
+    path = os.fspath(tmp_path / "data.mdb")
+    for name in (b"train", b"test"):
+        assert pairs_of(path, located(path, name)) == oracle(path, name)
+    with pytest.raises(EmptyError, match="nothing"):
+        located(path, b"nothing")
+    with pytest.raises(DatabaseError, match=r"'nothing', 'test', 'train'.*db=") as caught:
+        located(path)
+    assert caught.value.path == path
+    with pytest.raises(DatabaseError, match=r"no database b'trian'.*'train'"):
+        located(path, b"trian")
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_records_beside_named_databases(tmp_path: Path, version: int) -> None:
+    with opened(tmp_path, version) as env:
+        env.open_db(b"inner")
+        with env.begin(write=True) as txn:
+            for i in range(2000):
+                txn.put(b"%05d" % i, b"x" * 100)
+    path = os.fspath(tmp_path / "data.mdb")
+    with pytest.raises(DatabaseError, match="1 named database: 'inner'"):
+        located(path)
+    with pytest.raises(DatabaseError, match="is the key of a record"):
+        located(path, b"00007")
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_empty_database(tmp_path: Path, version: int) -> None:
+    opened(tmp_path, version).close()
+    path = os.fspath(tmp_path / "data.mdb")
+    with pytest.raises(EmptyError, match="no record") as caught:
+        located(path)
+    assert caught.value.path == path
+    with pytest.raises(DatabaseError, match="no named databases"):
+        located(path, b"any")
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_a_writer_that_overtakes_the_walk(tmp_path: Path, version: int) -> None:
+    rng = np.random.default_rng(0)
+    with opened(tmp_path, version) as env:
+
+        def commit() -> None:
+            with env.begin(write=True) as txn:
+                for i in range(300):
+                    txn.put(b"%05d" % i, rng.bytes(500))
+
+        commit()
+        fetcher = PosixFetcher(os.fspath(tmp_path / "data.mdb"))
+        pool = ReadPool(fetcher, 2)
+        snapshot = read_snapshot(fetcher)
+        commit()
+        assert build(pool, snapshot, None, Solo()).n == 300  # one commit does no harm
+        for _ in range(4):  # our pages are overwritten: whatever the walk finds, this is the cause
+            commit()
+        with pytest.raises(SnapshotError, match="writers committed") as caught:
+            build(pool, snapshot, None, Solo())
+        assert caught.value.path == fetcher.path
+        pool.close()
+        fetcher.close()
+
+
+def test_progress_counts_leaf_pages(cases: Path) -> None:
+    path, _ = make(cases, "shuffled_small", 1)
+    fetcher = PosixFetcher(path)
+    pool = ReadPool(fetcher, 2)
+    seen: list[tuple[int, int]] = []
+    found = build(pool, read_snapshot(fetcher), None, Solo(), lambda done, total: seen.append((done, total)))
+    pool.close()
+    fetcher.close()
+    assert seen[-1] == (found.leaf_pages, found.leaf_pages)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
