@@ -94,7 +94,7 @@ class Loader:
         self._block_records = 0
         self._run: _Epoch | None = None
         self._feed: Feed | None = None
-        self._ring: Ring | None = None
+        self._made_ring: Ring | None = None
         self.skipped = 0
         self._feed_stats = FeedStats()
         self._times = {"open": 0.0, "share": 0.0, "decode": 0.0, "consumer": 0.0}
@@ -199,7 +199,7 @@ class Loader:
         self._feeders = feeders
         # The ranks that read: spread over the node, the leader first.
         self._feeder = next((f for f in range(feeders) if f * world.node_size // feeders == world.node_rank), None)
-        self._ring = Ring(
+        self._made_ring = Ring(
             world,
             slots=self._slots,
             slot_bytes=slot_bytes,
@@ -349,13 +349,18 @@ class Loader:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    @property
+    def _ring(self) -> Ring:
+        assert self._made_ring is not None  # from the end of the constructor on
+        return self._made_ring
+
     def _state(self, epoch: int, position: int) -> LoaderState:
         return LoaderState(
             version=VERSION,
             fingerprint=self._reader.index.content_id,
             n=self._reader.index.n,
             seed=self._seed,
-            shuffle=self._shuffle or "none",
+            shuffle=str(self._shuffle or "none"),
             block_records=self._block_records,
             mix_blocks=self._options.mix_blocks if self._shuffle == "block" else 0,
             epoch=epoch,
@@ -384,6 +389,7 @@ class Loader:
             self._feed = None
         world.node_barrier()
         if world.is_leader:
+            self._reader.warn_if_replaced()
             self._ring.reset()
         world.node_barrier()
         # The pools of a block order differ from epoch to epoch, and every rank must know them; a permutation of all
@@ -499,13 +505,13 @@ class Loader:
         self._closed = True
         with contextlib.suppress(Exception):
             self._alarm.raise_all(error)
-            if self._ring is not None:
-                self._ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
+            if self._made_ring is not None:
+                self._made_ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
         if self._run is not None:
             self._run.end()
         self._stop_threads()
-        if self._ring is not None:
-            self._ring.close()
+        if self._made_ring is not None:
+            self._made_ring.close()
         self._alarm.close()
         self._reader.abandon()
         self.world.free(collective=False)

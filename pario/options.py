@@ -24,9 +24,10 @@ class Options:
     Reading, per node
         slot_bytes: bytes of the window's slots that a group of steps aims at (8 MiB: twice the read size at which the
             file systems we measured reach their bandwidth).
-        slots: slots in the ring of one node; one is consumed while the others fill.
+        slots: slots in the ring of one node; one is consumed while the others fill. `shuffle="block"` always has 3,
+            each for at least a whole pool (`block_bytes * mix_blocks`, divided among the nodes).
         readers_per_node: ranks of one node that read (LMDBIO found one enough up to 16 cores).
-        inflight: reads under way at once per reading rank.
+        inflight: reads under way at once per reading rank: its threads.
         read_bytes: the longest single read.
         gap_bytes: two extents of one group are read by one read if at most this many unwanted bytes lie between them
             (a leaf page or two between runs of overflow pages).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,6 +21,8 @@ from pario.plan.coalesce import coalesce
 from pario.records import Records
 
 __all__ = ["Reader"]
+
+_log = logging.getLogger("pario")
 
 #: fetch option -> class. "auto" reads through the page cache: on the machines we measured it reaches the same cold
 #: bandwidth as O_DIRECT (benchmarks/), and a set that fits into memory is read from the storage once.
@@ -59,6 +62,7 @@ class Reader:
         self.options = options or Options()
         self.world: AnyWorld = comm if isinstance(comm, (World, Solo)) else get_world(comm)
         self._pool: ReadPool | None = None
+        self._replaced = False
         try:
             self._open(path, db, save_index, progress)
         except BaseException:
@@ -148,6 +152,12 @@ class Reader:
     def check_snapshot(self) -> None:
         """Raises SnapshotError if a writer may have overwritten pages of the snapshot that this reader opened."""
         check_snapshot(self.pool.fetcher, self.snapshot)
+
+    def warn_if_replaced(self) -> None:
+        """Log it if another file stands behind the path now. What is open stays readable and unchanged."""
+        if not self._replaced and self.pool.fetcher.is_replaced():
+            self._replaced = True
+            _log.warning("%s was replaced by another file; this reader goes on with the one it opened", self.path)
 
     def close(self) -> None:
         """Collective over `comm`. A second call does nothing."""

@@ -289,7 +289,7 @@ def test_a_writer_that_overtakes_us_is_noticed(tmp_path):
             assert values(batch) == [expected[i] for i in batch.ids]
         for k in range(4):
             write(path, [(b"%06d" % i, os.urandom(5000)) for i in range(k, 2000, 4)])
-        with pytest.raises(SnapshotError) as caught:
+        with pytest.raises(SnapshotError) as caught:  # noqa: PT012
             for batch in batches:
                 assert values(batch) == [expected[i] for i in batch.ids]
         assert caught.value.path.endswith("data.mdb")
@@ -318,5 +318,16 @@ def test_reader_reads_any_records(path):
         assert [bytes(r) for r in reader.read(ids)] == [expected[i][1] for i in ids]
         assert reader.keys(ids) == [expected[i][0] for i in ids]
         assert len(reader.read([])) == 0
-        with pytest.raises(OptionError, match="0..1002"):
+        with pytest.raises(OptionError, match=r"0\.\.1002"):
             reader.read([N])
+
+
+def test_a_replaced_file_is_reported_and_the_old_one_read_on(tmp_path, caplog):
+    path = write(tmp_path / "x.lmdb", ((b"%03d" % i, bytes([i]) * 3000) for i in range(50)))
+    other = write(tmp_path / "y.lmdb", ((b"%03d" % i, bytes([i]) * 2000) for i in range(50)))
+    with pario.Loader(path, 50) as loader:
+        os.replace(f"{other}/data.mdb", f"{path}/data.mdb")
+        for _ in range(2):
+            (batch,) = list(loader)
+            assert values(batch) == [bytes([i]) * 3000 for i in range(50)]
+    assert sum("replaced" in r.message for r in caplog.records) == 1

@@ -40,6 +40,9 @@ class Fetcher(Protocol):
         Raises ReadError with path and offset when the storage refuses or ends a read early.
         """
 
+    def is_replaced(self) -> bool:
+        """Does the path lead to another file than the open one (or to none)?"""
+
     def close(self) -> None: ...
 
 

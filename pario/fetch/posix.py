@@ -57,7 +57,9 @@ class PosixFetcher:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = _open(path, os.O_RDONLY)
-        self.nbytes = os.fstat(self._fd).st_size
+        status = os.fstat(self._fd)
+        self.nbytes = status.st_size
+        self._identity = status.st_dev, status.st_ino
         self._read_fd = self._fd
         advise = getattr(os, "posix_fadvise", None)
         if advise is not None:
@@ -82,10 +84,13 @@ class PosixFetcher:
         if failed >= 0:
             raise read_error(self.path, int(offsets[failed]) + int(got), int(sizes[failed]), int(got), int(errno))
 
-    def identity(self) -> tuple[int, int, int, int]:
-        """(device, inode, size, mtime_ns) of the file behind the path now, to notice that it was replaced."""
-        status = os.stat(self.path)
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    def is_replaced(self) -> bool:
+        self._check_open()
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return True
+        return (now.st_dev, now.st_ino) != self._identity
 
     def close(self) -> None:
         if self._fd >= 0:
