@@ -118,8 +118,7 @@ def _words(r: dict[str, Any], epochs: int) -> str:
         whole = wall * (1 if block is _READING else r["ranks"])
         for name, what in block:
             rows.append((f"  {name}", f"{sums[name]:.3f}", f"{sums[name] / whole:.1%}" if whole else "", what))
-    lines = table([row[:3] for row in rows]).splitlines()
-    text = "\n".join(f"{line:<52}  {row[3]}".rstrip() for line, row in zip(lines, rows, strict=True))
+    text = table(rows, words=True)
     cached = r["cached_before"]
     state = "unknown here" if cached is None else f"{cached:.0%} of the file"
     factor = r["bytes_read"] / (r["value_bytes"] * epochs) if r["value_bytes"] else 0

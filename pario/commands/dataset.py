@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from pario.comm.world import AnyWorld, get_world
@@ -82,9 +81,9 @@ class Dataset:
             tree = self.tree(named_database(self.main, db.encode()))
         else:
             tree = self.main
-            names = self.names(most=5)
-            if names and len(names) >= min(self.snapshot.main.md_entries, 5):
-                listed = ", ".join(repr(name_of(name)) for name in names)
+            names = self.names(most=6)
+            if names:
+                listed = ", ".join(repr(name_of(name)) for name in names[:5]) + (" and more" if len(names) > 5 else "")
                 raise DatabaseError(
                     f"the main database holds named databases: {listed}", hint=f"Choose one: --db {name_of(names[0])}"
                 )
@@ -122,7 +121,7 @@ class Dataset:
             value = page.key(k)
             yield key, len(value), value[:most]
 
-    def together(self, work: partial[Any], doing: str) -> Any:
+    def together(self, work: Callable[[], Any], doing: str) -> Any:
         """Call `work` on this rank; raise on all ranks if it fails on one."""
         error: BaseException | None = None
         out: Any = None

@@ -41,7 +41,8 @@ def demo(ranks: int, folder: Path | None) -> int:
             err=True,
         )
         return 2
-    missing = [name for name in ("sklearn", "lmdb") if importlib.util.find_spec(name) is None]
+    needs = {"sklearn": "scikit-learn", "lmdb": "lmdb"}
+    missing = [package for name, package in needs.items() if importlib.util.find_spec(name) is None]
     if missing:
         screen.say(f"error: the demo needs {' and '.join(missing)}: pip install 'pario[demo]'", err=True)
         return 2

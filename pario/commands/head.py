@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from pario.commands.dataset import Dataset
+from pario.commands.dataset import Dataset, Item
 from pario.commands.screen import printable, screen, table
 from pario.decode.base import describe
 
@@ -25,19 +25,13 @@ def head(path: str, count: int, db: str | None) -> int:
     rows = [("id", "key", "bytes", "the value")]
     for item in items:
         rows.append((str(item.id), printable(item.key), f"{item.nbytes:,}", guess(item.value, item.nbytes)))
-    screen.say(_table(rows))
+    screen.say(table(rows, left=2, words=True))
     dataset.close()
     return 0
 
 
-def _items(dataset: Dataset, db: str | None, count: int) -> list:
+def _items(dataset: Dataset, db: str | None, count: int) -> list[Item]:
     return dataset.first_items(dataset.database(db), count, MOST)
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    # The guess is text and comes last: not aligned to the right.
-    lines = table([row[:3] for row in rows], left=2).splitlines()
-    return "\n".join(f"{line}  {row[3]}" for line, row in zip(lines, rows, strict=True))
 
 
 def guess(value: bytes, nbytes: int) -> str:

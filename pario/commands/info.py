@@ -89,13 +89,13 @@ def _databases(dataset: Dataset, db: str | None) -> list[tuple[str, Tree]]:
 
 
 def _trees(found: list[tuple[str, Tree]]) -> str:
-    rows = [("", "entries", "depth", "branch pages", "leaf pages", "overflow pages", "flags")]
+    rows: list[tuple[str, ...]] = [("", "entries", "depth", "branch pages", "leaf pages", "overflow pages", "flags")]
     for name, tree in found:
         d = tree.db
         flags = ", ".join(words for flag, words in _FLAGS.items() if d.md_flags & flag) or "-"
         numbers = (d.md_entries, d.md_depth, d.md_branch_pages, d.md_leaf_pages, d.md_overflow_pages)
         rows.append((name, *(f"{n:,}" for n in numbers), flags))
-    return table(rows)
+    return table(rows, words=True)
 
 
 def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
@@ -141,16 +141,16 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
     screen.say(_aligned(rows))
     screen.say()
     fast = (
-        "pario reads this file with its compiled kernels"
+        "reads this file with its compiled kernels"
         if s.native
-        else "this file was written on another kind of machine: pario reads it, more slowly"
+        else "reads this file, of another kind of machine, without its compiled kernels"
     )
     sequential = (
         "shuffle=False reads it from front to back"
         if index.by_offset is None or near > 0.95
         else 'shuffle=False follows the keys and jumps in the file; shuffle="block" reads it in long pieces'
     )
-    screen.say(f"What pario does with it: {fast}; {sequential}.")
+    screen.say(f"What pario does with it: it {fast}; {sequential}.")
 
 
 def _near(index: Any) -> float:

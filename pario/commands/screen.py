@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -99,11 +100,18 @@ def printable(key: bytes, most: int = 48) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def table(rows: list[tuple[str, ...]], *, left: int = 1) -> str:
-    """Columns of text, the first `left` ones aligned to the left, the others to the right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+def table(rows: Sequence[Sequence[str]], *, left: int = 1, words: bool = False) -> str:
+    """Columns of text, the first `left` ones aligned to the left, the others to the right.
+
+    words : the last column is text, aligned to the left, too
+    """
+    count = len(rows[0])
+    widths = [max(len(row[k]) for row in rows) for k in range(count)]
     lines = []
     for row in rows:
-        cells = [c.ljust(w) if k < left else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  " + "  ".join(cells).rstrip())
+        cells = [
+            cell.ljust(width) if k < left or (words and k == count - 1) else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(f"  {'  '.join(cells)}".rstrip())
     return "\n".join(lines)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from pario.commands.screen import counted, decimal_bytes, screen, seconds
 from pario.errors import CorruptedError, FileError, ParioError
 from pario.format.layout import F_BIGDATA, F_SUBDATA, P_OVERFLOW
 from pario.format.page import Page
-from pario.format.tree import Tree, check_ascending, clean_name, named_database
+from pario.format.tree import Tree, check_ascending, dup_order, named_database
 from pario.locate.index import open_index
 from pario.locate.snapshot import check_snapshot
 from pario.plan.coalesce import coalesce
@@ -45,6 +44,7 @@ class Found:
     inline_bytes: int = 0
     runs: list[tuple[int, int, int]] = field(default_factory=list)  # page, bytes, record id (among this rank's)
     damages: list[ParioError] = field(default_factory=list)
+    databases: int = 0  # named databases among the records
 
 
 def verify(path: str, db: str | None) -> int:
@@ -80,7 +80,7 @@ def _which(dataset: Dataset, db: str | None) -> list[bytes | None]:
 def _database(dataset: Dataset, name: bytes | None) -> int:
     """Number of damages. Collective."""
     words = "main database" if name is None else f'database "{name_of(name)}"'
-    world, s = dataset.world, dataset.snapshot
+    world = dataset.world
     tree = dataset.main
     if name is not None:
         tree = dataset.together(lambda: dataset.tree(named_database(dataset.main, name)), "opening the database")
@@ -93,13 +93,15 @@ def _database(dataset: Dataset, name: bytes | None) -> int:
     _walk(tree, leaves, start, stop, found)
     first = world.exscan(found.records)
     _read_runs(dataset, found, first)
+    # A database of databases is no dataset: there is no index of it.
+    has_index = not world.allreduce_sum(found.databases)
     shares = world.allgather((found.records, found.inline_bytes, [r[:2] for r in found.runs], found.damages))
     records = sum(share[0] for share in shares)
     value_bytes = sum(share[1] + sum(nbytes for _, nbytes in share[2]) for share in shares)
     damages: list[ParioError] = [damage for share in shares for damage in share[3]]
     if not damages:
-        damages += _counts(tree, records, s.main.md_flags if name is None else tree.flags)
-    if not damages:
+        damages += _counts(tree, records)
+    if not damages and has_index:
         pages = np.array([page for share in shares for page, _ in share[2]], np.int64)
         sizes = np.array([nbytes for share in shares for _, nbytes in share[2]], np.int64)
         damages += _index_agrees(dataset, name, records, pages, sizes)
@@ -162,8 +164,8 @@ def _item(tree: Tree, leaf: Page, i: int, found: Found) -> None:
     node = leaf.node(i)
     if node.flags == F_SUBDATA:  # a named database among records: looked at for itself
         node.db()
-        clean_name(node.key, leaf.snapshot)
         found.records += 1
+        found.databases += 1
         return
     dups = tree.dups(node)
     if dups is None:
@@ -176,7 +178,7 @@ def _item(tree: Tree, leaf: Page, i: int, found: Found) -> None:
         return
     before: bytes | None = None
     pairs = dups.items() if isinstance(dups, Tree) else ((dups, k) for k in range(dups.n))
-    order = dups.order if isinstance(dups, Tree) else _dup_order(tree)
+    order = dups.order if isinstance(dups, Tree) else dup_order(tree.flags, leaf.snapshot.layout)
     for page, k in pairs:
         value = page.key(k)
         if before is not None:
@@ -184,12 +186,6 @@ def _item(tree: Tree, leaf: Page, i: int, found: Found) -> None:
         before = value
         found.records += 1
         found.inline_bytes += len(value)
-
-
-def _dup_order(tree: Tree) -> Any:
-    from pario.format.tree import dup_order
-
-    return dup_order(tree.flags, tree.snapshot.layout)
 
 
 def _read_runs(dataset: Dataset, found: Found, first: int) -> None:
@@ -255,7 +251,7 @@ def _read_chunk(dataset: Dataset, runs: np.ndarray, first: int) -> list[ParioErr
     return damages
 
 
-def _counts(tree: Tree, records: int, flags: int) -> list[ParioError]:
+def _counts(tree: Tree, records: int) -> list[ParioError]:
     if records == tree.db.md_entries:
         return []
     return [CorruptedError(f"{records:,} records found, but the database says it has {tree.db.md_entries:,}")]
@@ -268,7 +264,7 @@ def _index_agrees(
     s = dataset.snapshot
     try:
         index = open_index(dataset.path, dataset.pool, s, dataset.world, db=name, save=False)
-    except FileError as e:
+    except ParioError as e:
         return [e]
     theirs = np.sort(index.extents, order=["offset", "nbytes"])
     on_pages = np.sort(_extents(pages * s.page_size + s.header, sizes), order=["offset", "nbytes"])

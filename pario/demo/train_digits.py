@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ SHAPES = [(64, 64), (64,), (64, 10), (10,)]  # weights and biases: 64 pixels -> 
 ENOUGH = 0.95  # test accuracy that counts as "it learned"
 
 
-def communicator():
+def communicator() -> Any:
     """All ranks that mpiexec or srun started, or None where there is no MPI library: pario then runs on one process."""
     try:
         from mpi4py import MPI
@@ -37,7 +38,7 @@ def communicator():
     return MPI.COMM_WORLD
 
 
-def total(comm, vector: np.ndarray) -> np.ndarray:
+def total(comm: Any, vector: np.ndarray) -> np.ndarray:
     """The sum over all ranks, on every rank."""
     if comm is None:
         return vector
