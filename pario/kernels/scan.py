@@ -48,6 +48,12 @@ def _u64(buf, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _after(txnid, snapshot):  # type: ignore[no-untyped-def]
+    """Unsigned on disk: what has the highest bit is negative here."""
+    return txnid < 0 or txnid > snapshot
+
+
+@kernel
 def _ascends(a, ai, an, b, bi, bn, way):  # type: ignore[no-untyped-def]
     """a[ai : ai + an] < b[bi : bi + bn], compared in this way."""
     if way == WAY_UNKNOWN:
@@ -113,7 +119,7 @@ def _leaf(buf, o, pgno, expected_pad, geometry, extents, key_data, key_nbytes, k
     full = (FULL, records, keys, key_bytes)
     even = 1 if version == 3 else 0
     h = o + header
-    if _u64(buf, o) != pgno or (version == 3 and _u64(buf, o + 8) > txnid):
+    if _u64(buf, o) != pgno or (version == 3 and _after(_u64(buf, o + 8), txnid)):
         return odd
     flags = _u16(buf, h - 6)
     if mode == MODE_DUPS:
@@ -166,7 +172,7 @@ def _leaf(buf, o, pgno, expected_pad, geometry, extents, key_data, key_nbytes, k
                 return odd
             if version > 1 and _u64(buf, o + data + 16) < need:
                 return odd
-            if version == 3 and _u64(buf, o + data + 8) > txnid:
+            if version == 3 and _after(_u64(buf, o + data + 8), txnid):
                 return odd
             extents[records, 0] = run * page_size + header
             extents[records, 1] = nbytes

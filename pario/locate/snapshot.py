@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from pario.errors import ParioError, SnapshotError
+from pario.errors import CorruptedError, ParioError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.format.meta import EXPLAIN_BYTES, SNIFF_BYTES, Snapshot, explain, newest, page_size, sniff
 
@@ -51,10 +51,16 @@ def _read_snapshot(fetcher: Fetcher) -> Snapshot:
         raise SnapshotError(
             f"the meta pages changed during each of {_TRIES} reads", hint="A writer commits without pause; wait for it"
         )
-    snapshot = newest(before, layout, fetcher.nbytes)
     # What a writer appended between the opening of the file and now lies behind the end that we know.
-    end = (snapshot.last_pgno + 1) * snapshot.page_size
-    if end > fetcher.nbytes and os.stat(fetcher.path).st_size > fetcher.nbytes:
+    grown = os.stat(fetcher.path).st_size > fetcher.nbytes
+    try:
+        snapshot = newest(before, layout, fetcher.nbytes)
+        reaches = (snapshot.last_pgno + 1) * snapshot.page_size
+    except CorruptedError:
+        if not grown:
+            raise
+        reaches = fetcher.nbytes + 1
+    if grown and reaches > fetcher.nbytes:
         raise SnapshotError("the file grew while it was opened", hint="A writer is at work; open it again")
     return snapshot
 
