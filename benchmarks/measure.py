@@ -68,6 +68,21 @@ def _mpiexec() -> str:
     return found
 
 
+def _kill_tree(pid: int) -> None:
+    """A process and its descendants. MPICH gives every rank a session of its own: a process group is not enough."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    todo = [pid]
+    while todo:
+        victim = todo.pop()
+        todo += children.get(victim, [])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+
+
 def launch(
     module: str,
     arguments: Sequence[str],
@@ -88,6 +103,8 @@ def launch(
     environment = dict(os.environ)
     if nodes > 1:
         environment["MPIR_CVAR_NUM_CLIQUES"] = str(nodes)
+    if ranks > len(os.sched_getaffinity(0)):  # MPICH polls; more ranks than cores must give the core away
+        environment["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
     child = subprocess.Popen(
         group.command(command) if group else command,
         cwd=ROOT,
@@ -104,7 +121,7 @@ def launch(
         out, err = "", f"no end after {timeout_s} s"
     finally:
         if child.poll() is None:  # also when the caller is interrupted: leave no ranks behind
-            os.killpg(child.pid, signal.SIGKILL)
+            _kill_tree(child.pid)
             child.wait()
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if child.returncode != 0 or not lines:

@@ -3,8 +3,8 @@
     python -m benchmarks.tables bars.json                     prints all of them
     python -m benchmarks.tables bars.json --into README.md    replaces what lies between the markers
 
-A place for a table: `<!-- bars: NAME -->` and `<!-- end -->`, each alone on its line; NAME is a section, `machine`, or
-`all`.
+A place for a table: `<!-- bars: NAME -->` and `<!-- end -->`, each alone on its line; NAME is a section, `machine`,
+`summary` (per section and bar the case with the least margin), or `all`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fill", "machine_lines", "table"]
+__all__ = ["fill", "machine_lines", "summary", "table"]
 
 
 def _number(value: float, unit: str) -> str:
@@ -43,6 +43,27 @@ def table(section: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
+def summary(document: dict[str, Any]) -> str:
+    """One line per section and bar: its worst case."""
+    lines = ["| | worst case | figure (min … max) | bar | |", "|---|---|---|---|---|"]
+    for section in document["sections"]:
+        worst: dict[tuple[str, float], dict[str, Any]] = {}
+        for row in section["rows"]:
+            if row["bar"] is not None:
+                sign = 1 if row["sense"] == ">=" else -1
+                held = worst.setdefault((row["sense"], row["bar"]), row)
+                if sign * row["figure"] < sign * held["figure"]:
+                    worst[row["sense"], row["bar"]] = row
+        for (sense, bar), row in worst.items():
+            figure = _number(row["figure"], row["unit"])
+            if row["low"] != row["high"]:
+                figure += f" ({_number(row['low'], '')} … {_number(row['high'], '')})"
+            limit = f"{'≥' if sense == '>=' else '≤'} {bar:g}"
+            verdict = "met" if row["met"] else "**not met**"
+            lines.append(f"| {section['title']} | {row['case']} | {figure} | {limit} | {verdict} |")
+    return "\n".join(lines)
+
+
 def machine_lines(document: dict[str, Any]) -> str:
     """Where and with what the figures were made."""
     facts = document["machine"]
@@ -58,7 +79,12 @@ def machine_lines(document: dict[str, Any]) -> str:
 def fill(text: str, document: dict[str, Any]) -> str:
     """`text` with every marked place filled from `document`; places of sections that were not run stay."""
     sections = {section["name"]: table(section) for section in document["sections"]}
-    parts = {**sections, "machine": machine_lines(document), "all": "\n\n".join(sections.values())}
+    parts = {
+        **sections,
+        "machine": machine_lines(document),
+        "summary": summary(document),
+        "all": "\n\n".join(sections.values()),
+    }
 
     def one(match: re.Match[str]) -> str:
         made = parts.get(match["name"])
