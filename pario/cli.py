@@ -31,6 +31,17 @@ _RANKS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. An error of pario is raised, and printed by the hook set here."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        _flush()
+        if launched_rank() is not None:
+            # The other ranks got the same signal: nobody is left for MPI_Finalize to wait for.
+            os._exit(130)
+        return 130
+
+
+def _main(argv: Sequence[str] | None) -> int:
     rank = launched_rank()
     missing = [name for name in ("click", "tqdm") if importlib.util.find_spec(name) is None]
     if missing:
@@ -59,12 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if screen.rank == 0:
             e.show()
         return e.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        _flush()
-        if screen.launched:
-            # The other ranks got the same signal: nobody is left for MPI_Finalize to wait for.
-            os._exit(130)
-        return 130
+    except click.Abort:  # click's word for Ctrl-C
+        raise KeyboardInterrupt from None
     return status if isinstance(status, int) else 0
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from pario.commands.screen import screen
 
@@ -103,14 +107,43 @@ def find_mpiexec() -> tuple[list[str], str]:
 
 
 def _run(command: list[str]) -> int:
-    process = subprocess.Popen(command)
+    """Exit status. What the ranks and mpiexec write is passed on, but not what they say about a Ctrl-C."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1
+    )
+    quiet = threading.Event()
+
+    def pass_on(source: Any, to: Any) -> None:
+        for line in source:
+            if not quiet.is_set():
+                with contextlib.suppress(BrokenPipeError):  # `| head`: the ranks may go on
+                    to.write(line)
+                    to.flush()
+
+    pipes = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+    threads = [threading.Thread(target=pass_on, args=pipe, daemon=True) for pipe in pipes]
+    for thread in threads:
+        thread.start()
+
+    def interrupted(*_: object) -> None:
+        quiet.set()  # at once: Popen.wait() would give the children a quarter of a second to complain
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupted)
     try:
-        return process.wait()
+        status = process.wait()
+        for thread in threads:
+            thread.join(timeout=2)
+        return status
     except KeyboardInterrupt:
-        # The children got the same signal from the terminal; they need a moment to end.
-        try:
-            process.wait(timeout=5)
-        except (KeyboardInterrupt, subprocess.TimeoutExpired):
-            process.kill()
-            process.wait()
+        # The children got the same signal from the terminal, if there is one; mpiexec takes its ranks with it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for end in (process.terminate, process.kill):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
+                break
+            end()
+        process.wait()
         raise
+    finally:
+        signal.signal(signal.SIGINT, before)
