@@ -31,6 +31,14 @@ FLOORS = [
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 SAME = {"cli": "commands", "__main__": "commands"}  # the command line is one room
 TOP = FLOORS[-1]
+#: downward, and still not theirs: plan and decode are arithmetic on numbers and bytes, fetch knows no tree
+STRANGERS = {
+    "comm": {"format", "fetch"},
+    "fetch": {"format", "comm", "checkpoint"},
+    "plan": {"format", "comm", "fetch", "checkpoint", "buffers"},
+    "decode": {"format", "comm", "fetch", "checkpoint"},
+    "lmdb": {"comm", "checkpoint"},
+}
 
 #: what only some files may know: module -> files or folders
 KNOWN_TO = {
@@ -93,6 +101,7 @@ def test_imports_go_down(name: str) -> None:
             assert mine in TOP, f"{name} imports the face of the house"
         elif theirs != mine:
             assert FLOOR[theirs] < FLOOR[mine], f"{name} (floor {FLOOR[mine]}) imports {other} (floor {FLOOR[theirs]})"
+            assert theirs not in STRANGERS.get(mine, ()), f"{name} imports {other}: {mine} knows nothing of {theirs}"
             assert is_file or mine in TOP, f"{name} imports {other}: import the file, not the folder"
 
 
