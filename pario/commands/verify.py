@@ -17,7 +17,7 @@ from pario.commands.screen import counted, decimal_bytes, screen, seconds
 from pario.errors import CorruptedError, FileError, ParioError
 from pario.format.layout import F_BIGDATA, F_SUBDATA, P_OVERFLOW
 from pario.format.page import Page
-from pario.format.tree import Tree, check_ascending, dup_order, named_database
+from pario.format.tree import Tree, check_ascending, clean_name, dup_order, named_database
 from pario.locate.index import open_index
 from pario.locate.snapshot import check_snapshot
 from pario.plan.coalesce import coalesce
@@ -44,17 +44,17 @@ class Found:
     inline_bytes: int = 0
     runs: list[tuple[int, int, int]] = field(default_factory=list)  # page, bytes, record id (among this rank's)
     damages: list[ParioError] = field(default_factory=list)
-    databases: int = 0  # named databases among the records
+    names: list[bytes] = field(default_factory=list)  # of databases among the records
 
 
 def verify(path: str, db: str | None) -> int:
     """Exit status: 1 if anything is damaged. Collective over all ranks: leaf pages and records are divided."""
     dataset = Dataset(path)
     started = time.perf_counter()
-    named: list[bytes | None] = dataset.together(partial(_which, dataset, db), "reading the databases")
-    damages = 0
-    for name in named:
-        damages += _database(dataset, name)
+    damages, names = _database(dataset, None if db is None else db.encode())
+    if db is None:
+        for name in names:
+            damages += _database(dataset, name)[0]
     check = partial(check_snapshot, dataset.fetcher, dataset.snapshot)
     dataset.together(check, "looking whether a writer was at work")
     took = seconds(time.perf_counter() - started)
@@ -68,17 +68,8 @@ def verify(path: str, db: str | None) -> int:
     return 1 if damages else 0
 
 
-def _which(dataset: Dataset, db: str | None) -> list[bytes | None]:
-    if db is not None:
-        return [db.encode()]
-    names = dataset.names()
-    if names and len(names) >= dataset.snapshot.main.md_entries:
-        return list(names)
-    return [None, *names]
-
-
-def _database(dataset: Dataset, name: bytes | None) -> int:
-    """Number of damages. Collective."""
+def _database(dataset: Dataset, name: bytes | None) -> tuple[int, list[bytes]]:
+    """(number of damages, names of the databases that lie in this one). Collective."""
     words = "main database" if name is None else f'database "{name_of(name)}"'
     world = dataset.world
     tree = dataset.main
@@ -86,22 +77,21 @@ def _database(dataset: Dataset, name: bytes | None) -> int:
         tree = dataset.together(lambda: dataset.tree(named_database(dataset.main, name)), "opening the database")
     if tree.db.md_root < 0:
         screen.say(f"{words}: empty")
-        return 0
+        return 0, []
     found = Found()
     leaves = _leaf_numbers(tree, found)
     start, stop = even_split(len(leaves), world.size, world.rank)
     _walk(tree, leaves, start, stop, found)
     first = world.exscan(found.records)
     _read_runs(dataset, found, first)
-    # A database of databases is no dataset: there is no index of it.
-    has_index = not world.allreduce_sum(found.databases)
+    names = [name for share in world.allgather(found.names) for name in share]
     shares = world.allgather((found.records, found.inline_bytes, [r[:2] for r in found.runs], found.damages))
     records = sum(share[0] for share in shares)
     value_bytes = sum(share[1] + sum(nbytes for _, nbytes in share[2]) for share in shares)
     damages: list[ParioError] = [damage for share in shares for damage in share[3]]
     if not damages:
         damages += _counts(tree, records)
-    if not damages and has_index:
+    if not damages and not names:  # a database of databases is no dataset: there is no index of it
         pages = np.array([page for share in shares for page, _ in share[2]], np.int64)
         sizes = np.array([nbytes for share in shares for _, nbytes in share[2]], np.int64)
         damages += _index_agrees(dataset, name, records, pages, sizes)
@@ -110,8 +100,9 @@ def _database(dataset: Dataset, name: bytes | None) -> int:
     if len(damages) > SHOWN:
         screen.say(f"{words}: and {len(damages) - SHOWN:,} more")
     state = f"{len(damages):,} damaged" if damages else "all sound"
-    screen.say(f"{words}: {counted(records, 'record')} found, {decimal_bytes(value_bytes)} of values; {state}")
-    return len(damages)
+    held = f", {counted(len(names), 'named database')} among them" if names else ""
+    screen.say(f"{words}: {counted(records, 'record')} found{held}, {decimal_bytes(value_bytes)} of values; {state}")
+    return len(damages), names
 
 
 def _leaf_numbers(tree: Tree, found: Found) -> np.ndarray:
@@ -165,7 +156,7 @@ def _item(tree: Tree, leaf: Page, i: int, found: Found) -> None:
     if node.flags == F_SUBDATA:  # a named database among records: looked at for itself
         node.db()
         found.records += 1
-        found.databases += 1
+        found.names.append(clean_name(node.key, leaf.snapshot))
         return
     dups = tree.dups(node)
     if dups is None:

@@ -172,11 +172,16 @@ def train(folder: Path, resume: bool = False, stop_after: int = 0) -> float:
     return accuracy
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 if it learned."""
     parser = argparse.ArgumentParser(description="Train on scikit-learn's digits, read by pario from an LMDB.")
     parser.add_argument("--folder", type=Path, default=Path("digits"), help="where the LMDBs and checkpoints go")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="save and stop after so many steps")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     reached = train(args.folder, args.resume, args.stop_after)
-    raise SystemExit(0 if reached >= ENOUGH or args.stop_after else 1)
+    return 0 if reached >= ENOUGH or args.stop_after else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,505 @@
+"""The command line, against what py-lmdb and numpy say about the same files; an error is one line, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("tqdm")
+
+from click.testing import CliRunner
+from launch import run_job
+
+from pario.cli import main
+from pario.commands.app import group
+from pario.commands.bench import cached_share
+from pario.commands.head import guess
+from pario.commands.screen import screen
+from pario.errors import ParioError
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = ("bench", "demo", "head", "index", "info", "verify")
+PAGE = 4096
+OVERFLOW = 0x04
+LEAF = 0x02
+
+
+def datum(pixels: bytes, label: int) -> bytes:
+    """1 x 8 x 8; written by hand, so that no encoder of pario is trusted."""
+    return b"\x08\x01\x10\x08\x18\x08\x22\x40" + pixels + b"\x28" + bytes([label])
+
+
+class Trap:
+    """A pickle of this makes a file when it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+@dataclass
+class Made:
+    folder: Path
+    items: dict[bytes, bytes]
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "data.mdb"
+
+
+def write(folder: Path, items: dict[bytes, bytes], db: bytes | None = None, **flags: bool) -> Made:
+    env = lmdb.open(str(folder), map_size=1 << 27, max_dbs=4)
+    handle = None if db is None else env.open_db(db, **flags)
+    with env.begin(write=True, db=handle) as txn:
+        for key, value in items.items():
+            txn.put(key, value)
+    env.close()
+    return Made(folder, items)
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory) -> dict[str, Made]:
+    folder = tmp_path_factory.mktemp("cli")
+    rng = np.random.default_rng(0)
+    made = {
+        "datum": write(folder / "datum", {b"%08d" % i: datum(rng.bytes(64), i % 10) for i in range(1000)}),
+        "large": write(folder / "large", {b"%08d" % i: rng.bytes(3000 + 7 * i) for i in range(400)}),
+        "empty": write(folder / "empty", {}),
+        "named": write(folder / "named", {b"%d" % i: b"v%d" % i for i in range(40)}, b"train"),
+    }
+    write(folder / "named", {b"%d" % i: b"w" for i in range(30)}, b"test")
+    return made
+
+
+def copy(made: Made, folder: Path) -> Path:
+    """The data file alone, to be damaged."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(made.file, folder / "data.mdb"))
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Run a command in this process the way `python -m pario` does; returns (status, stdout, stderr)."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(screen, "running", False)
+
+    def run(*args: object) -> tuple[int, str, str]:
+        try:
+            status = main([str(a) for a in args])
+        except ParioError as e:
+            sys.excepthook(type(e), e, e.__traceback__)  # what the interpreter does with an uncaught error
+            status = 1
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+def job(ranks: int, *args: object):
+    return run_job(ranks, ["-m", "pario", *map(str, args)], limit_s=100, env={"PYTHONPATH": str(ROOT)})
+
+
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+def test_without_arguments_it_shows_all_commands(call):
+    status, out, _ = call()
+    assert status == 0
+    assert all(re.search(rf"^  {name} ", out, re.M) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_help_has_an_example_that_is_well_formed(name):
+    out = CliRunner().invoke(group, [name, "--help"]).output
+    examples = re.findall(rf"python -m pario {name}(.*)", out)
+    assert examples
+    known = {option for p in group.commands[name].params for option in p.opts}
+    for example in examples:
+        assert {word for word in example.split() if word.startswith("-")} <= known
+
+
+@pytest.mark.parametrize("args", [("nonsense",), ("info",), ("head", "-n", "0", "x"), ("bench", "--shuffle", "a", "x")])
+def test_wrong_arguments(call, args):
+    status, out, err = call(*args)
+    assert status == 2
+    assert out == ""
+    assert "Error: " in err
+
+
+def test_missing_packages_are_named_with_the_pip_command():
+    code = "import sys; sys.modules['click'] = None; from pario.cli import main; sys.exit(main(['info', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "needs click: pip install 'pario[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- info and head -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["datum", "large"])
+def test_info_says_what_lmdb_says(sets, call, name):
+    made = sets[name]
+    status, out, _ = call("info", made.folder)
+    assert status == 0
+    with lmdb.open(str(made.folder), readonly=True, lock=False) as env:
+        stat, last = env.stat(), env.info()
+    row = [stat[k] for k in ("entries", "depth", "branch_pages", "leaf_pages", "overflow_pages")]
+    assert re.search(r"main database\s+" + r"\s+".join(f"{n:,}" for n in row), out)
+    sizes = [len(v) for v in made.items.values()]
+    expected = f"{sizes[0]:,} bytes each" if len(set(sizes)) == 1 else f"{min(sizes):,} to {max(sizes):,} bytes"
+    assert expected in out
+    assert f"{last['last_pgno'] + 1:,} in use, of {stat['psize']:,} bytes" in out
+    assert "64-bit, little-endian" in out
+
+
+def test_info_tells_whether_an_index_is_saved(sets, call, tmp_path):
+    file = copy(sets["large"], tmp_path / "set")
+    assert "not saved yet: python -m pario index" in call("info", file)[1]
+    assert call("index", file)[0] == 0
+    assert f"saved as {file}.pario.h5" in call("info", file)[1]
+    os.utime(file, ns=(1, 1))
+    assert "does not fit the file any more" in call("info", file)[1]
+
+
+def test_info_lists_named_databases(sets, call):
+    status, out, _ = call("info", sets["named"].folder)
+    assert status == 0
+    assert re.search(r'"train"\s+40 ', out)
+    assert re.search(r'"test"\s+30 ', out)
+    status, out, _ = call("info", sets["named"].folder, "--db", "train")
+    assert status == 0
+    assert "40 (ids 0 to 39" in out
+
+
+def test_info_of_an_empty_database_is_no_error(sets, call):
+    status, out, _ = call("info", sets["empty"].folder)
+    assert status == 0
+    assert "no record" in out
+
+
+def test_head_shows_the_first_records(sets, call):
+    made = sets["datum"]
+    status, out, _ = call("head", "-n", "3", made.folder)
+    assert status == 0
+    lines = out.splitlines()[1:]
+    assert len(lines) == 3
+    for i, line in enumerate(lines):
+        assert line.split()[:3] == [str(i), f"{i:08d}", "74"]
+        assert line.endswith(f"Caffe Datum, 1 x 8 x 8 u8 pixels, label {i}")
+
+
+def test_head_shows_duplicates_as_records_of_their_own(tmp_path, call):
+    items = [(b"a", b"%04d" % i) for i in range(9)] + [(b"b", b"x")]
+    env = lmdb.open(str(tmp_path), map_size=1 << 24, max_dbs=1)
+    db = env.open_db(b"d", dupsort=True)
+    with env.begin(write=True, db=db) as txn:
+        txn.cursor().putmulti(items)
+        there = list(txn.cursor().iternext_dup()) or [(k, v) for k, v in txn.cursor()]
+    env.close()
+    status, out, _ = call("head", "-n", "20", "--db", "d", tmp_path)
+    assert status == 0
+    shown = [line.split() for line in out.splitlines()[1:]]
+    assert [(words[1].encode(), words[-1].encode()) for words in shown] == [(k, v) for k, v in there]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b"", "empty"),
+        (b"\xff\xd8\xff\xe0....", "a JPEG"),
+        (b"\x89PNG\r\n\x1a\n....", "a PNG"),
+        (b'{"a": 1}', 'JSON: {"a": 1}'),
+        (b"hello\nworld", "text: hello world"),
+        (b"\x1f\x8b\x08\x00\x00\x00", "gzip"),
+        (datum(bytes(64), 7), "1 x 8 x 8 u8 pixels, label 7"),
+        (b"\x08\x01\x10\x02\x18\x01" + b"\x35\x00\x00\x80\x3f" * 2 + b"\x28\x80\x01", "1 x 2 x 1 floats, label 128"),
+        (b"\x22\x04\xff\xd8\xff\xe0\x28\x03\x38\x01", "Datum with a JPEG, label 3"),
+        (datum(bytes(63), 7), "bytes 08 01"),  # its length does not fit: no Datum
+        (b"\xfe\xfd\xfc", "bytes fe fd fc"),
+        (pickle.dumps(Path("x"), protocol=4), "pickle, protocol 4 of pathlib"),
+    ],
+)
+def test_guesses(value, words):
+    assert words in guess(value, len(value))
+
+
+def test_a_pickle_is_never_loaded(tmp_path, call):
+    trap = tmp_path / "sprung"
+    write(tmp_path / "set", {b"k": pickle.dumps(Trap(str(trap)))})
+    status, out, _ = call("head", tmp_path / "set")
+    assert status == 0
+    assert "pickle" in out
+    assert not trap.exists()
+
+
+# -- index and verify --------------------------------------------------------------------------------------------------
+
+
+def test_index_is_built_once(sets, call, tmp_path):
+    file = copy(sets["large"], tmp_path)
+    status, out, _ = call("index", file)
+    assert status == 0
+    percent = float(re.search(r"([\d.]+)% of the file", out)[1])
+    with lmdb.open(str(tmp_path), readonly=True, lock=False) as env:
+        stat = env.stat()
+    tree = (stat["branch_pages"] + stat["leaf_pages"]) * PAGE
+    assert 100 * tree / file.stat().st_size <= percent * 1.01
+    assert percent < 2
+    assert Path(f"{file}.pario.h5").exists()
+    assert "the saved index fits this file" in call("index", file)[1]
+
+
+@pytest.mark.parametrize("name", ["datum", "large", "empty", "named"])
+def test_verify_finds_nothing_wrong_in_sound_files(sets, call, name):
+    status, out, err = call("verify", sets[name].folder)
+    assert (status, err) == (0, "")
+    assert "no damage found" in out
+
+
+def pages_of_kind(file: Path, flags: int) -> list[int]:
+    data = np.fromfile(file, np.uint8)
+    kinds = data[: len(data) // PAGE * PAGE].reshape(-1, PAGE)[:, 10:12].copy().view("<u2")[:, 0]
+    return [k for k in range(2, len(kinds)) if kinds[k] == flags]
+
+
+def poke(file: Path, at: int, value: bytes) -> None:
+    with open(file, "r+b") as f:
+        f.seek(at)
+        f.write(value)
+
+
+def test_verify_names_each_damage(sets, call, tmp_path):
+    file = copy(sets["large"], tmp_path)
+    # Of the first page of a run: later ones have no header, their bytes may look like one.
+    firsts = [k for k in pages_of_kind(file, OVERFLOW) if int.from_bytes(read(file, k * PAGE, 8), "little") == k]
+    first, second = firsts[20], firsts[60]
+    poke(file, first * PAGE, b"\x01")  # another page number
+    poke(file, second * PAGE + 10, b"\x02")  # the flags of a leaf page
+    status, out, _ = call("verify", file)
+    assert status == 1
+    assert f"page {first}, offset {first * PAGE}, record " in out
+    assert f"page {second}, offset {second * PAGE}, record " in out
+    assert "damaged in 2 places" in out
+
+
+def read(file: Path, at: int, nbytes: int) -> bytes:
+    with open(file, "rb") as f:
+        f.seek(at)
+        return f.read(nbytes)
+
+
+def test_verify_sees_keys_out_of_order(sets, call, tmp_path):
+    file = copy(sets["datum"], tmp_path)
+    leaf = pages_of_kind(file, LEAF)[5]
+    second = int.from_bytes(read(file, leaf * PAGE + 16 + 2, 2), "little")  # the pointer of item 1
+    poke(file, leaf * PAGE + second + 8, b"9")  # its key was 0000....
+    status, out, _ = call("verify", file)
+    assert status == 1
+    assert "keys do not ascend: b'9" in out
+    assert f"page {leaf}, " in out
+
+
+def test_verify_sees_a_lost_leaf_and_counts_the_rest(sets, call, tmp_path):
+    file = copy(sets["datum"], tmp_path)
+    leaf = pages_of_kind(file, LEAF)[3]
+    items = (int.from_bytes(read(file, leaf * PAGE + 12, 2), "little") - 16) // 2
+    poke(file, leaf * PAGE, bytes(PAGE))
+    status, out, _ = call("verify", file)
+    assert status == 1
+    assert f"{1000 - items:,} records found" in out
+    assert f"page {leaf}, offset {leaf * PAGE}" in out
+
+
+def test_verify_sees_a_cut_file(sets, call, tmp_path):
+    file = copy(sets["large"], tmp_path)
+    os.truncate(file, file.stat().st_size // 2)
+    status, out, _ = call("verify", file)
+    assert status == 1
+    assert "damaged in" in out
+
+
+# -- bench -------------------------------------------------------------------------------------------------------------
+
+
+def test_bench_counts_right(sets, call):
+    made = sets["large"]
+    status, out, _ = call("bench", made.folder, "-b", "32", "-e", "2", "--shuffle", "block", "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert found["records"] == 400
+    assert [e["records"] for e in found["epochs"]] == [400, 400]
+    assert found["value_bytes"] == sum(len(v) for v in made.items.values())
+    assert found["bytes_read"] >= 2 * found["value_bytes"]
+    assert set(found["rank_seconds"]) == {"locate", "turn", "read", "check", "share", "decode", "consumer"}
+    assert 0 < found["open_seconds"] <= found["first_batch_seconds"]
+
+
+def test_bench_in_words(sets, call):
+    status, out, _ = call("bench", sets["datum"].folder, "--decoder", "datum", "--step-ms", "0.1")
+    assert status == 0
+    assert "1,000 records in" in out
+    assert "in the page cache before" in out
+    for word in ("locate", "turn", "read", "share", "decode", "consumer", "time to first batch"):
+        assert word in out
+
+
+def test_the_page_cache_is_seen(sets):
+    path = str(sets["large"].file)
+    Path(path).read_bytes()
+    share = cached_share(path)
+    if share is None:
+        pytest.skip("this file system has no RWF_NOWAIT")
+    assert share == 1.0
+    assert cached_share(path + ".not") is None
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bad(sets, tmp_path) -> dict[str, Path]:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "nil").write_bytes(b"")
+    (tmp_path / "text").write_text("hello, this is not a database\n" * 1000)
+    cut = copy(sets["datum"], tmp_path / "cut")
+    os.truncate(cut, cut.stat().st_size // 2)
+    return {
+        "missing": tmp_path / "nothing" / "train.lmdb",
+        "no data.mdb": tmp_path / "folder",
+        "empty file": tmp_path / "nil",
+        "text": tmp_path / "text",
+        "truncated": cut,
+        "empty database": sets["empty"].folder,
+        "named": sets["named"].folder,
+    }
+
+
+SAYS = {
+    "missing": "no such file or directory",
+    "no data.mdb": "no data.mdb",
+    "empty file": "the file is empty",
+    "text": "not an LMDB",
+    "truncated": "beyond the end of the file",
+    "empty database": "no record",
+    "named": "named database",
+}
+
+
+@pytest.mark.parametrize("what", SAYS)
+@pytest.mark.parametrize("command", ["bench", "index"])
+def test_bad_input_is_one_line(bad, call, command, what):
+    status, out, err = call(command, bad[what])
+    assert status == 1
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert SAYS[what] in err
+    assert str(bad[what]) in err
+
+
+@pytest.mark.parametrize("what", [w for w in SAYS if w != "truncated"])
+def test_head_refuses_the_same(bad, call, what):
+    # A truncated file may still have its first records.
+    status, _, err = call("head", bad[what])
+    assert status == 1
+    assert SAYS[what] in err
+
+
+def test_bad_arguments_of_bench(sets, call):
+    status, _, err = call("bench", sets["datum"].folder, "-b", "0")
+    assert status == 1
+    assert "batch_size must be an integer of at least 1" in err
+    assert "got 0" in err
+    status, _, err = call("bench", sets["large"].folder, "--decoder", "datum")
+    assert status == 1
+    assert "record 0" in err
+    assert "not a Caffe Datum" in err
+    status, _, err = call("bench", sets["named"].folder, "--db", "nope")
+    assert status == 1
+    assert "'train'" in err
+
+
+def test_uncaught_in_a_real_process(bad):
+    done = subprocess.run(
+        [sys.executable, "-m", "pario", "info", str(bad["missing"])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: no such file or directory")
+    assert done.stderr.count("\n") == 1
+
+
+# -- several ranks -----------------------------------------------------------------------------------------------------
+
+
+def test_bench_on_two_ranks(sets):
+    done = job(2, "bench", sets["datum"].folder, "--decoder", "datum", "--shuffle", "global", "--json")
+    assert done.status == 0, done.output
+    found = json.loads(done.output)
+    assert found["ranks"] == 2
+    assert found["epochs"][0]["records"] == 1000
+
+
+def test_verify_on_three_ranks_finds_the_same(sets, tmp_path):
+    file = copy(sets["large"], tmp_path)
+    poke(file, pages_of_kind(file, LEAF)[1] * PAGE, bytes(16))
+    done = job(3, "verify", file)
+    assert done.status not in (0, None), done.output
+    assert "damaged in 1 place" in done.output
+    assert done.output.count("records found") == 1
+
+
+@pytest.mark.parametrize("what", ["missing", "truncated"])
+def test_an_error_of_all_ranks_is_said_once(bad, what):
+    done = job(2, "index", bad[what])
+    assert done.status not in (0, None), done.output
+    assert done.output.count("error: ") == 1
+    assert SAYS[what] in done.output
+    assert "Traceback" not in done.output
+
+
+def test_an_error_of_one_rank_is_said_once_and_ends_all(tmp_path):
+    items = {b"%08d" % i: datum(bytes(64), 1) for i in range(600)}
+    items[b"00000300"] = b"\x08\x01\x10\xff"
+    write(tmp_path, items)
+    done = job(2, "bench", tmp_path, "--decoder", "datum", "-b", "10")
+    assert done.status not in (0, None), done.output
+    assert done.output.count("error: ") == 1
+    assert "record 300, key b'00000300'" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_ctrl_c_is_quiet(sets):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pario", "bench", str(sets["datum"].folder), "--step-ms", "500"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(2)  # wherever it is by then: importing, opening or reading
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
