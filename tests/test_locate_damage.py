@@ -179,6 +179,7 @@ DAMAGE: dict[str, tuple[Callable[[Image], bytes | None], type[ParioError], str]]
     "depth 3 of 2": (_main(6, "H", 3), CorruptedError, "a leaf page at level 2 of 3"),
     "depth 0": (_main(6, "H", 0), CorruptedError, "depth 0"),
     "entries": (_main(32, "Q", 601), CorruptedError, "600 records.*says 601"),
+    "very many entries": (_main(32, "Q", 1 << 60), CorruptedError, "600 records"),
     "no entries": (_main(32, "Q", 0), CorruptedError, "0 entries"),
     "flags of duplicates only": (_main(4, "H", 0x10), CorruptedError, "impossible flags 0x10"),
     "unknown flags": (_main(4, "H", 0x100), CorruptedError, "impossible flags 0x100"),

@@ -11,8 +11,9 @@ import pytest
 from lmdb_cases import CASES, FORMATS, located, make, opened, oracle, pairs_of
 
 from pario.comm.world import Solo
-from pario.errors import DatabaseError, EmptyError, SnapshotError
+from pario.errors import DatabaseError, EmptyError, OptionError, SnapshotError
 from pario.fetch.base import ReadPool
+from pario.fetch.direct import DirectFetcher
 from pario.fetch.posix import PosixFetcher
 from pario.locate.leaves import LeafScan
 from pario.locate.snapshot import read_snapshot
@@ -145,6 +146,23 @@ def test_a_writer_that_overtakes_the_walk(tmp_path: Path, version: int) -> None:
         assert caught.value.path == fetcher.path
         pool.close()
         fetcher.close()
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_past_the_page_cache(cases: Path, version: int) -> None:
+    """O_DIRECT wants aligned reads; pages of 4 KiB are, smaller ones are read through the cache."""
+    path, _ = make(cases, "appended", version)
+    try:
+        fetcher = DirectFetcher(path)
+    except OptionError as e:
+        pytest.skip(str(e))
+    pool = ReadPool(fetcher, 2)
+    found = build(pool, read_snapshot(fetcher), None, Solo())
+    fetcher.align = 8192  # as if the pages were smaller than a block
+    again = build(pool, read_snapshot(fetcher), None, Solo())
+    pool.close()
+    fetcher.close()
+    assert pairs_of(path, found) == pairs_of(path, again) == oracle(path)
 
 
 def test_progress_counts_leaf_pages(cases: Path) -> None:

@@ -122,11 +122,14 @@ class _Walk:
         """Scan this rank's share of the leaves."""
         world = self.world
         start, stop = even_split(len(leaves), world.size, world.rank)
+        # A guess, from a number in the file that may be wrong: no more than one record per 8 bytes of the leaves.
+        guess = record.md_entries * (stop - start) // len(leaves) * 9 // 8 + 256
+        most = (stop - start) * self.snapshot.page_size // 8
         scan = LeafScan(
             self.snapshot,
             record.md_flags,
             named=self.db is not None,
-            records=min(record.md_entries * (stop - start) // len(leaves) * 9 // 8 + 256, record.md_entries),
+            records=min(guess, record.md_entries, most),
             native=native,
             expand=lambda nodes: self.expand(nodes, record.md_flags, native),
         )
