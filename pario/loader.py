@@ -341,6 +341,16 @@ class Loader:
         else:
             self._abandon(error)
 
+    def __del__(self) -> None:
+        # A loader that was neither closed nor used in a `with` block: end its threads. No MPI call here, since the
+        # garbage collector may run in any thread; windows and communicators go with the process.
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            with contextlib.suppress(Exception):
+                self._stop_threads()
+                self._ring.close()
+                self._reader.abandon()
+
     def __repr__(self) -> str:
         return (
             f"Loader({self._reader.path!r}, records={self._reader.index.n:,}, batch_size={self._batch_size}, "
@@ -598,11 +608,10 @@ class _Epoch(Iterator[Batch]):
     def end(self) -> None:
         """Stop preparing further batches; returns when none is under way."""
         self._ended.set()
-        if self._ahead:
+        for future in self._ahead:
+            future.cancel()
+        while not_done := [future for future in self._ahead if not future.done()]:
+            # Again and again: the conductor may have looked at `_ended` just before, and fall asleep just after a wake.
             self._loader._ring.wake()
-            for future in self._ahead:
-                future.cancel()
-            for future in self._ahead:
-                if not future.cancelled():
-                    future.exception()
-            self._ahead.clear()
+            wait(not_done, timeout=0.01)
+        self._ahead.clear()

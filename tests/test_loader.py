@@ -1,7 +1,10 @@
 """The Loader on one process: content, order, remainder, resume, errors. The oracle is py-lmdb and what was written."""
 
+import gc
 import json
 import os
+import threading
+import time
 
 import lmdb
 import numpy as np
@@ -331,3 +334,17 @@ def test_a_replaced_file_is_reported_and_the_old_one_read_on(tmp_path, caplog):
             (batch,) = list(loader)
             assert values(batch) == [bytes([i]) * 3000 for i in range(50)]
     assert sum("replaced" in r.message for r in caplog.records) == 1
+
+
+def test_a_forgotten_loader_leaves_no_threads(fixed):
+    before = threading.active_count()
+    for decoder in (None, len):
+        loader = pario.Loader(fixed, 10, decoder, shuffle="global")
+        next(iter(loader))
+        assert threading.active_count() > before
+        del loader
+        end = time.monotonic() + 10
+        while threading.active_count() > before and time.monotonic() < end:
+            gc.collect()  # a thread that prepares a batch refers to the loader until it has it
+            time.sleep(0.01)
+        assert threading.active_count() == before
