@@ -1,0 +1,47 @@
+"""Fixtures for all tests: small LMDBs with their truth, and the folder of published LMDB files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from datasets import MAKERS, Made
+from required import skip_or_fail
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    """dataset(name) -> Made: one of the small LMDBs of tests/datasets.py, written once per session."""
+    made: dict[str, Made] = {}
+
+    def get(name: str) -> Made:
+        if name not in made:
+            made[name] = MAKERS[name](tmp_path_factory.mktemp("datasets") / name)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def caffe_datum(dataset: Callable[[str], Made]) -> Made:
+    return dataset("caffe_datum")
+
+
+@pytest.fixture(params=sorted(set(MAKERS) - {"empty"}))
+def any_dataset(request: pytest.FixtureRequest, dataset: Callable[[str], Made]) -> Made:
+    """Every kind of LMDB that holds records, one after the other."""
+    return dataset(request.param)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of published LMDB files (wild/, foreign/), named by PARIO_SHARED_DATA."""
+    named = os.environ.get("PARIO_SHARED_DATA")
+    if not named:
+        skip_or_fail("PARIO_SHARED_DATA does not name the folder of published LMDB files")
+    path = Path(named or "").resolve()
+    if not path.is_dir():
+        pytest.fail(f"PARIO_SHARED_DATA names {path}, which is no folder")
+    return path

@@ -1,0 +1,37 @@
+"""Tests of the machine's own parts: block devices, control groups, published files. Run by .ci/run as root."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from required import skip_or_fail
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent))  # benchmarks/ is a folder of the repository, not of the installed package
+
+from benchmarks import store  # noqa: E402
+
+
+@pytest.fixture
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Disk]:
+    """An empty file system of 200 MB on a device of its own, whose reads are counted; gone after the test."""
+    place = os.environ.get("PARIO_SYSTEM_DIR") or str(tmp_path_factory.mktemp("disk"))
+    try:
+        context = store.throttled_disk(place, 200 << 20)
+        made = context.__enter__()
+    except store.Unavailable as reason:
+        skip_or_fail(f"no block device of our own: {reason}")
+        raise
+    try:
+        try:
+            with store.Group(made.device):
+                pass
+        except store.Unavailable as reason:
+            skip_or_fail(f"reads cannot be counted: {reason}")
+        yield made
+    finally:
+        context.__exit__(None, None, None)
