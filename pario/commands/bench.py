@@ -94,6 +94,7 @@ def bench(
             "nodes": world.nodes,
             "records": loader.index.n,
             "value_bytes": value_bytes,
+            "page_bytes": page_bytes(loader.index),
             "batch_size": batch_size,
             "shuffle": shuffle,
             "decoder": repr(loader.decoder),
@@ -121,18 +122,26 @@ def _words(r: dict[str, Any], epochs: int) -> str:
     text = table(rows, words=True)
     cached = r["cached_before"]
     state = "unknown here" if cached is None else f"{cached:.0%} of the file"
-    factor = r["bytes_read"] / (r["value_bytes"] * epochs) if r["value_bytes"] else 0
     lines = [
         f"{counted(r['ranks'], 'rank')} on {counted(r['nodes'], 'node')}, "
         f"{counted(r['batch_size'], 'record')} per rank and batch, "
         f"shuffle {r['shuffle']}, decoder {r['decoder']}, fetch {r['fetch']}",
         f"in the page cache before: {state}" + (" (of rank 0's node)" if r["nodes"] > 1 and cached is not None else ""),
         f"time to first batch: {seconds(r['first_batch_seconds'])}, of it opening {seconds(r['open_seconds'])}",
-        f"read {decimal_bytes(r['bytes_read'])} in {r['reads']:,} reads: {factor:.3f} x the records' own bytes",
+        f"read per epoch: {decimal_bytes(r['bytes_read'] / epochs)} in {r['reads'] / epochs:,.0f} reads "
+        f"(the records have {decimal_bytes(r['value_bytes'])}, their pages {decimal_bytes(r['page_bytes'])})",
         "",
         text,
     ]
     return "\n".join(lines)
+
+
+def page_bytes(index: Any) -> int:
+    """Bytes of all pages that hold a record's value: what a device must deliver at least for one epoch."""
+    first = index.extents["offset"] // index.page_size
+    last = (index.extents["offset"] + np.maximum(index.extents["nbytes"], 1) - 1) // index.page_size
+    # A page with several records counts once; a value on several pages has these for itself.
+    return int((last - first).sum() + len(np.unique(first))) * index.page_size
 
 
 def _decoder(name: str, size: int | None) -> Any:

@@ -30,7 +30,7 @@ class Screen:
 
     def bar(self, total: int, what: str, unit: str) -> Any:
         """A progress bar on stderr: `bar.update(n)`, and `bar.n`. It appears after a second; a log file gets a line
-        every 10 s instead of a moving bar."""
+        every 5 s instead of a moving bar."""
         self.end_bar()
         moving = sys.stderr.isatty()
         self._bar = tqdm(
@@ -40,7 +40,7 @@ class Screen:
             unit_scale=True,
             disable=self.rank != 0,
             delay=1.0,
-            mininterval=0.1 if moving else 10.0,
+            mininterval=0.1 if moving else 5.0,
             leave=False,
             file=sys.stderr,
         )
