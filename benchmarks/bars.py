@@ -139,7 +139,7 @@ def content(bench: Bench, section: Section) -> None:
             section.note(f"{held.name}: {len(np.unique(truth))} different records of {held.records}")
             continue
         for shuffle, name in SHUFFLES.items():
-            for ranks, nodes in ((1, 1), (3, 1), (4, 2)):
+            for ranks, nodes in ((1, 1), (4, 2)) if bench.quick else ((1, 1), (3, 1), (4, 2)):
                 with tempfile.TemporaryDirectory(prefix="pario-check-") as folder:
                     bench.pario(held.path, which, shuffle, "--check", folder, ranks=ranks, nodes=nodes)
                     parts = [np.load(f"{folder}/check-{rank}.npz") for rank in range(ranks)]
@@ -331,12 +331,14 @@ def warm(bench: Bench, section: Section) -> None:
                 def by_pario(which: str = which, shuffle: str = shuffle, path: str = held.path) -> dict[str, Any]:
                     return bench.pario(path, which, shuffle, "--epochs", WARM_EPOCHS)
 
-                trial = {variant: by_lmdb(variant) for variant in VARIANTS}
+                variants = ("whole", "slice-buffers") if bench.quick else VARIANTS
+                trial = {variant: by_lmdb(variant) for variant in variants}
                 speeds = {variant: _later(run) for variant, run in trial.items()}
                 firsts = {variant: _first(run) for variant, run in trial.items()}
-                best = max(REUSING, key=lambda variant: speeds[variant])
-                best_first = max(REUSING, key=lambda variant: firsts[variant])
-                anyhow = max(VARIANTS, key=lambda variant: speeds[variant])
+                reusing = [variant for variant in variants if variant in REUSING]
+                best = max(reusing, key=lambda variant: speeds[variant])
+                best_first = max(reusing, key=lambda variant: firsts[variant])
+                anyhow = max(variants, key=lambda variant: speeds[variant])
                 section.raw[f"{which}, {shuffle}: py-lmdb variants, records/s"] = {"later": speeds, "first": firsts}
                 sides: dict[str, Callable[[], dict[str, Any]]] = {"pario": by_pario}
                 if bench.baselines:
@@ -379,7 +381,7 @@ def first_batch(bench: Bench, section: Section) -> None:
         bench.index(held.path)
         bench.pario(held.path, which, "global", "--steps", "1")  # kernels into the cache
         for state in ("cold", "warm"):
-            for ranks in (1, 2):
+            for ranks in (1,) if bench.quick else (1, 2):
                 runs = []
                 for _ in range(bench.rounds):
                     store.drop_file(held.file) if state == "cold" else store.warm_file(held.file)
@@ -437,10 +439,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds (default 7, --quick 1)")
     parser.add_argument("--out", default="", help="JSON file (default: bars.json in the data folder)")
     parser.add_argument("--quick", action="store_true", help="tiny data sets, one round: does it run at all?")
+    parser.add_argument("--smoke", action="store_true", help="--quick, and a bar that is not met is no failure")
     parser.add_argument("--baselines", action="store_true", help="only what pario is compared with")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of pario.Options")
     options = parser.parse_args(argv)
 
+    options.quick |= options.smoke
     # An orderly end on SIGTERM too: mounts, loop devices and control groups must go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not options.baselines and importlib.util.find_spec("pario.loader") is None:
@@ -485,6 +489,8 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{met} bars met, {len(missed)} not met" + (", some not measured" if failed else ""))
     for name, case in missed:
         print(f"  not met: {name}: {case}")
+    if options.smoke:  # figures of tiny data say nothing; wrong records do
+        missed = [(name, case) for name, case in missed if name == "content"]
     return 1 if missed else 3 if failed else 0
 
 
