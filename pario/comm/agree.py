@@ -8,8 +8,9 @@ Three ways, for three situations:
 * the last resort: the error leaves the script uncaught while other ranks sit in a collective of the user, where pario
   never gets to look. The interpreter would go into MPI_Finalize and wait there for ever. So an uncaught error that
   concerns several ranks ends in a farewell: if all ranks come to it within a few seconds, each ends normally with its
-  traceback and exit status 1; if not, MPI_Abort ends the job. When a rank is dead there is no such meeting (MPICH over
-  UCX kills whoever talks to a dead process, without a word), only a pause in which the others can print, and Abort.
+  traceback and exit status 1; if not, MPI_Abort ends the job. When a rank is dead there is no such meeting, only a
+  pause in which its neighbours can print, and MPI_Abort, even if the script swallows the error: MPI_Finalize may hang
+  when a process is missing.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Alarm:
             room = room * 3 // 4
         data = np.zeros(NOTE_BYTES, dtype=np.uint8)
         data[: len(note)] = np.frombuffer(note, dtype=np.uint8)
-        dead = error.rank if isinstance(error, DeadRankError) else None  # sending there would end this process too
+        dead = error.rank if isinstance(error, DeadRankError) else None  # reads nothing any more
         sends = [
             self._world.comm.Isend([data, self._world.mpi.BYTE], dest=rank, tag=TAG)
             for rank in range(self._world.size)
@@ -159,6 +160,8 @@ def spread(world: Any, error: Any) -> Any:
         # A PeerError that tells of another rank's DeadRankError repeats its name.
         dead = f"{DeadRankError.__name__}: " in describe(error)
         farewell = (world.mpi, None if dead else world.last_call)
+        if dead and farewell not in _farewells:
+            atexit.register(_farewell, *farewell)
         if farewell not in _farewells:
             _farewells.append(farewell)
         with suppress(AttributeError):

@@ -284,7 +284,7 @@ class Ring:
         if self._words[self._failed_at]:
             self._raise_posted()
         now = time.monotonic()
-        if now - self._looked >= self._alive_seconds:  # before `check`, which may call an MPI that ends at a dead rank
+        if now - self._looked >= self._alive_seconds:  # before `check`: an MPI library may stumble over a dead rank
             self._looked = now
             self._check_alive()
         if check is not None:
