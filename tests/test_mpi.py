@@ -14,9 +14,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 FILES = sorted(name for name in os.listdir(HERE) if name.startswith("test_mpi_") and name.endswith(".py"))
 
-#: One file on 5 ranks of 2 cores takes some 10 s, start of the interpreters and kernels to compile included; a job that
-#: hangs must still not keep a person for more than a few minutes.
-LIMIT_S = 240
+#: One file on 5 ranks of 2 cores takes some 10 s, and up to a minute where kernels must be compiled first; a job that
+#: hangs must not keep a person for longer than it takes to wonder.
+LIMIT_S = 180
 
 
 def check(ranks: int, name: str, env: dict[str, str]) -> None:
