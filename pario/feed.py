@@ -137,6 +137,10 @@ class Feed:
         free_after = self._schedule.group_release_step(j - len(ring.data)) if j >= len(ring.data) else 0
         if not ring.wait_done(free_after, None, self._stop):
             return
+        if ring.deserted():
+            # Nobody waited for the group that was in this slot, so it may even be under way still.
+            self._stop.set()
+            return
         t2 = time.perf_counter()
         slot = j % len(ring.data)
         table = (steps % len(ring.ids), rows)

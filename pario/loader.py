@@ -105,6 +105,7 @@ class Loader:
         self.world = get_world(comm)
         self._reader = self._open(path, db, save_index, progress)
         self._alarm = Alarm(self.world)
+        self.world.on_wait = self._alarm.check
         try:
             self._prepare(decoder)
         except BaseException as e:
@@ -207,6 +208,7 @@ class Loader:
             table_rows=self._batch_size * world.node_size,
             alive_seconds=options.alive_seconds,
         )
+        world.on_wait = self._check
         if self.decoder.parallel:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             self._threads = options.decode_threads or max(1, cores // world.node_size)
@@ -324,8 +326,13 @@ class Loader:
         if self._closed:
             return
         self._leave()
-        # Nobody may still be reading or waiting when the window goes.
-        self.world.barrier()
+        try:
+            # Nobody may still be reading or waiting when the window goes.
+            self.world.barrier()
+        except BaseException as e:
+            self._abandon(e)
+            raise
+        self.world.on_wait = None
         self._closed = True
         self._stop_threads()
         self._ring.close()
@@ -513,6 +520,7 @@ class Loader:
         if self._closed:
             return
         self._closed = True
+        self.world.on_wait = None
         with contextlib.suppress(Exception):
             self._alarm.raise_all(error)
             if self._made_ring is not None:

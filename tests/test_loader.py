@@ -348,3 +348,15 @@ def test_a_forgotten_loader_leaves_no_threads(fixed):
             gc.collect()  # a thread that prepares a batch refers to the loader until it has it
             time.sleep(0.01)
         assert threading.active_count() == before
+
+
+def test_a_loop_that_is_left_stops_the_reading(path):
+    options = pario.Options(slot_bytes=64 << 10, slots=2, inflight=4)
+    with pario.Loader(path, 1, shuffle="global", options=options) as loader:
+        for _ in range(30):  # what was under way when the loop was left must not meet what is read next
+            for batch in loader:
+                if batch.step == 2:
+                    break
+        read = loader.stats()["bytes_read"]
+        assert read < 30 * 6 * 64 << 10, "little more than the slots of each of the loops"
+        assert sorted(i for b in loader for i in b.ids.tolist()) == list(range(N))

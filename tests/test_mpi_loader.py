@@ -226,3 +226,20 @@ def test_an_exception_of_the_user_on_one_rank_stops_all(world, path):
                     if world.rank == 0 and batch.step == 5:
                         1 / 0  # noqa: B018
     world.Barrier()
+
+
+def test_ranks_that_are_done_hear_of_an_error_too(world, path):
+    if world.size == 1:
+        pytest.skip("needs a second rank")
+    kind = ZeroDivisionError if world.rank == 0 else PeerError
+    started = time.perf_counter()
+    with pytest.raises(kind):  # noqa: PT012, SIM117
+        with pario.Loader(path, 2, comm=world) as loader:
+            for _ in range(2):
+                for _batch in loader:
+                    pass
+                if world.rank == 0:  # the others wait in the start of the next epoch, then in close()
+                    time.sleep(0.2)
+                    1 / 0  # noqa: B018
+    assert time.perf_counter() - started < 5
+    world.Barrier()

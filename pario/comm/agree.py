@@ -108,6 +108,8 @@ class Alarm:
 
         Ranks that do not look any more (ended, closed) are not waited for.
         """
+        if getattr(error, _MARK, None) is not None and not isinstance(error, DeadRankError):
+            return  # agreed upon, or another rank's: everybody knows. Of a dead rank only its node does.
         spread(self._world, error)
         if self._request is None or self._world.mpi.Is_finalized():
             return  # alone, or told by another rank's alarm

@@ -122,12 +122,12 @@ class Ring:
 
         long = parts[1].view(np.int64)
         self._ready_steps = memoryview(long[:slots])
-        self._people = long[slots:].reshape(ranks, 5)
+        self._people: np.ndarray = long[slots:].reshape(ranks, 5)
         self._note_heads = memoryview(parts[2].view(np.int64)[: 2 * ranks])  # (nanoseconds, bytes) per rank
-        self._note_texts = parts[2][16 * ranks :].reshape(ranks, NOTE_BYTES)
-        tables = parts[3].view(np.int64).reshape(3, table_steps, table_rows)
+        self._note_texts: np.ndarray = parts[2][16 * ranks :].reshape(ranks, NOTE_BYTES)
+        tables: np.ndarray = parts[3].view(np.int64).reshape(3, table_steps, table_rows)
         self.ids, self.starts, self.nbytes = tables[0], tables[1], tables[2]
-        self.data = parts[4].reshape(slots, slot_bytes)
+        self.data: np.ndarray = parts[4].reshape(slots, slot_bytes)
 
         self._closed = False
         self._fail_lock = threading.Lock()
@@ -168,6 +168,10 @@ class Ring:
                 futex.wait(address, now, self._alive_seconds)
         futex.fence()
         return stop is None or not stop.is_set()
+
+    def deserted(self) -> bool:
+        """Every rank of the node has left this epoch: what is read now is for nobody."""
+        return all(self._words[self._done_at + LINE * rank] == LEFT for rank in range(len(self._done_address)))
 
     def stop_feeder(self, stop: threading.Event, thread: threading.Thread) -> None:
         """Set `stop` and wait until `thread`, which may be inside wait_done, has ended."""

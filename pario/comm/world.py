@@ -22,6 +22,7 @@ import pickle
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ class Solo:
     def __init__(self) -> None:
         self._freed = False
         self.failed = False
+        self.on_wait: Callable[[], None] | None = None  # nobody to wait for
 
     def __repr__(self) -> str:
         return "Solo()"
@@ -172,6 +174,7 @@ class World:
         self.mpi = MPI
         self._freed = False
         self.failed = False
+        self.on_wait: Callable[[], None] | None = None
         self._windows: list[tuple[Any, weakref.ref[Any]]] = []
 
         _wait(comm.Ibarrier())
@@ -186,9 +189,9 @@ class World:
         self.is_leader: bool = self.node_rank == 0
 
         first = np.array([self.rank], dtype=np.int64)
-        _wait(self._node.Ibcast(first, root=0))
+        self._wait(self._node.Ibcast(first, root=0))
         firsts = np.empty(self.size, dtype=np.int64)
-        _wait(self.comm.Iallgather(first, firsts))
+        self._wait(self.comm.Iallgather(first, firsts))
         leaders, counts = np.unique(firsts, return_counts=True)
         self.nodes: int = len(leaders)
         self.node: int = int(np.searchsorted(leaders, first[0]))
@@ -213,22 +216,22 @@ class World:
     def barrier(self) -> None:
         """Wait for all ranks. Collective."""
         self._check_open()
-        _wait(self.comm.Ibarrier())
+        self._wait(self.comm.Ibarrier())
 
     def node_barrier(self) -> None:
         """Wait for the ranks of this node. Collective over the node."""
         self._check_open()
-        _wait(self._node.Ibarrier())
+        self._wait(self._node.Ibarrier())
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         """Any picklable object from rank `root`. Collective."""
         self._check_open()
-        return _bcast(self.comm, obj, root)
+        return _bcast(self.comm, obj, root, self._wait)
 
     def node_bcast(self, obj: Any = None, root: int = 0) -> Any:
         """Any picklable object from node rank `root` to its node. Collective over the node."""
         self._check_open()
-        return _bcast(self._node, obj, root)
+        return _bcast(self._node, obj, root, self._wait)
 
     def allgather(self, obj: Any) -> list[Any]:
         """One picklable object per rank, in rank order. Collective."""
@@ -239,20 +242,20 @@ class World:
         whole = np.empty(int(ends[-1]), dtype=np.uint8)
         if whole.size <= CHUNK:
             place = (whole, lengths.tolist(), (ends - lengths).tolist(), self.mpi.BYTE)
-            _wait(self.comm.Iallgatherv([mine, self.mpi.BYTE], place))
+            self._wait(self.comm.Iallgatherv([mine, self.mpi.BYTE], place))
         else:
             for rank, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
                 part = whole[end - length : end]
                 if rank == self.rank:
                     part[:] = mine
-                _bcast_bytes(self.comm, part, rank)
+                _bcast_bytes(self.comm, part, rank, self._wait)
         return [pickle.loads(whole[e - n : e]) for e, n in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
     def exscan(self, value: int) -> int:
         """Sum of the values of all lower ranks; 0 on rank 0. Collective."""
         self._check_open()
         out = np.zeros(1, dtype=np.int64)
-        _wait(self.comm.Iexscan(np.array([value], dtype=np.int64), out, op=self.mpi.SUM))
+        self._wait(self.comm.Iexscan(np.array([value], dtype=np.int64), out, op=self.mpi.SUM))
         return int(out[0]) if self.rank else 0  # MPI leaves rank 0's value undefined
 
     def allreduce_sum(self, value: int) -> int:
@@ -294,12 +297,12 @@ class World:
             if whole is not None:
                 starts = np.cumsum(lengths) - lengths
                 place = (whole.view(np.uint8), lengths.tolist(), starts.tolist(), self.mpi.BYTE)
-            _wait(self.comm.Igatherv([mine, self.mpi.BYTE], place, root=root))
+            self._wait(self.comm.Igatherv([mine, self.mpi.BYTE], place, root=root))
             return whole
         tag = 1
         if whole is None:
             for start in range(0, mine.size, CHUNK):
-                _wait(self.comm.Isend([mine[start : start + CHUNK], self.mpi.BYTE], dest=root, tag=tag))
+                self._wait(self.comm.Isend([mine[start : start + CHUNK], self.mpi.BYTE], dest=root, tag=tag))
             return None
         out, end = whole.view(np.uint8), 0
         for rank, length in enumerate(lengths.tolist()):
@@ -309,7 +312,7 @@ class World:
                 part[:] = mine
                 continue
             for start in range(0, length, CHUNK):
-                _wait(self.comm.Irecv([part[start : start + CHUNK], self.mpi.BYTE], source=rank, tag=tag))
+                self._wait(self.comm.Irecv([part[start : start + CHUNK], self.mpi.BYTE], source=rank, tag=tag))
         return whole
 
     def share_array(self, a: np.ndarray | None) -> np.ndarray:
@@ -344,7 +347,7 @@ class World:
             assert a is not None
             memory[:] = a.reshape(-1).view(np.uint8)
         if self.is_leader:
-            _bcast_bytes(self._leaders, memory, 0)
+            _bcast_bytes(self._leaders, memory, 0, self._wait)
         self.node_barrier()  # MPI's own messages order the memory
         shared = memory.view(dtype).reshape(shape)
         shared.flags.writeable = False
@@ -388,11 +391,11 @@ class World:
         if not collective:
             _parked.append(self._windows)
             return
-        _wait(self.comm.Ibarrier())
+        self._wait(self.comm.Ibarrier())
         for window, view in self._windows:
             held = np.array([view() is not None], dtype=np.int64)
             any_held = np.empty(1, dtype=np.int64)
-            _wait(self._node.Iallreduce(held, any_held, op=MPI.MAX))
+            self._wait(self._node.Iallreduce(held, any_held, op=MPI.MAX))
             if any_held[0]:
                 _parked.append(window)
             else:
@@ -405,6 +408,13 @@ class World:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _wait(self, request: Any) -> None:
+        try:
+            _wait(request, self.on_wait)
+        except BaseException:
+            _parked.append(request)  # with the memory that MPI may still use
+            raise
+
     def _check_open(self) -> None:
         if self._freed:
             raise ClosedError("this World was freed", rank=self.rank)
@@ -412,12 +422,12 @@ class World:
     def _allreduce(self, value: int, op: Any) -> int:
         self._check_open()
         out = np.empty(1, dtype=np.int64)
-        _wait(self.comm.Iallreduce(np.array([value], dtype=np.int64), out, op=op))
+        self._wait(self.comm.Iallreduce(np.array([value], dtype=np.int64), out, op=op))
         return int(out[0])
 
     def _allgather_int(self, value: int) -> np.ndarray:
         out = np.empty(self.size, dtype=np.int64)
-        _wait(self.comm.Iallgather(np.array([value], dtype=np.int64), out))
+        self._wait(self.comm.Iallgather(np.array([value], dtype=np.int64), out))
         return out
 
     def _allocate(self, nbytes: int) -> np.ndarray:
@@ -425,7 +435,7 @@ class World:
         if self.node_size == 1:
             return _private_bytes(nbytes)
         refusal = _no_room(nbytes) if self.is_leader else None
-        refusal = _bcast(self._node, refusal, 0)
+        refusal = _bcast(self._node, refusal, 0, self._wait)
         if refusal is not None:
             raise ParioError(
                 refusal,
@@ -519,33 +529,35 @@ def _mpi() -> Any:
     return MPI
 
 
-def _wait(request: Any) -> None:
-    """Wait for a nonblocking MPI call without keeping the processor."""
+def _wait(request: Any, on_wait: Callable[[], None] | None = None) -> None:
+    """Wait for a nonblocking MPI call without keeping the processor; `on_wait` may raise to give up."""
     pause = 0.0
     tries = 0
     while not request.Test():
         tries += 1
         if tries > 20:  # the others are there already in most calls: some yields first
             pause = min(max(2e-5, pause * 1.5), LONGEST_PAUSE_S)
+            if on_wait is not None:
+                on_wait()
         time.sleep(pause)
 
 
-def _bcast(comm: Any, obj: Any, root: int) -> Any:
+def _bcast(comm: Any, obj: Any, root: int, wait: Callable[[Any], None]) -> Any:
     is_root = comm.Get_rank() == root
     payload = np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), dtype=np.uint8) if is_root else None
     length = np.array([payload.size if payload is not None else 0], dtype=np.int64)
-    _wait(comm.Ibcast(length, root=root))
+    wait(comm.Ibcast(length, root=root))
     if payload is None:
         payload = np.empty(int(length[0]), dtype=np.uint8)
-    _bcast_bytes(comm, payload, root)
+    _bcast_bytes(comm, payload, root, wait)
     return obj if is_root else pickle.loads(payload)
 
 
-def _bcast_bytes(comm: Any, data: np.ndarray, root: int) -> None:
+def _bcast_bytes(comm: Any, data: np.ndarray, root: int, wait: Callable[[Any], None]) -> None:
     """u8[n] of any length from `root` into the others' `data`."""
     MPI = _mpi()
     for start in range(0, data.size, CHUNK):
-        _wait(comm.Ibcast([data[start : start + CHUNK], MPI.BYTE], root=root))
+        wait(comm.Ibcast([data[start : start + CHUNK], MPI.BYTE], root=root))
 
 
 def _private_bytes(nbytes: int) -> np.ndarray:
