@@ -104,7 +104,7 @@ class Ring:
         memory: np.ndarray | None = None
         error: BaseException | None = None
         try:
-            memory = world.shared_bytes(starts[-1])
+            memory = world.shared_bytes(starts[-1], zeroed=starts[3])  # words and notes
         except (ParioError, MemoryError) as failure:
             error = failure
         world.agree(error, "allocating the ring")

@@ -128,7 +128,7 @@ class Solo:
         view.flags.writeable = False
         return view
 
-    def shared_bytes(self, nbytes: int) -> np.ndarray:
+    def shared_bytes(self, nbytes: int, zeroed: int | None = None) -> np.ndarray:
         """u8[nbytes], zeroed and page-aligned, private to this process."""
         self._check_open()
         return _private_bytes(nbytes)
@@ -353,8 +353,11 @@ class World:
         shared.flags.writeable = False
         return shared
 
-    def shared_bytes(self, nbytes: int) -> np.ndarray:
-        """u8[nbytes], zeroed, page-aligned, the same memory on all ranks of the node. Collective over the node.
+    def shared_bytes(self, nbytes: int, zeroed: int | None = None) -> np.ndarray:
+        """u8[nbytes], page-aligned, the same memory on all ranks of the node. Collective over the node.
+
+        The first `zeroed` bytes (None: all) are 0: to write all of a large window costs time, and memory that may
+        never be used.
 
         Raises on all ranks of the node when its shared memory is too small; other nodes do not hear of it (agree
         afterwards).
@@ -363,7 +366,7 @@ class World:
         memory = self._allocate(nbytes)
         if self.node_size > 1:
             if self.is_leader:
-                memory.fill(0)  # the standard promises nothing about a new window's bytes
+                memory[:zeroed] = 0  # the standard promises nothing about a new window's bytes
             self.node_barrier()  # MPI's own messages order the memory
         return memory
 
