@@ -162,8 +162,8 @@ ring.wait_group(0, alarm.check)
 """
     done = job(code)
     assert done.status == 1, done.output
-    assert done.output.count("pario.errors.CorruptedError: bad page [page 7]") == 1, done.output
-    assert done.output.count("pario.errors.PeerError: another rank failed: CorruptedError: bad page") == 2, done.output
+    assert done.output.count("CorruptedError: bad page [page 7]") == 3, done.output
+    assert done.output.count("another rank failed: CorruptedError: bad page") == 2, done.output
     assert "Abort" not in done.output
     assert "WARN" not in done.output
 
