@@ -134,7 +134,7 @@ class Feed:
             capacity=slot_bytes,
         )
         t1 = time.perf_counter()
-        free_after = self._schedule.group_release_step(j - len(ring.data)) if j >= len(ring.data) else 0
+        free_after = self._schedule.group_release_tick(j - len(ring.data)) if j >= len(ring.data) else 0
         if not ring.wait_done(free_after, None, self._stop):
             return
         if ring.deserted():
@@ -153,7 +153,7 @@ class Feed:
             try:
                 if error is None:
                     self._check(data, plan.record_starts, offsets, nbytes, ids)
-                    ring.publish(j, self._schedule.group_ready_steps(j))
+                    ring.publish(j, self._schedule.group_ready_ticks(j))
             except BaseException as e:
                 error = e
             if error is not None:
@@ -206,7 +206,7 @@ class Feed:
 
 
 class Tap:
-    """One rank's side of the ring: steps in ascending order, each taken once and then released."""
+    """One rank's side of the ring: steps in ascending order, piece by piece, each taken once and then released."""
 
     def __init__(self, ring: Ring, schedule: Schedule, *, seat: int, node_seat: int, node_rank: int) -> None:
         self._ring = ring
@@ -217,18 +217,29 @@ class Tap:
         self._flat = ring.data.reshape(-1)
         self._next_group = 0
         self._ready = 0
+        self.pieces = schedule.pieces
 
-    def take(self, step: int, check: Callable[[], None]) -> Records:
-        """This rank's records of `step`: views into the ring, valid until `release(step)`. Waits for their bytes."""
-        while self._ready <= step:
+    def rows(self, step: int) -> int:
+        """How many records this rank has in `step`."""
+        return self._schedule.rows(step, self._seat)
+
+    def take(self, step: int, piece: int, check: Callable[[], None]) -> tuple[int, Records]:
+        """(first row, this rank's records) of one piece of `step`: views into the ring, valid until it is released.
+
+        Waits for their bytes; `check` is called meanwhile and may raise.
+        """
+        while self._ready <= step * self.pieces + piece:
             self._ready = self._ring.wait_group(self._next_group, check)
             self._next_group += 1
+        if self.pieces == 1:
+            first, stop = 0, self._schedule.rows(step, self._seat)
+        else:
+            first, stop = self._schedule.piece_rows(step, self._seat, piece)
         ring = self._ring
         table = step % len(ring.ids)
-        stop = self._row + self._schedule.rows(step, self._seat)
-        rows = slice(self._row, stop)
-        return Records(ring.ids[table, rows], self._flat, ring.starts[table, rows], ring.nbytes[table, rows])
+        rows = slice(self._row + first, self._row + stop)
+        return first, Records(ring.ids[table, rows], self._flat, ring.starts[table, rows], ring.nbytes[table, rows])
 
-    def release(self, step: int) -> None:
-        """The memory of `step` may be filled anew, as far as this rank is concerned."""
-        self._ring.finish(self._node_rank, step + 1)
+    def release(self, step: int, piece: int) -> None:
+        """The memory of the piece may be filled anew, as far as this rank is concerned."""
+        self._ring.finish(self._node_rank, step * self.pieces + piece + 1)

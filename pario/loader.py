@@ -88,10 +88,11 @@ class Loader:
         self._seed = seed
         self._drop_last = drop_last
         self._on_error = on_error
-        self._closed = False
+        self._closed = True  # until there is something to close
         self._epoch = 0
         self._position = 0
         self._block_records = 0
+        self._pieces = 1
         self._run: _Epoch | None = None
         self._feed: Feed | None = None
         self._made_ring: Ring | None = None
@@ -104,6 +105,7 @@ class Loader:
         self._conductor: ThreadPoolExecutor | None = None
         self.world = get_world(comm)
         self._reader = self._open(path, db, save_index, progress)
+        self._closed = False
         self._alarm = Alarm(self.world)
         self.world.on_wait = self._alarm.check
         try:
@@ -151,6 +153,7 @@ class Loader:
         world, index, options = self.world, self._reader.index, self._options
         mean_bytes = index.mean_bytes + index.header_bytes
         seats, most = world.size, world.allreduce_max(world.node_size)
+        self.decoder = as_decoder(decoder)
         per_step = self._batch_size * seats
         if self._shuffle == "block":
             # A function of the dataset and the options alone: the order is the same for every number of ranks.
@@ -162,7 +165,10 @@ class Loader:
             )
             self._slots = 3
         else:
-            self._per_group = units_per_group(mean_bytes * self._batch_size * most, options.slot_bytes)
+            step_bytes = mean_bytes * self._batch_size * most
+            self._per_group = units_per_group(step_bytes, options.slot_bytes)
+            if self.decoder.by_rows:
+                self._pieces = max(1, min(self._batch_size, round(step_bytes / options.slot_bytes)))
             self._slots = options.slots
         self._schedule = self._make_schedule(0)
         if self._schedule.steps == 0:
@@ -173,7 +179,6 @@ class Loader:
             )
         # Learnt once, by one rank; on each node one rank compiles (or loads) the kernels before the others need them.
         error: BaseException | None = None
-        self.decoder = as_decoder(decoder)
         try:
             if world.rank == 0:
                 first = self._reader.read([0])
@@ -245,6 +250,7 @@ class Loader:
             drop_last=self._drop_last,
             pools=order.pools if order is not None else None,
             per_group=self._per_group,
+            pieces=self._pieces,
         )
 
     # -- what a training loop uses -------------------------------------------------------------------------------
@@ -353,10 +359,10 @@ class Loader:
         # garbage collector may run in any thread; windows and communicators go with the process.
         if not getattr(self, "_closed", True):
             self._closed = True
-            with contextlib.suppress(Exception):
-                self._stop_threads()
-                self._ring.close()
-                self._reader.abandon()
+            # Nor a join of the pools' threads: one of them may be the thread that dropped the last reference.
+            for end in (lambda: self._stop_threads(wait=False), lambda: self._ring.close(), self._reader.abandon):
+                with contextlib.suppress(Exception):
+                    end()
 
     def __repr__(self) -> str:
         return (
@@ -453,21 +459,41 @@ class Loader:
 
     def _read_batch(
         self, tap: Tap, step: int, draw: Draw, check: Callable[[], None]
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, list[tuple[int, str]], float]:
-        """Decode one step's records; returns (arrays, ids, failures, seconds of waiting)."""
-        t0 = time.perf_counter()
-        records = tap.take(step, check)
-        t1 = time.perf_counter()
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, list[tuple[int, str]]]:
+        """Decode one step's records; returns (arrays, ids, failures)."""
+        waited = 0.0
+        begin = time.perf_counter()
+        arrays: dict[str, np.ndarray] = {}
+        ids = np.empty(0, np.int64)
+        failures: list[tuple[int, str]] = []
+        for piece in range(tap.pieces):
+            t0 = time.perf_counter()
+            first, records = tap.take(step, piece, check)
+            waited += time.perf_counter() - t0
+            if piece == 0:
+                arrays, ids = self._arrays(records, tap.rows(step))
+            if tap.pieces == 1:
+                ids[:] = records.ids
+                failures = self._decode(records, arrays, draw)
+            else:
+                part = slice(first, first + len(records))
+                ids[part] = records.ids
+                pieces = {name: array[part] for name, array in arrays.items()}
+                failures += [(first + row, why) for row, why in self._decode(records, pieces, draw)]
+            tap.release(step, piece)
+        self._times["share"] += waited
+        self._times["decode"] += time.perf_counter() - begin - waited
+        return arrays, ids, failures
+
+    def _arrays(self, records: Records, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Memory for a batch of `rows` records, of which `records` are the first."""
         shapes = dict(self.decoder.shapes(records))
-        shapes[_IDS] = ((len(records),), np.dtype(np.int64))
+        if rows != len(records):  # by rows, so that only the first axis differs
+            shapes = {name: ((rows, *shape[1:]), dtype) for name, (shape, dtype) in shapes.items()}
+        shapes[_IDS] = ((rows,), np.dtype(np.int64))
         arrays = self._held.take(shapes)
         ids = arrays.pop(_IDS)
-        ids[:] = records.ids
-        failures = self._decode(records, arrays, draw)
-        tap.release(step)
-        self._times["share"] += t1 - t0
-        self._times["decode"] += time.perf_counter() - t1
-        return arrays, ids, failures, t1 - t0
+        return arrays, ids
 
     def _decode(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> list[tuple[int, str]]:
         if self._executor is None or len(records) < 2:
@@ -534,13 +560,13 @@ class Loader:
         self._reader.abandon()
         self.world.free(collective=False)
 
-    def _stop_threads(self) -> None:
+    def _stop_threads(self, wait: bool = True) -> None:
         if self._feed is not None:
             self._feed.stop()
             self._feed = None
         for executor in (self._conductor, self._executor):
             if executor is not None:
-                executor.shutdown(wait=True, cancel_futures=True)
+                executor.shutdown(wait=wait, cancel_futures=True)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -578,9 +604,9 @@ class _Epoch(Iterator[Batch]):
         try:
             if loader._conductor is None:
                 loader._check()
-                arrays, ids, failures, _ = loader._read_batch(self._tap, step, self._draw, loader._check)
+                arrays, ids, failures = loader._read_batch(self._tap, step, self._draw, loader._check)
             else:
-                arrays, ids, failures, _ = self._next_ahead(loader._conductor)
+                arrays, ids, failures = self._next_ahead(loader._conductor)
             batch = loader._batch(arrays, ids, failures, self._epoch, step)
         except BaseException as e:
             loader._abandon(e)

@@ -360,3 +360,26 @@ def test_a_loop_that_is_left_stops_the_reading(path):
         read = loader.stats()["bytes_read"]
         assert read < 30 * 6 * 64 << 10, "little more than the slots of each of the loops"
         assert sorted(i for b in loader for i in b.ids.tolist()) == list(range(N))
+
+
+@pytest.mark.parametrize("shuffle", [False, "global"])
+@pytest.mark.parametrize("kind", ["rows", "function"])
+def test_steps_larger_than_a_slot_are_read_in_pieces(tmp_path, shuffle, kind):
+    """Records of 5 KB, 60 per step, slots of 64 KiB."""
+    n = 500
+    path = write(tmp_path / "x.lmdb", ((b"%05d" % i, np.full(2500, i, np.int16).tobytes()) for i in range(n)))
+    decode = Raw("<i2", (2500,)) if kind == "rows" else lambda b: {"data": np.frombuffer(b, np.int16)}
+    options = pario.Options(slot_bytes=64 << 10, slots=2)
+    with pario.Loader(path, 60, decode, shuffle=shuffle, options=options) as loader:
+        assert loader.stats()["slot_bytes"] < 200 << 10
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                assert batch["data"].shape == (len(batch.ids), 2500)
+                assert (batch["data"] == batch.ids[:, None]).all()
+                seen += batch.ids.tolist()
+            assert sorted(seen) == list(range(n))
+        for batch in loader:
+            if batch.step == 1:
+                break
+        assert sum(len(b.ids) for b in loader) == n

@@ -266,3 +266,34 @@ def test_even_split_against_array_split():
     for wrong in ((-1, 1, 0), (1, 0, 0), (1, 2, 2), (1, 2, -1)):
         with pytest.raises(OptionError):
             even_split(*wrong)
+
+
+@pytest.mark.parametrize("shuffle", [False, "global"])
+@pytest.mark.parametrize(
+    ("n", "batch", "seats", "pieces"), [(100, 7, 3, 3), (64, 8, 2, 8), (5, 4, 3, 2), (31, 10, 1, 4)]
+)
+def test_pieces_hold_each_seats_rows_once(shuffle, n, batch, seats, pieces):
+    """The rows of a step, collected piece by piece, are those of the whole step; no slot is needed by two groups."""
+    order = epoch_order(shuffle, n, seed=1)
+    whole = Schedule(n, batch, seats)
+    cut = Schedule(n, batch, seats, pieces=pieces)
+    assert cut.groups == whole.steps * pieces
+    for seat, size in [(0, seats), (seats - 1, 1)]:
+        for step in range(whole.steps):
+            expected = {}
+            for number, _, row in zip(*node_share(whole, order, step, seat, size), strict=True):
+                expected[int(row)] = int(number)
+            found = {}
+            for piece in range(pieces):
+                group = step * pieces + piece
+                assert cut.group_ready_ticks(group) == cut.group_release_tick(group) == group + 1
+                numbers, steps, rows = node_share(cut, order, group, seat, size)
+                assert len(numbers) <= cut.max_group_records(size)
+                assert (steps == step).all()
+                for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
+                    local, item = divmod(row, batch)
+                    low, high = cut.piece_rows(step, seat + local, piece)
+                    assert low <= item < high
+                    assert row not in found
+                    found[row] = number
+            assert found == expected

@@ -66,6 +66,9 @@ class Decoder(ABC):
     #: True: worth splitting a batch over threads, record by record. False: one call per batch.
     parallel: bool = False
 
+    #: True: row i of every array belongs to record i alone, so that a batch may be decoded in pieces.
+    by_rows: bool = True
+
     #: What `learn` found, small and picklable; None before. Assign another process's to skip `learn`.
     spec: Any = None
 

@@ -70,6 +70,11 @@ class Raw(Decoder):
         self.spec = tuple(k if size == -1 else size for size in self.shape)
         return self.spec
 
+    @property
+    def by_rows(self) -> bool:  # type: ignore[override]
+        """Records of variable size are packed one after the other."""
+        return self.fixed
+
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         if not self.fixed:
             total = int(np.add.reduce(records.nbytes))

@@ -138,6 +138,7 @@ class ReadPool:
     def _work(self) -> None:
         while (unit := self._units.get()) is not None:
             unit()
+            del unit  # it refers to who submitted it, and the next one may never come
 
 
 class _Job:

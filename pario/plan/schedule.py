@@ -8,7 +8,13 @@ shorter; every seat (rank) has its share in every step, so that the number of st
               |------- 0 -------|--------- 1 ---------|------ 2 ------|     whole pools (block shuffle)
 
 A group is what fills one slot of a node's ring. In a block-shuffled epoch it is one pool or several, of which a node
-reads its share in one go; a step may need two groups or more.
+reads its share in one go; a step may need two groups or more. A step larger than a slot (other orders) is cut into
+pieces: a group then holds one piece of every seat's rows, so that all ranks decode the first while the next is read.
+
+    steps     |----------- 0 -----------|----------- 1 -----------|         pieces = 3
+    groups    |-- 0 ---|-- 1 ---|-- 2 --|-- 3 ---|-- 4 ---|-- 5 --|
+
+Progress is counted in ticks: a tick is a piece of a step, which is the whole step where pieces = 1.
 
 Arrangement. A step is cut where pools meet; inside each piece the records are sorted by their block's number in the
 pool, then by place. Seat k has the k-th share of the arranged step. So with batch_size * seats a multiple of the
@@ -56,6 +62,7 @@ class Schedule:
     drop_last : leave out the last step if it is not full
     pools : the pools of a block order (`order.pools`), None for the other orders
     per_group : steps of a group or, with pools, pools of a group
+    pieces : groups of a step; more than 1 only without pools and with per_group = 1
     """
 
     n: int
@@ -65,13 +72,16 @@ class Schedule:
     drop_last: bool = False
     pools: Pools | None = None
     per_group: int = 1
+    pieces: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("n", 0), ("batch_size", 1), ("seats", 1), ("per_group", 1)):
+        for name, least in (("n", 0), ("batch_size", 1), ("seats", 1), ("per_group", 1), ("pieces", 1)):
             if getattr(self, name) < least:
                 raise OptionError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
         if not 0 <= self.start <= self.n:
             raise OptionError(f"start must be a position in 0..{self.n}, got {self.start!r}")
+        if self.pieces > 1 and (self.pools is not None or self.per_group > 1):
+            raise OptionError(f"{self.pieces} pieces of a step exclude pools and groups of {self.per_group} steps")
         if self.pools is not None and self.pools.n != self.n:
             raise OptionError(f"pools of {self.pools.n} records cannot group {self.n}")
 
@@ -124,7 +134,7 @@ class Schedule:
             return 0
         if self.pools is not None:
             return self._pool_group(self.pools, self.stop - 1) + 1
-        return -(-self.steps // self.per_group)
+        return -(-self.steps * self.pieces // self.per_group)
 
     def group_pools(self, group: int) -> range:
         """The pools of a group; with pools only."""
@@ -133,14 +143,14 @@ class Schedule:
         return range(first, min(first + self.per_group, self.pools.pool_of(self.stop - 1) + 1))
 
     def group_positions(self, group: int) -> tuple[int, int]:
-        """Positions [p0, p1) of a group that are delivered."""
+        """Positions [p0, p1) of a group that are delivered; with pieces, of the whole step."""
         if not 0 <= group < self.groups:
             raise IndexError(f"group {group} of {self.groups}")
         if self.pools is not None:
             pools = self.group_pools(group)
             first, stop = self.pools.bounds(pools[0])[0], self.pools.bounds(pools[-1])[1]
         else:
-            first = self.start + group * self.per_group * self.step_records
+            first = self.start + group // self.pieces * self.per_group * self.step_records
             stop = first + self.per_group * self.step_records
         return max(self.start, first), min(self.stop, stop)
 
@@ -153,6 +163,18 @@ class Schedule:
         """Steps that all seats must have finished before the group's memory may be used again."""
         return -(-(self.group_positions(group)[1] - self.start) // self.step_records)
 
+    def group_ready_ticks(self, group: int) -> int:
+        """Ticks that are complete once groups 0..group are there."""
+        return group + 1 if self.pieces > 1 else self.group_ready_steps(group)
+
+    def group_release_tick(self, group: int) -> int:
+        """Ticks that all seats must have finished before the group's memory may be used again."""
+        return group + 1 if self.pieces > 1 else self.group_release_step(group)
+
+    def piece_rows(self, step: int, seat: int, piece: int) -> tuple[int, int]:
+        """Rows [a0, a1) of a seat's batch that are in a piece of a step."""
+        return even_split(self.rows(step, seat), self.pieces, piece)
+
     def group_steps(self, group: int) -> tuple[int, int]:
         """Steps [first, stop) that take records from a group."""
         first = self.group_positions(group)[0]
@@ -163,11 +185,11 @@ class Schedule:
         first, stop = self.step_positions(step)
         if self.pools is not None:
             return self._pool_group(self.pools, first), self._pool_group(self.pools, stop - 1) + 1
-        return step // self.per_group, step // self.per_group + 1
+        return step * self.pieces // self.per_group, step * self.pieces // self.per_group + self.pieces
 
     def most_step_groups(self) -> int:
         """Groups of the step that needs most of them. A ring with fewer slots would never complete that step, one with
-        as many could not read ahead of it. At most O(groups) work."""
+        as many could not read ahead of it. (Pieces are released one by one.) At most O(groups) work."""
         if self.pools is None or not self.steps:
             return 1
         if self.steps <= self.groups:
@@ -186,10 +208,15 @@ class Schedule:
         """No more steps are unfinished and touched by a group in one of `slots` slots, when group j + slots is begun
         only after `group_release_step(j)` steps are finished. A table per step, numbered modulo this, is never written
         while somebody still reads it."""
+        if self.pieces > 1:
+            # Unlike a group of whole steps, the pieces in the slots may begin and end inside a step.
+            return max(1, min(self.steps, -(-slots // self.pieces) + 1))
         return max(1, min(self.steps, -(-slots * self._most_group_positions // self.step_records)))
 
     def max_group_records(self, node_size: int) -> int:
         """No node with `node_size` seats has more records in one group."""
+        if self.pieces > 1:
+            return min(self.n, -(-self.batch_size // self.pieces) * node_size)
         positions = self._most_group_positions
         # Positions that do not begin with a step lie in at most one step more than they could begin.
         steps = positions // self.step_records + 2 if self.pools is not None else self.per_group
@@ -218,6 +245,8 @@ def node_share(
         numbers, step, row = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return numbers, step, row
 
+    if schedule.pieces > 1:
+        return _piece_share(schedule, order, group, node_seat, node_size)
     first_step, stop_step = schedule.group_steps(group)
     batch, width = schedule.batch_size, schedule.batch_size * node_size
     full = stop_step - first_step
@@ -238,6 +267,22 @@ def node_share(
         row = np.concatenate([row, (seat * batch + item).astype(np.int32)])
         positions = np.concatenate([positions, first + rest])
     return order.take(positions), step, row
+
+
+def _piece_share(
+    schedule: Schedule, order: Order, group: int, node_seat: int, node_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`node_share` of one piece of a step."""
+    step, piece = divmod(group, schedule.pieces)
+    first = schedule.step_positions(step)[0]
+    places, rows = [], []
+    for local in range(node_size):
+        begin = schedule.seat_rows(step, node_seat + local)[0]
+        low, high = schedule.piece_rows(step, node_seat + local, piece)
+        places.append(np.arange(begin + low, begin + high))
+        rows.append(np.arange(low, high, dtype=np.int32) + local * schedule.batch_size)
+    row = np.concatenate(rows).astype(np.int32)
+    return order.take(first + np.concatenate(places)), np.full(len(row), step, np.int64), row
 
 
 def _pool_share(
