@@ -72,6 +72,8 @@ def _main(argv: Sequence[str] | None) -> int:
         return e.exit_code
     except click.Abort:  # click's word for Ctrl-C
         raise KeyboardInterrupt from None
+    if callable(status):
+        return int(status())
     return status if isinstance(status, int) else 0
 
 

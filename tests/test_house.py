@@ -22,9 +22,9 @@ FLOORS = [
     {"options", "kernels", "buffers"},
     {"format", "comm", "checkpoint"},
     {"fetch"},
-    {"plan", "decode", "lmdb"},
+    {"plan", "decode"},
     {"locate"},
-    {"feed", "reader"},
+    {"feed", "reader", "lmdb"},
     {"loader", "tune"},
     {"commands", "demo"},
 ]
@@ -44,7 +44,7 @@ STRANGERS = {
 KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
     "h5py": ("locate/index.py", "commands/"),
-    "lmdb": ("commands/", "demo/"),
+    "lmdb": ("commands/", "demo/", "lmdb/real.py"),
     "mmap": ("fetch/mapped.py",),
     "torch": (),
 }

@@ -66,6 +66,11 @@ class PosixFetcher:
             with contextlib.suppress(OSError):  # some file systems refuse advice; it is only advice
                 advise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
 
+    def fileno(self) -> int:
+        """The open file, for advice and for reads of one's own."""
+        self._check_open()
+        return self._fd
+
     def pread(self, offset: int, nbytes: int) -> bytes:
         self._check_open()
         try:

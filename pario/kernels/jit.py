@@ -21,7 +21,7 @@ from typing import Any
 import numba
 from numba.core import config as _numba_config
 
-__all__ = ["cache_directory", "kernel"]
+__all__ = ["cache_directory", "callback", "kernel"]
 
 _BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"
 
@@ -68,11 +68,20 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     if function is None:
         return lambda f: kernel(f, **options)
     settings: dict[str, Any] = {"nogil": True, "boundscheck": _BOUNDSCHECK, "cache": _CACHED, **options}
+    return _in_our_cache(lambda: numba.njit(**settings)(function))
+
+
+def callback(function: Callable[..., Any], signature: Any) -> Any:
+    """Compile now, as a C function; its `address` is what ctypes calls. Cached like the kernels."""
+    return _in_our_cache(lambda: numba.cfunc(signature, nopython=True, cache=_CACHED)(function))
+
+
+def _in_our_cache(decorate: Callable[[], Any]) -> Any:
     # Numba asks its configuration for the directory while it decorates, and only then: other users' functions keep
     # whatever place they have.
     before = _numba_config.CACHE_DIR
     _numba_config.CACHE_DIR = _DIRECTORY
     try:
-        return numba.njit(**settings)(function)
+        return decorate()
     finally:
         _numba_config.CACHE_DIR = before

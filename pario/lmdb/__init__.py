@@ -1,0 +1,125 @@
+"""`import pario.lmdb as lmdb`: py-lmdb's reading API, with pread instead of a memory map.
+
+    Environment (open) -> Transaction -> get, Cursor
+
+env.py, txn.py and cursor.py are what users see; engine.py is compiled and does the work on cached pages; store.py holds
+one snapshot of one file; hybrid.py makes `import lmdb` mean this module for reading (`install()`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pario.lmdb.errors import (
+    BadChecksumError,
+    BadDbiError,
+    BadRslotError,
+    BadTxnError,
+    BadValsizeError,
+    CorruptedError,
+    CryptoFailError,
+    CursorFullError,
+    DbsFullError,
+    DiskError,
+    EnvEncryptionError,
+    Error,
+    IncompatibleError,
+    InvalidError,
+    InvalidParameterError,
+    KeyExistsError,
+    LockError,
+    MapFullError,
+    MapResizedError,
+    MemoryError,
+    NotFoundError,
+    PageFullError,
+    PageNotFoundError,
+    PanicError,
+    ProblemError,
+    ReadersFullError,
+    ReadonlyError,
+    TlsFullError,
+    TxnFullError,
+    VersionMismatchError,
+)
+
+#: The release of py-lmdb whose API this is.
+__version__ = "3.0.0"
+
+_LAZY = {
+    "Environment": "env",
+    "open": "env",
+    "version": "env",
+    "Transaction": "txn",
+    "Cursor": "cursor",
+    "_Database": "database",
+    "install": "hybrid",
+}
+
+if TYPE_CHECKING:
+    from pario.lmdb.cursor import Cursor
+    from pario.lmdb.database import _Database
+    from pario.lmdb.env import Environment, version
+    from pario.lmdb.hybrid import install
+    from pario.lmdb.txn import Transaction
+
+    open = Environment
+
+__all__ = [
+    "BadChecksumError",
+    "BadDbiError",
+    "BadRslotError",
+    "BadTxnError",
+    "BadValsizeError",
+    "CorruptedError",
+    "CryptoFailError",
+    "Cursor",
+    "CursorFullError",
+    "DbsFullError",
+    "DiskError",
+    "EnvEncryptionError",
+    "Environment",
+    "Error",
+    "IncompatibleError",
+    "InvalidError",
+    "InvalidParameterError",
+    "KeyExistsError",
+    "LockError",
+    "MapFullError",
+    "MapResizedError",
+    "MemoryError",
+    "NotFoundError",
+    "PageFullError",
+    "PageNotFoundError",
+    "PanicError",
+    "ProblemError",
+    "ReadersFullError",
+    "ReadonlyError",
+    "TlsFullError",
+    "Transaction",
+    "TxnFullError",
+    "VersionMismatchError",
+    "_Database",
+    "enable_drop_gil",
+    "install",
+    "open",
+    "version",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Numba is loaded when the first environment is opened, not when a script imports us.
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_LAZY[name]}")
+    value = globals()[name] = getattr(module, "Environment" if name == "open" else name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
+
+
+def enable_drop_gil() -> None:
+    """Without effect: reads that wait for the storage release the interpreter's lock anyway."""

@@ -1,0 +1,384 @@
+"""Cursors: a place in a database, moved by compiled functions; iterators that fetch many items per call.
+
+An iterator and its cursor share one place. Iterators fetch batches, so that the cursor stands at a batch's end while
+the user is in its middle. The place is put right when somebody asks for it: the batch's list iterator knows how many
+items it has given out, and can be told to stop, upon which the generator goes on from wherever the cursor is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pario.format.layout import MDB_DUPFIXED
+from pario.lmdb import engine, errors
+
+if TYPE_CHECKING:
+    from pario.lmdb.database import _Database
+
+__all__ = ["Cursor"]
+
+_move: Any = engine.later("move", globals(), "_move")
+_find: Any = engine.later("find", globals(), "_find")
+_look: Any = engine.later("look", globals(), "_look")
+_collect: Any = engine.later("collect", globals(), "_collect")
+_skip: Any = engine.later("skip", globals(), "_skip")
+_count: Any = engine.later("count", globals(), "_count")
+
+#: Items per batch: few at first, since many a loop ends early.
+_FIRST_BATCH, _GROWTH, _LARGEST_BATCH = 1, 8, 512
+#: Bytes of long values after which a batch ends.
+_BATCH_BYTES, _BATCH_BYTES_AHEAD = 1 << 20, 4 << 20
+
+
+class Cursor:
+    """A place in a database, in key order. Moves return whether there is something; after a move that returns False,
+    or raises, key and value are empty. After a missed seek the cursor stands nowhere.
+    """
+
+    __slots__ = ("__weakref__", "_at", "_before", "_buffers", "_given", "_moves", "_op", "_words", "db", "txn")
+
+    def __init__(self, db: _Database | None, txn: Any) -> None:
+        txn._check()
+        handle = txn._handle(db)
+        self.db = db
+        self.txn = txn
+        self._buffers = txn._buffers
+        self._words = words = array("q", bytes(8 * engine.CURSOR_WORDS))
+        words[engine.C_TXN] = txn._at
+        words[engine.C_HANDLE] = handle.at
+        self._at = words.buffer_info()[0]
+        self._given: Any = None  # the list iterator of the current batch
+        self._before = words
+        self._moves = self._op = 0
+
+    def close(self) -> None:
+        """Later calls raise. Repeating it has no effect."""
+        self._end_batch()
+        self._words[engine.C_TXN] = 0
+
+    def __enter__(self) -> Cursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle 'Cursor' object: make one in the process that reads")
+
+    # -- what is here --------------------------------------------------------------------------------------------------
+
+    def key(self) -> Any:
+        """The key, b"" if there is none."""
+        return self._look(engine.KEY)
+
+    def value(self) -> Any:
+        """The value, b"" if there is none."""
+        return self._look(engine.VALUE)
+
+    def item(self) -> Any:
+        """(key, value)"""
+        return self._look(engine.ITEM)
+
+    def count(self) -> int:
+        """Number of duplicates of the key."""
+        if self._given is not None:
+            self._settle()
+        found = _count(self._at)
+        if found.__class__ is bytearray:
+            raise self._error(found, "count")
+        return found  # type: ignore[no-any-return]
+
+    def _look(self, what: int) -> Any:
+        if self._given is not None:
+            self._settle()
+        if not self._words[engine.C_VALID] and self._words[engine.C_TXN]:
+            self.txn._check()
+            nothing: Any = memoryview(b"") if self._buffers else b""
+            return (nothing, nothing) if what == engine.ITEM else nothing
+        found = _look(self._at, what)
+        if found.__class__ is bytearray:
+            raise self._error(found, "read")
+        if self._buffers:
+            return tuple(map(memoryview, found)) if what == engine.ITEM else memoryview(found)
+        return found
+
+    # -- moves ---------------------------------------------------------------------------------------------------------
+
+    def first(self) -> bool:
+        """To the first item. False: the database is empty."""
+        return self._go(engine.FIRST)
+
+    def last(self) -> bool:
+        """To the last item."""
+        return self._go(engine.LAST)
+
+    def next(self) -> bool:
+        """To the next item, which may be a duplicate; to the first if the cursor stands nowhere."""
+        if self._given is not None:
+            self._settle()
+        done = _move(self._at, 2)
+        if done is True or done is False:
+            return done
+        raise self._error(done, "next")
+
+    def prev(self) -> bool:
+        """To the item before; to the last if the cursor stands nowhere."""
+        return self._go(engine.PREV)
+
+    def first_dup(self) -> bool:
+        """To the first duplicate of the key."""
+        return self._go(engine.FIRST_DUP)
+
+    def last_dup(self) -> bool:
+        """To the last duplicate of the key."""
+        return self._go(engine.LAST_DUP)
+
+    def next_dup(self) -> bool:
+        """To the next duplicate of the key."""
+        return self._go(engine.NEXT_DUP)
+
+    def prev_dup(self) -> bool:
+        """To the duplicate of the key before."""
+        return self._go(engine.PREV_DUP)
+
+    def next_nodup(self) -> bool:
+        """To the first duplicate of the next key."""
+        return self._go(engine.NEXT_NODUP)
+
+    def prev_nodup(self) -> bool:
+        """To the last duplicate of the key before."""
+        return self._go(engine.PREV_NODUP)
+
+    def set_key(self, key: Any) -> bool:
+        """To a key, its first duplicate."""
+        return self._seek(engine.SET_KEY, key, b"")
+
+    def set_range(self, key: Any) -> bool:
+        """To the first key that is >= this one."""
+        return self._seek(engine.SET_RANGE, key, b"")
+
+    def set_key_dup(self, key: Any, value: Any) -> bool:
+        """To a duplicate of a key."""
+        return self._seek(engine.SET_KEY_DUP, key, value)
+
+    def set_range_dup(self, key: Any, value: Any) -> bool:
+        """To the first duplicate of a key that is >= this one."""
+        return self._seek(engine.SET_RANGE_DUP, key, value)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """`set_key`, then the value, or `default`."""
+        return self._look(engine.VALUE) if self._seek(engine.SET_KEY, key, b"") else default
+
+    def _go(self, op: int) -> bool:
+        if self._given is not None:
+            self._settle()
+        done = _move(self._at, op)
+        if done is True or done is False:
+            return done
+        raise self._error(done, "move")
+
+    def _seek(self, op: int, key: Any, value: Any) -> bool:
+        if self._given is not None:
+            self._settle()
+        done = _find(self._at, op, key, value)
+        if done is True or done is False:
+            return done
+        if engine.code_of(done) == engine.NOT_BYTES:
+            return self._seek(op, engine.plain(key), engine.plain(value))
+        raise self._error(done, "seek")
+
+    def _error(self, noted: bytearray, what: str) -> errors.Error:
+        self._words[engine.C_VALID] = 0
+        error: errors.Error = self.txn._store.error(noted, what)
+        return error
+
+    # -- iterators -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iternext()
+
+    def iternext(self, keys: bool = True, values: bool = True) -> Iterator[Any]:
+        """From here (from the first item if the cursor stands nowhere) to the end: items, keys or values."""
+        return self._iterate(engine.NEXT, engine.FIRST, keys, values)
+
+    def iterprev(self, keys: bool = True, values: bool = True) -> Iterator[Any]:
+        """From here (from the last item) to the beginning."""
+        return self._iterate(engine.PREV, engine.LAST, keys, values)
+
+    def iternext_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
+        """From here on, the duplicates of the key."""
+        return self._iterate(engine.NEXT_DUP, None, keys, values)
+
+    def iterprev_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
+        """From here backwards, the duplicates of the key."""
+        return self._iterate(engine.PREV_DUP, None, keys, values)
+
+    def iternext_nodup(self, keys: bool = True, values: bool = False) -> Iterator[Any]:
+        """From here on, each key once."""
+        return self._iterate(engine.NEXT_NODUP, engine.FIRST, keys, values)
+
+    def iterprev_nodup(self, keys: bool = True, values: bool = False) -> Iterator[Any]:
+        """From here backwards, each key once."""
+        return self._iterate(engine.PREV_NODUP, engine.LAST, keys, values)
+
+    def _iter_from(self, k: Any, reverse: bool) -> Iterator[Any]:
+        found = self.first() if not k and not reverse else self.set_range(k)
+        if reverse:
+            if not found:
+                self.last()
+            return self.iterprev()
+        return self.iternext() if found else iter(())
+
+    def _iterate(self, op: int, start: int | None, keys: bool, values: bool) -> Iterator[Any]:
+        if self._given is not None:
+            self._settle()
+        if not self._words[engine.C_VALID]:
+            if start is not None:
+                self._go(start)
+            else:
+                self._check()
+        what = engine.KEY if not values else engine.VALUE if not keys else engine.ITEM
+        self.txn.env._scans.add(self)
+        return self._batches(op, what)
+
+    def _batches(self, op: int, what: int) -> Iterator[Any]:
+        most, started = _FIRST_BATCH, 0
+        while True:
+            batch = self._fetch(op, started, most, what)
+            if not batch:
+                return
+            self._given = given = iter(batch)
+            self._moves, self._op = started, op
+            started = 1
+            yield from given
+            if self._given is given:
+                self._given = None
+            most = min(most * _GROWTH, _LARGEST_BATCH)
+
+    def _fetch(self, op: int, started: int, most: int, what: int) -> list[Any]:
+        if self._given is not None:
+            self._settle()
+        self._before = self._words[:]
+        aim = _BATCH_BYTES_AHEAD if self.txn.env._readahead else _BATCH_BYTES
+        batch = _collect(self._at, op, started, most, aim, what)
+        if batch.__class__ is not list and most > 1:
+            # What comes before the place of the error is given out first.
+            self._words[:] = self._before
+            batch = _collect(self._at, op, started, 1, aim, what)
+        if batch.__class__ is not list:
+            raise self._error(batch, "iterate")
+        if self._buffers:
+            if what == engine.ITEM:
+                return [(memoryview(k), memoryview(v)) for k, v in batch]
+            return [memoryview(x) for x in batch]
+        return batch  # type: ignore[no-any-return]
+
+    def _settle(self) -> None:
+        """Stand where the user is: at the item that the iterator gave out last."""
+        left = self._end_batch()
+        if left:
+            here = self._words
+            txn = here[engine.C_TXN]
+            here[:] = self._before
+            here[engine.C_TXN] = txn
+            if self._moves > left:
+                done = _skip(self._at, self._op, self._moves - left)
+                if done is not True:
+                    raise self._error(done, "move")
+
+    def _end_batch(self) -> int:
+        """Give out nothing more; the number of items that are left.
+
+        `_moves` becomes the number of moves to the last item of the batch.
+        """
+        given, self._given = self._given, None
+        if given is None:
+            return 0
+        left: int = given.__length_hint__()
+        if left:
+            _, (items,), _index = given.__reduce__()
+            given.__setstate__(len(items))
+            self._moves += len(items) - 1
+        return left
+
+    def _check(self) -> None:
+        if not self._words[engine.C_TXN]:
+            raise errors.closed()
+        self.txn._check()
+
+    # -- many keys -----------------------------------------------------------------------------------------------------
+
+    def getmulti(
+        self,
+        keys: Iterable[Any],
+        dupdata: bool = False,
+        dupfixed_bytes: int | None = None,
+        keyfixed: bool = False,
+        values: bool = True,
+    ) -> Any:
+        """[(key, value), ...] of those keys that there are, in the order given.
+
+        dupdata : all duplicates of each key; values=False : [key, ...]
+        dupfixed_bytes, keyfixed : with both a memoryview of all keys and values one after the other
+        """
+        if dupfixed_bytes and dupfixed_bytes < 0:
+            raise OverflowError("Integer argument must be >= 0")
+        if (dupfixed_bytes or keyfixed) and not dupdata:
+            raise TypeError("dupdata is required for dupfixed_bytes/keyfixed.")
+        if keyfixed and not dupfixed_bytes:
+            raise TypeError("dupfixed_bytes is required for keyfixed.")
+        if not values and dupdata:
+            raise TypeError("values=False is incompatible with dupdata.")
+        self._check()
+        found: list[Any] = []
+        for key in keys:
+            if not self.set_key(key):
+                continue
+            if not values:
+                found.append(self.key())
+            elif not dupdata:
+                found.append(self.item())
+            elif not dupfixed_bytes:
+                found.extend(self._iterate(engine.NEXT_DUP, None, True, True))
+            else:
+                found.extend(self._fixed_duplicates(dupfixed_bytes))
+        if not keyfixed:
+            return found
+        widths = {len(key) for key, _ in found}
+        if len(widths) > 1:
+            raise ValueError("keyfixed=True requires all keys to be the same size")
+        return memoryview(bytearray(b"".join(part for pair in found for part in pair)))
+
+    def _fixed_duplicates(self, nbytes: int) -> Iterator[tuple[Any, Any]]:
+        """(key, nbytes of values) pairs of the key where the cursor stands: all its values, one after the other."""
+        if not self.txn._handle(self.db).db.md_flags & MDB_DUPFIXED:
+            raise errors.IncompatibleError("getmulti: the database was not created with dupfixed=True")
+        key = self.key()
+        raw = b"".join(self._iterate(engine.NEXT_DUP, None, False, True))
+        part: Any = memoryview(raw) if self._buffers else raw
+        return ((key, part[i : i + nbytes]) for i in range(0, len(raw), nbytes))
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def put(self, key: Any, value: Any, dupdata: bool = True, overwrite: bool = True, append: bool = False) -> bool:
+        raise self._no_write("put")
+
+    def putmulti(
+        self, items: Iterable[Any], dupdata: bool = True, overwrite: bool = True, append: bool = False
+    ) -> tuple[int, int]:
+        raise self._no_write("putmulti")
+
+    def replace(self, key: Any, value: Any) -> Any:
+        raise self._no_write("replace")
+
+    def pop(self, key: Any) -> Any:
+        raise self._no_write("pop")
+
+    def delete(self, dupdata: bool = False) -> bool:
+        raise self._no_write("delete")
+
+    def _no_write(self, what: str) -> errors.Error:
+        self._check()
+        return errors.readonly(what)

@@ -1,0 +1,1282 @@
+"""The part that must be fast: keys in, Python objects out, in one call each.
+
+A call from Python to a compiled function costs 0.3 us, one more Python object per record nearly as much. So the
+functions at the end of this file are compiled once and called through ctypes with the interpreter's lock held: they
+search cached pages, read what is missing with libc's pread, and make the bytes objects themselves, into which the
+values are read directly. Nothing is copied twice.
+
+* The lock is released around every read that may wait for the storage. Short reads are first tried with RWF_NOWAIT,
+  which returns at once when the bytes are not in the kernel's page cache: a warm read keeps the lock, a cold one does
+  not.
+* While the lock was released, other threads may have moved pages in the cache: no place in the cache is used across
+  a read.
+* After every read, and before anything of it is trusted, the meta page of our snapshot is compared with what it was
+  when the snapshot was taken: transaction S + 2 is the first to write it, S + 3 the first to reuse a page of S. A page
+  that passed is a page of the snapshot for good and may stay in the cache.
+
+The arrays of words (i64) that describe a file, a database, a transaction and a cursor are drawn below. Errors travel as
+a bytearray of ERROR_WORDS words, which no other result is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from pario.kernels.jit import callback, kernel
+from pario.kernels.nodes import (
+    BIG,
+    FILE,
+    FILE_BYTES,
+    HEADER,
+    LAST_PGNO,
+    PAGE_SIZE,
+    TXNID,
+    VERSION,
+    WORD,
+    check_page,
+    check_run,
+    child,
+    compare,
+    count,
+    key_span,
+    node_at,
+    search_branch,
+    search_leaf,
+    u16,
+    u32,
+    word,
+)
+from pario.kernels.pack import copy_bytes
+
+# -- the words ---------------------------------------------------------------------------------------------------------
+
+#: A store: one open file at one snapshot, and its cached pages. The first words are nodes.FILE.
+_F = len(FILE)
+FD, OPEN, NOWAIT, AHEAD = _F, _F + 1, _F + 2, _F + 3
+META_AT, META_BYTES, META = _F + 4, _F + 5, _F + 6
+POOL, SLOTS, TABLE, MASK, PAGE_OF, LIVES, HAND = _F + 7, _F + 8, _F + 9, _F + 10, _F + 11, _F + 12, _F + 13
+ERROR = _F + 14
+ERROR_WORDS = 6
+READS, READ_BYTES = ERROR + ERROR_WORDS, ERROR + ERROR_WORDS + 1
+STORE_WORDS = READ_BYTES + 1
+
+#: A database in a snapshot.
+ROOT, DEPTH, DUPSORT, KEY_WAY, KEY_INTEGER, DUP_WAY, DUP_INTEGER = range(7)
+HANDLE_WORDS = 7
+
+#: A transaction.
+ALIVE, STORE, MAIN = range(3)
+TXN_WORDS = 3
+
+#: A cursor: where it stands in its tree, and in the duplicates of the key where it stands.
+C_TXN, C_HANDLE = 0, 1
+C_SET = 2  # it stands somewhere; else the next move is to the first or last item
+C_VALID = 3  # the last move succeeded: there is a key and a value
+C_DUPS = 4  # NO_DUPS, SUB_PAGE or DUP_TREE
+C_SUB_I = 5  # sub-page: which item
+C_DUP_ROOT, C_DUP_DEPTH, C_DUP_PAD, C_DUP_ENTRIES = 7, 8, 9, 10
+C_SCAN, C_AHEAD_PAGE, C_AHEAD_I = 11, 12, 13  # scanning: leaves below this page are asked for up to here
+_LEVELS = 32
+C_PAGES, C_ITEMS, C_DUP_PAGES, C_DUP_ITEMS = 16, 16 + _LEVELS, 16 + 2 * _LEVELS, 16 + 3 * _LEVELS
+CURSOR_WORDS = 16 + 4 * _LEVELS
+NO_DUPS, SUB_PAGE, DUP_TREE = range(3)
+
+#: Moves.
+(
+    FIRST, LAST, NEXT, PREV, NEXT_DUP, PREV_DUP, NEXT_NODUP, PREV_NODUP, FIRST_DUP, LAST_DUP,
+    SET_KEY, SET_RANGE, SET_KEY_DUP, SET_RANGE_DUP,
+) = range(14)  # fmt: skip
+
+#: What an item is made of.
+KEY, VALUE, ITEM = 1, 2, 3
+
+#: Statuses of the functions below; from CLOSED on they are errors: (code, page, offset, a, b, c).
+OK, MISSING = 0, 1
+CLOSED = 2  # the transaction, cursor or environment is closed
+NOT_BYTES = 3  # a key or value that is not a bytes object: make one and call again
+EMPTY_KEY = 4  # MDB_BAD_VALSIZE
+INCOMPATIBLE = 5  # MDB_INCOMPATIBLE: no duplicates in this database
+UNPOSITIONED = 6  # EINVAL
+DAMAGED = 7  # page
+MISPLACED = 8  # page, a = its level, b = levels of the tree, c = bytes of a LEAF2 item
+BAD_RUN = 9  # the overflow run at page, a = bytes of the value
+SHORT = 10  # offset, a = bytes wanted, b = bytes there
+FAILED = 11  # offset, a = bytes wanted, b = errno
+OVERTAKEN = 12  # a writer committed twice: the snapshot is not to be trusted any more
+
+_BRANCH, _LEAF, _LEAF2, _OVERFLOW = 0x01, 0x02, 0x20, 0x04
+_BIGDATA, _SUBDATA, _DUPDATA = 0x01, 0x02, 0x04
+_DUPFIXED, _INTEGERKEY = 0x10, 0x08
+_FIRST_PAGE = 2
+_EMPTY_PAGE = -1
+
+_EINTR, _EINVAL, _ENOSYS, _EOPNOTSUPP = 4, 22, 38, 95
+_RWF_NOWAIT = 8
+_WILLNEED = 3
+#: Reads of up to this many bytes are tried with the interpreter's lock held (some 5 us of copying).
+_SHORT_READ = 32 << 10
+#: Values with at most this many bytes between them are read by one call, of at most so many bytes and vectors.
+_GAP_BYTES = 16 << 10
+_RUN_BYTES = 4 << 20
+_VECTORS = 1024
+#: A page in the cache survives so many turns of the clock without use.
+_LIVES_LEAF, _LIVES_BRANCH = 1, 8
+#: Leaves that a scan asks for ahead.
+_LEAVES_AHEAD = 64
+
+_intp, _uintp, _intc = types.intp, types.uintp, types.intc
+_preadv = types.ExternalFunction("preadv", _intp(_intc, _uintp, _intc, types.int64))
+_preadv2 = types.ExternalFunction("preadv2", _intp(_intc, _uintp, _intc, types.int64, _intc))
+_pread = types.ExternalFunction("pread", _intp(_intc, _uintp, _uintp, types.int64))
+_fadvise = types.ExternalFunction("posix_fadvise", _intc(_intc, types.int64, types.int64, _intc))
+_memcmp = types.ExternalFunction("memcmp", _intc(_uintp, _uintp, _uintp))
+_memcpy = types.ExternalFunction("memcpy", _uintp(_uintp, _uintp, _uintp))
+_errno_location = types.ExternalFunction("__errno_location", types.CPointer(_intc)())
+_save_thread = types.ExternalFunction("PyEval_SaveThread", _uintp())
+_restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_uintp))
+_incref = types.ExternalFunction("Py_IncRef", types.void(_uintp))
+_decref = types.ExternalFunction("Py_DecRef", types.void(_uintp))
+_clear = types.ExternalFunction("PyErr_Clear", types.void())
+_bytes_size = types.ExternalFunction("PyBytes_Size", _intp(_uintp))
+_bytes_at = types.ExternalFunction("PyBytes_AsString", _uintp(_uintp))
+_bytes_new = types.ExternalFunction("PyBytes_FromStringAndSize", _uintp(_uintp, _intp))
+_bytearray_new = types.ExternalFunction("PyByteArray_FromStringAndSize", _uintp(_uintp, _intp))
+_bool_new = types.ExternalFunction("PyBool_FromLong", _uintp(types.long_))
+_int_new = types.ExternalFunction("PyLong_FromSsize_t", _uintp(_intp))
+_list_new = types.ExternalFunction("PyList_New", _uintp(_intp))
+_list_append = types.ExternalFunction("PyList_Append", _intc(_uintp, _uintp))
+_tuple_new = types.ExternalFunction("PyTuple_New", _uintp(_intp))
+_tuple_set = types.ExternalFunction("PyTuple_SetItem", _intc(_uintp, _intp, _uintp))
+
+
+def _pointer_to(typing_context, address):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.intp), generate
+
+
+_pointer: Any = intrinsic(_pointer_to)
+
+
+def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
+    """Address of 256 bytes on the stack of the function that asks."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        place = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), 32))
+        return builder.ptrtoint(place, ir.IntType(64))
+
+    return types.intp(), generate
+
+
+_scratch: Any = intrinsic(_scratch_of)
+
+
+@kernel
+def _words(address, n):  # type: ignore[no-untyped-def]
+    return carray(_pointer(address), (n,), np.int64)
+
+
+@kernel
+def _bytes(address, n):  # type: ignore[no-untyped-def]
+    return carray(_pointer(address), (n,), np.uint8)
+
+
+@kernel
+def _pool(g):  # type: ignore[no-untyped-def]
+    return _bytes(g[POOL], g[SLOTS] * g[PAGE_SIZE])
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _fail(g, code, page, offset, a, b, c):  # type: ignore[no-untyped-def]
+    """Noted in the store, and taken from there before the interpreter's lock is released again."""
+    g[ERROR], g[ERROR + 1], g[ERROR + 2] = code, page, offset
+    g[ERROR + 3], g[ERROR + 4], g[ERROR + 5] = a, b, c
+    return code
+
+
+@kernel
+def _error(g):  # type: ignore[no-untyped-def]
+    """A new bytearray with the noted error."""
+    return _bytearray_new(_uintp(g.ctypes.data + 8 * ERROR), _intp(8 * ERROR_WORDS))
+
+
+@kernel
+def _plain_error(code):  # type: ignore[no-untyped-def]
+    words = _words(_scratch(), ERROR_WORDS)
+    words[:] = 0
+    words[0] = code
+    return _bytearray_new(_uintp(words.ctypes.data), _intp(8 * ERROR_WORDS))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _errno():  # type: ignore[no-untyped-def]
+    return np.int64(carray(_errno_location(), 1)[0])
+
+
+@kernel
+def _try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
+    """Read if all of it is in the page cache, without waiting. vectors : (address, bytes) x m"""
+    got = _preadv2(_intc(g[FD]), _uintp(vectors), _intc(m), types.int64(offset), _intc(_RWF_NOWAIT))
+    if got < 0:
+        errno = _errno()
+        if errno in (_EOPNOTSUPP, _ENOSYS, _EINVAL):
+            g[NOWAIT] = 0
+    return got == nbytes
+
+
+@kernel
+def _read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-untyped-def]
+    """Read, whatever it takes; touches no Python object. failure : i64[3], (offset, bytes there, errno)"""
+    fd = _intc(g[FD])
+    got = _preadv(fd, _uintp(vectors), _intc(m), types.int64(offset))
+    if got == nbytes:
+        return True
+    # Interrupted, cut short, or refused: piece by piece, to see which.
+    pairs = _words(vectors, 2 * m)
+    at = np.int64(offset)
+    for i in range(m):
+        done = np.int64(0)
+        while done < pairs[2 * i + 1]:
+            got = _pread(fd, _uintp(pairs[2 * i] + done), _uintp(pairs[2 * i + 1] - done), types.int64(at + done))
+            if got > 0:
+                done += got
+                continue
+            errno = _errno() if got < 0 else 0
+            if errno != _EINTR:
+                failure[0], failure[1], failure[2] = offset, at + done - offset, errno
+                return False
+        at += done
+    return True
+
+
+@kernel
+def _read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
+    """Read with the interpreter's lock held, releasing it where that may take long. OK, SHORT or FAILED."""
+    g[READS] += 1
+    g[READ_BYTES] += nbytes
+    if nbytes <= _SHORT_READ and g[NOWAIT] and _try_now(g, vectors, m, nbytes, offset):
+        return OK
+    failure = _words(_scratch(), 3)
+    thread = _save_thread()
+    done = _read_waiting(g, vectors, m, nbytes, offset, failure)
+    _restore_thread(thread)
+    if done:
+        return OK
+    return _read_failed(g, failure, nbytes)
+
+
+@kernel
+def _read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
+    if failure[2]:
+        return _fail(g, FAILED, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[2], 0)
+    return _fail(g, SHORT, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[1], 0)
+
+
+@kernel
+def _check_snapshot(g):  # type: ignore[no-untyped-def]
+    """OK while no writer can have touched a page of our snapshot."""
+    scratch = _scratch()
+    vectors = _words(scratch, 2)
+    vectors[0], vectors[1] = scratch + 16, g[META_BYTES]
+    status = _read(g, scratch, 1, g[META_BYTES], g[META_AT])
+    if status != OK:
+        return status
+    if _memcmp(_uintp(scratch + 16), _uintp(g[META]), _uintp(g[META_BYTES])) != 0:
+        return _fail(g, OVERTAKEN, 0, g[META_AT], 0, 0, 0)
+    return OK
+
+
+# -- the cache of pages ------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _hash(pgno, mask):  # type: ignore[no-untyped-def]
+    return ((pgno * 0x9E3779B1) >> 12) & mask
+
+
+@kernel
+def _cached(g, pgno):  # type: ignore[no-untyped-def]
+    """Slot of a page, or -1."""
+    mask = g[MASK]
+    table, page_of = _words(g[TABLE], mask + 1), _words(g[PAGE_OF], g[SLOTS])
+    i = _hash(pgno, mask)
+    while table[i] != 0:
+        slot = table[i] - 1
+        if page_of[slot] == pgno:
+            return slot
+        i = (i + 1) & mask
+    return np.int64(-1)
+
+
+@kernel
+def _forget(g, slot):  # type: ignore[no-untyped-def]
+    """Take a page out of the table; what stood behind it in its chain moves up."""
+    mask = g[MASK]
+    table, page_of = _words(g[TABLE], mask + 1), _words(g[PAGE_OF], g[SLOTS])
+    i = _hash(page_of[slot], mask)
+    while table[i] != slot + 1:
+        i = (i + 1) & mask
+    page_of[slot] = _EMPTY_PAGE
+    hole = i
+    while True:
+        i = (i + 1) & mask
+        if table[i] == 0:
+            break
+        home = _hash(page_of[table[i] - 1], mask)
+        if ((i - home) & mask) >= ((i - hole) & mask):
+            table[hole] = table[i]
+            hole = i
+    table[hole] = 0
+
+
+@kernel
+def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
+    """Copy a sound page into the cache; returns its slot."""
+    slot = _cached(g, pgno)
+    if slot >= 0:
+        return slot
+    page_of, lives = _words(g[PAGE_OF], g[SLOTS]), _bytes(g[LIVES], g[SLOTS])
+    while True:
+        slot = g[HAND]
+        g[HAND] = slot + 1 if slot + 1 < g[SLOTS] else 0
+        if page_of[slot] == _EMPTY_PAGE:
+            break
+        if lives[slot] == 0:
+            _forget(g, slot)
+            break
+        lives[slot] -= 1
+    mask = g[MASK]
+    table = _words(g[TABLE], mask + 1)
+    i = _hash(pgno, mask)
+    while table[i] != 0:
+        i = (i + 1) & mask
+    table[i] = slot + 1
+    page_of[slot] = pgno
+    copy_bytes(_pool(g), slot * g[PAGE_SIZE], page, 0, g[PAGE_SIZE])
+    return slot
+
+
+@kernel
+def _page(g, pgno):  # type: ignore[no-untyped-def]
+    """Where branch or leaf page `pgno` starts in the pool, checked; read if need be. -1: an error is noted.
+
+    What an earlier call returned is void after this one.
+    """
+    slot = _cached(g, pgno)
+    if slot < 0:
+        size = g[PAGE_SIZE]
+        if pgno < _FIRST_PAGE or pgno > g[LAST_PGNO]:
+            _fail(g, DAMAGED, pgno, pgno * size, 0, 0, 0)
+            return np.int64(-1)
+        if (pgno + 1) * size > g[FILE_BYTES]:
+            _fail(g, SHORT, pgno, pgno * size, size, max(g[FILE_BYTES] - pgno * size, 0), 0)
+            return np.int64(-1)
+        page = np.empty(size, np.uint8)
+        scratch = _scratch()
+        vectors = _words(scratch, 2)
+        vectors[0], vectors[1] = page.ctypes.data, size
+        if _read(g, scratch, 1, size, pgno * size) != OK or _check_snapshot(g) != OK:
+            return np.int64(-1)
+        if not check_page(page, 0, pgno, g):
+            _fail(g, DAMAGED, pgno, pgno * size, 0, 0, 0)
+            return np.int64(-1)
+        slot = _keep(g, pgno, page)
+    o = slot * g[PAGE_SIZE]
+    branch = _pool(g)[o + g[HEADER] - (5 if g[BIG] else 6)] & _BRANCH
+    _bytes(g[LIVES], g[SLOTS])[slot] = _LIVES_BRANCH if branch else _LIVES_LEAF
+    return o
+
+
+@kernel
+def _page_at(g, pgno, level, depth, pad):  # type: ignore[no-untyped-def]
+    """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree of `depth` levels.
+
+    pad : bytes of the items of LEAF2 leaves, 0 for leaves of nodes
+    """
+    o = _page(g, pgno)
+    if o < 0:
+        return o
+    pool = _pool(g)
+    flags = u16(pool, o + g[HEADER] - 6, g[BIG])
+    if level < depth - 1:
+        fits = flags == _BRANCH
+    elif pad:
+        fits = flags == _LEAF | _LEAF2 and u16(pool, o + g[HEADER] - 8, g[BIG]) == pad
+    else:
+        fits = flags == _LEAF
+    if not fits:
+        _fail(g, MISPLACED, pgno, pgno * g[PAGE_SIZE], level, depth, pad)
+        return np.int64(-1)
+    return o
+
+
+# -- down a tree -------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _leaf_for(g, handle, key):  # type: ignore[no-untyped-def]
+    """Where the leaf that `key` belongs to starts in the pool; -1: an error is noted."""
+    pgno, depth, way = handle[ROOT], handle[DEPTH], handle[KEY_WAY]
+    for level in range(depth - 1):
+        o = _page_at(g, pgno, level, depth, 0)
+        if o < 0:
+            return o
+        pool = _pool(g)
+        pgno = child(pool, o, search_branch(pool, o, key, way, g), g)
+    return _page_at(g, pgno, depth - 1, depth, 0)
+
+
+@kernel
+def _down(g, pgno, level, depth, pad, last, pages, items):  # type: ignore[no-untyped-def]
+    """From page `pgno` at `level` down to the first or last item below. pages, items : i64[32], the way, filled in."""
+    while True:
+        o = _page_at(g, pgno, level, depth, pad)
+        if o < 0:
+            return g[ERROR]
+        pool = _pool(g)
+        i = count(pool, o, g) - 1 if last else 0
+        pages[level], items[level] = pgno, i
+        if level == depth - 1:
+            return OK
+        pgno = child(pool, o, i, g)
+        level += 1
+
+
+@kernel
+def _down_to(g, root, depth, pad, key, way, integer, pages, items):  # type: ignore[no-untyped-def]
+    """To the first item >= key. Returns (status, whether it is equal); MISSING: all are less."""
+    pgno = root
+    for level in range(depth):
+        o = _page_at(g, pgno, level, depth, pad)
+        if o < 0:
+            return g[ERROR], False
+        pool = _pool(g)
+        pages[level] = pgno
+        if level < depth - 1:
+            i = search_branch(pool, o, key, way, g)
+            items[level] = i
+            pgno = child(pool, o, i, g)
+            continue
+        if integer and key_span(pool, o, 0, g)[1] != len(key):
+            return MISSING, False
+        i, equal = search_leaf(pool, o, key, way, g)
+        items[level] = i
+        if i == count(pool, o, g):
+            items[level] = i - 1
+            return _turn(g, depth, pad, 1, pages, items, _words(_scratch(), 0)), False
+        return OK, equal
+    return MISSING, False
+
+
+@kernel
+def _turn(g, depth, pad, step, pages, items, ahead):  # type: ignore[no-untyped-def]
+    """To the neighbouring leaf's nearest item; MISSING, and nothing changed, if there is none.
+
+    ahead : i64[3] of a scanning cursor (C_SCAN, C_AHEAD_PAGE, C_AHEAD_I), else of length 0
+    """
+    level = depth - 2
+    while level >= 0:
+        o = _page_at(g, pages[level], level, depth, pad)
+        if o < 0:
+            return g[ERROR]
+        pool = _pool(g)
+        i = items[level] + step
+        n = count(pool, o, g)
+        if 0 <= i < n:
+            if len(ahead) and ahead[0] and level == depth - 2:
+                _ask_ahead(g, pool, o, pages[level], i, n, step, ahead)
+            items[level] = i
+            return _down(g, child(pool, o, i, g), level + 1, depth, pad, step < 0, pages, items)
+        level -= 1
+    return MISSING
+
+
+@kernel
+def _ask_ahead(g, pool, o, pgno, i, n, step, ahead):  # type: ignore[no-untyped-def]
+    """Have the kernel read the next leaves below this branch page: many at once, while we look at the first."""
+    if ahead[1] == pgno and (ahead[2] - i) * step > 0:
+        return
+    j = i
+    asked = 0
+    size = g[PAGE_SIZE]
+    while 0 <= j < n and asked < _LEAVES_AHEAD:
+        below = child(pool, o, j, g)
+        if _cached(g, below) < 0:
+            # Neighbouring pages are asked for by one call.
+            first = last = below
+            while 0 <= j + step < n and child(pool, o, j + step, g) == last + step and asked < _LEAVES_AHEAD:
+                last += step
+                j += step
+                asked += 1
+            _fadvise(
+                _intc(g[FD]), types.int64(min(first, last) * size), types.int64((abs(last - first) + 1) * size),
+                _intc(_WILLNEED),
+            )  # fmt: skip
+        asked += 1
+        j += step
+    ahead[1], ahead[2] = pgno, j
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _data_at(pool, at, g):  # type: ignore[no-untyped-def]
+    """Where the data of the leaf node at `at` starts in the pool."""
+    k = u16(pool, at + 6, g[BIG])
+    return at + 8 + k + (k & 1 if g[VERSION] == 3 else 0)
+
+
+@kernel
+def _run_of(g, at, nbytes, pgno):  # type: ignore[no-untyped-def]
+    """First page of the overflow run whose place stands at pool[at], inside the file; -1: an error is noted."""
+    run = check_run(_pool(g), at, nbytes, g)
+    if run < 0:
+        _fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+        return np.int64(-1)
+    start = run * g[PAGE_SIZE]
+    if start + g[HEADER] + nbytes > g[FILE_BYTES]:
+        _fail(g, SHORT, run, start, g[HEADER] + nbytes, max(g[FILE_BYTES] - start, 0), 0)
+        return np.int64(-1)
+    return run
+
+
+@kernel
+def _check_header(g, header, at, run, nbytes):  # type: ignore[no-untyped-def]
+    """Does an overflow run for `nbytes` begin with these bytes?"""
+    h = at + g[HEADER]
+    pages = u32(header, h - 4, g[BIG])
+    txnid = word(header, at + g[WORD], g)
+    if (
+        word(header, at, g) != run
+        or u16(header, h - 6, g[BIG]) != _OVERFLOW
+        or pages * g[PAGE_SIZE] < g[HEADER] + nbytes
+        or (g[VERSION] == 3 and (txnid < 0 or txnid > g[TXNID]))
+    ):
+        return _fail(g, BAD_RUN, run, run * g[PAGE_SIZE], nbytes, 0, 0)
+    return OK
+
+
+@kernel
+def _long_value(g, run, nbytes):  # type: ignore[no-untyped-def]
+    """A bytes object with the value of an overflow run: one read, straight into it. 0: an error is noted or raised."""
+    value = _bytes_new(_uintp(0), _intp(nbytes))
+    if value == 0:
+        g[ERROR] = OK
+        return value
+    scratch = _scratch()
+    vectors = _words(scratch, 4)
+    vectors[0], vectors[1] = scratch + 32, g[HEADER]
+    vectors[2], vectors[3] = _intp(_bytes_at(value)), nbytes
+    status = _read(g, scratch, 2, g[HEADER] + nbytes, run * g[PAGE_SIZE])
+    if status == OK:
+        status = _check_snapshot(g)
+    if status == OK:
+        status = _check_header(g, _bytes(scratch + 32, 32), 0, run, nbytes)
+    if status != OK:
+        _decref(value)
+        return _uintp(0)
+    return value
+
+
+@kernel
+def _value(g, at, pgno):  # type: ignore[no-untyped-def]
+    """The value of the leaf node at pool[at], as a bytes object; 0: an error is noted or raised."""
+    pool = _pool(g)
+    nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
+    data = _data_at(pool, at, g)
+    if flags & _BIGDATA:
+        run = _run_of(g, data, nbytes, pgno)
+        return _long_value(g, run, nbytes) if run >= 0 else _uintp(0)
+    return _bytes_new(_uintp(pool.ctypes.data + data), _intp(nbytes))
+
+
+@kernel
+def _failed(g):  # type: ignore[no-untyped-def]
+    """What to return after a 0: the noted error, or 0 again where Python has raised one (out of memory)."""
+    return _error(g) if g[ERROR] != OK else _uintp(0)
+
+
+# -- duplicates --------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _enter(g, handle, c, last):  # type: ignore[no-untyped-def]
+    """The cursor has come to another item: go to its first or last duplicate."""
+    c[C_DUPS] = NO_DUPS
+    pgno = c[C_PAGES + handle[DEPTH] - 1]
+    at = _node_of(g, handle, c)
+    if at < 0:
+        return g[ERROR]
+    pool = _pool(g)
+    flags = u16(pool, at + 4, g[BIG])
+    if not flags & _DUPDATA:
+        return OK
+    if not handle[DUPSORT]:
+        return _fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+    data = _data_at(pool, at, g)
+    if not flags & _SUBDATA:
+        c[C_DUPS], c[C_SUB_I] = SUB_PAGE, count(pool, data, g) - 1 if last else 0
+        return OK
+    wide = g[WORD]
+    tree_flags = u16(pool, data + 4, g[BIG])
+    depth = u16(pool, data + 6, g[BIG])
+    entries, root = word(pool, data + 8 + 3 * wide, g), word(pool, data + 8 + 4 * wide, g)
+    sound = tree_flags == 0 or tree_flags == _DUPFIXED or tree_flags == _DUPFIXED | _INTEGERKEY
+    if not sound or not 1 <= depth <= _LEVELS or entries < 1 or root < _FIRST_PAGE or root > g[LAST_PGNO]:
+        return _fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+    pad = u32(pool, data, g[BIG]) if tree_flags & _DUPFIXED else 0
+    if tree_flags & _DUPFIXED and pad == 0:
+        return _fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+    c[C_DUPS], c[C_DUP_ROOT], c[C_DUP_DEPTH], c[C_DUP_PAD], c[C_DUP_ENTRIES] = DUP_TREE, root, depth, pad, entries
+    return _down(g, root, 0, depth, pad, last, _dup_pages(c), _dup_items(c))
+
+
+@kernel
+def _dup_pages(c):  # type: ignore[no-untyped-def]
+    return c[C_DUP_PAGES : C_DUP_PAGES + _LEVELS]
+
+
+@kernel
+def _dup_items(c):  # type: ignore[no-untyped-def]
+    return c[C_DUP_ITEMS : C_DUP_ITEMS + _LEVELS]
+
+
+@kernel
+def _sub_page(g, handle, c):  # type: ignore[no-untyped-def]
+    """Where the sub-page starts in the pool; -1: an error is noted."""
+    at = _node_of(g, handle, c)
+    if at < 0:
+        return at
+    pool = _pool(g)
+    if u16(pool, at + 4, g[BIG]) != _DUPDATA:
+        _moved(g)
+        return np.int64(-1)
+    return _data_at(pool, at, g)
+
+
+@kernel
+def _moved(g):  # type: ignore[no-untyped-def]
+    """The cursor's numbers contradict its page: two threads move it at once."""
+    return _fail(g, UNPOSITIONED, 0, 0, 0, 0, 0)
+
+
+@kernel
+def _node_of(g, handle, c):  # type: ignore[no-untyped-def]
+    """Where the node of the cursor's key starts in the pool; -1: an error is noted."""
+    level = handle[DEPTH] - 1
+    o = _page_at(g, c[C_PAGES + level], level, handle[DEPTH], 0)
+    if o < 0:
+        return o
+    pool = _pool(g)
+    i = c[C_ITEMS + level]
+    if not 0 <= i < count(pool, o, g):
+        _moved(g)
+        return np.int64(-1)
+    return node_at(pool, o, i, g)
+
+
+@kernel
+def _step_dup(g, handle, c, step):  # type: ignore[no-untyped-def]
+    """To the next or previous duplicate; MISSING, and nothing changed, if there is none."""
+    if c[C_DUPS] == SUB_PAGE:
+        o = _sub_page(g, handle, c)
+        if o < 0:
+            return g[ERROR]
+        i = c[C_SUB_I] + step
+        if not 0 <= i < count(_pool(g), o, g):
+            return MISSING
+        c[C_SUB_I] = i
+        return OK
+    level = c[C_DUP_DEPTH] - 1
+    o = _page_at(g, c[C_DUP_PAGES + level], level, c[C_DUP_DEPTH], c[C_DUP_PAD])
+    if o < 0:
+        return g[ERROR]
+    i = c[C_DUP_ITEMS + level] + step
+    if 0 <= i < count(_pool(g), o, g):
+        c[C_DUP_ITEMS + level] = i
+        return OK
+    return _turn(g, c[C_DUP_DEPTH], c[C_DUP_PAD], step, _dup_pages(c), _dup_items(c), c[0:0])
+
+
+@kernel
+def _end_dup(g, handle, c, last):  # type: ignore[no-untyped-def]
+    """To the first or last duplicate of the key where the cursor stands."""
+    if c[C_DUPS] == SUB_PAGE:
+        o = _sub_page(g, handle, c)
+        if o < 0:
+            return g[ERROR]
+        c[C_SUB_I] = count(_pool(g), o, g) - 1 if last else 0
+        return OK
+    return _down(g, c[C_DUP_ROOT], 0, c[C_DUP_DEPTH], c[C_DUP_PAD], last, _dup_pages(c), _dup_items(c))
+
+
+@kernel
+def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
+    """To the duplicate `value`, or (not exact) to the first that is >= it."""
+    way, integer = handle[DUP_WAY], handle[DUP_INTEGER]
+    if c[C_DUPS] == NO_DUPS:
+        at = _node_of(g, handle, c)
+        if at < 0:
+            return g[ERROR]
+        pool = _pool(g)
+        nbytes = u32(pool, at, g[BIG])
+        if u16(pool, at + 4, g[BIG]) != 0:
+            # A value of a DUPSORT database is short: it has no pages of its own, and is no database.
+            pgno = c[C_PAGES + handle[DEPTH] - 1]
+            return _fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+        if integer and nbytes != len(value):
+            return MISSING
+        order = compare(pool, _data_at(pool, at, g), nbytes, value, 0, len(value), way)
+        return OK if order == 0 or (order > 0 and not exact) else MISSING
+    if len(value) == 0:
+        return _fail(g, EMPTY_KEY, 0, 0, 0, 0, 0)
+    if c[C_DUPS] == SUB_PAGE:
+        o = _sub_page(g, handle, c)
+        if o < 0:
+            return g[ERROR]
+        pool = _pool(g)
+        if integer and key_span(pool, o, 0, g)[1] != len(value):
+            return MISSING
+        i, equal = search_leaf(pool, o, value, way, g)
+        if i == count(pool, o, g) or (exact and not equal):
+            return MISSING
+        c[C_SUB_I] = i
+        return OK
+    status, equal = _down_to(
+        g, c[C_DUP_ROOT], c[C_DUP_DEPTH], c[C_DUP_PAD], value, way, integer, _dup_pages(c), _dup_items(c)
+    )
+    return MISSING if status == OK and exact and not equal else status
+
+
+# -- moves of a cursor -------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _step(g, handle, c, step):  # type: ignore[no-untyped-def]
+    """To the next or previous key; its first or last duplicate. MISSING, and nothing changed, if there is none."""
+    depth = handle[DEPTH]
+    level = depth - 1
+    o = _page_at(g, c[C_PAGES + level], level, depth, 0)
+    if o < 0:
+        return g[ERROR]
+    i = c[C_ITEMS + level] + step
+    if 0 <= i < count(_pool(g), o, g):
+        c[C_ITEMS + level] = i
+    else:
+        pages, items = c[C_PAGES : C_PAGES + _LEVELS], c[C_ITEMS : C_ITEMS + _LEVELS]
+        status = _turn(g, depth, 0, step, pages, items, c[C_SCAN : C_SCAN + 3])
+        if status != OK:
+            return status
+    return _enter(g, handle, c, step < 0)
+
+
+@kernel
+def _go(g, handle, c, op):  # type: ignore[no-untyped-def]
+    """One of the moves without a key. The rules are LMDB's."""
+    if op in (FIRST_DUP, LAST_DUP):
+        if not c[C_SET]:
+            return _fail(g, UNPOSITIONED, 0, 0, 0, 0, 0)
+        if not handle[DUPSORT]:
+            return _fail(g, INCOMPATIBLE, 0, 0, 0, 0, 0)
+        return OK if c[C_DUPS] == NO_DUPS else _end_dup(g, handle, c, op == LAST_DUP)
+    step = 1 if op in (NEXT, NEXT_DUP, NEXT_NODUP, FIRST) else -1
+    if op in (FIRST, LAST) or not c[C_SET]:
+        c[C_SET] = 0
+        if handle[ROOT] < 0:
+            return MISSING
+        pages, items = c[C_PAGES : C_PAGES + _LEVELS], c[C_ITEMS : C_ITEMS + _LEVELS]
+        if c[C_SCAN] and handle[DEPTH] > 1:
+            c[C_AHEAD_PAGE] = 0
+        status = _down(g, handle[ROOT], 0, handle[DEPTH], 0, step < 0, pages, items)
+        if status == OK:
+            status = _enter(g, handle, c, step < 0)
+        c[C_SET] = status == OK
+        return status
+    if handle[DUPSORT] and op != NEXT_NODUP and op != PREV_NODUP:
+        only_dup = op in (NEXT_DUP, PREV_DUP)
+        if c[C_DUPS] != NO_DUPS:
+            status = _step_dup(g, handle, c, step)
+            if only_dup or status != MISSING:
+                return status
+        elif only_dup:
+            return MISSING
+    return _step(g, handle, c, step)
+
+
+@kernel
+def _seek(g, handle, c, op, key, value):  # type: ignore[no-untyped-def]
+    """One of the moves to a key. A miss leaves the cursor nowhere."""
+    with_value = op in (SET_KEY_DUP, SET_RANGE_DUP)
+    if with_value and not handle[DUPSORT]:
+        return _fail(g, INCOMPATIBLE, 0, 0, 0, 0, 0)
+    if len(key) == 0:
+        return _fail(g, EMPTY_KEY, 0, 0, 0, 0, 0)
+    c[C_SET] = 0
+    c[C_AHEAD_PAGE] = 0
+    if handle[ROOT] < 0:
+        return MISSING
+    pages, items = c[C_PAGES : C_PAGES + _LEVELS], c[C_ITEMS : C_ITEMS + _LEVELS]
+    status, equal = _down_to(g, handle[ROOT], handle[DEPTH], 0, key, handle[KEY_WAY], handle[KEY_INTEGER], pages, items)
+    if status == OK and not equal and op != SET_RANGE:
+        status = MISSING
+    if status == OK:
+        status = _enter(g, handle, c, False)
+    if status == OK and with_value:
+        status = _find_dup(g, handle, c, value, op == SET_KEY_DUP)
+    c[C_SET] = status == OK
+    return status
+
+
+@kernel
+def _key_of(g, handle, c):  # type: ignore[no-untyped-def]
+    """The key where the cursor stands, as a bytes object; 0: an error is noted or raised."""
+    at = _node_of(g, handle, c)
+    if at < 0:
+        return _uintp(0)
+    pool = _pool(g)
+    return _bytes_new(_uintp(pool.ctypes.data + at + 8), _intp(u16(pool, at + 6, g[BIG])))
+
+
+@kernel
+def _value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
+    """The value where the cursor stands, as a bytes object; 0: an error is noted or raised.
+
+    job : i64[3] = (first page of an overflow run, bytes, address): a long value is not read, but noted there; of
+        length 0: it is read
+    """
+    if c[C_DUPS] == DUP_TREE:
+        inner = c[C_DUP_DEPTH] - 1
+        o = _page_at(g, c[C_DUP_PAGES + inner], inner, c[C_DUP_DEPTH], c[C_DUP_PAD])
+        item = c[C_DUP_ITEMS + inner]
+    elif c[C_DUPS] == SUB_PAGE:
+        o = _sub_page(g, handle, c)
+        item = c[C_SUB_I]
+    else:
+        pgno = c[C_PAGES + handle[DEPTH] - 1]
+        at = _node_of(g, handle, c)
+        if at < 0:
+            return _uintp(0)
+        pool = _pool(g)
+        if not len(job) or not u16(pool, at + 4, g[BIG]) & _BIGDATA:
+            return _value(g, at, pgno)
+        nbytes = u32(pool, at, g[BIG])
+        run = _run_of(g, _data_at(pool, at, g), nbytes, pgno)
+        if run < 0:
+            return _uintp(0)
+        value = _bytes_new(_uintp(0), _intp(nbytes))
+        if value == 0:
+            g[ERROR] = OK
+        else:
+            job[0], job[1], job[2] = run, nbytes, _intp(_bytes_at(value))
+        return value
+    if o < 0:
+        return _uintp(0)
+    pool = _pool(g)
+    if not 0 <= item < count(pool, o, g):
+        _moved(g)
+        return _uintp(0)
+    start, nbytes = key_span(pool, o, item, g)
+    return _bytes_new(_uintp(pool.ctypes.data + start), _intp(nbytes))
+
+
+# -- many values -------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _plan_run(g, jobs, order, first, headers, junk, vectors):  # type: ignore[no-untyped-def]
+    """Vectors for the values from order[first] on that one call reads. Returns (the one after, vectors, bytes)."""
+    size, header = g[PAGE_SIZE], g[HEADER]
+    start = jobs[order[first], 0] * size
+    end = start
+    i, m = first, 0
+    while i < len(order):
+        job = jobs[order[i]]
+        gap = job[0] * size - end
+        if i > first and (
+            gap < 0 or gap > _GAP_BYTES or m + 3 > _VECTORS or end + gap + header + job[1] - start > _RUN_BYTES
+        ):
+            break
+        if gap > 0:
+            vectors[2 * m], vectors[2 * m + 1] = junk, gap
+            m += 1
+        vectors[2 * m], vectors[2 * m + 1] = headers + 32 * order[i], header
+        vectors[2 * m + 2], vectors[2 * m + 3] = job[2], job[1]
+        m += 2
+        end = job[0] * size + header + job[1]
+        i += 1
+    return i, m, end - start
+
+
+@kernel
+def _read_values(g, jobs):  # type: ignore[no-untyped-def]
+    """Fill the noted values: in the order of the file, neighbours by one call. jobs : i64[m, 3], see `_value_of`.
+
+    What is in the page cache is read first. Then the kernel is asked for all the rest at once, so that the storage has
+    many reads to work on, and the rest is read.
+    """
+    n = len(jobs)
+    if n == 0:
+        return OK
+    size = g[PAGE_SIZE]
+    ascending = True
+    for i in range(1, n):
+        if jobs[i, 0] < jobs[i - 1, 0]:
+            ascending = False
+            break
+    order = np.arange(n) if ascending else np.argsort(jobs[:, 0])
+    headers = np.empty(32 * n, np.uint8)
+    junk = np.empty(_GAP_BYTES, np.uint8)
+    vectors = np.empty(2 * _VECTORS, np.int64)
+    late = np.empty(n, np.int64)
+    m_late = 0
+    failure = _words(_scratch(), 3)
+    place = headers.ctypes.data, junk.ctypes.data, vectors.ctypes.data
+    total = 0
+    for i in range(n):
+        total += jobs[i, 1]
+    g[READ_BYTES] += total
+    held = total <= _SHORT_READ
+    thread = _uintp(0)
+    if not held:
+        thread = _save_thread()
+    first = 0
+    while first < n:
+        after, m, nbytes = _plan_run(g, jobs, order, first, place[0], place[1], vectors)
+        offset = jobs[order[first], 0] * size
+        g[READS] += 1
+        if not (g[NOWAIT] and _try_now(g, place[2], m, nbytes, offset)):
+            late[m_late] = first
+            m_late += 1
+        first = after
+    done, wanted = True, 0
+    if m_late:
+        if held:
+            thread = _save_thread()
+            held = False
+        if m_late > 1:
+            for i in range(m_late):
+                after, m, nbytes = _plan_run(g, jobs, order, late[i], place[0], place[1], vectors)
+                start = jobs[order[late[i]], 0] * size
+                _fadvise(_intc(g[FD]), types.int64(start), types.int64(nbytes), _intc(_WILLNEED))
+        for i in range(m_late):
+            after, m, nbytes = _plan_run(g, jobs, order, late[i], place[0], place[1], vectors)
+            wanted = nbytes
+            done = _read_waiting(g, place[2], m, nbytes, jobs[order[late[i]], 0] * size, failure)
+            if not done:
+                break
+    if not held:
+        _restore_thread(thread)
+    if not done:
+        return _read_failed(g, failure, wanted)
+    status = _check_snapshot(g)
+    if status != OK:
+        return status
+    for i in range(n):
+        status = _check_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1])
+        if status != OK:
+            return status
+    return OK
+
+
+@kernel
+def _item(g, handle, c, what, job):  # type: ignore[no-untyped-def]
+    """The key, the value or both where the cursor stands; 0: an error is noted or raised."""
+    if what == KEY:
+        return _key_of(g, handle, c)
+    if what == VALUE:
+        return _value_of(g, handle, c, job)
+    key = _key_of(g, handle, c)
+    if key == 0:
+        return key
+    value = _value_of(g, handle, c, job)
+    if value == 0:
+        _decref(key)
+        return value
+    pair = _tuple_new(_intp(2))
+    if pair == 0:
+        g[ERROR] = OK
+        _decref(key)
+        _decref(value)
+        return pair
+    _tuple_set(pair, _intp(0), key)
+    _tuple_set(pair, _intp(1), value)
+    return pair
+
+
+# -- what Python calls -------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _alive(txn_at):  # type: ignore[no-untyped-def]
+    """The store's words, or an empty array."""
+    if txn_at:
+        txn = _words(txn_at, TXN_WORDS)
+        if txn[ALIVE]:
+            g = _words(txn[STORE], STORE_WORDS)
+            if g[OPEN]:
+                g[ERROR] = OK
+                return g
+    return _words(_scratch(), 0)
+
+
+@kernel
+def _argument(key):  # type: ignore[no-untyped-def]
+    """(address, bytes) of a bytes object; bytes < 0 if it is none."""
+    nbytes = _bytes_size(key)
+    if nbytes < 0:
+        _clear()
+        return _intp(0), nbytes
+    return _intp(_bytes_at(key)), nbytes
+
+
+def _get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
+    """The value (of the first duplicate) of a key. `handle_at` 0: the transaction's default database.
+
+    bytes, or False if there is none, or an error.
+    """
+    g = _alive(txn_at)
+    if len(g) == 0:
+        return _plain_error(CLOSED)
+    wanted_at, nbytes = _argument(key)
+    if nbytes <= 0:
+        return _plain_error(NOT_BYTES if nbytes < 0 else EMPTY_KEY)
+    wanted = _bytes(wanted_at, nbytes)
+    handle = _words(handle_at if handle_at else _words(txn_at, TXN_WORDS)[MAIN], HANDLE_WORDS)
+    if handle[ROOT] < 0:
+        return _bool_new(0)
+    o = _leaf_for(g, handle, wanted)
+    if o < 0:
+        return _error(g)
+    pool = _pool(g)
+    if handle[KEY_INTEGER] and key_span(pool, o, 0, g)[1] != nbytes:
+        return _bool_new(0)
+    i, equal = search_leaf(pool, o, wanted, handle[KEY_WAY], g)
+    if not equal:
+        return _bool_new(0)
+    at = node_at(pool, o, i, g)
+    flags = u16(pool, at + 4, g[BIG])
+    pgno = word(pool, o, g)
+    if flags & _DUPDATA:
+        return _first_dup(g, handle, pgno, i)
+    value = _value(g, at, pgno)
+    return value if value else _failed(g)
+
+
+@kernel
+def _first_dup(g, handle, pgno, i):  # type: ignore[no-untyped-def]
+    """The first duplicate of item i of a leaf."""
+    c = np.empty(CURSOR_WORDS, np.int64)
+    c[C_PAGES + handle[DEPTH] - 1], c[C_ITEMS + handle[DEPTH] - 1] = pgno, i
+    status = _enter(g, handle, c, False)
+    if status != OK:
+        return _error(g)
+    value = _value_of(g, handle, c, c[0:0])
+    return value if value else _failed(g)
+
+
+def _move(cursor_at, op):  # type: ignore[no-untyped-def]
+    """A move without a key: True, False or an error."""
+    c = _words(cursor_at, CURSOR_WORDS)
+    g = _alive(c[C_TXN])
+    if len(g) == 0:
+        return _plain_error(CLOSED)
+    status = _go(g, _words(c[C_HANDLE], HANDLE_WORDS), c, op)
+    c[C_VALID] = status == OK
+    return _bool_new(status == OK) if status <= MISSING else _error(g)
+
+
+def _find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
+    """A move to a key: True, False or an error."""
+    c = _words(cursor_at, CURSOR_WORDS)
+    g = _alive(c[C_TXN])
+    if len(g) == 0:
+        return _plain_error(CLOSED)
+    key_at, key_nbytes = _argument(key)
+    value_at, value_nbytes = _argument(value)
+    if key_nbytes < 0 or value_nbytes < 0:
+        return _plain_error(NOT_BYTES)
+    handle = _words(c[C_HANDLE], HANDLE_WORDS)
+    if op == SET_RANGE and key_nbytes == 0:
+        status = _go(g, handle, c, FIRST)
+    else:
+        status = _seek(g, handle, c, op, _bytes(key_at, key_nbytes), _bytes(value_at, value_nbytes))
+    c[C_VALID] = status == OK
+    return _bool_new(status == OK) if status <= MISSING else _error(g)
+
+
+def _look(cursor_at, what):  # type: ignore[no-untyped-def]
+    """The key, value or item where the cursor stands, or an error. The cursor must be valid."""
+    c = _words(cursor_at, CURSOR_WORDS)
+    g = _alive(c[C_TXN])
+    if len(g) == 0:
+        return _plain_error(CLOSED)
+    found = _item(g, _words(c[C_HANDLE], HANDLE_WORDS), c, what, c[0:0])
+    return found if found else _failed(g)
+
+
+def _count(cursor_at):  # type: ignore[no-untyped-def]
+    """Number of duplicates of the key where the cursor stands, or an error."""
+    c = _words(cursor_at, CURSOR_WORDS)
+    g = _alive(c[C_TXN])
+    if len(g) == 0:
+        return _plain_error(CLOSED)
+    handle = _words(c[C_HANDLE], HANDLE_WORDS)
+    if not handle[DUPSORT]:
+        return _plain_error(INCOMPATIBLE)
+    if not c[C_SET]:
+        return _plain_error(UNPOSITIONED)
+    if c[C_DUPS] == DUP_TREE:
+        return _int_new(_intp(c[C_DUP_ENTRIES]))
+    if c[C_DUPS] == NO_DUPS:
+        return _int_new(_intp(1))
+    o = _sub_page(g, handle, c)
+    return _int_new(_intp(count(_pool(g), o, g))) if o >= 0 else _error(g)
+
+
+def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-untyped-def]
+    """The next items as a list, at most `most`, stopping after `most_bytes` of values; [] at the end. Or an error.
+
+    started : 0 = the first is the one where the cursor stands, if it is valid
+    The cursor stands on the last item returned. After an error its place is undefined.
+    """
+    c = _words(cursor_at, CURSOR_WORDS)
+    g = _alive(c[C_TXN])
+    if len(g) == 0:
+        return _plain_error(CLOSED)
+    handle = _words(c[C_HANDLE], HANDLE_WORDS)
+    found = _list_new(_intp(0))
+    if found == 0:
+        return found
+    c[C_SCAN] = most > 1
+    jobs = np.empty((most if what & VALUE else 0, 3), np.int64)
+    no_job = c[0:0]
+    n, m, total = 0, 0, 0
+    status = OK
+    while n < most and total < most_bytes:
+        if n == 0 and started == 0:
+            if not c[C_VALID]:
+                break
+        else:
+            status = _go(g, handle, c, op)
+            if status != OK:
+                break
+        if what & VALUE:
+            jobs[m, 1] = -1
+            thing = _item(g, handle, c, what, jobs[m])
+            if jobs[m, 1] >= 0:
+                total += jobs[m, 1]
+                m += 1
+        else:
+            thing = _item(g, handle, c, what, no_job)
+        if thing == 0:
+            status = CLOSED
+            break
+        refused = _list_append(found, thing)
+        _decref(thing)
+        if refused:
+            g[ERROR] = OK
+            status = CLOSED
+            break
+        n += 1
+    c[C_SCAN] = 0
+    if status <= MISSING:
+        c[C_VALID] = n > 0
+        status = _read_values(g, jobs[:m])
+    if status > MISSING:
+        c[C_VALID] = 0
+        _decref(found)
+        return _failed(g)
+    return found
+
+
+def _skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
+    """Repeat a move that is known to succeed: True, or False or an error if it does not."""
+    c = _words(cursor_at, CURSOR_WORDS)
+    g = _alive(c[C_TXN])
+    if len(g) == 0:
+        return _plain_error(CLOSED)
+    handle = _words(c[C_HANDLE], HANDLE_WORDS)
+    status = OK
+    for _ in range(steps):
+        status = _go(g, handle, c, op)
+        if status != OK:
+            break
+    c[C_VALID] = status == OK
+    return _bool_new(status == OK) if status <= MISSING else _error(g)
+
+
+_object = _uintp  # PyObject *
+_NATIVE: dict[str, tuple[Callable[..., Any], Any]] = {
+    "get": (_get, _object(_intp, _intp, _object)),
+    "move": (_move, _object(_intp, _intp)),
+    "find": (_find, _object(_intp, _intp, _object, _object)),
+    "look": (_look, _object(_intp, _intp)),
+    "count": (_count, _object(_intp)),
+    "collect": (_collect, _object(_intp, _intp, _intp, _intp, _intp, _intp)),
+    "skip": (_skip, _object(_intp, _intp, _intp)),
+}
+
+#: A build of Python without the interpreter's lock: one call at a time.
+_one_at_a_time = threading.Lock() if not getattr(sys, "_is_gil_enabled", lambda: True)() else None
+
+
+@cache
+def native(name: str) -> Callable[..., Any]:
+    """One of the functions above, compiled (or loaded from the node's disk) at the first request."""
+    function, signature = _NATIVE[name]
+    compiled = callback(function, signature)
+    arguments = [ctypes.py_object if kind is _object else ctypes.c_ssize_t for kind in signature.args]
+    call: Callable[..., Any] = ctypes.PYFUNCTYPE(ctypes.py_object, *arguments)(compiled.address)
+    if _one_at_a_time is None:
+        return call
+    lock = _one_at_a_time
+
+    @wraps(call)
+    def locked(*given: Any) -> Any:
+        with lock:
+            return call(*given)
+
+    return locked
+
+
+def later(name: str, names: dict[str, Any], as_name: str) -> Callable[..., Any]:
+    """A stand-in that puts the compiled function in its own place in `names` (a module's globals) at its first call."""
+
+    def first(*arguments: Any) -> Any:
+        names[as_name] = native(name)
+        return names[as_name](*arguments)
+
+    return first
+
+
+def plain(key: Any) -> bytes:
+    """A key or value as bytes; TypeError for what is none."""
+    if isinstance(key, str):
+        raise TypeError("Won't implicitly convert Unicode to bytes; use .encode()")
+    if isinstance(key, bytes):
+        return key
+    return bytes(memoryview(key))
+
+
+def code_of(noted: bytearray) -> int:
+    """The status in an error."""
+    return int.from_bytes(noted[:8], sys.byteorder, signed=True)

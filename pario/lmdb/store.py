@@ -1,0 +1,271 @@
+"""One open data file, and one snapshot of it with its cached pages: what the compiled functions work on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+
+from pario.errors import CorruptedError, InvalidError, ParioError, ReadError, SnapshotError
+from pario.fetch.base import read_error
+from pario.fetch.posix import PosixFetcher
+from pario.format.layout import (
+    F_BIGDATA,
+    F_DUPDATA,
+    F_SUBDATA,
+    MDB_DUPFIXED,
+    MDB_DUPSORT,
+    MDB_INTEGERDUP,
+    MDB_INTEGERKEY,
+    MDB_REVERSEDUP,
+    MDB_REVERSEKEY,
+    Db,
+)
+from pario.format.meta import Snapshot
+from pario.format.page import OverflowRun, Page, check_overflow
+from pario.format.tree import Tree
+from pario.kernels.nodes import BACKWARD, FILE, FORWARD
+from pario.lmdb import engine, errors
+from pario.locate.snapshot import check_snapshot, read_snapshot
+
+__all__ = ["DataFile", "Handle", "Store"]
+
+#: A file whose meta pages change at every look is looked at so often.
+_TRIES = 50
+_PAUSE_S = 0.002
+#: Flags of databases that the list of free pages cannot have (py-lmdb refuses such a file, too).
+_NEVER_OF_FREE = MDB_REVERSEKEY | MDB_DUPSORT | MDB_DUPFIXED | MDB_INTEGERDUP | MDB_REVERSEDUP
+#: Pages that a cache holds at least, whatever its budget: more than one descent needs.
+_LEAST_PAGES = 128
+
+
+class DataFile(PosixFetcher):
+    """Closes itself when nobody refers to it any more: another thread may be reading while the environment closes."""
+
+    def __init__(self, path: str, readahead: bool) -> None:
+        super().__init__(path)
+        if readahead and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # only advice
+                os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()
+
+
+class Handle(NamedTuple):
+    """A database in a snapshot."""
+
+    db: Db
+    words: array[int]
+    at: int
+
+
+class Store:
+    """One snapshot of one file.
+
+    at : address of the words that the compiled functions take
+    metas_at, metas : where both meta pages stand in the file, and their bytes when the snapshot was taken
+    """
+
+    __slots__ = ("__weakref__", "_arrays", "at", "file", "handles", "metas", "metas_at", "snapshot", "words")
+
+    def __init__(self, file: DataFile, cache_bytes: int) -> None:
+        self.file = file
+        self.snapshot, self.metas_at, self.metas = _take(file)
+        snapshot, layout = self.snapshot, self.snapshot.layout
+        if snapshot.flags & _NEVER_OF_FREE:
+            raise InvalidError(f"the list of free pages has impossible flags {snapshot.flags:#x}", page=snapshot.meta)
+        size = snapshot.page_size
+        pages = min(cache_bytes // size, snapshot.last_pgno + 1)
+        slots = max(pages, _LEAST_PAGES)
+        places = 1 << (2 * slots - 1).bit_length()
+        meta_bytes = layout.meta.itemsize
+        meta_at = snapshot.meta * size + layout.header
+        start = meta_at - self.metas_at
+        meta = np.frombuffer(self.metas[start : start + meta_bytes], np.uint8).copy()
+        # Untouched memory costs nothing: the cache grows with what is read.
+        pool = np.empty(slots * size, np.uint8)
+        table = np.zeros(places, np.int64)
+        page_of = np.full(slots, -1, np.int64)
+        lives = np.zeros(slots, np.uint8)
+        self._arrays = (meta, pool, table, page_of, lives)
+        values = {
+            "page_size": size,
+            "header": snapshot.header,
+            "base": snapshot.base,
+            "limit": snapshot.limit,
+            "version": snapshot.version,
+            "word": snapshot.word,
+            "big": snapshot.byteorder == "big",
+            "sum_size": snapshot.sum_size,
+            "last_pgno": min(snapshot.last_pgno, 1 << 50),
+            "txnid": snapshot.txnid,
+            "file_bytes": snapshot.file_bytes,
+        }
+        words = array("q", bytes(8 * engine.STORE_WORDS))
+        words[: len(FILE)] = array("q", [int(values[name]) for name in FILE])
+        words[engine.FD] = file.fileno()
+        words[engine.OPEN] = 1
+        words[engine.NOWAIT] = 1
+        words[engine.META_AT], words[engine.META_BYTES], words[engine.META] = meta_at, meta_bytes, meta.ctypes.data
+        words[engine.POOL], words[engine.SLOTS] = pool.ctypes.data, slots
+        words[engine.TABLE], words[engine.MASK] = table.ctypes.data, places - 1
+        words[engine.PAGE_OF], words[engine.LIVES] = page_of.ctypes.data, lives.ctypes.data
+        self.words = words
+        self.at = words.buffer_info()[0]
+        self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main)}
+
+    def is_newest(self) -> bool:
+        """Has nobody committed since the snapshot was taken?"""
+        return os.pread(self.words[engine.FD], len(self.metas), self.metas_at) == self.metas
+
+    def close(self) -> None:
+        """Every later call says "closed"."""
+        self.words[engine.OPEN] = 0
+
+    def handle(self, name: bytes | None) -> Handle | None:
+        """The database of this name, None if there is none.
+
+        Raises IncompatibleError if the name is the key of a record, CorruptedError, BadTxnError.
+        """
+        found = self.handles.get(name)
+        if found is None and name is not None:
+            db = self._find(name)
+            if db is None:
+                return None
+            found = self.handles[name] = self._handle(db)
+        return found
+
+    def tree(self) -> Tree:
+        """The main database, page by page."""
+        return Tree(self.read_page, self.snapshot, self.snapshot.main)
+
+    def read_page(self, pgno: int) -> bytes:
+        size = self.snapshot.page_size
+        page = self.file.pread(pgno * size, size)
+        check_snapshot(self.file, self.snapshot)
+        return page
+
+    def _find(self, name: bytes) -> Db | None:
+        main = self.tree()
+        if main.flags & (MDB_DUPSORT | MDB_INTEGERKEY):
+            return None
+        try:
+            path, found = main.seek(name + b"\0" if self.snapshot.version > 1 else name)
+            if not found:
+                return None
+            node = path[-1][0].node(path[-1][1])
+            if node.flags != F_SUBDATA:
+                raise errors.IncompatibleError(f"{name!r} is the key of a record, not a database", path=self.file.path)
+            return node.db()
+        except ParioError as e:
+            e.at(path=self.file.path)
+            raise errors.translated(e, "opening a database") from e
+
+    def _handle(self, db: Db) -> Handle:
+        flags = db.md_flags
+        big = self.snapshot.byteorder == "big"
+        integer_way = FORWARD if big else BACKWARD
+        key_integer = flags & MDB_INTEGERKEY and not flags & MDB_REVERSEKEY
+        words = array("q", bytes(8 * engine.HANDLE_WORDS))
+        words[engine.ROOT], words[engine.DEPTH] = db.md_root, db.md_depth
+        words[engine.DUPSORT] = bool(flags & MDB_DUPSORT)
+        words[engine.KEY_WAY] = BACKWARD if flags & MDB_REVERSEKEY else integer_way if key_integer else FORWARD
+        words[engine.KEY_INTEGER] = bool(key_integer)
+        dup_reverse = BACKWARD if flags & MDB_REVERSEDUP else FORWARD
+        words[engine.DUP_WAY] = integer_way if flags & MDB_INTEGERDUP else dup_reverse
+        words[engine.DUP_INTEGER] = bool(flags & MDB_INTEGERDUP)
+        return Handle(db, words, words.buffer_info()[0])
+
+    # -- errors --------------------------------------------------------------------------------------------------------
+
+    def error(self, noted: bytearray, what: str) -> errors.Error:
+        """The exception for what a compiled function returned; `what` names the operation."""
+        code, page, offset, a, b, c = struct.unpack("=6q", noted)
+        path = self.file.path
+        if code == engine.CLOSED:
+            return errors.closed()
+        if code == engine.EMPTY_KEY:
+            return errors.BadValsizeError(f"{what}: an empty key or value")
+        if code == engine.INCOMPATIBLE:
+            return errors.IncompatibleError(f"{what}: the database was not created with dupsort=True")
+        if code == engine.UNPOSITIONED:
+            return errors.InvalidParameterError(f"{what}: the cursor stands nowhere")
+        try:
+            if code == engine.OVERTAKEN:
+                check_snapshot(self.file, self.snapshot)
+                raise SnapshotError("the meta page of our snapshot changed while the file was read", path=path)
+            if code == engine.FAILED:
+                raise read_error(path, offset, a, 0, b)
+            if code == engine.SHORT:
+                raise CorruptedError(
+                    f"page {page} (with what belongs to it, {a:,} bytes) lies beyond the end of the file: {b:,} bytes "
+                    "are there",
+                    page=page,
+                    offset=offset,
+                    hint="The file was cut off, or its copy is incomplete",
+                )
+            self._explain(code, page, a, b, c)
+        except ReadError as e:
+            return errors.translated(e.at(path=path), what)  # type: ignore[arg-type]
+        except ParioError as e:
+            return errors.translated(e.at(path=path), what)
+        return errors.CorruptedError(f"{what}: page {page} contradicts the tree it is in", path=path, page=page)
+
+    def _explain(self, code: int, pgno: int, a: int, b: int, c: int) -> None:
+        """Raises CorruptedError with what is wrong with a page, in the words of format/page.py."""
+        snapshot = self.snapshot
+        size = snapshot.page_size
+        if code == engine.BAD_RUN:
+            need = (snapshot.header - 1 + a + snapshot.sum_size) // size + 1
+            run = OverflowRun(pgno, need, pgno * size + snapshot.header, a)
+            check_overflow(self.file.pread(pgno * size, size), run, snapshot)
+            return
+        page = Page(self.file.pread(pgno * size, size) if pgno >= 0 else b"", pgno, snapshot)
+        if code == engine.MISPLACED:
+            kind = "branch" if a < b - 1 else f"leaf2 page of {c}-byte items" if c else "leaf"
+            raise page.fault(f"a {page.kind} page at level {a + 1} of {b}, where a {kind} belongs")
+        if page.kind == "branch":
+            page.children()
+        for i in range(page.n):
+            if page.kind != "leaf":
+                page.key_span(i)
+                continue
+            node = page.node(i)
+            if node.flags & F_BIGDATA:
+                node.overflow()
+            elif node.flags & F_SUBDATA:
+                node.db()
+            elif node.flags & F_DUPDATA:
+                inner = node.sub_page()
+                for j in range(inner.n):
+                    inner.key_span(j)
+                    if inner.kind == "leaf" and (inner.node(j).nbytes or inner.node(j).flags):
+                        raise page.fault(f"duplicate {j} of item {i} has data of its own", node.data_start)
+        if any(page.kind == "leaf" and page.node(i).flags & F_DUPDATA for i in range(page.n)):
+            raise page.fault("duplicates of keys in a database without (no MDB_DUPSORT)")
+
+
+def _take(file: DataFile) -> tuple[Snapshot, int, bytes]:
+    """The newest snapshot, and (offset, bytes) of both meta pages that belong to it."""
+    for _ in range(_TRIES):
+        file.nbytes = os.fstat(file.fileno()).st_size
+        try:
+            snapshot = read_snapshot(file)
+        except SnapshotError:
+            time.sleep(_PAUSE_S)
+            continue
+        layout = snapshot.layout
+        metas = file.pread(layout.header, snapshot.page_size + layout.meta.itemsize)
+        offset = snapshot.meta * snapshot.page_size
+        own = np.frombuffer(metas, layout.meta, 1, offset)[0]
+        other = np.frombuffer(metas, layout.meta, 1, snapshot.page_size - offset)[0]
+        if int(own["mm_txnid"]) == snapshot.txnid >= int(other["mm_txnid"]):
+            return snapshot, layout.header, metas
+    raise SnapshotError("writers commit without pause", path=file.path)

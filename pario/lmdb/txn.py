@@ -1,0 +1,159 @@
+"""Read-only transactions: one snapshot, and what is looked up in it."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from pario.lmdb import engine, errors
+from pario.lmdb.cursor import Cursor
+from pario.lmdb.database import _Database
+from pario.lmdb.store import Handle, Store
+
+__all__ = ["Transaction"]
+
+_get: Any = engine.later("get", globals(), "_get")
+
+
+class Transaction:
+    """A snapshot of the environment. As a context manager: ends at its end.
+
+    env : the environment; db : default database; parent, write : for writers, refused
+    buffers : keys and values as read-only memoryviews instead of bytes
+
+    A transaction may be used by several threads at once. Nothing is locked and no reader slot taken: when a writer
+    commits twice, so that pages of this snapshot may be overwritten, the next read from the file raises BadTxnError.
+    """
+
+    __slots__ = ("__weakref__", "_at", "_buffers", "_db", "_name", "_open", "_store", "_words", "env")
+
+    def __init__(
+        self,
+        env: Any,
+        db: _Database | None = None,
+        parent: Transaction | None = None,
+        write: bool = False,
+        buffers: bool = False,
+    ) -> None:
+        if write or parent is not None:
+            raise _refusal(parent)
+        self.env = env
+        self._store: Store = env._newest()
+        self._buffers = buffers
+        self._db = db
+        handle = self._store.handles[None] if db is None else self._handle(db)
+        self._words = words = array("q", (1, self._store.at, handle.at))
+        self._at = words.buffer_info()[0]
+        self._open = True
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle 'Transaction' object: begin one in the process that reads")
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self._store.snapshot.txnid} of {self._store.file.path!r}>"
+
+    def get(self, key: Any, default: Any = None, db: _Database | None = None) -> Any:
+        """The value of `key`, of its first duplicate, or `default`."""
+        value = _get(self._at, 0 if db is None else self._handle(db).at, key)
+        if value.__class__ is bytes:
+            return memoryview(value) if self._buffers else value
+        if value is False:
+            return default
+        if engine.code_of(value) == engine.NOT_BYTES:
+            return self.get(engine.plain(key), default, db)
+        raise self._store.error(value, "get")
+
+    def cursor(self, db: _Database | None = None) -> Cursor:
+        """A cursor on `db` or the default database."""
+        return Cursor(db if db is not None else self._db, self)
+
+    def stat(self, db: _Database | None = None) -> dict[str, int]:
+        """Page size, depth, pages and entries of a database."""
+        self._check()
+        handle = self._handle(db if db is not None else self._db)
+        return stat_of(handle, self._store)
+
+    def id(self) -> int:
+        """The transaction number of the snapshot."""
+        self._check()
+        return self._store.snapshot.txnid
+
+    def commit(self) -> None:
+        """End the transaction."""
+        self._check()
+        self.abort()
+
+    def abort(self) -> None:
+        """End the transaction. Repeating it has no effect."""
+        if self._open:
+            self._open = False
+            self._words[engine.ALIVE] = 0
+            self.env._end_scans(self)
+
+    def put(
+        self,
+        key: Any,
+        value: Any,
+        dupdata: bool = True,
+        overwrite: bool = True,
+        append: bool = False,
+        db: _Database | None = None,
+    ) -> bool:
+        raise self._no_write("put")
+
+    def replace(self, key: Any, value: Any, db: _Database | None = None) -> Any:
+        raise self._no_write("replace")
+
+    def pop(self, key: Any, db: _Database | None = None) -> Any:
+        raise self._no_write("pop")
+
+    def delete(self, key: Any, value: Any = b"", db: _Database | None = None) -> bool:
+        raise self._no_write("delete")
+
+    def drop(self, db: _Database, delete: bool = True) -> None:
+        raise self._no_write("drop")
+
+    def _no_write(self, what: str) -> errors.Error:
+        self._check()
+        return errors.readonly(what)
+
+    def _check(self) -> None:
+        if not self._open or not self._store.words[engine.OPEN]:
+            raise errors.closed()
+
+    def _handle(self, db: _Database | None) -> Handle:
+        """The database in this snapshot."""
+        if db is None:
+            return self._store.handles[None]
+        if db.__class__ is not _Database:
+            raise TypeError(f"db must be a _Database from open_db(), not {type(db).__name__}")
+        if db._env() is not self.env:
+            raise errors.Error("Database handle belongs to another environment.")
+        handle = self._store.handle(db._name)
+        if handle is None:
+            raise errors.InvalidParameterError(f"the database {db._name!r} is not in this transaction's snapshot")
+        return handle
+
+
+def stat_of(handle: Handle, store: Store) -> dict[str, int]:
+    db = handle.db
+    return {
+        "psize": store.snapshot.page_size,
+        "depth": db.md_depth,
+        "branch_pages": db.md_branch_pages,
+        "leaf_pages": db.md_leaf_pages,
+        "overflow_pages": db.md_overflow_pages,
+        "entries": db.md_entries,
+    }
+
+
+def _refusal(parent: Transaction | None) -> errors.Error:
+    if parent is not None:
+        return errors.InvalidParameterError("Read-only transactions cannot be nested.")
+    return errors.readonly("Cannot start write transaction with read-only env")
