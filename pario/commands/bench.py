@@ -23,12 +23,12 @@ __all__ = ["bench", "cached_share"]
 #: (name in Loader.stats(), what it is); the first block runs in the background on the ranks that read
 _READING = (
     ("locate", "which records, where, which reads"),
-    ("turn", "waited for a free slot: the ranks were slower than the storage"),
+    ("turn", "waited for a free slot: all were being filled or still in use"),
     ("read", "a read was under way"),
     ("check", "snapshot and page headers"),
 )
 _RANKS = (
-    ("share", "waited for bytes: the storage was slower than the ranks"),
+    ("share", "waited for bytes: reading was slower than the ranks"),
     ("decode", "bytes to arrays"),
     ("consumer", "your own code between two batches"),
 )

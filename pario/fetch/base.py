@@ -101,7 +101,7 @@ class ReadPool:
             self._units.put(lambda: done(None))
             return
         total = int(reads["nbytes"].sum())
-        aim = max(self.UNIT_BYTES, total // (2 * self.inflight))
+        aim = max(self.UNIT_BYTES, total // self.inflight)
         # Reads are cut where the running sum of bytes passes a multiple of the aim.
         ends = np.flatnonzero(np.diff(np.cumsum(reads["nbytes"]) // aim)) + 1
         cuts = [0, *ends.tolist(), m]

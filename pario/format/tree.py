@@ -243,13 +243,13 @@ def named_database(main: Tree, name: bytes) -> Db:
     else:
         found = snapshot.version > 1 and main.seek(name)[1]
     if found:
-        raise DatabaseError(f"{name!r} is the key of a record of the main database, not a database")
+        raise DatabaseError(f"{list_names([name])} is the key of a record of the main database, not a database")
     # A main database of many records costs too much to search for a hint.
     if main.db.md_leaf_pages > 64:
-        raise DatabaseError(f"there is no database {name!r}")
+        raise DatabaseError(f"there is no database {list_names([name])}")
     names = list(database_names(main))
     hint = f"There are: {list_names(names)}" if names else "The file has no named databases: leave db out"
-    raise DatabaseError(f"there is no database {name!r}", hint=hint)
+    raise DatabaseError(f"there is no database {list_names([name])}", hint=hint)
 
 
 def list_names(names: list[bytes]) -> str:
