@@ -87,7 +87,7 @@ class Cursor:
             self._settle()
         found = _count(self._at)
         if found.__class__ is bytearray:
-            raise self._error(found, "count")
+            raise self.txn._store.error(found, "count")
         return found  # type: ignore[no-any-return]
 
     def _look(self, what: int) -> Any:

@@ -85,6 +85,7 @@ C_SET = 2  # it stands somewhere; else the next move is to the first or last ite
 C_VALID = 3  # the last move succeeded: there is a key and a value
 C_DUPS = 4  # NO_DUPS, SUB_PAGE or DUP_TREE
 C_SUB_I = 5  # sub-page: which item
+C_END = 6  # a move beyond the last key was tried: the moves to next items fail until the cursor goes elsewhere
 C_DUP_ROOT, C_DUP_DEPTH, C_DUP_PAD, C_DUP_ENTRIES = 7, 8, 9, 10
 C_SCAN, C_AHEAD_PAGE, C_AHEAD_I = 11, 12, 13  # scanning: leaves below this page are asked for up to here
 _LEVELS = 32
@@ -797,10 +798,11 @@ def _go(g, handle, c, op):  # type: ignore[no-untyped-def]
             return _fail(g, UNPOSITIONED, 0, 0, 0, 0, 0)
         if not handle[DUPSORT]:
             return _fail(g, INCOMPATIBLE, 0, 0, 0, 0, 0)
+        c[C_END] = 0
         return OK if c[C_DUPS] == NO_DUPS else _end_dup(g, handle, c, op == LAST_DUP)
     step = 1 if op in (NEXT, NEXT_DUP, NEXT_NODUP, FIRST) else -1
     if op in (FIRST, LAST) or not c[C_SET]:
-        c[C_SET] = 0
+        c[C_SET] = c[C_END] = 0
         if handle[ROOT] < 0:
             return MISSING
         pages, items = c[C_PAGES : C_PAGES + _LEVELS], c[C_ITEMS : C_ITEMS + _LEVELS]
@@ -811,15 +813,24 @@ def _go(g, handle, c, op):  # type: ignore[no-untyped-def]
             status = _enter(g, handle, c, step < 0)
         c[C_SET] = status == OK
         return status
+    if c[C_END] and step > 0:
+        return MISSING
     if handle[DUPSORT] and op != NEXT_NODUP and op != PREV_NODUP:
         only_dup = op in (NEXT_DUP, PREV_DUP)
         if c[C_DUPS] != NO_DUPS:
             status = _step_dup(g, handle, c, step)
+            if status == OK:
+                c[C_END] = 0
             if only_dup or status != MISSING:
                 return status
         elif only_dup:
             return MISSING
-    return _step(g, handle, c, step)
+    if step < 0:
+        c[C_END] = 0
+    status = _step(g, handle, c, step)
+    if status == MISSING and step > 0:
+        c[C_END] = 1
+    return status
 
 
 @kernel
@@ -830,7 +841,7 @@ def _seek(g, handle, c, op, key, value):  # type: ignore[no-untyped-def]
         return _fail(g, INCOMPATIBLE, 0, 0, 0, 0, 0)
     if len(key) == 0:
         return _fail(g, EMPTY_KEY, 0, 0, 0, 0, 0)
-    c[C_SET] = 0
+    c[C_SET] = c[C_END] = 0
     c[C_AHEAD_PAGE] = 0
     if handle[ROOT] < 0:
         return MISSING
@@ -1155,7 +1166,7 @@ def _count(cursor_at):  # type: ignore[no-untyped-def]
 def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-untyped-def]
     """The next items as a list, at most `most`, stopping after `most_bytes` of values; [] at the end. Or an error.
 
-    started : 0 = the first is the one where the cursor stands, if it is valid
+    started : 0 = the first is the one where the cursor stands; nothing comes if that is nowhere
     The cursor stands on the last item returned. After an error its place is undefined.
     """
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1172,10 +1183,9 @@ def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no
     n, m, total = 0, 0, 0
     status = OK
     while n < most and total < most_bytes:
-        if n == 0 and started == 0:
-            if not c[C_VALID]:
-                break
-        else:
+        if n == 0 and not c[C_VALID]:
+            break
+        if n > 0 or started:
             status = _go(g, handle, c, op)
             if status != OK:
                 break
