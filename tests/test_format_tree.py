@@ -120,7 +120,7 @@ def test_databases(cases: Path, version: int) -> None:
     key = oracle(path)[5][0]
     with pytest.raises(DatabaseError, match="key of a record"):
         named_database(file.main, key)
-    with pytest.raises(DatabaseError, match="no database b'x'"):
+    with pytest.raises(DatabaseError, match="no database 'x'"):
         named_database(file.main, b"x")
 
 

@@ -94,7 +94,7 @@ def test_named_databases(tmp_path: Path, version: int) -> None:
     with pytest.raises(DatabaseError, match=r"'nothing', 'test', 'train'.*db=") as caught:
         located(path)
     assert caught.value.path == path
-    with pytest.raises(DatabaseError, match=r"no database b'trian'.*'train'"):
+    with pytest.raises(DatabaseError, match=r"no database 'trian'.*'train'"):
         located(path, b"trian")
 
 
