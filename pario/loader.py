@@ -177,30 +177,17 @@ class Loader:
                 f"{self._batch_size} records on {world.size} ranks",
                 path=self._reader.path,
             )
-        # Learnt once, by one rank; on each node one rank compiles (or loads) the kernels before the others need them.
-        error: BaseException | None = None
-        try:
-            if world.rank == 0:
-                first = self._reader.read([0])
-                try:
-                    self.decoder.learn(first[0])
-                except DecodeError as e:
-                    raise e.at(path=self._reader.path, record=0, key=self._reader.keys([0])[0]) from None
-        except BaseException as e:
-            error = e
-        world.agree(error, "looking at the first record")
-        self.decoder.spec = world.bcast(self.decoder.spec)
         whole = self._make_schedule(0, self._make_order(0) if self._shuffle == "block" else None)
-        slot_bytes = slot_capacity(
-            index.extents,
-            whole,
-            most,
-            lead_bytes=index.header_bytes,
-            # Whole pages: neighbouring values are read with what lies between them in a page.
-            align=max(index.page_size, self._reader.pool.fetcher.align),
-            by_offset=index.by_offset,
-        )
-        slot_bytes += slot_bytes // 32 + 2 * index.page_size  # for the leaf pages that lie between values
+        # Done by one rank for all: it looks at the first record and adds up the largest ones.
+        found: tuple[Any, int] | None = None
+        error: BaseException | None = None
+        if world.rank == 0:
+            try:
+                found = self._learn(), self._slot_bytes(whole, most)
+            except BaseException as e:
+                error = e
+        world.agree(error, "looking at the first record")
+        self.decoder.spec, slot_bytes = world.bcast(found)
         feeders = min(options.readers_per_node, world.node_size)
         self._feeders = feeders
         # The ranks that read: spread over the node, the leader first.
@@ -219,6 +206,29 @@ class Loader:
             self._threads = options.decode_threads or max(1, cores // world.node_size)
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="pario-decode")
             self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
+
+    def _learn(self) -> Any:
+        """What the decoder makes of record 0."""
+        first = self._reader.read([0])
+        try:
+            self.decoder.learn(first[0])
+        except DecodeError as e:
+            raise e.at(path=self._reader.path, record=0, key=self.keys([0])[0]) from None
+        return self.decoder.spec
+
+    def _slot_bytes(self, schedule: Schedule, node_size: int) -> int:
+        """No group needs more."""
+        index = self._reader.index
+        capacity = slot_capacity(
+            index.extents,
+            schedule,
+            node_size,
+            lead_bytes=index.header_bytes,
+            # Whole pages: neighbouring values are read with what lies between them in a page.
+            align=max(index.page_size, self._reader.pool.fetcher.align),
+            by_offset=index.by_offset,
+        )
+        return capacity + capacity // 32 + 2 * index.page_size  # for the leaf pages that lie between values
 
     def _check_same_arguments(self) -> None:
         mine = (self._batch_size, self._shuffle, self._seed, self._drop_last, self._on_error, repr(self._options))
