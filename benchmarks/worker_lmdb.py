@@ -1,8 +1,8 @@
 """The reader that everybody would write: py-lmdb's `get`, record by record, into one batch array. One JSON line.
 
-Variants (the fastest one counts): `whole` copies the value as it is into its row, `slice` only its pixels; values come
-as bytes or, with `-buffers`, as views of the mapping. `join` makes a new batch of each step instead of filling one
-array: shown, but it is not a loop that keeps its batch.
+`array` is the loop of training scripts: `batch[i] = np.frombuffer(txn.get(key), ...)`. The others are as tight as
+Python allows: `whole` copies the value as it is into a memoryview, `slice` only its pixels; `join` makes a new batch of each
+step instead of filling one. Values come as bytes or, with `-buffers`, as views of the mapping.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.worker import Team, memory, run
 
-VARIANTS = ("whole", "slice", "join", "whole-buffers", "slice-buffers", "join-buffers")
+VARIANTS = ("array", "array-buffers", "whole", "slice", "join", "whole-buffers", "slice-buffers", "join-buffers")
+BARE = ("array", "array-buffers")
 REUSING = tuple(name for name in VARIANTS if not name.startswith("join"))
 
 
@@ -28,6 +29,12 @@ def loop(variant: str, get: Callable[[bytes], bytes], keys: list[bytes], batch: 
     if kind == "join":
         for start in range(0, len(keys), batch):
             np.frombuffer(b"".join(map(get, keys[start : start + batch])), np.uint8)
+        return
+    if kind == "array":
+        rows = np.empty((batch, pixels), np.uint8)
+        for start in range(0, len(keys), batch):
+            for i, key in enumerate(keys[start : start + batch]):
+                rows[i] = np.frombuffer(get(key), np.uint8, pixels, head)
         return
     row = len(get(keys[0])) if kind == "whole" else pixels
     out = memoryview(np.empty(batch * row, np.uint8))
