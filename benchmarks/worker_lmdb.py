@@ -1,8 +1,8 @@
 """The reader that everybody would write: py-lmdb's `get`, record by record, into one batch array. One JSON line.
 
 `array` is the loop of training scripts: `batch[i] = np.frombuffer(txn.get(key), ...)`. The others are as tight as
-Python allows: `whole` copies the value as it is into a memoryview, `slice` only its pixels; `join` makes a new batch of each
-step instead of filling one. Values come as bytes or, with `-buffers`, as views of the mapping.
+Python allows: `whole` copies the value as it is into a memoryview, `slice` only its pixels; `join` makes a new batch of
+each step instead of filling one. Values come as bytes or, with `-buffers`, as views of the mapping.
 """
 
 from __future__ import annotations
