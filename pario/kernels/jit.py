@@ -21,7 +21,7 @@ from typing import Any
 import numba
 from numba.core import config as _numba_config
 
-__all__ = ["cache_directory", "callback", "kernel"]
+__all__ = ["cache_directory", "entry", "kernel"]
 
 _BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"
 
@@ -71,9 +71,19 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return _in_our_cache(lambda: numba.njit(**settings)(function))
 
 
-def callback(function: Callable[..., Any], signature: Any) -> Any:
-    """Compile now, as a C function; its `address` is what ctypes calls. Cached like the kernels."""
-    return _in_our_cache(lambda: numba.cfunc(signature, nopython=True, cache=_CACHED)(function))
+def entry(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
+    """Compile now, for one signature, and return what Python can call without Numba's look at the arguments' types: a
+    tenth of a microsecond instead of a third. The interpreter's lock stays held. Cached like the kernels.
+    """
+    settings: dict[str, Any] = {"boundscheck": _BOUNDSCHECK, "cache": _CACHED}
+    dispatcher = _in_our_cache(lambda: numba.njit([signature], **settings)(function))
+    call: Callable[..., Any] = dispatcher.overloads[dispatcher.signatures[0]].entry_point
+    _ENTRIES.append(dispatcher)
+    return call
+
+
+#: What owns the code behind the entries.
+_ENTRIES: list[Any] = []
 
 
 def _in_our_cache(decorate: Callable[[], Any]) -> Any:

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pario.format.layout import MDB_DUPFIXED
 from pario.lmdb import engine, errors
 
@@ -24,12 +26,14 @@ _find: Any = engine.later("find", globals(), "_find")
 _look: Any = engine.later("look", globals(), "_look")
 _collect: Any = engine.later("collect", globals(), "_collect")
 _skip: Any = engine.later("skip", globals(), "_skip")
+_find_many: Any = engine.later("find_many", globals(), "_find_many")
 _count: Any = engine.later("count", globals(), "_count")
 
 #: Items per batch: few at first, since many a loop ends early.
 _FIRST_BATCH, _GROWTH, _LARGEST_BATCH = 1, 8, 512
-#: Bytes of long values after which a batch ends.
-_BATCH_BYTES, _BATCH_BYTES_AHEAD = 1 << 20, 4 << 20
+#: Bytes of long values after which a batch ends: what the processor's cache holds while nothing waits for the storage,
+#: with readahead=True much more as soon as something does.
+_BATCH_BYTES, _BATCH_BYTES_WAITING = 128 << 10, 4 << 20
 
 
 class Cursor:
@@ -244,9 +248,15 @@ class Cursor:
         return self._batches(op, what)
 
     def _batches(self, op: int, what: int) -> Iterator[Any]:
-        most, started = _FIRST_BATCH, 0
+        most, started, aim = _FIRST_BATCH, 0, _BATCH_BYTES
+        counters = self.txn._store.words
         while True:
-            batch = self._fetch(op, started, most, what)
+            waited = counters[engine.WAITED]
+            batch = self._fetch(op, started, most, aim, what)
+            if counters[engine.WAITED] == waited:
+                aim = _BATCH_BYTES
+            elif self.txn.env._readahead:
+                aim = _BATCH_BYTES_WAITING
             if not batch:
                 return
             self._given = given = iter(batch)
@@ -257,11 +267,10 @@ class Cursor:
                 self._given = None
             most = min(most * _GROWTH, _LARGEST_BATCH)
 
-    def _fetch(self, op: int, started: int, most: int, what: int) -> list[Any]:
+    def _fetch(self, op: int, started: int, most: int, aim: int, what: int) -> list[Any]:
         if self._given is not None:
             self._settle()
         self._before = self._words[:]
-        aim = _BATCH_BYTES_AHEAD if self.txn.env._readahead else _BATCH_BYTES
         batch = _collect(self._at, op, started, most, aim, what)
         if batch.__class__ is not list and most > 1:
             # What comes before the place of the error is given out first.
@@ -269,11 +278,7 @@ class Cursor:
             batch = _collect(self._at, op, started, 1, aim, what)
         if batch.__class__ is not list:
             raise self._error(batch, "iterate")
-        if self._buffers:
-            if what == engine.ITEM:
-                return [(memoryview(k), memoryview(v)) for k, v in batch]
-            return [memoryview(x) for x in batch]
-        return batch  # type: ignore[no-any-return]
+        return self._wrapped(batch, what)
 
     def _settle(self) -> None:
         """Stand where the user is: at the item that the iterator gave out last."""
@@ -332,24 +337,41 @@ class Cursor:
         if not values and dupdata:
             raise TypeError("values=False is incompatible with dupdata.")
         self._check()
+        if self._given is not None:
+            self._settle()
+        if not dupdata:
+            return self._get_many(list(keys), engine.ITEM if values else engine.KEY)
         found: list[Any] = []
         for key in keys:
-            if not self.set_key(key):
-                continue
-            if not values:
-                found.append(self.key())
-            elif not dupdata:
-                found.append(self.item())
-            elif not dupfixed_bytes:
-                found.extend(self._iterate(engine.NEXT_DUP, None, True, True))
-            else:
-                found.extend(self._fixed_duplicates(dupfixed_bytes))
+            if self.set_key(key):
+                many = self._iterate(engine.NEXT_DUP, None, True, True)
+                found.extend(self._fixed_duplicates(dupfixed_bytes) if dupfixed_bytes else many)
         if not keyfixed:
             return found
         widths = {len(key) for key, _ in found}
         if len(widths) > 1:
             raise ValueError("keyfixed=True requires all keys to be the same size")
         return memoryview(bytearray(b"".join(part for pair in found for part in pair)))
+
+    def _get_many(self, keys: list[Any], what: int) -> list[Any]:
+        noted = np.empty(1 + engine.JOB_WORDS * len(keys), np.int64)
+        found = _find_many(self._at, keys, what, noted.ctypes.data)
+        if found.__class__ is not list:
+            if engine.code_of(found) == engine.NOT_BYTES:
+                return self._get_many([engine.plain(key) for key in keys], what)
+            raise self._error(found, "getmulti")
+        if noted[0]:
+            jobs = noted[1 : 1 + engine.JOB_WORDS * int(noted[0])].reshape(-1, engine.JOB_WORDS)
+            self.txn._store.read_values(jobs[np.argsort(jobs[:, 0], kind="stable")])
+        return self._wrapped(found, what)
+
+    def _wrapped(self, found: list[Any], what: int) -> list[Any]:
+        """Memoryviews if the transaction wants them."""
+        if not self._buffers:
+            return found
+        if what == engine.ITEM:
+            return [(memoryview(k), memoryview(v)) for k, v in found]
+        return [memoryview(x) for x in found]
 
     def _fixed_duplicates(self, nbytes: int) -> Iterator[tuple[Any, Any]]:
         """(key, nbytes of values) pairs of the key where the cursor stands: all its values, one after the other."""

@@ -1,9 +1,9 @@
 """The part that must be fast: keys in, Python objects out, in one call each.
 
-A call from Python to a compiled function costs 0.3 us, one more Python object per record nearly as much. So the
-functions at the end of this file are compiled once and called through ctypes with the interpreter's lock held: they
-search cached pages, read what is missing with libc's pread, and make the bytes objects themselves, into which the
-values are read directly. Nothing is copied twice.
+A call from Python to a compiled function costs 0.1 us, and so does every Python object that is made on the way. So the
+functions at the end of this file are compiled once and called with the interpreter's lock held: they search cached
+pages, read what is missing with libc's pread, and make the bytes objects themselves, into which the values are read
+directly. Nothing is copied twice.
 
 * The lock is released around every read that may wait for the storage. Short reads are first tried with RWF_NOWAIT,
   which returns at once when the bytes are not in the kernel's page cache: a warm read keeps the lock, a cold one does
@@ -20,7 +20,6 @@ a bytearray of ERROR_WORDS words, which no other result is.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Callable
@@ -31,9 +30,9 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import NativeValue, box, intrinsic, models, register_model, unbox
 
-from pario.kernels.jit import callback, kernel
+from pario.kernels.jit import entry, kernel
 from pario.kernels.nodes import (
     BIG,
     FILE,
@@ -68,8 +67,13 @@ META_AT, META_BYTES, META = _F + 4, _F + 5, _F + 6
 POOL, SLOTS, TABLE, MASK, PAGE_OF, LIVES, HAND = _F + 7, _F + 8, _F + 9, _F + 10, _F + 11, _F + 12, _F + 13
 ERROR = _F + 14
 ERROR_WORDS = 6
-READS, READ_BYTES = ERROR + ERROR_WORDS, ERROR + ERROR_WORDS + 1
-STORE_WORDS = READ_BYTES + 1
+#: Reads, their bytes, and how many of those of values had to wait for the storage.
+READS, READ_BYTES, WAITED = ERROR + ERROR_WORDS, ERROR + ERROR_WORDS + 1, ERROR + ERROR_WORDS + 2
+#: The other meta page: where it stands in the file, and its bytes when the snapshot was taken (as many as META_BYTES).
+OTHER_AT, OTHER = WAITED + 1, WAITED + 2
+STORE_WORDS = OTHER + 1
+#: A long value to be read: first page of its overflow run, bytes, address.
+JOB_WORDS = 3
 
 #: A database in a snapshot.
 ROOT, DEPTH, DUPSORT, KEY_WAY, KEY_INTEGER, DUP_WAY, DUP_INTEGER = range(7)
@@ -157,6 +161,8 @@ _bool_new = types.ExternalFunction("PyBool_FromLong", _uintp(types.long_))
 _int_new = types.ExternalFunction("PyLong_FromSsize_t", _uintp(_intp))
 _list_new = types.ExternalFunction("PyList_New", _uintp(_intp))
 _list_append = types.ExternalFunction("PyList_Append", _intc(_uintp, _uintp))
+_list_size = types.ExternalFunction("PyList_Size", _intp(_uintp))
+_list_item = types.ExternalFunction("PyList_GetItem", _uintp(_uintp, _intp))
 _tuple_new = types.ExternalFunction("PyTuple_New", _uintp(_intp))
 _tuple_set = types.ExternalFunction("PyTuple_SetItem", _intc(_uintp, _intp, _uintp))
 
@@ -295,12 +301,18 @@ def _read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
 def _check_snapshot(g):  # type: ignore[no-untyped-def]
     """OK while no writer can have touched a page of our snapshot."""
     scratch = _scratch()
-    vectors = _words(scratch, 2)
-    vectors[0], vectors[1] = scratch + 16, g[META_BYTES]
-    status = _read(g, scratch, 1, g[META_BYTES], g[META_AT])
-    if status != OK:
-        return status
-    if _memcmp(_uintp(scratch + 16), _uintp(g[META]), _uintp(g[META_BYTES])) != 0:
+    nbytes = g[META_BYTES]
+    # With the lock held if reads do not wait: nothing is as surely in the page cache as this page.
+    got = _intp(-1)
+    if g[NOWAIT]:
+        got = _pread(_intc(g[FD]), _uintp(scratch + 16), _uintp(nbytes), types.int64(g[META_AT]))
+    if got != nbytes:
+        vectors = _words(scratch, 2)
+        vectors[0], vectors[1] = scratch + 16, nbytes
+        status = _read(g, scratch, 1, nbytes, g[META_AT])
+        if status != OK:
+            return status
+    if _memcmp(_uintp(scratch + 16), _uintp(g[META]), _uintp(nbytes)) != 0:
         return _fail(g, OVERTAKEN, 0, g[META_AT], 0, 0, 0)
     return OK
 
@@ -561,19 +573,17 @@ def _run_of(g, at, nbytes, pgno):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _check_header(g, header, at, run, nbytes):  # type: ignore[no-untyped-def]
+def _right_header(g, header, at, run, nbytes):  # type: ignore[no-untyped-def]
     """Does an overflow run for `nbytes` begin with these bytes?"""
     h = at + g[HEADER]
-    pages = u32(header, h - 4, g[BIG])
+    if word(header, at, g) != run or u16(header, h - 6, g[BIG]) != _OVERFLOW:
+        return False
+    if u32(header, h - 4, g[BIG]) * g[PAGE_SIZE] < g[HEADER] + nbytes:
+        return False
+    if g[VERSION] != 3:
+        return True
     txnid = word(header, at + g[WORD], g)
-    if (
-        word(header, at, g) != run
-        or u16(header, h - 6, g[BIG]) != _OVERFLOW
-        or pages * g[PAGE_SIZE] < g[HEADER] + nbytes
-        or (g[VERSION] == 3 and (txnid < 0 or txnid > g[TXNID]))
-    ):
-        return _fail(g, BAD_RUN, run, run * g[PAGE_SIZE], nbytes, 0, 0)
-    return OK
+    return 0 <= txnid <= g[TXNID]
 
 
 @kernel
@@ -590,8 +600,8 @@ def _long_value(g, run, nbytes):  # type: ignore[no-untyped-def]
     status = _read(g, scratch, 2, g[HEADER] + nbytes, run * g[PAGE_SIZE])
     if status == OK:
         status = _check_snapshot(g)
-    if status == OK:
-        status = _check_header(g, _bytes(scratch + 32, 32), 0, run, nbytes)
+    if status == OK and not _right_header(g, _bytes(scratch + 32, 32), 0, run, nbytes):
+        status = _fail(g, BAD_RUN, run, run * g[PAGE_SIZE], nbytes, 0, 0)
     if status != OK:
         _decref(value)
         return _uintp(0)
@@ -913,98 +923,114 @@ def _value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _plan_run(g, jobs, order, first, headers, junk, vectors):  # type: ignore[no-untyped-def]
-    """Vectors for the values from order[first] on that one call reads. Returns (the one after, vectors, bytes)."""
+def _plan_run(g, jobs, first, headers, junk, vectors):  # type: ignore[no-untyped-def]
+    """Vectors for the values from `first` on that one call reads. Returns (the one after, vectors, bytes)."""
     size, header = g[PAGE_SIZE], g[HEADER]
-    start = jobs[order[first], 0] * size
+    start = jobs[first, 0] * size
     end = start
     i, m = first, 0
-    while i < len(order):
-        job = jobs[order[i]]
-        gap = job[0] * size - end
+    while i < len(jobs):
+        place, nbytes = jobs[i, 0] * size, jobs[i, 1]
+        gap = place - end
         if i > first and (
-            gap < 0 or gap > _GAP_BYTES or m + 3 > _VECTORS or end + gap + header + job[1] - start > _RUN_BYTES
+            gap < 0 or gap > _GAP_BYTES or m + 3 > _VECTORS or place + header + nbytes - start > _RUN_BYTES
         ):
             break
         if gap > 0:
             vectors[2 * m], vectors[2 * m + 1] = junk, gap
             m += 1
-        vectors[2 * m], vectors[2 * m + 1] = headers + 32 * order[i], header
-        vectors[2 * m + 2], vectors[2 * m + 3] = job[2], job[1]
+        vectors[2 * m], vectors[2 * m + 1] = headers + 32 * i, header
+        vectors[2 * m + 2], vectors[2 * m + 3] = jobs[i, 2], nbytes
         m += 2
-        end = job[0] * size + header + job[1]
+        end = place + header + nbytes
         i += 1
     return i, m, end - start
 
 
 @kernel
-def _read_values(g, jobs):  # type: ignore[no-untyped-def]
-    """Fill the noted values: in the order of the file, neighbours by one call. jobs : i64[m, 3], see `_value_of`.
+def _fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
+    """Read values to where they belong, neighbours by one call. Needs no lock, touches no Python object.
+
+    jobs : i64[m, JOB_WORDS], ascending by page
+    failure : i64[4] = (offset, bytes there, errno, bytes wanted), or of a BAD_RUN its job
 
     What is in the page cache is read first. Then the kernel is asked for all the rest at once, so that the storage has
-    many reads to work on, and the rest is read.
+    many reads to work on, and the rest is read. Returns OK, SHORT, FAILED or BAD_RUN.
     """
     n = len(jobs)
-    if n == 0:
-        return OK
     size = g[PAGE_SIZE]
-    ascending = True
-    for i in range(1, n):
-        if jobs[i, 0] < jobs[i - 1, 0]:
-            ascending = False
-            break
-    order = np.arange(n) if ascending else np.argsort(jobs[:, 0])
     headers = np.empty(32 * n, np.uint8)
     junk = np.empty(_GAP_BYTES, np.uint8)
     vectors = np.empty(2 * _VECTORS, np.int64)
     late = np.empty(n, np.int64)
     m_late = 0
-    failure = _words(_scratch(), 3)
-    place = headers.ctypes.data, junk.ctypes.data, vectors.ctypes.data
-    total = 0
-    for i in range(n):
-        total += jobs[i, 1]
-    g[READ_BYTES] += total
-    held = total <= _SHORT_READ
-    thread = _uintp(0)
-    if not held:
-        thread = _save_thread()
+    headers_at, junk_at, vectors_at = headers.ctypes.data, junk.ctypes.data, vectors.ctypes.data
     first = 0
     while first < n:
-        after, m, nbytes = _plan_run(g, jobs, order, first, place[0], place[1], vectors)
-        offset = jobs[order[first], 0] * size
-        g[READS] += 1
-        if not (g[NOWAIT] and _try_now(g, place[2], m, nbytes, offset)):
+        after, m, nbytes = _plan_run(g, jobs, first, headers_at, junk_at, vectors)
+        if not (g[NOWAIT] and _try_now(g, vectors_at, m, nbytes, jobs[first, 0] * size)):
             late[m_late] = first
             m_late += 1
         first = after
-    done, wanted = True, 0
-    if m_late:
-        if held:
-            thread = _save_thread()
-            held = False
-        if m_late > 1:
-            for i in range(m_late):
-                after, m, nbytes = _plan_run(g, jobs, order, late[i], place[0], place[1], vectors)
-                start = jobs[order[late[i]], 0] * size
-                _fadvise(_intc(g[FD]), types.int64(start), types.int64(nbytes), _intc(_WILLNEED))
+    if m_late > 1:
         for i in range(m_late):
-            after, m, nbytes = _plan_run(g, jobs, order, late[i], place[0], place[1], vectors)
-            wanted = nbytes
-            done = _read_waiting(g, place[2], m, nbytes, jobs[order[late[i]], 0] * size, failure)
-            if not done:
-                break
-    if not held:
-        _restore_thread(thread)
-    if not done:
-        return _read_failed(g, failure, wanted)
-    status = _check_snapshot(g)
-    if status != OK:
-        return status
+            after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
+            start = jobs[late[i], 0] * size
+            _fadvise(_intc(g[FD]), types.int64(start), types.int64(nbytes), _intc(_WILLNEED))
+    for i in range(m_late):
+        after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
+        if not _read_waiting(g, vectors_at, m, nbytes, jobs[late[i], 0] * size, failure):
+            failure[3] = nbytes
+            return FAILED if failure[2] else SHORT
+    g[WAITED] += m_late
     for i in range(n):
-        status = _check_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1])
-        if status != OK:
-            return status
+        if not _right_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1]):
+            failure[0] = i
+            return BAD_RUN
+    return OK
+
+
+@kernel
+def _sorted_jobs(jobs):  # type: ignore[no-untyped-def]
+    """The jobs, ascending by page."""
+    for i in range(1, len(jobs)):
+        if jobs[i, 0] < jobs[i - 1, 0]:
+            order = np.argsort(jobs[:, 0])
+            ordered = np.empty_like(jobs)
+            for k in range(len(jobs)):
+                ordered[k] = jobs[order[k]]
+            return ordered
+    return jobs
+
+
+@kernel
+def _read_values(g, jobs):  # type: ignore[no-untyped-def]
+    """Fill the noted values, with the interpreter's lock held before and after. jobs : i64[m, JOB_WORDS]"""
+    if len(jobs) == 0:
+        return OK
+    jobs = _sorted_jobs(jobs)
+    failure = _words(_scratch(), 4)
+    total = 0
+    for i in range(len(jobs)):
+        total += jobs[i, 1]
+    g[READS] += 1
+    g[READ_BYTES] += total
+    thread = _save_thread()
+    status = _fill_values(g, jobs, failure)
+    _restore_thread(thread)
+    return _values_read(g, jobs, status, failure)
+
+
+@kernel
+def _values_read(g, jobs, status, failure):  # type: ignore[no-untyped-def]
+    """The status of a reading of values, after the look at the snapshot."""
+    if status in (FAILED, SHORT):
+        return _read_failed(g, failure, failure[3])
+    if _check_snapshot(g) != OK:
+        return g[ERROR]
+    if status == BAD_RUN:
+        run = jobs[failure[0], 0]
+        return _fail(g, BAD_RUN, run, run * g[PAGE_SIZE], jobs[failure[0], 1], 0, 0)
     return OK
 
 
@@ -1059,6 +1085,7 @@ def _argument(key):  # type: ignore[no-untyped-def]
     return _intp(_bytes_at(key)), nbytes
 
 
+@kernel
 def _get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     """The value (of the first duplicate) of a key. `handle_at` 0: the transaction's default database.
 
@@ -1104,6 +1131,7 @@ def _first_dup(g, handle, pgno, i):  # type: ignore[no-untyped-def]
     return value if value else _failed(g)
 
 
+@kernel
 def _move(cursor_at, op):  # type: ignore[no-untyped-def]
     """A move without a key: True, False or an error."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1115,6 +1143,7 @@ def _move(cursor_at, op):  # type: ignore[no-untyped-def]
     return _bool_new(status == OK) if status <= MISSING else _error(g)
 
 
+@kernel
 def _find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
     """A move to a key: True, False or an error."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1134,6 +1163,7 @@ def _find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
     return _bool_new(status == OK) if status <= MISSING else _error(g)
 
 
+@kernel
 def _look(cursor_at, what):  # type: ignore[no-untyped-def]
     """The key, value or item where the cursor stands, or an error. The cursor must be valid."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1144,6 +1174,7 @@ def _look(cursor_at, what):  # type: ignore[no-untyped-def]
     return found if found else _failed(g)
 
 
+@kernel
 def _count(cursor_at):  # type: ignore[no-untyped-def]
     """Number of duplicates of the key where the cursor stands, or an error."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1163,6 +1194,7 @@ def _count(cursor_at):  # type: ignore[no-untyped-def]
     return _int_new(_intp(count(_pool(g), o, g))) if o >= 0 else _error(g)
 
 
+@kernel
 def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-untyped-def]
     """The next items as a list, at most `most`, stopping after `most_bytes` of values; [] at the end. Or an error.
 
@@ -1178,7 +1210,7 @@ def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no
     if found == 0:
         return found
     c[C_SCAN] = most > 1
-    jobs = np.empty((most if what & VALUE else 0, 3), np.int64)
+    jobs = np.empty((most if what & VALUE else 0, JOB_WORDS), np.int64)
     no_job = c[0:0]
     n, m, total = 0, 0, 0
     status = OK
@@ -1218,6 +1250,7 @@ def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no
     return found
 
 
+@kernel
 def _skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
     """Repeat a move that is known to succeed: True, or False or an error if it does not."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1234,15 +1267,180 @@ def _skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
     return _bool_new(status == OK) if status <= MISSING else _error(g)
 
 
-_object = _uintp  # PyObject *
+@kernel
+def _is_newest(store_at):  # type: ignore[no-untyped-def]
+    """Has nobody committed since the snapshot S was taken? S + 1 writes the other meta page. False also if unsure."""
+    g = _words(store_at, STORE_WORDS)
+    scratch = _scratch()
+    nbytes = g[META_BYTES]
+    got = _pread(_intc(g[FD]), _uintp(scratch), _uintp(nbytes), types.int64(g[OTHER_AT]))
+    return _bool_new(got == nbytes and _memcmp(_uintp(scratch), _uintp(g[OTHER]), _uintp(nbytes)) == 0)
+
+
+@kernel
+def _find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
+    """[(key, value) or key, ...] of those of a list of keys that there are; long values are not read, but noted.
+
+    jobs_at : address of i64[1 + JOB_WORDS * keys]: how many are noted, and they
+    An error if something is wrong or a key is not a bytes object. The cursor stands on the last key, if it was found.
+    """
+    c = _words(cursor_at, CURSOR_WORDS)
+    g = _alive(c[C_TXN])
+    if len(g) == 0:
+        return _plain_error(CLOSED)
+    handle = _words(c[C_HANDLE], HANDLE_WORDS)
+    n = _list_size(keys)
+    found = _list_new(_intp(0))
+    if found == 0:
+        return found
+    noted = _words(jobs_at, 1 + JOB_WORDS * n)
+    noted[0] = m = 0
+    nothing = c[0:0]
+    empty = _bytes(jobs_at, 0)
+    status = OK
+    for i in range(n):
+        if i >= _list_size(keys):
+            break  # somebody shortened it while the lock was released
+        key = _list_item(keys, _intp(i))
+        _incref(key)
+        key_at, nbytes = _argument(key)
+        if nbytes < 0:
+            status = _fail(g, NOT_BYTES, 0, 0, 0, 0, 0)
+        else:
+            status = _seek(g, handle, c, SET_KEY, _bytes(key_at, nbytes), empty)
+        _decref(key)
+        c[C_VALID] = status == OK
+        if status == MISSING:
+            continue
+        if status != OK:
+            break
+        job = noted[1 + JOB_WORDS * m : 1 + JOB_WORDS * (m + 1)]
+        job[1] = -1
+        thing = _item(g, handle, c, what, job if what & VALUE else nothing)
+        if thing == 0:
+            status = CLOSED
+            break
+        if job[1] >= 0:
+            m += 1
+        refused = _list_append(found, thing)
+        _decref(thing)
+        if refused:
+            g[ERROR] = OK
+            status = CLOSED
+            break
+    if status > MISSING:
+        c[C_VALID] = 0
+        _decref(found)
+        return _failed(g)
+    noted[0] = m
+    return found
+
+
+@kernel
+def _after_values(store_at, jobs_at, m, status, failure_at):  # type: ignore[no-untyped-def]
+    """None of other threads' readings of values (`fill`) found something wrong: True. Or an error."""
+    g = _words(store_at, STORE_WORDS)
+    jobs = _words(jobs_at, JOB_WORDS * m).reshape((m, JOB_WORDS))
+    failure = _words(failure_at, 4)
+    return _bool_new(1) if _values_read(g, jobs, status, failure) == OK else _error(g)
+
+
+@kernel
+def fill(store_at, jobs, failure):  # type: ignore[no-untyped-def]
+    """`_fill_values` for Python's threads: runs without the interpreter's lock."""
+    return _fill_values(_words(store_at, STORE_WORDS), jobs, failure)
+
+
+class _ObjectType(types.Opaque):  # type: ignore[misc]
+    """Any Python object, as it is: PyObject *."""
+
+    def __init__(self) -> None:
+        super().__init__(name="pario.PyObject")
+
+
+_object = _ObjectType()
+register_model(_ObjectType)(models.OpaqueModel)
+
+
+@unbox(_ObjectType)
+def _unbox_object(kind, thing, context):  # type: ignore[no-untyped-def]
+    return NativeValue(thing)
+
+
+@box(_ObjectType)
+def _box_object(kind, thing, context):  # type: ignore[no-untyped-def]
+    return thing
+
+
+def _address_of(typing_context, thing):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.ptrtoint(arguments[0], ir.IntType(64))
+
+    return types.uintp(thing), generate
+
+
+def _object_at(typing_context, address):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return _object(types.uintp), generate
+
+
+_take: Any = intrinsic(_address_of)
+_give: Any = intrinsic(_object_at)
+
+
+def get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
+    return _give(_get(txn_at, handle_at, _take(key)))
+
+
+def move(cursor_at, op):  # type: ignore[no-untyped-def]
+    return _give(_move(cursor_at, op))
+
+
+def find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
+    return _give(_find(cursor_at, op, _take(key), _take(value)))
+
+
+def look(cursor_at, what):  # type: ignore[no-untyped-def]
+    return _give(_look(cursor_at, what))
+
+
+def count_dups(cursor_at):  # type: ignore[no-untyped-def]
+    return _give(_count(cursor_at))
+
+
+def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-untyped-def]
+    return _give(_collect(cursor_at, op, started, most, most_bytes, what))
+
+
+def skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
+    return _give(_skip(cursor_at, op, steps))
+
+
+def is_newest(store_at):  # type: ignore[no-untyped-def]
+    return _give(_is_newest(store_at))
+
+
+def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
+    return _give(_find_many(cursor_at, _take(keys), what, jobs_at))
+
+
+def after_values(store_at, jobs_at, m, status, failure_at):  # type: ignore[no-untyped-def]
+    return _give(_after_values(store_at, jobs_at, m, status, failure_at))
+
+
 _NATIVE: dict[str, tuple[Callable[..., Any], Any]] = {
-    "get": (_get, _object(_intp, _intp, _object)),
-    "move": (_move, _object(_intp, _intp)),
-    "find": (_find, _object(_intp, _intp, _object, _object)),
-    "look": (_look, _object(_intp, _intp)),
-    "count": (_count, _object(_intp)),
-    "collect": (_collect, _object(_intp, _intp, _intp, _intp, _intp, _intp)),
-    "skip": (_skip, _object(_intp, _intp, _intp)),
+    "get": (get, _object(_intp, _intp, _object)),
+    "move": (move, _object(_intp, _intp)),
+    "find": (find, _object(_intp, _intp, _object, _object)),
+    "look": (look, _object(_intp, _intp)),
+    "count": (count_dups, _object(_intp)),
+    "collect": (collect, _object(_intp, _intp, _intp, _intp, _intp, _intp)),
+    "skip": (skip, _object(_intp, _intp, _intp)),
+    "is_newest": (is_newest, _object(_intp)),
+    "find_many": (find_many, _object(_intp, _object, _intp, _intp)),
+    "after_values": (after_values, _object(_intp, _intp, _intp, _intp, _intp)),
 }
 
 #: A build of Python without the interpreter's lock: one call at a time.
@@ -1253,9 +1451,7 @@ _one_at_a_time = threading.Lock() if not getattr(sys, "_is_gil_enabled", lambda:
 def native(name: str) -> Callable[..., Any]:
     """One of the functions above, compiled (or loaded from the node's disk) at the first request."""
     function, signature = _NATIVE[name]
-    compiled = callback(function, signature)
-    arguments = [ctypes.py_object if kind is _object else ctypes.c_ssize_t for kind in signature.args]
-    call: Callable[..., Any] = ctypes.PYFUNCTYPE(ctypes.py_object, *arguments)(compiled.address)
+    call = entry(function, signature)
     if _one_at_a_time is None:
         return call
     lock = _one_at_a_time

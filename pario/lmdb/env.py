@@ -9,13 +9,15 @@ from typing import Any
 
 from pario.errors import MissingError, ParioError
 from pario.format.tree import database_names
-from pario.lmdb import errors
+from pario.lmdb import engine, errors
 from pario.lmdb.database import _Database
 from pario.lmdb.real import real
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
 
 __all__ = ["Environment", "version"]
+
+_is_newest: Any = engine.later("is_newest", globals(), "_is_newest")
 
 #: Pages that one environment keeps in memory at most: the branch and leaf pages of some 10 million large records.
 CACHE_BYTES = 64 << 20
@@ -144,7 +146,7 @@ class Environment:
                 self._open()
                 assert self._store is not None
                 return self._store
-            if store.is_newest():
+            if _is_newest(store.at):
                 return store
             return self._set(Store(store.file, self._arguments["cache_bytes"]))
         except ParioError as e:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import sys
 import time
 from array import array
-from typing import NamedTuple
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +47,14 @@ _NEVER_OF_FREE = MDB_REVERSEKEY | MDB_DUPSORT | MDB_DUPFIXED | MDB_INTEGERDUP | 
 _LEAST_PAGES = 128
 
 
+#: Threads of one call that reads many values: one per core, and more where the kernel cannot be asked to read ahead.
+_READERS, _READERS_WAITING = min(len(os.sched_getaffinity(0)), 4), 8
+#: A thread's share of such a call is at least this: below, the hand-over (some 20 us) shows.
+_SHARE_BYTES = 256 << 10
+
+_after_values: Any = engine.later("after_values", globals(), "_after_values")
+
+
 class DataFile(PosixFetcher):
     """Closes itself when nobody refers to it any more: another thread may be reading while the environment closes."""
 
@@ -53,8 +64,9 @@ class DataFile(PosixFetcher):
             with contextlib.suppress(OSError):  # only advice
                 os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_fd"):
+    def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end the modules that close() needs may be gone, and the system closes it anyway.
+        if not _over() and hasattr(self, "_fd"):
             self.close()
 
 
@@ -89,12 +101,15 @@ class Store:
         meta_at = snapshot.meta * size + layout.header
         start = meta_at - self.metas_at
         meta = np.frombuffer(self.metas[start : start + meta_bytes], np.uint8).copy()
+        other_at = (1 - snapshot.meta) * size + layout.header
+        start = other_at - self.metas_at
+        other = np.frombuffer(self.metas[start : start + meta_bytes], np.uint8).copy()
         # Untouched memory costs nothing: the cache grows with what is read.
         pool = np.empty(slots * size, np.uint8)
         table = np.zeros(places, np.int64)
         page_of = np.full(slots, -1, np.int64)
         lives = np.zeros(slots, np.uint8)
-        self._arrays = (meta, pool, table, page_of, lives)
+        self._arrays = (meta, other, pool, table, page_of, lives)
         values = {
             "page_size": size,
             "header": snapshot.header,
@@ -114,16 +129,13 @@ class Store:
         words[engine.OPEN] = 1
         words[engine.NOWAIT] = 1
         words[engine.META_AT], words[engine.META_BYTES], words[engine.META] = meta_at, meta_bytes, meta.ctypes.data
+        words[engine.OTHER_AT], words[engine.OTHER] = other_at, other.ctypes.data
         words[engine.POOL], words[engine.SLOTS] = pool.ctypes.data, slots
         words[engine.TABLE], words[engine.MASK] = table.ctypes.data, places - 1
         words[engine.PAGE_OF], words[engine.LIVES] = page_of.ctypes.data, lives.ctypes.data
         self.words = words
         self.at = words.buffer_info()[0]
         self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main)}
-
-    def is_newest(self) -> bool:
-        """Has nobody committed since the snapshot was taken?"""
-        return os.pread(self.words[engine.FD], len(self.metas), self.metas_at) == self.metas
 
     def close(self) -> None:
         """Every later call says "closed"."""
@@ -141,6 +153,29 @@ class Store:
                 return None
             found = self.handles[name] = self._handle(db)
         return found
+
+    def read_values(self, jobs: np.ndarray) -> None:
+        """Read noted values (engine.JOB_WORDS) to their places, several reads at once where there are many.
+
+        jobs : i64[m, JOB_WORDS], ascending by page. Raises lmdb errors.
+        """
+        parts = _parts(jobs, _READERS_WAITING if not self.words[engine.NOWAIT] else _READERS)
+        failures = np.zeros((len(parts), 4), np.int64)
+        running = [
+            _threads().submit(engine.fill, self.at, part, failure)
+            for part, failure in zip(parts[1:], failures[1:], strict=True)
+        ]
+        try:
+            # This thread works, too; the others get the interpreter's lock when it begins.
+            statuses = [engine.fill(self.at, parts[0], failures[0])]
+        finally:
+            # Nobody may write to the values any more when an exception drops them.
+            wait(running)
+        statuses += [task.result() for task in running]
+        for part, status, failure in zip(parts, statuses, failures, strict=True):
+            done = _after_values(self.at, part.ctypes.data, len(part), status, failure.ctypes.data)
+            if done is not True:
+                raise self.error(done, "read")
 
     def tree(self) -> Tree:
         """The main database, page by page."""
@@ -250,6 +285,27 @@ class Store:
                         raise page.fault(f"duplicate {j} of item {i} has data of its own", node.data_start)
         if any(page.kind == "leaf" and page.node(i).flags & F_DUPDATA for i in range(page.n)):
             raise page.fault("duplicates of keys in a database without (no MDB_DUPSORT)")
+
+
+def _parts(jobs: np.ndarray, most: int) -> list[np.ndarray]:
+    """The jobs cut into pieces of about equal numbers of bytes."""
+    ends = np.cumsum(jobs[:, 1])
+    pieces = int(max(1, min(most, ends[-1] // _SHARE_BYTES, len(jobs))))
+    if pieces == 1:
+        return [jobs]
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, pieces) // pieces)
+    return [part for part in np.split(jobs, cuts) if len(part)]
+
+
+def _threads() -> ThreadPoolExecutor:
+    """This process's threads; those of the parent do not live in a forked child."""
+    global _pool
+    if _pool is None or _pool[0] != os.getpid():
+        _pool = os.getpid(), ThreadPoolExecutor(_READERS_WAITING, "pario-lmdb")
+    return _pool[1]
+
+
+_pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
 def _take(file: DataFile) -> tuple[Snapshot, int, bytes]:
