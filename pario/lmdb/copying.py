@@ -8,7 +8,7 @@ import numpy as np
 
 from pario.errors import CorruptedError, ParioError
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_INTEGERKEY, NUM_METAS, Db
-from pario.format.page import Page
+from pario.format.page import OverflowRun, Page, check_overflow
 from pario.format.tree import Tree
 from pario.lmdb import errors
 from pario.lmdb.store import Store
@@ -131,7 +131,7 @@ class _Compacter:
             for i in range(page.n):
                 node = page.node(i)
                 if node.flags & F_BIGDATA:
-                    self._patch_run(out, node.data_start, node.overflow().pgno, node.overflow().pages)
+                    self._patch_run(out, node.data_start, node.overflow())
                 elif node.flags & F_SUBDATA:
                     below: Tree | None = None
                     found = tree.dups(node)
@@ -171,9 +171,14 @@ class _Compacter:
     def _patch_root(self, out: bytearray, at: int, db: Db, root: int) -> None:
         np.frombuffer(out, self.layout.db, 1, at)["md_root"] = self.layout.invalid if root < 0 else root
 
-    def _patch_run(self, out: bytearray, at: int, run: int, pages: int) -> None:
-        """Copy an overflow run, and note its new place."""
-        size, layout = self.snapshot.page_size, self.layout
+    def _patch_run(self, out: bytearray, at: int, run: OverflowRun) -> None:
+        """Copy an overflow run, with the pages that it does not need (they are counted), and note its new place."""
+        size, layout, file = self.snapshot.page_size, self.layout, self.store.file
+        first = self.store.read_page(run.pgno)
+        check_overflow(first, run, self.snapshot)
+        pages = int(layout.unpack_u32(first, layout.pages_at)[0])
+        if run.pgno + pages - 1 > self.snapshot.last_pgno:
+            raise CorruptedError(f"an overflow run of {pages} pages passes the last page", page=run.pgno)
         pgno = self._take(pages)
         words = np.frombuffer(out, layout.page["mp_pgno"], 1 if layout.version == 1 else 3, at)
         words[0] = pgno
@@ -183,16 +188,18 @@ class _Compacter:
             return
         done = 0
         while done < pages * size:
-            piece = bytearray(self.store.file.pread(run * size + done, min(_PIECE_BYTES, pages * size - done)))
-            check_snapshot(self.store.file, self.snapshot)
+            start = run.pgno * size + done
+            piece = bytearray(file.pread(start, min(_PIECE_BYTES, pages * size - done)))
+            check_snapshot(file, self.snapshot)
             if not piece:
-                raise CorruptedError("an overflow run ends beyond the end of the file", page=run, offset=run * size)
+                if done < run.pages * size:
+                    raise CorruptedError("an overflow run ends beyond the end of the file", page=run.pgno, offset=start)
+                piece = bytearray(min(_PIECE_BYTES, pages * size - done))  # never written, never read
             if not done:
                 header = np.frombuffer(piece, layout.page, 1)
                 header["mp_pgno"] = pgno
                 if layout.version > 1:
                     header["mp_txnid"] = _TXNID
-                np.frombuffer(piece, layout.node["mn_dsize"], 1, layout.pages_at)[0] = pages
             _write(self.fd, piece)
             done += len(piece)
 

@@ -897,18 +897,9 @@ def _value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
         if at < 0:
             return _uintp(0)
         pool = _pool(g)
-        if not len(job) or not u16(pool, at + 4, g[BIG]) & _BIGDATA:
+        if not len(job):
             return _value(g, at, pgno)
-        nbytes = u32(pool, at, g[BIG])
-        run = _run_of(g, _data_at(pool, at, g), nbytes, pgno)
-        if run < 0:
-            return _uintp(0)
-        value = _bytes_new(_uintp(0), _intp(nbytes))
-        if value == 0:
-            g[ERROR] = OK
-        else:
-            job[0], job[1], job[2] = run, nbytes, _intp(_bytes_at(value))
-        return value
+        return _node_value(g, pool, at, pgno, job)
     if o < 0:
         return _uintp(0)
     pool = _pool(g)
@@ -1035,6 +1026,54 @@ def _values_read(g, jobs, status, failure):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
+    """The value of the node at pool[at]; a long one is noted in `job`, see `_value_of`."""
+    nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
+    data = _data_at(pool, at, g)
+    if not flags & _BIGDATA:
+        return _bytes_new(_uintp(pool.ctypes.data + data), _intp(nbytes))
+    run = _run_of(g, data, nbytes, pgno)
+    if run < 0:
+        return _uintp(0)
+    value = _bytes_new(_uintp(0), _intp(nbytes))
+    if value == 0:
+        g[ERROR] = OK
+    else:
+        job[0], job[1], job[2] = run, nbytes, _intp(_bytes_at(value))
+    return value
+
+
+@kernel
+def _pair(g, key, value):  # type: ignore[no-untyped-def]
+    """(key, value), which are given away; 0 if one of them is 0."""
+    pair = _uintp(0)
+    if key != 0 and value != 0:
+        pair = _tuple_new(_intp(2))
+        if pair == 0:
+            g[ERROR] = OK
+    if pair == 0:
+        if key != 0:
+            _decref(key)
+        if value != 0:
+            _decref(value)
+        return pair
+    _tuple_set(pair, _intp(0), key)
+    _tuple_set(pair, _intp(1), value)
+    return pair
+
+
+@kernel
+def _node_item(g, pool, at, pgno, what, job):  # type: ignore[no-untyped-def]
+    """Key, value or both of the node at pool[at]."""
+    if what == VALUE:
+        return _node_value(g, pool, at, pgno, job)
+    key = _bytes_new(_uintp(pool.ctypes.data + at + 8), _intp(u16(pool, at + 6, g[BIG])))
+    if what == KEY or key == 0:
+        return key
+    return _pair(g, key, _node_value(g, pool, at, pgno, job))
+
+
+@kernel
 def _item(g, handle, c, what, job):  # type: ignore[no-untyped-def]
     """The key, the value or both where the cursor stands; 0: an error is noted or raised."""
     if what == KEY:
@@ -1044,19 +1083,7 @@ def _item(g, handle, c, what, job):  # type: ignore[no-untyped-def]
     key = _key_of(g, handle, c)
     if key == 0:
         return key
-    value = _value_of(g, handle, c, job)
-    if value == 0:
-        _decref(key)
-        return value
-    pair = _tuple_new(_intp(2))
-    if pair == 0:
-        g[ERROR] = OK
-        _decref(key)
-        _decref(value)
-        return pair
-    _tuple_set(pair, _intp(0), key)
-    _tuple_set(pair, _intp(1), value)
-    return pair
+    return _pair(g, key, _value_of(g, handle, c, job))
 
 
 # -- what Python calls -------------------------------------------------------------------------------------------------
@@ -1210,28 +1237,53 @@ def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no
     if found == 0:
         return found
     c[C_SCAN] = most > 1
-    jobs = np.empty((most if what & VALUE else 0, JOB_WORDS), np.int64)
+    jobs = np.full((most if what & VALUE else 0, JOB_WORDS), -1, np.int64)
     no_job = c[0:0]
     n, m, total = 0, 0, 0
     status = OK
+    level = handle[DEPTH] - 1
+    step = 1 if op in (NEXT, NEXT_DUP, NEXT_NODUP) else -1
+    pgno, o, items, at = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    pool = _pool(g)
     while n < most and total < most_bytes:
         if n == 0 and not c[C_VALID]:
             break
         if n > 0 or started:
-            status = _go(g, handle, c, op)
-            if status != OK:
+            # Without duplicates, the items of one leaf are one step apart. Its page stays where it is, unless the
+            # making of a tuple set off a garbage collection, and that a destructor that reads.
+            i = c[C_ITEMS + level] + step
+            if o and 0 <= i < items and _words(g[PAGE_OF], g[SLOTS])[o // g[PAGE_SIZE]] == pgno:
+                c[C_ITEMS + level] = i
+            else:
+                o = np.int64(0)
+                status = _go(g, handle, c, op)
+                if status != OK:
+                    break
+        if not handle[DUPSORT]:
+            if o == 0:
+                pgno = c[C_PAGES + level]
+                o = _page_at(g, pgno, level, handle[DEPTH], 0)
+                if o < 0:
+                    status = CLOSED
+                    break
+                items = count(pool, o, g)
+                if not 0 <= c[C_ITEMS + level] < items:
+                    status = _moved(g)
+                    break
+                # The first page of the pool starts at 0, which here means "none": then each item takes the long way.
+            at = node_at(pool, o, c[C_ITEMS + level], g)
+            if u16(pool, at + 4, g[BIG]) & _DUPDATA:
+                status = _fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
                 break
-        if what & VALUE:
-            jobs[m, 1] = -1
-            thing = _item(g, handle, c, what, jobs[m])
-            if jobs[m, 1] >= 0:
-                total += jobs[m, 1]
-                m += 1
+            thing = _node_item(g, pool, at, pgno, what, jobs[m] if what & VALUE else no_job)
         else:
-            thing = _item(g, handle, c, what, no_job)
+            thing = _item(g, handle, c, what, jobs[m] if what & VALUE else no_job)
         if thing == 0:
             status = CLOSED
             break
+        if what & VALUE and jobs[m, 1] >= 0:
+            total += jobs[m, 1]
+            m += 1
         refused = _list_append(found, thing)
         _decref(thing)
         if refused:

@@ -303,7 +303,7 @@ class Environment:
             return found
         store = txn._store if txn is not None else self._newest()
         if name is not None:
-            if not name:
+            if not name and store.snapshot.version == 1:
                 raise errors.BadValsizeError("open_db: an empty name")
             if len(self._dbs) - (None in self._dbs) >= self._arguments["max_dbs"]:
                 raise errors.DbsFullError(
