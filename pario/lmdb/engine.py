@@ -1128,15 +1128,10 @@ def _get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     handle = _words(handle_at if handle_at else _words(txn_at, TXN_WORDS)[MAIN], HANDLE_WORDS)
     if handle[ROOT] < 0:
         return _bool_new(0)
-    o = _leaf_for(g, handle, wanted)
-    if o < 0:
-        return _error(g)
+    status, o, i = _find_in_leaf(g, handle, wanted)
+    if status != OK:
+        return _bool_new(0) if status == MISSING else _error(g)
     pool = _pool(g)
-    if handle[KEY_INTEGER] and key_span(pool, o, 0, g)[1] != nbytes:
-        return _bool_new(0)
-    i, equal = search_leaf(pool, o, wanted, handle[KEY_WAY], g)
-    if not equal:
-        return _bool_new(0)
     at = node_at(pool, o, i, g)
     flags = u16(pool, at + 4, g[BIG])
     pgno = word(pool, o, g)
@@ -1330,6 +1325,20 @@ def _is_newest(store_at):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _find_in_leaf(g, handle, key):  # type: ignore[no-untyped-def]
+    """(OK, where the leaf starts in the pool, item), (MISSING, 0, 0) or (an error, 0, 0)."""
+    nowhere = np.int64(0)
+    o = _leaf_for(g, handle, key)
+    if o < 0:
+        return g[ERROR], nowhere, nowhere
+    pool = _pool(g)
+    if handle[KEY_INTEGER] and key_span(pool, o, 0, g)[1] != len(key):
+        return np.int64(MISSING), nowhere, nowhere
+    i, equal = search_leaf(pool, o, key, handle[KEY_WAY], g)
+    return np.int64(OK if equal else MISSING), np.int64(o), np.int64(i)
+
+
+@kernel
 def _find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     """[(key, value) or key, ...] of those of a list of keys that there are; long values are not read, but noted.
 
@@ -1358,17 +1367,30 @@ def _find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
         key_at, nbytes = _argument(key)
         if nbytes < 0:
             status = _fail(g, NOT_BYTES, 0, 0, 0, 0, 0)
+        elif i < n - 1 and not handle[DUPSORT] and nbytes > 0 and handle[ROOT] >= 0:
+            # Only where the last key leads matters to the cursor.
+            status, o, item = _find_in_leaf(g, handle, _bytes(key_at, nbytes))
         else:
+            o, item = np.int64(-1), np.int64(0)
             status = _seek(g, handle, c, SET_KEY, _bytes(key_at, nbytes), empty)
+            c[C_VALID] = status == OK
         _decref(key)
-        c[C_VALID] = status == OK
         if status == MISSING:
             continue
         if status != OK:
             break
         job = noted[1 + JOB_WORDS * m : 1 + JOB_WORDS * (m + 1)]
         job[1] = -1
-        thing = _item(g, handle, c, what, job if what & VALUE else nothing)
+        if o >= 0:
+            pool = _pool(g)
+            at = node_at(pool, o, item, g)
+            pgno = word(pool, o, g)
+            if u16(pool, at + 4, g[BIG]) & _DUPDATA:
+                status = _fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+                break
+            thing = _node_item(g, pool, at, pgno, what, job)
+        else:
+            thing = _item(g, handle, c, what, job if what & VALUE else nothing)
         if thing == 0:
             status = CLOSED
             break

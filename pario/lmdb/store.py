@@ -43,6 +43,8 @@ _TRIES = 50
 _PAUSE_S = 0.002
 #: Flags of databases that the list of free pages cannot have (py-lmdb refuses such a file, too).
 _NEVER_OF_FREE = MDB_REVERSEKEY | MDB_DUPSORT | MDB_DUPFIXED | MDB_INTEGERDUP | MDB_REVERSEDUP
+#: Pages in memory begin where those of the system do.
+_ALIGN = 4096
 #: Pages that a cache holds at least, whatever its budget: more than one descent needs.
 _LEAST_PAGES = 128
 
@@ -105,7 +107,8 @@ class Store:
         start = other_at - self.metas_at
         other = np.frombuffer(self.metas[start : start + meta_bytes], np.uint8).copy()
         # Untouched memory costs nothing: the cache grows with what is read.
-        pool = np.empty(slots * size, np.uint8)
+        pool = np.empty(slots * size + _ALIGN, np.uint8)
+        pool = pool[-pool.ctypes.data % _ALIGN :]
         table = np.zeros(places, np.int64)
         page_of = np.full(slots, -1, np.int64)
         lives = np.zeros(slots, np.uint8)

@@ -1,0 +1,168 @@
+"""pario.lmdb beside py-lmdb: the same calls, in fresh processes, in turn.
+
+    python -m benchmarks.data DIR
+    python -m benchmarks.dropin --data DIR [--only NAME ...] [--out results.json]
+
+"cold": the pages of the file were dropped. "warm": all of it is in the page cache.
+
+What a warm read costs py-lmdb depends on how the page cache was filled, since it maps the file: "written in order" leaves
+large folios, which are mapped 2 MiB at a time; "read at random" leaves small ones, as a training job with
+readahead=False does, and each is mapped by a fault of its own on the first pass. Both are measured, both with the bar;
+"again" is a second pass of the same process over the same keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from benchmarks import data, store
+from benchmarks.measure import Row, Section, WorkerError, interleave, launch, ratios, save
+
+SMALL = "small-100b"
+SMALL_RECORDS, SMALL_BYTES = 300_000, 100
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured, on which set, against which bar."""
+
+    name: str
+    what: str
+    which: str  # a set of benchmarks.data, or SMALL
+    count: int
+    bar: float | None
+    cold: bool = False
+    processes: int = 1
+    readahead: bool = False
+    passes: int = 1
+    scattered: bool = False  # warm, and the page cache was filled by random reads
+
+
+CASES = (
+    Case("cold random get, 197 KB", "get", "197k", 300, 8, cold=True),
+    Case("cold random get, 197 KB, 4 processes", "get", "197k", 200, 5, cold=True, processes=4),
+    Case("cold random get, 3 KB", "get", "3k", 3000, None, cold=True),
+    Case("cold keys-only scan, 197 KB", "keys", "197k", 10_000, 5, cold=True),
+    Case("cold keys-only scan, 3 KB", "keys", "3k", 10_000, 5, cold=True),
+    Case("cold scan with values, 197 KB, readahead=True", "scan", "197k", 10_000, None, cold=True, readahead=True),
+    Case("warm random get, 197 KB", "get", "197k", 10_000, 0.9, passes=2),
+    Case("warm random get, 3 KB", "get", "3k", 100_000, 0.4, passes=2),
+    Case("warm random get, 197 KB, cached by random reads", "get", "197k", 10_000, 0.9, passes=2, scattered=True),
+    Case("warm random get, 3 KB, cached by random reads", "get", "3k", 400_000, 0.4, passes=2, scattered=True),
+    Case("warm random get, 100 B", "get", SMALL, 100_000, 0.25, passes=2),
+    Case("warm getmulti of 1,000 keys, 3 KB", "getmulti", "3k", 100_000, 1.5, passes=2),
+    Case("warm scan with values, 3 KB", "scan", "3k", 100_000, 0.5, readahead=True, passes=2),
+    Case("warm keys-only scan, 3 KB", "keys", "3k", 100_000, None, passes=2),
+)
+
+
+def small_set(folder: str, records: int) -> str:
+    """The set of 100-byte records, made once."""
+    path = Path(folder) / f"{SMALL}-{records}"
+    if not (path / "data.mdb").exists():
+        half = path.with_suffix(".half")
+        rng = os.urandom
+        with lmdb.open(str(half), map_size=records * 4 * SMALL_BYTES + (1 << 24), sync=False, lock=False) as env:
+            with env.begin(write=True) as txn:
+                for i in range(records):
+                    txn.put(b"%08d" % i, rng(SMALL_BYTES), append=True)
+            env.sync(True)
+        half.rename(path)
+    return str(path)
+
+
+def scatter(file: str) -> None:
+    """Fill the page cache by reads of 200 KB in random order, without read-ahead."""
+    store.drop_file(file)
+    piece = 200 << 10
+    with open(file, "rb", buffering=0) as source:
+        os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        offsets = list(range(0, os.path.getsize(file), piece))
+        random.Random(0).shuffle(offsets)
+        for offset in offsets:
+            os.pread(source.fileno(), piece, offset)
+
+
+def measure(case: Case, path: str, records: int, warmup: str, rounds: int, section: Section) -> None:
+    count = min(case.count, records)
+    file = os.path.join(path, "data.mdb")
+    if case.scattered:
+        scatter(file)
+    elif not case.cold:
+        store.drop_file(file)
+        store.warm_file(file)
+    seed = 0
+
+    def side(name: str) -> dict[str, Any]:
+        if case.cold:
+            store.drop_file(file)
+        words = [name, case.what, path, "--records", str(records), "--count", str(count), "--warmup", warmup]
+        words += ["--passes", str(case.passes), "--processes", str(case.processes), "--seed", str(seed)]
+        return launch("benchmarks.worker_dropin", words + ["--readahead"] * case.readahead)
+
+    found = interleave({"pario": lambda: side("pario"), "lmdb": lambda: side("lmdb")}, rounds)
+    section.raw[case.name] = found
+    for number in range(case.passes):
+        rates = {
+            name: [run["records"] / run["seconds"][number] for run in runs] for name, runs in found.items()
+        }  # records/s
+        ratio = ratios(rates["pario"], rates["lmdb"])
+        spent = {name: 1e6 / statistics.median(values) for name, values in rates.items()}
+        first = number == 0
+        section.add(
+            Row(
+                case.name + ("" if first else ", again"),
+                ratio["median"],
+                ratio["min"],
+                ratio["max"],
+                ">=" if case.bar is not None and first else "",
+                case.bar if first else None,
+                ours=f"pario {spent['pario']:.3g} us per record",
+                theirs=f"py-lmdb {spent['lmdb']:.3g} us",
+            )
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dropin", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
+    parser.add_argument("--only", action="append", help="part of a case's name; may be given several times")
+    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds (default 5, --quick 1)")
+    parser.add_argument("--out", default="", help="JSON file (default: dropin.json in the data folder)")
+    parser.add_argument("--quick", action="store_true", help="tiny data sets, one round: does it run at all?")
+    options = parser.parse_args(argv)
+    rounds = options.rounds or (1 if options.quick else 5)
+    small = {"3k": data.make(options.data, "3k", 4000), "197k": data.make(options.data, "197k", 100)}
+    section = Section("dropin", "pario.lmdb beside py-lmdb", "cold or warm, per case")
+    failed = False
+    for case in CASES:
+        if options.only and not any(part in case.name for part in options.only):
+            continue
+        if case.which == SMALL:
+            records = 3000 if options.quick else SMALL_RECORDS
+            path = small_set(options.data, records)
+        else:
+            held = small[case.which] if options.quick else data.make(options.data, case.which)
+            path, records = held.path, held.records
+        try:
+            measure(case, path, records, small["3k" if path == small["197k"].path else "197k"].path, rounds, section)
+        except (store.Unavailable, WorkerError) as problem:
+            failed = True
+            section.note(f"NOT MEASURED: {case.name}: {problem}")
+        save(options.out or Path(options.data) / "dropin.json", [section], command=sys.argv, rounds=rounds)
+    missed = [row.case for row in section.rows if row.met is False]
+    print(f"{sum(row.met is True for row in section.rows)} bars met, {len(missed)} not met")
+    return 1 if missed and not options.quick else 3 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
