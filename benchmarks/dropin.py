@@ -5,10 +5,10 @@
 
 "cold": the pages of the file were dropped. "warm": all of it is in the page cache.
 
-What a warm read costs py-lmdb depends on how the page cache was filled, since it maps the file: "written in order" leaves
-large folios, which are mapped 2 MiB at a time; "read at random" leaves small ones, as a training job with
-readahead=False does, and each is mapped by a fault of its own on the first pass. Both are measured, both with the bar;
-"again" is a second pass of the same process over the same keys.
+What a warm read costs py-lmdb depends on how the page cache was filled, since it maps the file: reading in order leaves
+large folios, which are mapped 2 MiB at a time; reading at random, as a training job with readahead=False does, leaves
+small ones, and each is mapped by a fault of its own on the first pass. Both are measured, both with the bar; "again" is
+a second pass of the same process over the same keys.
 """
 
 from __future__ import annotations

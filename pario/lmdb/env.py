@@ -183,7 +183,7 @@ class Environment:
 
     def _end_scans(self, txn: Transaction) -> None:
         """The iterators of a transaction give out nothing more."""
-        if self._scans.data:
+        if len(self._scans):
             for cursor in list(self._scans):
                 if cursor.txn is txn:
                     cursor._end_batch()
