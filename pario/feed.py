@@ -94,9 +94,12 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="pario-feed", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """No read is under way and no thread of the feed runs when this returns."""
-        if self._thread is not None:
+    def stop(self, wait: bool = True) -> None:
+        """No read is under way and no thread of the feed runs when this returns, unless `wait` is False."""
+        if not wait:
+            self._stop.set()
+            self._ring.wake()
+        elif self._thread is not None:
             self._ring.stop_feeder(self._stop, self._thread)
             self._thread = None
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import hashlib
 import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,12 +20,12 @@ import numpy as np
 
 from pario.buffers import BatchBuffers
 from pario.checkpoint import VERSION, LoaderState
-from pario.comm.agree import Alarm
+from pario.comm.agree import Alarm, guard
 from pario.comm.window import LEFT, Ring
 from pario.comm.world import get_world
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
-from pario.errors import ClosedError, DecodeError, OptionError
+from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, ParioError, RankError
 from pario.feed import Feed, FeedStats, Tap
 from pario.options import ORDERS, POLICIES, Options
 from pario.plan.epoch import Order, epoch_order, records_per_block
@@ -33,6 +36,8 @@ from pario.records import Batch, Records
 __all__ = ["Loader"]
 
 _log = logging.getLogger("pario")
+#: With on_error="skip" the decoder may learn from one of this many first records.
+_SKIPPED_FIRST = 64
 _IDS = "\0ids"  # the record ids travel in the same block of memory as the decoder's arrays
 
 
@@ -60,6 +65,9 @@ class Loader:
     options : see `Options`
     save_index, progress : see `Reader`
 
+    Use it in a `with` block: that is how an exception of yours on one rank reaches the others at once. Batches are
+    taken by one thread, in the process that made the loader.
+
     Every rank gets the same number of batches: `len(loader)`. A loop that is left early (`break`) is over; the next
     loop is the next epoch. Raises `ParioError`s: all ranks raise together, the others a `PeerError` that names the
     rank where it happened.
@@ -82,7 +90,9 @@ class Loader:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
-        self._options = options or Options()
+        self._options = options if isinstance(options, Options) else Options()
+        self._given_options = options
+        self._pid = os.getpid()
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
@@ -106,6 +116,7 @@ class Loader:
         self.world = get_world(comm)
         self._reader = self._open(path, db, save_index, progress)
         self._closed = False
+        guard(self.world, self)
         self._alarm = Alarm(self.world)
         self.world.on_wait = self._alarm.check
         try:
@@ -128,10 +139,11 @@ class Loader:
             error: BaseException | None = None
             try:
                 self._check_arguments()
-            except OptionError as e:
+                os.fspath(path)
+            except Exception as e:
                 error = e
             self.world.agree(error, "looking at the arguments of Loader")
-            self._check_same_arguments()
+            self._check_same_arguments(path, db)
         except BaseException:
             self.world.free(collective=False)
             raise
@@ -139,21 +151,23 @@ class Loader:
 
     def _check_arguments(self) -> None:
         shuffle, on_error, size, seed = self._shuffle, self._on_error, self._batch_size, self._seed
-        if shuffle not in ORDERS or shuffle is True:
+        if not isinstance(self._given_options, Options | None):
+            raise OptionError(f"options must be a pario.Options, got {self._given_options!r}")
+        if not (shuffle is False or (isinstance(shuffle, str) and shuffle in ORDERS)):
             raise OptionError(f'shuffle must be False, "global" or "block", got {shuffle!r}')
         if on_error not in POLICIES:
             raise OptionError(f'on_error must be "raise" or "skip", got {on_error!r}')
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {size!r}")
-        if not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise OptionError(f"seed must be an integer of at least 0, got {seed!r}")
+        if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
+            raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
         self._batch_size, self._seed = int(size), int(seed)
 
     def _prepare(self, decoder: Decoder | Callable[..., Any] | None) -> None:
         world, index, options = self.world, self._reader.index, self._options
         mean_bytes = index.mean_bytes + index.header_bytes
         seats, most = world.size, world.allreduce_max(world.node_size)
-        self.decoder = as_decoder(decoder)
+        self.decoder = copy.copy(as_decoder(decoder))  # what it learns is this loader's own
         per_step = self._batch_size * seats
         if self._shuffle == "block":
             # A function of the dataset and the options alone: the order is the same for every number of ranks.
@@ -179,7 +193,7 @@ class Loader:
             )
         whole = self._make_schedule(0, self._make_order(0) if self._shuffle == "block" else None)
         # Done by one rank for all: it looks at the first record and adds up the largest ones.
-        found: tuple[Any, int] | None = None
+        found: tuple[tuple[Any, str], int] | None = None
         error: BaseException | None = None
         if world.rank == 0:
             try:
@@ -187,7 +201,7 @@ class Loader:
             except BaseException as e:
                 error = e
         world.agree(error, "looking at the first record")
-        self.decoder.spec, slot_bytes = world.bcast(found)
+        (self.decoder.spec, self._fingerprint), slot_bytes = world.bcast(found)
         feeders = min(options.readers_per_node, world.node_size)
         self._feeders = feeders
         # The ranks that read: spread over the node, the leader first.
@@ -200,21 +214,31 @@ class Loader:
             table_rows=self._batch_size * world.node_size,
             alive_seconds=options.alive_seconds,
         )
-        world.on_wait = self._check
+        world.on_wait = _weakly(self._check)
         if self.decoder.parallel:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             self._threads = options.decode_threads or max(1, cores // world.node_size)
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="pario-decode")
             self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
 
-    def _learn(self) -> Any:
-        """What the decoder makes of record 0."""
-        first = self._reader.read([0])
-        try:
-            self.decoder.learn(first[0])
-        except DecodeError as e:
-            raise e.at(path=self._reader.path, record=0, key=self.keys([0])[0]) from None
-        return self.decoder.spec
+    def _learn(self) -> tuple[Any, str]:
+        """(what the decoder makes of the first record, what identifies the dataset in a saved state)."""
+        reader, n = self._reader, self._reader.index.n
+        ends = [0, n - 1]
+        records, keys = reader.read(ends), reader.keys(ends)
+        # Where all records lie, and the first and the last one: two sets of equal layout still differ in these.
+        identity = hashlib.sha256(reader.index.content_id.encode())
+        for part in (*keys, *records):
+            identity.update(len(part).to_bytes(8, "little") + bytes(part))
+        tries = min(n, _SKIPPED_FIRST) if self._on_error == "skip" else 1
+        for record in range(tries):
+            try:
+                self.decoder.learn(reader.read([record])[0])
+                break
+            except DecodeError as e:
+                if record + 1 == tries:
+                    raise e.at(path=reader.path, record=record, key=reader.keys([record])[0]) from None
+        return self.decoder.spec, identity.hexdigest()[:32]
 
     def _slot_bytes(self, schedule: Schedule, node_size: int) -> int:
         """No group needs more."""
@@ -230,15 +254,17 @@ class Loader:
         )
         return capacity + capacity // 32 + 2 * index.page_size  # for the leaf pages that lie between values
 
-    def _check_same_arguments(self) -> None:
-        mine = (self._batch_size, self._shuffle, self._seed, self._drop_last, self._on_error, repr(self._options))
+    def _check_same_arguments(self, path: str | os.PathLike[str], db: str | bytes | None) -> None:
+        mine: tuple[Any, ...] = (os.path.abspath(os.fspath(path)), db)
+        mine += (self._batch_size, self._shuffle, self._seed, self._drop_last, self._on_error, repr(self._options))
         everyones = self.world.allgather(mine)
         for rank, theirs in enumerate(everyones):
             if theirs != everyones[0]:
                 raise OptionError(
                     f"rank {rank} was given other arguments than rank 0: {theirs} against {everyones[0]} "
-                    "(batch_size, shuffle, seed, drop_last, on_error, options)",
-                    hint="The constructor is collective: call it with the same arguments on every rank.",
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, options)",
+                    hint="The constructor is collective: call it with the same arguments on every rank. For a file "
+                    "per rank pass comm=MPI.COMM_SELF.",
                 )
 
     def _make_order(self, epoch: int) -> Order:
@@ -270,8 +296,16 @@ class Loader:
         return self._schedule.steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start the next epoch (or the rest of the one that a loaded state left). Collective over `comm`."""
+        """Start the next epoch (or the rest of the one that a loaded state left). Collective over `comm`.
+
+        An earlier loop over this loader, if it is not at its end, cannot go on then.
+        """
         self._check_open()
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this loader was made in process {self._pid}, and its threads did not come along to this one",
+                hint="Construct the Loader in the process that iterates over it; it needs no worker processes.",
+            )
         try:
             self._begin()
         except BaseException as e:
@@ -287,7 +321,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be this epoch, from its beginning. Call it on every rank."""
-        if epoch < 0:
+        if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
             raise OptionError(f"epoch must be at least 0, got {epoch!r}")
         self._leave()
         self._set_place(int(epoch), 0)
@@ -339,12 +373,12 @@ class Loader:
 
     def close(self) -> None:
         """End reading and free the windows. Collective over `comm`; a second call does nothing."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self._leave()
         try:
             # Nobody may still be reading or waiting when the window goes.
-            self.world.barrier()
+            self._meet("close")
         except BaseException as e:
             self._abandon(e)
             raise
@@ -359,20 +393,26 @@ class Loader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
-        if error is None:
+        # Leaving on purpose, a generator that is closed or sys.exit(0), is no failure.
+        if error is None or kind is GeneratorExit or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.close()
         else:
             self._abandon(error)
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a Loader holds threads and shared memory and cannot be pickled; construct it where it is used")
+
     def __del__(self) -> None:
-        # A loader that was neither closed nor used in a `with` block: end its threads. No MPI call here, since the
-        # garbage collector may run in any thread; windows and communicators go with the process.
-        if not getattr(self, "_closed", True):
-            self._closed = True
-            # Nor a join of the pools' threads: one of them may be the thread that dropped the last reference.
-            for end in (lambda: self._stop_threads(wait=False), lambda: self._ring.close(), self._reader.abandon):
-                with contextlib.suppress(Exception):
-                    end()
+        # A loader that was neither closed nor used in a `with` block: let its threads end. The garbage collector may
+        # run this in any of them, so nothing is waited for, and MPI is not called: windows go with the process.
+        if getattr(self, "_closed", True) or os.getpid() != self._pid:
+            return
+        self._closed = True
+        with contextlib.suppress(Exception):
+            if self._feed is not None:
+                self._feed.stop(wait=False)
+            self._end_executors(wait=False)
+            self._reader.abandon(wait=False)
 
     def __repr__(self) -> str:
         return (
@@ -390,7 +430,7 @@ class Loader:
     def _state(self, epoch: int, position: int) -> LoaderState:
         return LoaderState(
             version=VERSION,
-            fingerprint=self._reader.index.content_id,
+            fingerprint=self._fingerprint,
             n=self._reader.index.n,
             seed=self._seed,
             shuffle=str(self._shuffle or "none"),
@@ -411,12 +451,7 @@ class Loader:
         if self._run is not None:  # a loop that was left early
             self._leave()
             self._set_place(self._epoch + 1, 0)
-        places = world.allgather((self._epoch, self._position))
-        if any(place != places[0] for place in places):
-            raise OptionError(
-                f"the ranks stand at different places (epoch, record): {places}",
-                hint="set_epoch and load_state_dict must be called alike on every rank.",
-            )
+        self._meet(f"epoch {self._epoch} from record {self._position}")
         if self._feed is not None:
             self._feed.stop()
             self._feed = None
@@ -449,6 +484,17 @@ class Loader:
             self._feed.start()
         tap = Tap(self._ring, schedule, seat=world.seat, node_seat=world.node_seat, node_rank=world.node_rank)
         self._run = _Epoch(self, tap, schedule, self._epoch)
+
+    def _meet(self, doing: str) -> None:
+        """All ranks do the same next, or all raise. Collective."""
+        everyones = self.world.allgather(doing)
+        for rank, theirs in enumerate(everyones):
+            if theirs != everyones[0]:
+                raise OptionError(
+                    f"the ranks go different ways: {everyones[0]!r} on rank 0, {theirs!r} on rank {rank}",
+                    hint="Each rank must run the same loops over the loader, and call set_epoch, load_state_dict and "
+                    "close alike.",
+                )
 
     def _leave(self) -> None:
         """This rank needs nothing more of the epoch under way."""
@@ -507,7 +553,7 @@ class Loader:
 
     def _decode(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> list[tuple[int, str]]:
         if self._executor is None or len(records) < 2:
-            return self.decoder.decode(records, arrays, draw) if len(records) else []
+            return self.decoder.decode(records, arrays, draw)
         # Several pieces per thread, since images differ in cost.
         pieces = min(len(records), 4 * self._threads)
         cuts = [len(records) * k // pieces for k in range(pieces + 1)]
@@ -553,13 +599,15 @@ class Loader:
 
     def _abandon(self, error: BaseException) -> None:
         """Tell the others, then drop what this rank holds without waiting for anybody."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self.world.on_wait = None
         with contextlib.suppress(Exception):
             self._alarm.raise_all(error)
-            if self._made_ring is not None:
+            # Another rank's error is known already, and must not come back to it as somebody else's.
+            known = isinstance(error, RankError) and not isinstance(error, DeadRankError)
+            if self._made_ring is not None and not known:
                 self._made_ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
         if self._run is not None:
             self._run.end()
@@ -570,10 +618,13 @@ class Loader:
         self._reader.abandon()
         self.world.free(collective=False)
 
-    def _stop_threads(self, wait: bool = True) -> None:
+    def _stop_threads(self) -> None:
         if self._feed is not None:
             self._feed.stop()
             self._feed = None
+        self._end_executors(wait=True)
+
+    def _end_executors(self, wait: bool) -> None:
         for executor in (self._conductor, self._executor):
             if executor is not None:
                 executor.shutdown(wait=wait, cancel_futures=True)
@@ -581,6 +632,18 @@ class Loader:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the loader is already closed", path=self._reader.path)
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """The method for as long as its object lives: the feed's thread holds the World, which must not hold the Loader."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    return call
 
 
 class _Epoch(Iterator[Batch]):
@@ -594,20 +657,36 @@ class _Epoch(Iterator[Batch]):
         self._step = 0
         self._draw = Draw(loader._seed, epoch)
         self._ended = threading.Event()
+        self._complete = False
+        self._taking = threading.Lock()
         self._ahead: deque[Future[Any]] = deque()
         self._submitted = 0
         self._handed_out = 0.0
 
     def __next__(self) -> Batch:
+        if not self._taking.acquire(blocking=False):
+            raise ParioError("two threads take batches of one loop", hint="Take them in one thread and pass them on.")
+        try:
+            return self._next()
+        finally:
+            self._taking.release()
+
+    def _next(self) -> Batch:
         loader = self._loader
         now = time.perf_counter()
         if self._handed_out:
             loader._times["consumer"] += now - self._handed_out
         if self._ended.is_set():
             loader._check_open()
-            raise StopIteration
+            if self._complete:
+                raise StopIteration
+            raise ParioError(
+                f"this loop over epoch {self._epoch} was ended by a newer loop, set_epoch or load_state_dict",
+                hint="For two loops at once make two Loaders.",
+            )
         step = self._step
         if step == self._schedule.steps:
+            self._complete = True
             loader._leave()
             loader._set_place(self._epoch + 1, 0)
             raise StopIteration

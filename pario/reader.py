@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pario.comm.world import AnyWorld, Solo, World, get_world
-from pario.errors import ClosedError, OptionError
+from pario.errors import ClosedError, FileError, OptionError
 from pario.fetch.base import ReadPool, resolve
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.posix import PosixFetcher
@@ -98,15 +98,35 @@ class Reader:
                 error = e
         world.agree(error, "reading the meta pages")
         self.snapshot = world.bcast(snapshot)
+        if world.is_leader and world.rank:
+            # A copy on this node, or a file that was replaced a moment ago, must be the one that rank 0 describes.
+            try:
+                mine = read_snapshot(self._pool.fetcher)
+                if mine != self.snapshot:
+                    raise FileError(
+                        f"this node sees another file than rank 0: transaction {mine.txnid} with "
+                        f"{mine.main.md_entries} entries, against {self.snapshot.txnid} with "
+                        f"{self.snapshot.main.md_entries}",
+                        path=self.path,
+                        rank=world.rank,
+                        hint="Bring the copies on all nodes up to date.",
+                    )
+            except Exception as e:
+                error = e
+        world.agree(error, "comparing the file with rank 0's")
         self.index: RecordIndex = open_index(
             self.path, self._pool, self.snapshot, world, db=name, save=save_index, progress=progress
         )
 
     @property
     def pool(self) -> ReadPool:
+        self._check_open()
+        assert self._pool is not None
+        return self._pool
+
+    def _check_open(self) -> None:
         if self._pool is None:
             raise ClosedError("the reader is already closed", path=self.path)
-        return self._pool
 
     def __len__(self) -> int:
         """Number of records."""
@@ -147,6 +167,7 @@ class Reader:
 
     def keys(self, ids: Iterable[int] | np.ndarray) -> list[bytes]:
         """The keys of these records."""
+        self._check_open()
         return self.index.keys(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64))
 
     def check_snapshot(self) -> None:
@@ -164,11 +185,12 @@ class Reader:
         self.abandon()
         self.world.free()
 
-    def abandon(self) -> None:
-        """Close what this rank holds alone; not collective."""
+    def abandon(self, wait: bool = True) -> None:
+        """Close what this rank holds alone; not collective. Without `wait`, files close when their threads end."""
         if self._pool is not None:
-            self._pool.close()
-            self._pool.fetcher.close()
+            self._pool.close(wait)
+            if wait:
+                self._pool.fetcher.close()
             self._pool = None
             self.index.close()
 

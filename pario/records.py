@@ -59,7 +59,10 @@ class Batch(Mapping[str, np.ndarray]):
         self.skipped = skipped
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[name]
+        try:
+            return self._arrays[name]
+        except KeyError:
+            raise KeyError(f"no array {name!r} in this batch; it has {', '.join(map(repr, self._arrays))}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 import threading
 import time
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import pario
+import pario.locate.walk
 from pario.decode import Datum, Raw
 from pario.errors import (
     ClosedError,
@@ -19,6 +21,7 @@ from pario.errors import (
     HeldBatchesError,
     MissingError,
     OptionError,
+    ParioError,
     SnapshotError,
     StateError,
 )
@@ -383,3 +386,125 @@ def test_steps_larger_than_a_slot_are_read_in_pieces(tmp_path, shuffle, kind):
             if batch.step == 1:
                 break
         assert sum(len(b.ids) for b in loader) == n
+
+
+def test_an_older_loop_cannot_go_on_behind_a_newer_one(fixed):
+    with pario.Loader(fixed, 100) as loader:
+        outer = iter(loader)
+        next(outer)
+        assert len([b.ids for b in loader]) == len(loader)
+        with pytest.raises(ParioError, match="newer loop"):
+            next(outer)
+        loop = iter(loader)
+        next(loop)
+        loader.set_epoch(7)
+        with pytest.raises(ParioError, match="set_epoch"):
+            next(loop)
+        done = iter(loader)
+        assert len(list(done)) == len(loader)
+        assert list(done) == []
+
+
+def test_two_threads_cannot_share_a_loop(fixed):
+    with pario.Loader(fixed, 1, slow, shuffle="global") as loader:
+        loop = iter(loader)
+        taken, errors = [], []
+
+        def take():
+            try:
+                taken.extend(b.ids[0] for b in loop)
+            except ParioError as e:
+                errors.append(str(e))
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(taken) == len(set(taken))
+        assert errors
+        assert all("two threads" in e for e in errors)
+
+
+def slow(value):
+    time.sleep(1e-4)
+    return len(value)
+
+
+def test_a_decoder_may_serve_two_loaders(fixed, tmp_path):
+    other = write(tmp_path / "x.lmdb", ((b"%03d" % i, bytes(17)) for i in range(9)))
+    decoder = Raw("u1")
+    with pario.Loader(fixed, 10, decoder) as one, pario.Loader(other, 10, decoder) as two:
+        assert next(iter(one))["data"].shape == (10, 24)
+        assert next(iter(two))["data"].shape == (9, 17)
+
+
+def test_skipping_begins_with_the_first_record(tmp_path):
+    path = write(tmp_path / "x.lmdb", ((b"%03d" % i, b"bad" if i < 3 else bytes(6)) for i in range(20)))
+    with pario.Loader(path, 5, lambda b: np.frombuffer(b, "<i2"), on_error="skip") as loader:
+        assert sum(len(b.ids) for b in loader) == 17
+    with pytest.raises(DecodeError) as caught:
+        pario.Loader(path, 5, lambda b: np.frombuffer(b, "<i2"))
+    assert caught.value.record == 0
+
+
+def test_a_state_of_another_set_of_the_same_layout_is_refused(tmp_path):
+    states = []
+    for content in (b"a", b"b"):
+        path = write(tmp_path / f"{content.decode()}.lmdb", ((b"%03d" % i, content * 3000) for i in range(30)))
+        with pario.Loader(path, 5) as loader:
+            states.append(loader.state_dict())
+            if content == b"b":
+                with pytest.raises(StateError, match="fingerprint"):
+                    loader.load_state_dict(states[0])
+
+
+def test_a_forked_child_leaves_the_loader_alone(fixed):
+    with pario.Loader(fixed, 10) as loader:
+        batches = iter(loader)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                iter(loader)
+            except ClosedError as e:
+                status = 0 if "process" in str(e) else 2
+            finally:
+                loader.close()
+                loader.__del__()
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        assert sum(len(b.ids) for b in batches) == N - 10
+
+
+def test_what_cannot_be_done_says_so(fixed):
+    with pario.Loader(fixed, 10) as loader:
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(loader)
+        with pytest.raises(KeyError, match="it has 'data', 'offsets'"):
+            next(iter(loader))["images"]
+        with pytest.raises(OptionError, match="epoch"):
+            loader.set_epoch("3")
+    for arguments in ({"options": {}}, {"seed": 1 << 64}, {"shuffle": 0}, {"shuffle": np.array([1, 2])}):
+        with pytest.raises(OptionError):
+            pario.Loader(fixed, 4, **arguments)
+
+
+def test_an_index_is_saved_for_the_file_it_was_made_from(tmp_path, monkeypatch):
+    """Another file takes the place of the one being indexed: the side-car must not pass for its index."""
+    path = write(tmp_path / "x.lmdb", ((b"%03d" % i, bytes([i]) * 3000) for i in range(50)))
+    order = np.random.default_rng(0).permutation(50).tolist()
+    other = write(tmp_path / "y.lmdb", ((b"%03d" % i, bytes([100 + i]) * 3000) for i in order))
+    real = pario.locate.walk.build
+
+    def build(*arguments, **more):
+        os.replace(f"{other}/data.mdb", f"{path}/data.mdb")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr("pario.locate.index.build", build)
+    with pario.Loader(path, 50) as loader:
+        assert values(next(iter(loader))) == [bytes([i]) * 3000 for i in range(50)]
+    monkeypatch.undo()
+    with pario.Loader(path, 50) as loader:
+        assert values(next(iter(loader))) == [bytes([100 + i]) * 3000 for i in range(50)]

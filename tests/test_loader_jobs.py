@@ -176,3 +176,20 @@ say("busy", round(busy, 3))
     busy = [float(b) for b in re.findall(r"\d busy ([\d.]+)", done.output)]
     assert len(busy) == 3
     assert max(busy) < 0.25, done.output
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_the_user_without_a_with_block(path, failing):
+    code = f"""
+loader = pario.Loader(sys.argv[1], 5, comm=comm, options=options)
+for _ in range(10000):
+    for batch in loader:
+        time.sleep(0.001)
+        if comm.rank == {failing} and batch.step == 9:
+            raise ValueError("the network has diverged")
+"""
+    done = job(code, path)
+    assert done.status not in (0, None), done.output
+    assert "the network has diverged" in done.output
+    assert done.seconds < 30

@@ -1,5 +1,6 @@
 """The Loader on several ranks, nodes and communicators. The oracle is what was written, read back by py-lmdb."""
 
+import shutil
 import time
 from itertools import chain
 
@@ -8,12 +9,18 @@ import numpy as np
 import pytest
 
 import pario
-from pario.errors import DecodeError, ParioError, PeerError
+from pario.errors import CorruptedError, DecodeError, ParioError, PeerError
 
 pytestmark = pytest.mark.mpi
 
 N = 517
 SMALL = pario.Options(slot_bytes=128 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4)
+
+
+def only_me():
+    from mpi4py import MPI
+
+    return MPI.COMM_SELF
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +250,102 @@ def test_ranks_that_are_done_hear_of_an_error_too(world, path):
                     1 / 0  # noqa: B018
     assert time.perf_counter() - started < 5
     world.Barrier()
+
+
+def test_ranks_that_open_different_files_are_told(world, path, tmp_path_factory):
+    if world.size == 1:
+        pytest.skip("needs a second rank")
+    place = None
+    if world.rank == 0:
+        place = str(tmp_path_factory.mktemp("other") / "x.lmdb")
+        shutil.copytree(path, place)
+    place = world.bcast(place)
+    with pytest.raises(ParioError, match="other arguments"):
+        pario.Loader(place if world.rank == 1 else path, 4, comm=world)
+    with pytest.raises(ParioError, match="other arguments"):
+        pario.Loader(path, 4, comm=world, db="x" if world.rank == 1 else None)
+
+
+def test_empty_batches_of_variable_records(world, tmp_path_factory):
+    place = None
+    if world.rank == 0:
+        place = str(tmp_path_factory.mktemp("ten") / "x.lmdb")
+        with lmdb.open(place, map_size=1 << 20) as env, env.begin(write=True) as txn:
+            for i in range(world.size * 3 + 1):
+                txn.put(b"%03d" % i, bytes([i]) * i)
+    place = world.bcast(place)
+    with pario.Loader(place, 3, comm=world) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            assert len(batches) == 2
+            for batch in batches:
+                assert batch["offsets"].tolist() == np.cumsum([0, *batch.ids.tolist()]).tolist()
+
+
+def test_the_rank_where_it_happens_raises_the_error_itself(world, path, tmp_path_factory):
+    place = None
+    if world.rank == 0:
+        place = str(tmp_path_factory.mktemp("damaged") / "x.lmdb")
+        with lmdb.open(place, map_size=1 << 26) as env, env.begin(write=True) as txn:
+            for i in range(300):
+                txn.put(b"%03d" % i, bytes([i % 251]) * 5000)
+        with pario.Reader(place, comm=only_me()) as reader:
+            offset = int(reader.index.extents[250]["offset"])
+        with open(f"{place}/data.mdb", "r+b") as file:
+            file.seek(offset - 16)
+            file.write(b"\xff" * 8)
+    place = world.bcast(place)
+    options = pario.Options(slot_bytes=64 << 10, slots=3)
+    for _ in range(5):
+        reads = False
+        with pytest.raises((CorruptedError, PeerError)) as caught:  # noqa: PT012, SIM117
+            with pario.Loader(place, 5, comm=world, options=options) as loader:
+                reads = loader.world.is_leader
+                for _batch in loader:
+                    pass
+        kinds = world.allgather((reads, type(caught.value).__name__, caught.value.record))
+        assert ("CorruptedError", 250) in [(kind, record) for leader, kind, record in kinds if leader]
+        assert all(leader for leader, kind, _ in kinds if kind == "CorruptedError")
+
+
+def test_leaving_on_purpose_is_no_failure(world, path):
+    def batches(loader):
+        with loader:
+            yield from loader
+
+    for _ in range(3):
+        stream = batches(pario.Loader(path, 2, comm=world))
+        for batch in stream:
+            if batch.step == 3:
+                break
+        time.sleep(0.05 * world.rank)
+        stream.close()
+    with pytest.raises(SystemExit):  # noqa: PT012, SIM117
+        with pario.Loader(path, 2, comm=world) as loader:
+            for batch in loader:
+                if batch.step == 3:
+                    raise SystemExit(0)
+
+
+def test_ranks_that_go_different_ways_are_told(world, path):
+    if world.size == 1:
+        pytest.skip("needs a second rank")
+    loader = pario.Loader(path, 16, comm=world)
+    with pytest.raises(ParioError, match="different ways"):  # noqa: PT012
+        for _ in range(1 + world.rank):
+            for _batch in loader:
+                pass
+        loader.close()
+    world.Barrier()
+
+
+def test_closed_loaders_give_their_windows_back(world, path):
+    from pario.comm import world as module
+
+    parked = len(module._parked)
+    for _ in range(4):
+        with pario.Loader(path, 16, comm=world) as loader:
+            for batch in loader:
+                del batch
+        del loader
+    assert len(module._parked) == parked

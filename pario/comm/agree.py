@@ -28,7 +28,7 @@ import numpy as np
 
 from pario.errors import DeadRankError, PeerError
 
-__all__ = ["Alarm", "agree", "describe", "peer_error", "spread"]
+__all__ = ["Alarm", "agree", "describe", "guard", "peer_error", "spread"]
 
 #: Tag of alarm notes on the private communicator; nothing else on it receives from any source.
 TAG = 77
@@ -52,6 +52,9 @@ _MARK = "_pario_farewell"
 #: (MPI, communicator for the farewell; None where a rank is dead)
 _farewells: list[tuple[Any, Any]] = []
 _previous_hook: Any = None
+
+#: what `guard` was given
+_guarded: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def describe(error: BaseException) -> str:
@@ -158,7 +161,6 @@ def spread(world: Any, error: Any) -> Any:
     """Note that `error` concerns all ranks of `world`: uncaught, it ends the job. Returns the error. No MPI call."""
     world.failed = True
     if world.size > 1:
-        global _previous_hook
         # A PeerError that tells of another rank's DeadRankError repeats its name.
         dead = f"{DeadRankError.__name__}: " in describe(error)
         farewell = (world.mpi, None if dead else world.last_call)
@@ -168,13 +170,32 @@ def spread(world: Any, error: Any) -> Any:
             _farewells.append(farewell)
         with suppress(AttributeError):
             setattr(error, _MARK, _farewells.index(farewell))
-        if _previous_hook is None:
-            _previous_hook, sys.excepthook = sys.excepthook, _hook
+        _install_hook()
     return error
+
+
+def guard(world: Any, user: Any) -> None:
+    """From now on an uncaught error of any kind, not pario's alone, reaches the other ranks by `user._abandon(error)`.
+
+    For as long as `user` lives: a script that keeps it outside of a `with` block must not leave the others waiting.
+    """
+    if world.size > 1:
+        _guarded.add(user)
+        _install_hook()
+
+
+def _install_hook() -> None:
+    global _previous_hook
+    if _previous_hook is None:
+        _previous_hook, sys.excepthook = sys.excepthook, _hook
 
 
 def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     _previous_hook(kind, error, traceback)
+    if _marked(error) is None:
+        for user in list(_guarded):
+            with suppress(Exception):
+                user._abandon(error)
     mark = _marked(error)
     if mark is not None:
         _farewell(*_farewells[mark])

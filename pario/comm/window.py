@@ -132,7 +132,7 @@ class Ring:
         self._closed = False
         self._fail_lock = threading.Lock()
         self._me = world.node_rank
-        pid = os.getpid()
+        self._pid = pid = os.getpid()
         self._people[self._me] = (world.rank, pid, _started(pid) or 0, _pid_namespace(), 0)
         world.node_barrier()
         self._others = self._watchable()
@@ -270,7 +270,9 @@ class Ring:
 
         The memory itself belongs to the World, which frees it.
         """
-        if self._closed:
+        if (
+            self._closed or os.getpid() != self._pid
+        ):  # a forked child has a copy of this object, but no part in the ring
             return
         self.finish(self._me, LEFT)
         self._people[self._me, 4] = 1

@@ -175,7 +175,7 @@ class World:
         self._freed = False
         self.failed = False
         self.on_wait: Callable[[], None] | None = None
-        self._windows: list[tuple[Any, weakref.ref[Any]]] = []
+        self._windows: list[tuple[Any, weakref.ref[Any], int]] = []
 
         _wait(comm.Ibarrier())
         self.comm = comm.Dup()
@@ -395,7 +395,7 @@ class World:
             _parked.append(self._windows)
             return
         self._wait(self.comm.Ibarrier())
-        for window, view in self._windows:
+        for window, view, start in self._windows:
             held = np.array([view() is not None], dtype=np.int64)
             any_held = np.empty(1, dtype=np.int64)
             self._wait(self._node.Iallreduce(held, any_held, op=MPI.MAX))
@@ -403,6 +403,7 @@ class World:
                 _parked.append(window)
             else:
                 window.Free()
+                _granted.pop(start, None)
         self._windows = []
         if self._leaders != MPI.COMM_NULL:
             self._leaders.Free()
@@ -451,11 +452,16 @@ class World:
         # Mappings start at a page on every rank, so the distance to the next page is the same everywhere.
         start = base.address + (-base.address) % PAGE
         owner = (ctypes.c_uint8 * nbytes).from_address(start)
-        self._windows.append((window, weakref.ref(owner)))
+        self._windows.append((window, weakref.ref(owner), start))
+        if self.is_leader:
+            _granted[start] = nbytes
         return np.frombuffer(owner, dtype=np.uint8) if nbytes else np.empty(0, dtype=np.uint8)
 
 
 AnyWorld = World | Solo
+
+#: bytes of the windows that this process asked for and that are not freed, by the window's address
+_granted: dict[int, int] = {}
 
 #: what must outlive its World: windows with views, windows of a rank that left in a hurry
 _parked: list[Any] = []
@@ -579,7 +585,8 @@ def _no_room(nbytes: int) -> str | None:
         room = os.statvfs("/dev/shm")
     except OSError:
         return None
-    free = room.f_bavail * room.f_frsize
+    # Earlier windows count as a whole: they are sparse files, and what they have not touched yet looks free.
+    free = min(room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize - sum(_granted.values()))
     if nbytes + PAGE <= free:
         return None
     return f"this node's shared memory is too small: {nbytes} bytes wanted, {free} bytes free in /dev/shm"

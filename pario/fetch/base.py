@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from errno import EFAULT
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -39,6 +40,9 @@ class Fetcher(Protocol):
         Bytes beyond the end of the file are left as they are where `align` made a read longer than the file.
         Raises ReadError with path and offset when the storage refuses or ends a read early.
         """
+
+    def status(self) -> os.stat_result:
+        """Of the open file, whatever its path leads to now."""
 
     def is_replaced(self) -> bool:
         """Does the path lead to another file than the open one (or to none)?"""
@@ -83,6 +87,7 @@ class ReadPool:
         self.fetcher = fetcher
         self.inflight = inflight
         self._units: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
 
     def submit(
@@ -90,12 +95,7 @@ class ReadPool:
     ) -> None:
         """Start a job; `done(error or None)` is called once, by the thread that finishes last."""
         if not self._threads:
-            # Started late: opening a file for its metadata alone costs no threads.
-            self._threads = [
-                threading.Thread(target=self._work, name=f"pario-read-{i}", daemon=True) for i in range(self.inflight)
-            ]
-            for thread in self._threads:
-                thread.start()
+            self._start()
         m = len(reads)
         if m == 0:
             self._units.put(lambda: done(None))
@@ -127,13 +127,24 @@ class ReadPool:
         if errors:
             raise errors[0]
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Let queued units finish, then end the threads. The fetcher stays open."""
-        for _ in self._threads:
+        threads, self._threads = self._threads, []
+        for _ in threads:
             self._units.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+        if wait:
+            for thread in threads:
+                thread.join()
+
+    def _start(self) -> None:
+        """Start the threads, late: opening a file for its metadata alone costs none."""
+        with self._starting:
+            if not self._threads:
+                names = [f"pario-read-{i}" for i in range(self.inflight)]
+                threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+                for thread in threads:
+                    thread.start()
+                self._threads = threads
 
     def _work(self) -> None:
         while (unit := self._units.get()) is not None:
@@ -173,6 +184,13 @@ def _unit(fetcher: Fetcher, reads: np.ndarray, out: np.ndarray, starts: np.ndarr
 
 def read_error(path: str, offset: int, wanted: int, got: int, errno: int) -> ReadError:
     """The error of one failed or short read."""
+    if errno == EFAULT:
+        return ReadError(
+            f"reading {wanted:,} bytes failed: no memory behind their destination (EFAULT)",
+            path=path,
+            offset=offset,
+            hint="This node's /dev/shm is full: enlarge it, or use a smaller ring (Options.slots, slot_bytes).",
+        )
     if errno:
         return ReadError(
             f"reading {wanted:,} bytes failed: {os.strerror(errno)} (errno {errno})",

@@ -89,6 +89,16 @@ class PosixFetcher:
         if failed >= 0:
             raise read_error(self.path, int(offsets[failed]) + int(got), int(sizes[failed]), int(got), int(errno))
 
+    def __del__(self) -> None:
+        # The last thread that reads is gone.
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    def status(self) -> os.stat_result:
+        """Of the open file, whatever stands behind its path now."""
+        self._check_open()
+        return os.fstat(self._fd)
+
     def is_replaced(self) -> bool:
         self._check_open()
         try:

@@ -126,11 +126,14 @@ class RecordIndex:
             return self._keys.get(wanted)
 
     def close(self) -> None:
-        """Close the side-car if keys were read from it; idempotent, not collective."""
+        """Close the side-car if keys were read from it, and let go of the arrays, so that the window that holds them
+        can be freed; idempotent, not collective."""
         with self._lock:
             if self._keys is not None and self._keys.in_file:
                 self._keys.close()
-                self._keys = None
+            self._keys = None
+            self.extents = np.empty(0, EXTENT)
+            self.by_offset = None
 
 
 class _Keys:
@@ -211,7 +214,7 @@ def open_index(
     if world.rank == 0:
         try:
             path = resolve(path)
-            fingerprint = _fingerprint(path, snapshot, name)
+            fingerprint = _fingerprint(pool.fetcher.status(), snapshot, name)
             parts, sidecar = _load_any(path, name, fingerprint, snapshot)
         except BaseException as e:
             error = e
@@ -268,9 +271,11 @@ def sidecar_places(path: str, db: bytes | str | None = None) -> list[str]:
     return [path + suffix, os.path.join(cache, "pario", f"{place}.h5")]
 
 
-def _fingerprint(path: str, snapshot: Snapshot, db: bytes | None) -> str:
-    """Which state of which file. The path is no part of it: the same file has several on several nodes."""
-    status = os.stat(path)
+def _fingerprint(status: os.stat_result, snapshot: Snapshot, db: bytes | None) -> str:
+    """Which state of which file. The path is no part of it: the same file has several on several nodes.
+
+    status : of the open file that the snapshot was read from, not of what its path may lead to by now
+    """
     what = {
         "index_version": INDEX_VERSION,
         "size": status.st_size,
