@@ -213,7 +213,7 @@ def shown(entry: Any) -> str:
     return ", ".join(text if len(text) < 80 else f"{text[:60]} ... {len(text)}" for text in texts)
 
 
-def ro(x):  # XXX
+def ro(x: Any) -> Any:  # XXX: pario's keyfixed result is writable, py-lmdb's is not
     return x.toreadonly() if isinstance(x, memoryview) else x
 
 
