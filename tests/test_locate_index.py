@@ -73,7 +73,10 @@ def test_made_and_loaded(tmp_path: Path, name: str, version: int) -> None:
         right(index, path, db)
         same(index, made)
         assert not index.extents.flags.writeable
+    for index in (made, loaded):
         index.close()
+        index.close()
+        assert len(index.extents) == 0
 
 
 @pytest.fixture
