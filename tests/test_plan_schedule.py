@@ -47,13 +47,20 @@ def arranged(order, schedule, step):
     numbers = order.ids(first, stop).tolist()
     if order.pools is None:
         return numbers
-    out = []
+    seats = schedule.seats
+    batches = [[] for _ in range(seats)]
+    before = 0
     for pool in range(order.pools.count):
         a, b = order.pools.bounds(pool)
         piece = numbers[max(a, first) - first : max(0, min(b, stop) - first)]
         blocks = order.layout(pool)[0].tolist()
-        out += sorted(piece, key=lambda place: (blocks.index(place // order.pools.block_records), place))
-    return out
+        piece.sort(key=lambda place: (blocks.index(place // order.pools.block_records), place))
+        dealt = [sum(row % seats == seat for row in range(before, before + len(piece))) for seat in range(seats)]
+        for seat in range(seats):
+            batches[seat] += piece[: dealt[seat]]
+            del piece[: dealt[seat]]
+        before += sum(dealt)
+    return [number for batch in batches for number in batch]
 
 
 @SETTINGS

@@ -230,21 +230,23 @@ def _advance(count, taken, t, i, rounds_key, m, block_records, short, short_reco
 
 
 @kernel
-def _table_row(row, rows, seat_rows, node_seat, batch_size, seats):
-    """Where row `row` of an arranged step of `rows` rows lies in the node's table; the caller knows that it is one of
-    the node's. A full step has no need to ask (seat_rows > 0)."""
-    if seat_rows > 0:
-        return row - node_seat * batch_size
-    base = rows // seats
-    extra = rows - base * seats
-    edge = extra * (base + 1)
-    if row < edge:
-        seat = row // (base + 1)
-        item = row - seat * (base + 1)
-    else:
-        seat = extra + (row - edge) // base
-        item = (row - edge) - (seat - extra) * base
-    return (seat - node_seat) * batch_size + item
+def _dealt_row(rank, before, taken, node_seat, batch_size, seats):
+    """Where record `rank` of a sorted piece lies in the node's table; the caller knows that it is one of the node's.
+
+    The rows of a step are dealt round: seat k gets rows k, k + seats, k + 2 seats, ... So many of the `taken` rows of
+    this piece, which come after `before` rows of others, are each seat's; it gets them in one run of the sorted piece.
+    """
+    base, extra = before // seats, before % seats
+    more, rest = (before + taken) // seats - base, (before + taken) % seats
+    low, high = 0, seats - 1
+    while low < high:
+        seat = (low + high + 1) // 2
+        if seat * more + min(seat, rest) - min(seat, extra) <= rank:
+            low = seat
+        else:
+            high = seat - 1
+    item = base + (1 if low < extra else 0) + rank - (low * more + min(low, rest) - min(low, extra))
+    return (low - node_seat) * batch_size + item
 
 
 @kernel
@@ -274,8 +276,8 @@ def pool_rows(
     """The records of one pool that belong to one node, by place.
 
     blocks i64[m], by_place i64[m] (argsort of blocks), skip: records of the pool before the first piece.
-    pieces i64[s, 5]: for each step that takes from this pool (in order): records taken, first row of the piece in its
-    step, rows of the step, first and last + 1 row of the node in that step.
+    pieces i64[s, 4]: for each step that takes from this pool (in order): records taken, rows of the step before them,
+    first and last + 1 row of the node among them (counted from the beginning of the step).
     scratch: perm u32[block_records], mark i32[block_records], taken i32[s + 1, m], cursor i32[s, m].
     out: numbers i64, step i64, row i32; returns how many were written.
 
@@ -303,7 +305,7 @@ def pool_rows(
         for c in range(count):
             first = cursor[c, k]
             last = first + taken[c + 1, k] - taken[c, k]
-            if first < pieces[c, 4] and last > pieces[c, 3] and last > first:
+            if first < pieces[c, 3] and last > pieces[c, 2] and last > first:
                 mine = True
                 break
         if not mine:
@@ -324,11 +326,12 @@ def pool_rows(
                 continue
             r = cursor[c, k]
             cursor[c, k] = r + 1
-            if r >= pieces[c, 3] and r < pieces[c, 4]:
-                full = batch_size if pieces[c, 2] == batch_size * seats else 0
+            if r >= pieces[c, 2] and r < pieces[c, 3]:
                 numbers[written] = place + j
                 step[written] = first_step + c
-                row[written] = _table_row(r, pieces[c, 2], full, node_seat, batch_size, seats)
+                row[written] = _dealt_row(
+                    r - pieces[c, 1], pieces[c, 1], pieces[c, 0], node_seat, batch_size, seats
+                )
                 written += 1
     return written
 
@@ -393,14 +396,13 @@ def pool_rows_small(
             piece[at] = value
             filled += 1
             if filled == pieces[c, 0]:
-                full = batch_size if pieces[c, 2] == batch_size * seats else 0
                 for r in range(filled):
                     in_step = pieces[c, 1] + r
-                    if in_step >= pieces[c, 3] and in_step < pieces[c, 4]:
+                    if in_step >= pieces[c, 2] and in_step < pieces[c, 3]:
                         owner = piece[r] // block_records
                         j = piece[r] - owner * block_records
                         step_of[owner, j] = first_step + c
-                        row_of[owner, j] = _table_row(in_step, pieces[c, 2], full, node_seat, batch_size, seats)
+                        row_of[owner, j] = _dealt_row(r, pieces[c, 1], pieces[c, 0], node_seat, batch_size, seats)
                 filled = 0
                 c += 1
 

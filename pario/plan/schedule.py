@@ -17,10 +17,12 @@ pieces: a group then holds one piece of every seat's rows, so that all ranks dec
 Progress is counted in ticks: a tick is a piece of a step, which is the whole step where pieces = 1.
 
 Arrangement. A step is cut where pools meet; inside each piece the records are sorted by their block's number in the
-pool, then by place. Seat k has the k-th share of the arranged step. So with batch_size * seats a multiple of the
-blocks in a pool, every seat gets the same blocks of a pool in all steps that lie inside the pool, and nodes read whole
-blocks instead of all nodes reading parts of all blocks. Which records a step has, does not depend on this, and so not
-on the number of seats. Without pools the order itself is the arrangement.
+pool, then by place, and every seat gets a run of them: as many as rows of this piece would fall to it if the step's
+rows were dealt round (row i to seat i modulo seats). So a seat takes its records from the same part of the pool's
+blocks in every step, also in those that two pools share, and nodes read whole blocks instead of all nodes reading
+parts of all blocks: exactly so where the piece holds equally many records of each block, nearly so otherwise. Which
+records a step has, does not depend on this, and so not on the number of seats. Without pools the order itself is the
+arrangement, and seat k has its k-th share.
 """
 
 from __future__ import annotations
@@ -285,6 +287,11 @@ def _piece_share(
     return order.take(first + np.concatenate(places)), np.full(len(row), step, np.int64), row
 
 
+def _dealt(rows: np.ndarray, seats: int, seat: int) -> np.ndarray:
+    """How many of the first `rows` rows of a step go to the seats before `seat`, when rows are dealt round."""
+    return seat * (rows // seats) + np.minimum(seat, rows % seats)
+
+
 def _pool_share(
     schedule: Schedule, order: BlockOrder, pool: int, node_seat: int, node_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -294,22 +301,17 @@ def _pool_share(
     full = schedule.step_records
     first_step, stop_step = (first - schedule.start) // full, -(-(stop - schedule.start) // full)
 
-    # For each step: records it takes here, first row of them, rows of the step, the node's rows [a0, a1).
+    # For each step: records it takes here, rows of the step before them, the node's rows [a0, a1) among them.
     steps = np.arange(first_step, stop_step)
-    pieces = np.empty((len(steps), 5), np.int64)
+    pieces = np.empty((len(steps), 4), np.int64)
     begin = schedule.start + steps * full
     end = np.minimum(begin + full, schedule.stop)
     pieces[:, 0] = np.minimum(end, stop) - np.maximum(begin, first)
     pieces[:, 1] = np.maximum(begin, first) - begin
-    pieces[:, 2] = end - begin
-    pieces[:, 3] = node_seat * schedule.batch_size
-    pieces[:, 4] = pieces[:, 3] + node_size * schedule.batch_size
-    if pieces[-1, 2] < full:
-        pieces[-1, 3] = schedule.seat_rows(stop_step - 1, node_seat)[0]
-        pieces[-1, 4] = schedule.seat_rows(stop_step - 1, node_seat + node_size - 1)[1]
-    low = np.maximum(pieces[:, 1], pieces[:, 3])
-    high = np.minimum(pieces[:, 1] + pieces[:, 0], pieces[:, 4])
-    count = int(np.maximum(high - low, 0).sum())
+    for column, seat in ((2, node_seat), (3, node_seat + node_size)):
+        pieces[:, column] = pieces[:, 1] + _dealt(pieces[:, 1] + pieces[:, 0], schedule.seats, seat)
+        pieces[:, column] -= _dealt(pieces[:, 1], schedule.seats, seat)
+    count = int((pieces[:, 3] - pieces[:, 2]).sum())
 
     numbers = np.empty(count, np.int64)
     step = np.empty(count, np.int64)
