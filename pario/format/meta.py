@@ -264,6 +264,8 @@ def _meta(pages: bytes, number: int, size: int, layout: Layout, file_bytes: int)
     if free.md_pad != size:
         raise InvalidError(f"meta page {number} says page size {free.md_pad}, meta page 0 {size}", page=number)
     txnid = _number(pages, at, layout, "mm_txnid")
+    if txnid >> 63:
+        raise InvalidError(f"meta page {number} claims transaction {txnid}; nobody commits so often", page=number)
     # Transaction N writes meta N & 1; both are 0 in a file without any commit.
     if txnid and txnid & 1 != number:
         raise InvalidError(

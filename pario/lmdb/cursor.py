@@ -351,7 +351,7 @@ class Cursor:
         widths = {len(key) for key, _ in found}
         if len(widths) > 1:
             raise ValueError("keyfixed=True requires all keys to be the same size")
-        return memoryview(bytearray(b"".join(part for pair in found for part in pair)))
+        return memoryview(b"".join(part for pair in found for part in pair))
 
     def _get_many(self, keys: list[Any], what: int) -> list[Any]:
         noted = np.empty(1 + engine.JOB_WORDS * len(keys), np.int64)
