@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import lmdb as real
@@ -39,6 +40,50 @@ def test_the_databases_are_what_they_are_meant_to_be(folder: Path) -> None:
                 # The last byte counts first; the values begin and end with bytes below 40.
                 assert cursor.set_range_dup(b"k2", bytes((200, 200, 0)))
                 assert not cursor.set_range_dup(b"k2", bytes((0, 0, 250)))
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def letters(request: pytest.FixtureRequest, folder: Path) -> str:
+    """Keys a to d with three duplicates each."""
+    path = str(folder / f"letters-{request.param}")
+    with real.open(path, subdir=False, max_dbs=1, lib_version=ENGINES[request.param]) as env:
+        db = env.open_db(b"d", dupsort=True)
+        with env.begin(write=True, db=db) as txn:
+            for key in b"abcd":
+                for value in b"123":
+                    txn.put(bytes([key]), bytes([value]))
+    return path
+
+
+@pytest.mark.parametrize("iterator", ["iternext_nodup", "iternext", "iternext_dup"])
+def test_an_iterator_that_is_not_asked_for_more(letters: str, iterator: str) -> None:
+    """What lies behind its last item has no effect on the cursor, as long as nobody asks."""
+    answers = []
+    for module in (real, ours):
+        env = module.open(letters, subdir=False, readonly=True, lock=False, max_dbs=1)
+        with env, env.begin(db=env.open_db(b"d", create=False)) as txn:
+            for n in range(1, 14):
+                cursor = txn.cursor()
+                cursor.set_key(b"d" if iterator == "iternext_dup" else b"a")
+                it = getattr(cursor, iterator)(keys=True)
+                taken = list(itertools.islice(it, n))
+                answers.append((module.__name__, taken, cursor.next(), cursor.item()))
+    half = len(answers) // 2
+    assert [a[1:] for a in answers[:half]] == [a[1:] for a in answers[half:]]
+    assert answers[0][1:] != answers[half - 1][1:]
+
+
+@pytest.mark.parametrize("between", [(), ("count",), ("count", "next_nodup"), ("count", "prev")])
+def test_counting_at_the_end(letters: str, between: tuple[str, ...]) -> None:
+    answers = []
+    for module in (real, ours):
+        env = module.open(letters, subdir=False, readonly=True, lock=False, max_dbs=1)
+        with env, env.begin(db=env.open_db(b"d", create=False)) as txn:
+            cursor = txn.cursor()
+            done = [cursor.set_key(b"d"), cursor.next_nodup()]
+            done += [getattr(cursor, what)() for what in (*between, "next")]
+            answers.append((done, cursor.item()))
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(

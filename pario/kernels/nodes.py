@@ -20,9 +20,10 @@ from numba.extending import intrinsic
 from pario.kernels.jit import kernel
 
 __all__ = [
-    "BACKWARD", "BASE", "BIG", "FILE", "FILE_BYTES", "FORWARD", "HEADER", "LAST_PGNO", "LIMIT", "PAGE_SIZE",
-    "SUM_SIZE", "TXNID", "VERSION", "WORD", "check_page", "check_run", "child", "compare", "count", "key_span",
-    "node_at", "search_branch", "search_leaf", "u16", "u32", "word",
+    "ARE_DUPS", "BACKWARD", "BASE", "BIG", "DUPS_BACKWARD", "DUPS_INTEGERS", "DUP_ORDER", "DUP_ROOM", "FILE",
+    "FILE_BYTES", "FORWARD", "HAS_DUPS", "HEADER", "KEYS_BACKWARD", "KEYS_INTEGERS", "LAST_PGNO", "LIMIT", "ORDER",
+    "PAGE_SIZE", "ROOM", "SOUND", "SUM_SIZE", "TXNID", "VERSION", "WORD", "check_page", "check_run", "child", "compare",
+    "count", "key_span", "node_at", "search_branch", "search_leaf", "u16", "u32", "word",
 ]  # fmt: skip
 
 #: The words of `g` that describe a file: bytes, except `big` (byte order of the file: 1 = big-endian).
@@ -33,6 +34,15 @@ PAGE_SIZE, HEADER, BASE, LIMIT, VERSION, WORD, BIG, SUM_SIZE, LAST_PGNO, TXNID, 
 
 #: How keys compare: byte by byte from the front, or from the end.
 FORWARD, BACKWARD = 0, 1
+
+#: What the pages of a tree must obey, as bits: how its keys compare, and the duplicates in its sub-pages; whether keys
+#: may have duplicates (and then nothing else beside short values), or are themselves the duplicates of one key.
+KEYS_BACKWARD, KEYS_INTEGERS, DUPS_BACKWARD, DUPS_INTEGERS, HAS_DUPS, ARE_DUPS = 1, 2, 4, 8, 16, 32
+
+#: What `check_page` finds: a bound that does not hold, room between nodes (LMDB leaves none) or nodes that overlap,
+#: items out of order; and the latter two in the sub-page of an item.
+SOUND, BOUNDS, ROOM, ORDER, DUP_ROOM, DUP_ORDER = range(6)
+_IN_DUPS = DUP_ROOM - ROOM
 
 # Of format/layout.py, which kernels do not import.
 _BRANCH, _LEAF, _DIRTY, _LEAF2, _SUBP = 0x01, 0x02, 0x10, 0x20, 0x40
@@ -231,74 +241,132 @@ def _check_items(buf, o, limit, flags, least, g):  # type: ignore[no-untyped-def
 
 
 @kernel
-def _check_duplicates(buf, o, limit, g):  # type: ignore[no-untyped-def]
-    """Is the sub-page at o, of `limit` bytes, sound?"""
-    big, header, base = g[BIG], g[HEADER], g[BASE]
-    if limit < header:
-        return False
-    flags = u16(buf, o + header - 6, big)
-    if flags & ~(_DIRTY | _LEAF2) != _LEAF | _SUBP:
-        return False
-    n = _check_items(buf, o, limit, flags, 1, g)
-    if n == 0:
-        return False
-    if flags & _LEAF2:
-        return True
-    upper = u16(buf, o + header - 2, big)
-    for i in range(n):
-        pointer = u16(buf, o + header + 2 * i, big)
-        q = base + pointer
-        if pointer < upper or pointer & 1 or q + 8 > limit:
+def _ascend(buf, a, an, b, bn, rules, g):  # type: ignore[no-untyped-def]
+    """Is buf[a : a + an] < buf[b : b + bn]?"""
+    if rules & KEYS_INTEGERS:
+        if an != bn:
             return False
-        # A duplicate is all key: no data, no flags.
-        if u32(buf, o + q, big) != 0 or u16(buf, o + q + 4, big) != 0 or q + 8 + u16(buf, o + q + 6, big) > limit:
-            return False
-    return True
+        # Duplicates of other widths LMDB compares as if they were of four bytes.
+        if rules & ARE_DUPS and an != 4 and an != g[WORD]:
+            return True
+    return compare(buf, a, an, buf, b, bn, rules & KEYS_BACKWARD) < 0
 
 
 @kernel
-def check_page(buf, o, pgno, g):  # type: ignore[no-untyped-def]
-    """Is the page at o, read from page `pgno`, a sound branch or leaf page? Looks at every bound of every item."""
-    big, header, base, limit, version, wide = g[BIG], g[HEADER], g[BASE], g[LIMIT], g[VERSION], g[WORD]
-    if word(buf, o, g) != pgno or (version == 3 and _after(word(buf, o + wide, g), g[TXNID])):
-        return False
+def _check_fixed(buf, o, n, limit, rules, g):  # type: ignore[no-untyped-def]
+    """SOUND, ROOM or ORDER: the n items of the LEAF2 page at o, which lie inside it."""
+    h = o + g[HEADER]
+    pad = u16(buf, h - 8, g[BIG])
+    # `mp_upper` has no meaning here, but LMDB counts it on as if each item had a pointer; it may go below zero.
+    if (limit - g[BASE] - n * (pad - 2)) & 0xFFFF != u16(buf, h - 2, g[BIG]):
+        return ROOM
+    for i in range(1, n):
+        if not _ascend(buf, h + (i - 1) * pad, pad, h + i * pad, pad, rules, g):
+            return ORDER
+    return SOUND
+
+
+@kernel
+def _check_duplicates(buf, o, limit, rules, g):  # type: ignore[no-untyped-def]
+    """SOUND, BOUNDS, ROOM or ORDER: the sub-page at o, of `limit` bytes."""
+    big, header, base = g[BIG], g[HEADER], g[BASE]
+    if limit < header:
+        return BOUNDS
     flags = u16(buf, o + header - 6, big)
-    if flags != _BRANCH and flags != _LEAF and flags != _LEAF | _LEAF2:
-        return False
-    n = _check_items(buf, o, limit, flags, 2 if flags == _BRANCH else 1, g)
+    if flags & ~(_DIRTY | _LEAF2) != _LEAF | _SUBP:
+        return BOUNDS
+    n = _check_items(buf, o, limit, flags, 1, g)
     if n == 0:
-        return False
+        return BOUNDS
     if flags & _LEAF2:
-        return True
+        return _check_fixed(buf, o, n, limit, rules, g)
     upper = u16(buf, o + header - 2, big)
-    even = 1 if version == 3 else 0
-    db_nbytes = 8 + 5 * wide
+    held = 0
+    before, before_nbytes = o, 0
     for i in range(n):
         pointer = u16(buf, o + header + 2 * i, big)
         q = base + pointer
         if pointer < upper or pointer & 1 or q + 8 > limit:
-            return False
+            return BOUNDS
+        k = u16(buf, o + q + 6, big)
+        # A duplicate is all key: no data, no flags.
+        if u32(buf, o + q, big) != 0 or u16(buf, o + q + 4, big) != 0 or q + 8 + k > limit:
+            return BOUNDS
+        if i > 0 and not _ascend(buf, before, before_nbytes, o + q + 8, k, rules, g):
+            return ORDER
+        before, before_nbytes = o + q + 8, k
+        held += 8 + k + (k & 1)
+    return SOUND if held == limit - base - upper else ROOM
+
+
+@kernel
+def check_page(buf, o, pgno, rules, g):  # type: ignore[no-untyped-def]
+    """SOUND if the page at o, read from page `pgno`, is a branch or leaf page as it should be; else what is wrong with
+    it, plus 256 x the item. Looks at every bound of every item, at the order of keys, and for gaps between nodes.
+    """
+    big, header, base, limit, version, wide = g[BIG], g[HEADER], g[BASE], g[LIMIT], g[VERSION], g[WORD]
+    if word(buf, o, g) != pgno or (version == 3 and _after(word(buf, o + wide, g), g[TXNID])):
+        return BOUNDS
+    flags = u16(buf, o + header - 6, big)
+    if flags != _BRANCH and flags != _LEAF and flags != _LEAF | _LEAF2:
+        return BOUNDS
+    n = _check_items(buf, o, limit, flags, 2 if flags == _BRANCH else 1, g)
+    if n == 0:
+        return BOUNDS
+    if flags & _LEAF2:
+        return _check_fixed(buf, o, n, limit, rules, g)
+    upper = u16(buf, o + header - 2, big)
+    even = 1 if version == 3 else 0
+    run_nbytes = wide if version == 1 else 3 * wide
+    db_nbytes = 8 + 5 * wide
+    # The first key of a branch page means nothing.
+    first = 1 if flags == _BRANCH else 0
+    dup_rules = ((rules >> 2) & (KEYS_BACKWARD | KEYS_INTEGERS)) | ARE_DUPS
+    held = 0
+    before, before_nbytes = o, 0
+    for i in range(n):
+        pointer = u16(buf, o + header + 2 * i, big)
+        q = base + pointer
+        if pointer < upper or pointer & 1 or q + 8 > limit:
+            return BOUNDS
         k = u16(buf, o + q + 6, big)
         if q + 8 + k > limit:
-            return False
+            return BOUNDS
+        if i > first and not _ascend(buf, before, before_nbytes, o + q + 8, k, rules, g):
+            return ORDER + 256 * i
+        before, before_nbytes = o + q + 8, k
         if flags == _BRANCH:
+            # Nor is any other empty.
+            if k == 0 and i == first:
+                return ORDER + 256 * i
             pgno_below = child(buf, o, i, g)
             if pgno_below < _FIRST_PAGE or pgno_below > g[LAST_PGNO]:
-                return False
+                return BOUNDS
+            held += 8 + k + (k & 1)
             continue
         nbytes, node_flags = u32(buf, o + q, big), u16(buf, o + q + 4, big)
         data = q + 8 + k + (k & even)
-        if node_flags == _BIGDATA:
-            if data + (wide if version == 1 else 3 * wide) > limit or check_run(buf, o + data, nbytes, g) < 0:
-                return False
-        elif data + nbytes > limit:
-            return False
+        here = run_nbytes if node_flags == _BIGDATA else nbytes
+        if data + here > limit:
+            return BOUNDS
+        held = (held + data - q + here + 1) & ~1
+        if node_flags == 0:
+            if rules & ARE_DUPS and nbytes != 0:
+                return BOUNDS
+        elif rules & ARE_DUPS:
+            return BOUNDS
+        elif node_flags == _BIGDATA:
+            if rules & HAS_DUPS or check_run(buf, o + data, nbytes, g) < 0:
+                return BOUNDS
         elif node_flags & _SUBDATA:
             if node_flags & ~(_SUBDATA | _DUPDATA) or nbytes != db_nbytes:
-                return False
+                return BOUNDS
+            if rules & HAS_DUPS and not node_flags & _DUPDATA:
+                return BOUNDS
         elif node_flags == _DUPDATA:
-            if not _check_duplicates(buf, o + data, nbytes, g):
-                return False
-        elif node_flags != 0:
-            return False
-    return True
+            found = _check_duplicates(buf, o + data, nbytes, dup_rules, g)
+            if found != SOUND:
+                return found if found == BOUNDS else found + _IN_DUPS + 256 * i
+        else:
+            return BOUNDS
+    return SOUND if held == limit - base - upper else ROOM

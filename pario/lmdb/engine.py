@@ -40,7 +40,7 @@ from pario.kernels.nodes import (
     HEADER,
     LAST_PGNO,
     PAGE_SIZE,
-    TXNID,
+    SOUND,
     VERSION,
     WORD,
     check_page,
@@ -72,12 +72,14 @@ READS, READ_BYTES, WAITED = ERROR + ERROR_WORDS, ERROR + ERROR_WORDS + 1, ERROR 
 #: The other meta page: where it stands in the file, and its bytes when the snapshot was taken (as many as META_BYTES).
 OTHER_AT, OTHER = WAITED + 1, WAITED + 2
 STORE_WORDS = OTHER + 1
-#: A long value to be read: first page of its overflow run, bytes, address.
-JOB_WORDS = 3
+#: A long value to be read: first page of its overflow run, bytes, address; and what the run's header must repeat in
+#: format 3, its transaction and pages.
+JOB_WORDS = 5
 
 #: A database in a snapshot.
 ROOT, DEPTH, DUPSORT, KEY_WAY, KEY_INTEGER, DUP_WAY, DUP_INTEGER = range(7)
-HANDLE_WORDS = 7
+RULES, DUP_RULES = 7, 8  # what nodes.check_page is to expect of its pages, and of those of trees of duplicates
+HANDLE_WORDS = 9
 
 #: A transaction.
 ALIVE, STORE, MAIN = range(3)
@@ -113,9 +115,9 @@ NOT_BYTES = 3  # a key or value that is not a bytes object: make one and call ag
 EMPTY_KEY = 4  # MDB_BAD_VALSIZE
 INCOMPATIBLE = 5  # MDB_INCOMPATIBLE: no duplicates in this database
 UNPOSITIONED = 6  # EINVAL
-DAMAGED = 7  # page
+DAMAGED = 7  # page, a = what nodes.check_page found
 MISPLACED = 8  # page, a = its level, b = levels of the tree, c = bytes of a LEAF2 item
-BAD_RUN = 9  # the overflow run at page, a = bytes of the value
+BAD_RUN = 9  # the overflow run at page, a = bytes of the value, b, c = transaction and pages where it is referred to
 SHORT = 10  # offset, a = bytes wanted, b = bytes there
 FAILED = 11  # offset, a = bytes wanted, b = errno
 OVERTAKEN = 12  # a writer committed twice: the snapshot is not to be trusted any more
@@ -388,9 +390,10 @@ def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _page(g, pgno):  # type: ignore[no-untyped-def]
+def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
     """Where branch or leaf page `pgno` starts in the pool, checked; read if need be. -1: an error is noted.
 
+    rules : what the pages of its tree must obey (RULES or DUP_RULES of the handle)
     What an earlier call returned is void after this one.
     """
     slot = _cached(g, pgno)
@@ -408,8 +411,9 @@ def _page(g, pgno):  # type: ignore[no-untyped-def]
         vectors[0], vectors[1] = page.ctypes.data, size
         if _read(g, scratch, 1, size, pgno * size) != OK or _check_snapshot(g) != OK:
             return np.int64(-1)
-        if not check_page(page, 0, pgno, g):
-            _fail(g, DAMAGED, pgno, pgno * size, 0, 0, 0)
+        found = check_page(page, 0, pgno, rules, g)
+        if found != SOUND:
+            _fail(g, DAMAGED, pgno, pgno * size, found, 0, 0)
             return np.int64(-1)
         slot = _keep(g, pgno, page)
     o = slot * g[PAGE_SIZE]
@@ -419,12 +423,12 @@ def _page(g, pgno):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _page_at(g, pgno, level, depth, pad):  # type: ignore[no-untyped-def]
+def _page_at(g, pgno, level, depth, pad, rules):  # type: ignore[no-untyped-def]
     """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree of `depth` levels.
 
     pad : bytes of the items of LEAF2 leaves, 0 for leaves of nodes
     """
-    o = _page(g, pgno)
+    o = _page(g, pgno, rules)
     if o < 0:
         return o
     pool = _pool(g)
@@ -447,21 +451,21 @@ def _page_at(g, pgno, level, depth, pad):  # type: ignore[no-untyped-def]
 @kernel
 def _leaf_for(g, handle, key):  # type: ignore[no-untyped-def]
     """Where the leaf that `key` belongs to starts in the pool; -1: an error is noted."""
-    pgno, depth, way = handle[ROOT], handle[DEPTH], handle[KEY_WAY]
+    pgno, depth, way, rules = handle[ROOT], handle[DEPTH], handle[KEY_WAY], handle[RULES]
     for level in range(depth - 1):
-        o = _page_at(g, pgno, level, depth, 0)
+        o = _page_at(g, pgno, level, depth, 0, rules)
         if o < 0:
             return o
         pool = _pool(g)
         pgno = child(pool, o, search_branch(pool, o, key, way, g), g)
-    return _page_at(g, pgno, depth - 1, depth, 0)
+    return _page_at(g, pgno, depth - 1, depth, 0, rules)
 
 
 @kernel
-def _down(g, pgno, level, depth, pad, last, pages, items):  # type: ignore[no-untyped-def]
+def _down(g, pgno, level, depth, pad, rules, last, pages, items):  # type: ignore[no-untyped-def]
     """From page `pgno` at `level` down to the first or last item below. pages, items : i64[32], the way, filled in."""
     while True:
-        o = _page_at(g, pgno, level, depth, pad)
+        o = _page_at(g, pgno, level, depth, pad, rules)
         if o < 0:
             return g[ERROR]
         pool = _pool(g)
@@ -474,11 +478,11 @@ def _down(g, pgno, level, depth, pad, last, pages, items):  # type: ignore[no-un
 
 
 @kernel
-def _down_to(g, root, depth, pad, key, way, integer, pages, items):  # type: ignore[no-untyped-def]
+def _down_to(g, root, depth, pad, rules, key, way, integer, pages, items):  # type: ignore[no-untyped-def]
     """To the first item >= key. Returns (status, whether it is equal); MISSING: all are less."""
     pgno = root
     for level in range(depth):
-        o = _page_at(g, pgno, level, depth, pad)
+        o = _page_at(g, pgno, level, depth, pad, rules)
         if o < 0:
             return g[ERROR], False
         pool = _pool(g)
@@ -494,20 +498,20 @@ def _down_to(g, root, depth, pad, key, way, integer, pages, items):  # type: ign
         items[level] = i
         if i == count(pool, o, g):
             items[level] = i - 1
-            return _turn(g, depth, pad, 1, pages, items, _words(_scratch(), 0)), False
+            return _turn(g, depth, pad, rules, 1, pages, items, _words(_scratch(), 0)), False
         return OK, equal
     return MISSING, False
 
 
 @kernel
-def _turn(g, depth, pad, step, pages, items, ahead):  # type: ignore[no-untyped-def]
+def _turn(g, depth, pad, rules, step, pages, items, ahead):  # type: ignore[no-untyped-def]
     """To the neighbouring leaf's nearest item; MISSING, and nothing changed, if there is none.
 
     ahead : i64[3] of a scanning cursor (C_SCAN, C_AHEAD_PAGE, C_AHEAD_I), else of length 0
     """
     level = depth - 2
     while level >= 0:
-        o = _page_at(g, pages[level], level, depth, pad)
+        o = _page_at(g, pages[level], level, depth, pad, rules)
         if o < 0:
             return g[ERROR]
         pool = _pool(g)
@@ -517,7 +521,7 @@ def _turn(g, depth, pad, step, pages, items, ahead):  # type: ignore[no-untyped-
             if len(ahead) and ahead[0] and level == depth - 2:
                 _ask_ahead(g, pool, o, pages[level], i, n, step, ahead)
             items[level] = i
-            return _down(g, child(pool, o, i, g), level + 1, depth, pad, step < 0, pages, items)
+            return _down(g, child(pool, o, i, g), level + 1, depth, pad, rules, step < 0, pages, items)
         level -= 1
     return MISSING
 
@@ -573,21 +577,27 @@ def _run_of(g, at, nbytes, pgno):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _right_header(g, header, at, run, nbytes):  # type: ignore[no-untyped-def]
-    """Does an overflow run for `nbytes` begin with these bytes?"""
+def _stamp_of(g, at):  # type: ignore[no-untyped-def]
+    """(transaction, pages) of the overflow run whose place stands at pool[at]; zeros where formats have none."""
+    if g[VERSION] != 3:
+        return np.int64(0), np.int64(0)
+    pool = _pool(g)
+    return word(pool, at + g[WORD], g), word(pool, at + 2 * g[WORD], g)
+
+
+@kernel
+def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
+    """Does an overflow run for `nbytes`, with this stamp, begin with these bytes?"""
     h = at + g[HEADER]
     if word(header, at, g) != run or u16(header, h - 6, g[BIG]) != _OVERFLOW:
         return False
     if u32(header, h - 4, g[BIG]) * g[PAGE_SIZE] < g[HEADER] + nbytes:
         return False
-    if g[VERSION] != 3:
-        return True
-    txnid = word(header, at + g[WORD], g)
-    return 0 <= txnid <= g[TXNID]
+    return g[VERSION] != 3 or (word(header, at + g[WORD], g) == txnid and u32(header, h - 4, g[BIG]) == pages)
 
 
 @kernel
-def _long_value(g, run, nbytes):  # type: ignore[no-untyped-def]
+def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """A bytes object with the value of an overflow run: one read, straight into it. 0: an error is noted or raised."""
     value = _bytes_new(_uintp(0), _intp(nbytes))
     if value == 0:
@@ -600,8 +610,8 @@ def _long_value(g, run, nbytes):  # type: ignore[no-untyped-def]
     status = _read(g, scratch, 2, g[HEADER] + nbytes, run * g[PAGE_SIZE])
     if status == OK:
         status = _check_snapshot(g)
-    if status == OK and not _right_header(g, _bytes(scratch + 32, 32), 0, run, nbytes):
-        status = _fail(g, BAD_RUN, run, run * g[PAGE_SIZE], nbytes, 0, 0)
+    if status == OK and not _right_header(g, _bytes(scratch + 32, 32), 0, run, nbytes, txnid, pages):
+        status = _fail(g, BAD_RUN, run, run * g[PAGE_SIZE], nbytes, txnid, pages)
     if status != OK:
         _decref(value)
         return _uintp(0)
@@ -616,7 +626,10 @@ def _value(g, at, pgno):  # type: ignore[no-untyped-def]
     data = _data_at(pool, at, g)
     if flags & _BIGDATA:
         run = _run_of(g, data, nbytes, pgno)
-        return _long_value(g, run, nbytes) if run >= 0 else _uintp(0)
+        if run < 0:
+            return _uintp(0)
+        txnid, pages = _stamp_of(g, data)
+        return _long_value(g, run, nbytes, txnid, pages)
     return _bytes_new(_uintp(pool.ctypes.data + data), _intp(nbytes))
 
 
@@ -658,7 +671,7 @@ def _enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     if tree_flags & _DUPFIXED and pad == 0:
         return _fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
     c[C_DUPS], c[C_DUP_ROOT], c[C_DUP_DEPTH], c[C_DUP_PAD], c[C_DUP_ENTRIES] = DUP_TREE, root, depth, pad, entries
-    return _down(g, root, 0, depth, pad, last, _dup_pages(c), _dup_items(c))
+    return _down(g, root, 0, depth, pad, handle[DUP_RULES], last, _dup_pages(c), _dup_items(c))
 
 
 @kernel
@@ -694,7 +707,7 @@ def _moved(g):  # type: ignore[no-untyped-def]
 def _node_of(g, handle, c):  # type: ignore[no-untyped-def]
     """Where the node of the cursor's key starts in the pool; -1: an error is noted."""
     level = handle[DEPTH] - 1
-    o = _page_at(g, c[C_PAGES + level], level, handle[DEPTH], 0)
+    o = _page_at(g, c[C_PAGES + level], level, handle[DEPTH], 0, handle[RULES])
     if o < 0:
         return o
     pool = _pool(g)
@@ -718,14 +731,15 @@ def _step_dup(g, handle, c, step):  # type: ignore[no-untyped-def]
         c[C_SUB_I] = i
         return OK
     level = c[C_DUP_DEPTH] - 1
-    o = _page_at(g, c[C_DUP_PAGES + level], level, c[C_DUP_DEPTH], c[C_DUP_PAD])
+    o = _page_at(g, c[C_DUP_PAGES + level], level, c[C_DUP_DEPTH], c[C_DUP_PAD], handle[DUP_RULES])
     if o < 0:
         return g[ERROR]
     i = c[C_DUP_ITEMS + level] + step
     if 0 <= i < count(_pool(g), o, g):
         c[C_DUP_ITEMS + level] = i
         return OK
-    return _turn(g, c[C_DUP_DEPTH], c[C_DUP_PAD], step, _dup_pages(c), _dup_items(c), c[0:0])
+    rules = handle[DUP_RULES]
+    return _turn(g, c[C_DUP_DEPTH], c[C_DUP_PAD], rules, step, _dup_pages(c), _dup_items(c), c[0:0])
 
 
 @kernel
@@ -737,7 +751,8 @@ def _end_dup(g, handle, c, last):  # type: ignore[no-untyped-def]
             return g[ERROR]
         c[C_SUB_I] = count(_pool(g), o, g) - 1 if last else 0
         return OK
-    return _down(g, c[C_DUP_ROOT], 0, c[C_DUP_DEPTH], c[C_DUP_PAD], last, _dup_pages(c), _dup_items(c))
+    rules = handle[DUP_RULES]
+    return _down(g, c[C_DUP_ROOT], 0, c[C_DUP_DEPTH], c[C_DUP_PAD], rules, last, _dup_pages(c), _dup_items(c))
 
 
 @kernel
@@ -772,9 +787,8 @@ def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
             return MISSING
         c[C_SUB_I] = i
         return OK
-    status, equal = _down_to(
-        g, c[C_DUP_ROOT], c[C_DUP_DEPTH], c[C_DUP_PAD], value, way, integer, _dup_pages(c), _dup_items(c)
-    )
+    root, depth, pad, rules = c[C_DUP_ROOT], c[C_DUP_DEPTH], c[C_DUP_PAD], handle[DUP_RULES]
+    status, equal = _down_to(g, root, depth, pad, rules, value, way, integer, _dup_pages(c), _dup_items(c))
     return MISSING if status == OK and exact and not equal else status
 
 
@@ -786,7 +800,7 @@ def _step(g, handle, c, step):  # type: ignore[no-untyped-def]
     """To the next or previous key; its first or last duplicate. MISSING, and nothing changed, if there is none."""
     depth = handle[DEPTH]
     level = depth - 1
-    o = _page_at(g, c[C_PAGES + level], level, depth, 0)
+    o = _page_at(g, c[C_PAGES + level], level, depth, 0, handle[RULES])
     if o < 0:
         return g[ERROR]
     i = c[C_ITEMS + level] + step
@@ -794,7 +808,7 @@ def _step(g, handle, c, step):  # type: ignore[no-untyped-def]
         c[C_ITEMS + level] = i
     else:
         pages, items = c[C_PAGES : C_PAGES + _LEVELS], c[C_ITEMS : C_ITEMS + _LEVELS]
-        status = _turn(g, depth, 0, step, pages, items, c[C_SCAN : C_SCAN + 3])
+        status = _turn(g, depth, 0, handle[RULES], step, pages, items, c[C_SCAN : C_SCAN + 3])
         if status != OK:
             return status
     return _enter(g, handle, c, step < 0)
@@ -818,7 +832,7 @@ def _go(g, handle, c, op):  # type: ignore[no-untyped-def]
         pages, items = c[C_PAGES : C_PAGES + _LEVELS], c[C_ITEMS : C_ITEMS + _LEVELS]
         if c[C_SCAN] and handle[DEPTH] > 1:
             c[C_AHEAD_PAGE] = 0
-        status = _down(g, handle[ROOT], 0, handle[DEPTH], 0, step < 0, pages, items)
+        status = _down(g, handle[ROOT], 0, handle[DEPTH], 0, handle[RULES], step < 0, pages, items)
         if status == OK:
             status = _enter(g, handle, c, step < 0)
         c[C_SET] = status == OK
@@ -856,7 +870,8 @@ def _seek(g, handle, c, op, key, value):  # type: ignore[no-untyped-def]
     if handle[ROOT] < 0:
         return MISSING
     pages, items = c[C_PAGES : C_PAGES + _LEVELS], c[C_ITEMS : C_ITEMS + _LEVELS]
-    status, equal = _down_to(g, handle[ROOT], handle[DEPTH], 0, key, handle[KEY_WAY], handle[KEY_INTEGER], pages, items)
+    root, depth, rules, way, integer = handle[ROOT], handle[DEPTH], handle[RULES], handle[KEY_WAY], handle[KEY_INTEGER]
+    status, equal = _down_to(g, root, depth, 0, rules, key, way, integer, pages, items)
     if status == OK and not equal and op != SET_RANGE:
         status = MISSING
     if status == OK:
@@ -881,12 +896,11 @@ def _key_of(g, handle, c):  # type: ignore[no-untyped-def]
 def _value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
     """The value where the cursor stands, as a bytes object; 0: an error is noted or raised.
 
-    job : i64[3] = (first page of an overflow run, bytes, address): a long value is not read, but noted there; of
-        length 0: it is read
+    job : i64[JOB_WORDS]: a long value is not read, but noted there; of length 0: it is read
     """
     if c[C_DUPS] == DUP_TREE:
         inner = c[C_DUP_DEPTH] - 1
-        o = _page_at(g, c[C_DUP_PAGES + inner], inner, c[C_DUP_DEPTH], c[C_DUP_PAD])
+        o = _page_at(g, c[C_DUP_PAGES + inner], inner, c[C_DUP_DEPTH], c[C_DUP_PAD], handle[DUP_RULES])
         item = c[C_DUP_ITEMS + inner]
     elif c[C_DUPS] == SUB_PAGE:
         o = _sub_page(g, handle, c)
@@ -975,7 +989,7 @@ def _fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
             return FAILED if failure[2] else SHORT
     g[WAITED] += m_late
     for i in range(n):
-        if not _right_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1]):
+        if not _right_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1], jobs[i, 3], jobs[i, 4]):
             failure[0] = i
             return BAD_RUN
     return OK
@@ -1020,8 +1034,8 @@ def _values_read(g, jobs, status, failure):  # type: ignore[no-untyped-def]
     if _check_snapshot(g) != OK:
         return g[ERROR]
     if status == BAD_RUN:
-        run = jobs[failure[0], 0]
-        return _fail(g, BAD_RUN, run, run * g[PAGE_SIZE], jobs[failure[0], 1], 0, 0)
+        job = jobs[failure[0]]
+        return _fail(g, BAD_RUN, job[0], job[0] * g[PAGE_SIZE], job[1], job[3], job[4])
     return OK
 
 
@@ -1040,6 +1054,7 @@ def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
         g[ERROR] = OK
     else:
         job[0], job[1], job[2] = run, nbytes, _intp(_bytes_at(value))
+        job[3], job[4] = _stamp_of(g, data)
     return value
 
 
@@ -1208,12 +1223,17 @@ def _count(cursor_at):  # type: ignore[no-untyped-def]
         return _plain_error(INCOMPATIBLE)
     if not c[C_SET]:
         return _plain_error(UNPOSITIONED)
+    many = np.int64(1)
     if c[C_DUPS] == DUP_TREE:
-        return _int_new(_intp(c[C_DUP_ENTRIES]))
-    if c[C_DUPS] == NO_DUPS:
-        return _int_new(_intp(1))
-    o = _sub_page(g, handle, c)
-    return _int_new(_intp(count(_pool(g), o, g))) if o >= 0 else _error(g)
+        many = c[C_DUP_ENTRIES]
+    elif c[C_DUPS] == SUB_PAGE:
+        o = _sub_page(g, handle, c)
+        if o < 0:
+            return _error(g)
+        many = np.int64(count(_pool(g), o, g))
+    # As in LMDB, whoever counts stands on the key again.
+    c[C_END] = 0
+    return _int_new(_intp(many))
 
 
 @kernel
@@ -1251,13 +1271,16 @@ def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no
                 c[C_ITEMS + level] = i
             else:
                 o = np.int64(0)
+                end = c[C_END]
                 status = _go(g, handle, c, op)
                 if status != OK:
+                    if n > 0:
+                        c[C_END] = end  # nobody has asked for what comes after the last item yet
                     break
         if not handle[DUPSORT]:
             if o == 0:
                 pgno = c[C_PAGES + level]
-                o = _page_at(g, pgno, level, handle[DEPTH], 0)
+                o = _page_at(g, pgno, level, handle[DEPTH], 0, handle[RULES])
                 if o < 0:
                     status = CLOSED
                     break

@@ -32,7 +32,21 @@ from pario.format.layout import (
 from pario.format.meta import Snapshot
 from pario.format.page import OverflowRun, Page, check_overflow
 from pario.format.tree import Tree
-from pario.kernels.nodes import BACKWARD, FILE, FORWARD
+from pario.kernels.nodes import (
+    ARE_DUPS,
+    BACKWARD,
+    DUP_ORDER,
+    DUP_ROOM,
+    DUPS_BACKWARD,
+    DUPS_INTEGERS,
+    FILE,
+    FORWARD,
+    HAS_DUPS,
+    KEYS_BACKWARD,
+    KEYS_INTEGERS,
+    ORDER,
+    ROOM,
+)
 from pario.lmdb import engine, errors
 from pario.locate.snapshot import check_snapshot, read_snapshot
 
@@ -138,7 +152,7 @@ class Store:
         words[engine.PAGE_OF], words[engine.LIVES] = page_of.ctypes.data, lives.ctypes.data
         self.words = words
         self.at = words.buffer_info()[0]
-        self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main)}
+        self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main, named=False)}
 
     def close(self) -> None:
         """Every later call says "closed"."""
@@ -154,7 +168,7 @@ class Store:
             db = self._find(name)
             if db is None:
                 return None
-            found = self.handles[name] = self._handle(db)
+            found = self.handles[name] = self._handle(db, named=True)
         return found
 
     def read_values(self, jobs: np.ndarray) -> None:
@@ -206,7 +220,7 @@ class Store:
             e.at(path=self.file.path)
             raise errors.translated(e, "opening a database") from e
 
-    def _handle(self, db: Db) -> Handle:
+    def _handle(self, db: Db, named: bool) -> Handle:
         flags = db.md_flags
         big = self.snapshot.byteorder == "big"
         integer_way = FORWARD if big else BACKWARD
@@ -219,6 +233,12 @@ class Store:
         dup_reverse = BACKWARD if flags & MDB_REVERSEDUP else FORWARD
         words[engine.DUP_WAY] = integer_way if flags & MDB_INTEGERDUP else dup_reverse
         words[engine.DUP_INTEGER] = bool(flags & MDB_INTEGERDUP)
+        keys = KEYS_BACKWARD * (words[engine.KEY_WAY] == BACKWARD) | KEYS_INTEGERS * words[engine.KEY_INTEGER]
+        dups = DUPS_BACKWARD * (words[engine.DUP_WAY] == BACKWARD) | DUPS_INTEGERS * words[engine.DUP_INTEGER]
+        words[engine.RULES], words[engine.DUP_RULES] = keys | dups, dups // DUPS_BACKWARD | ARE_DUPS
+        # The main database can get its flags when there is something in it already.
+        if named and flags & MDB_DUPSORT:
+            words[engine.RULES] |= HAS_DUPS
         return Handle(db, words, words.buffer_info()[0])
 
     # -- errors --------------------------------------------------------------------------------------------------------
@@ -264,11 +284,24 @@ class Store:
             need = (snapshot.header - 1 + a + snapshot.sum_size) // size + 1
             run = OverflowRun(pgno, need, pgno * size + snapshot.header, a)
             check_overflow(self.file.pread(pgno * size, size), run, snapshot)
-            return
+            raise CorruptedError(
+                f"not the overflow run that was looked for, of {c:,} pages and written by transaction {b}",
+                page=pgno,
+                offset=pgno * size,
+            )
         page = Page(self.file.pread(pgno * size, size) if pgno >= 0 else b"", pgno, snapshot)
         if code == engine.MISPLACED:
             kind = "branch" if a < b - 1 else f"leaf2 page of {c}-byte items" if c else "leaf"
             raise page.fault(f"a {page.kind} page at level {a + 1} of {b}, where a {kind} belongs")
+        what, i = a & 0xFF, a >> 8
+        if what in (ROOM, DUP_ROOM):
+            whose = f"the duplicates of item {i}" if what == DUP_ROOM else "the nodes"
+            raise page.fault(f"{whose} leave room between them or overlap: a size or a pointer is wrong")
+        if what in (ORDER, DUP_ORDER):
+            which = f"the duplicates of item {i} are not in order" if what == DUP_ORDER else f"item {i} is out of order"
+            fault = page.fault(which)
+            fault.hint = "Damage, or a program that set its own comparison function (mdb_set_compare)"
+            raise fault
         if page.kind == "branch":
             page.children()
         for i in range(page.n):
