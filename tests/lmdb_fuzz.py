@@ -63,9 +63,10 @@ ORDER = {"key", "dup", "separator"}
 #: Stored numbers that `stat` and `count` hand on; nothing else depends on them.
 COUNTERS = {"db.branches", "db.leaves", "db.overflows", "db.entries", "dup db.entries", "old db.entries"}
 #: Nothing in the file tells: pointers to another sound page of the kind that belongs there, and copies of such a page
-#: that carry the number of their new place; in data format 1 also to another run that is long enough; and `quiet`.
+#: that carry the number of their new place; to another run that is long enough (in format 3: of as many pages, by the
+#: same transaction); another order that the few keys of a page are in by chance; and `quiet`.
 UNTOLD = {
-    "child", "db.root", "dup db.root", "format 1 run.pgno", "a copied page", "one byte", "bytes of a run",
+    "child", "db.root", "dup db.root", "run.pgno", "db.flags", "a copied page", "one byte", "bytes of a run",
     "no duplicates",
 }  # fmt: skip
 
@@ -234,8 +235,6 @@ class Shape:
                 found.add("one byte")
             elif name == "node.flags" and old & DUPDATA and not new:
                 found.add("no duplicates")
-            elif name == "run.pgno" and new != old and self.version == 1:
-                found.add("format 1 run.pgno")
         return found
 
     def touched(self, damaged: bytes) -> set[str]:
