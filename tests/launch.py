@@ -125,8 +125,12 @@ def kill_tree(pid: int) -> None:
 
 
 def segments() -> set[str]:
-    """Names in /dev/shm."""
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """Names of the files in /dev/shm: segments are files, a directory there is somebody's temporary one."""
+    try:
+        with os.scandir("/dev/shm") as entries:
+            return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+    except OSError:
+        return set()
 
 
 def sweep(before: set[str]) -> None:
