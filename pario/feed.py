@@ -44,7 +44,6 @@ class FeedStats:
     check: float = 0.0  # snapshot and page headers
     bytes_read: int = 0
     reads: int = 0
-    groups: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
 
@@ -175,7 +174,6 @@ class Feed:
         stats.turn += t2 - t1
         stats.bytes_read += int(plan.reads["nbytes"].sum())
         stats.reads += len(plan.reads)
-        stats.groups += 1
         self._pool.submit(plan.reads, data, plan.starts, done)
 
     def _check(
