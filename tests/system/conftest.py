@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from required import skip_or_fail
@@ -14,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))  # benchmarks/ is a folder of the repository, not of the installed package
 
 from benchmarks import store  # noqa: E402
+from benchmarks.latency_store import LatencyStore, latency_store  # noqa: E402
 
 
 @pytest.fixture
@@ -37,3 +40,18 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Disk]:
         yield made
     finally:
         context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def slow() -> Iterator[Callable[..., LatencyStore]]:
+    """slow(folder, ...): that folder behind a FUSE mount with latency; unmounted after the test."""
+    with ExitStack() as stack:
+
+        def mount(folder: str | os.PathLike[str], **options: Any) -> LatencyStore:
+            try:
+                return stack.enter_context(latency_store(folder, **options))
+            except store.Unavailable as reason:
+                skip_or_fail(f"no FUSE mount: {reason}")
+                raise
+
+        yield mount
