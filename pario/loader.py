@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import logging
 import os
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from pario.assemble import Assembler
 from pario.buffers import BatchBuffers
 from pario.checkpoint import VERSION, LoaderState
 from pario.comm.agree import Alarm, guard
@@ -25,20 +23,19 @@ from pario.comm.window import LEFT, Ring
 from pario.comm.world import get_world
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
-from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, ParioError, RankError
+from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, RankError
 from pario.feed import Feed, FeedStats, Tap
+from pario.loop import Hooks, Loop
 from pario.options import ORDERS, POLICIES, Options
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
 from pario.reader import Reader
-from pario.records import Batch, Records
+from pario.records import Batch
 
 __all__ = ["Loader"]
 
-_log = logging.getLogger("pario")
 #: With on_error="skip" the decoder may learn from one of this many first records.
 _SKIPPED_FIRST = 64
-_IDS = "\0ids"  # the record ids travel in the same block of memory as the decoder's arrays
 
 
 class Loader:
@@ -103,7 +100,7 @@ class Loader:
         self._position = 0
         self._block_records = 0
         self._pieces = 1
-        self._run: _Epoch | None = None
+        self._run: Loop | None = None
         self._feed: Feed | None = None
         self._made_ring: Ring | None = None
         self.skipped = 0
@@ -111,7 +108,7 @@ class Loader:
         self._times = {"open": 0.0, "share": 0.0, "decode": 0.0, "consumer": 0.0}
         self._counts = {"batches": 0, "records": 0}
         self._held: BatchBuffers = BatchBuffers(self._options.held_bytes)
-        self._executor: ThreadPoolExecutor | None = None
+        self._assembler: Assembler | None = None
         self._conductor: ThreadPoolExecutor | None = None
         self.world = get_world(comm)
         self._reader = self._open(path, db, save_index, progress)
@@ -215,10 +212,19 @@ class Loader:
             alive_seconds=options.alive_seconds,
         )
         world.on_wait = _weakly(self._check)
+        reader = self._reader
+        self._assembler = Assembler(
+            self.decoder,
+            self._held,
+            threads=options.decode_threads,
+            ranks_beside=world.node_size,
+            on_error=self._on_error,
+            path=reader.path,
+            rank=world.rank,
+            key_of=lambda record: reader.keys([record])[0],
+            times=self._times,
+        )
         if self.decoder.parallel:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            self._threads = options.decode_threads or max(1, cores // world.node_size)
-            self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="pario-decode")
             self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
 
     def _learn(self) -> tuple[Any, str]:
@@ -411,7 +417,7 @@ class Loader:
         with contextlib.suppress(Exception):
             if self._feed is not None:
                 self._feed.stop(wait=False)
-            self._end_executors(wait=False)
+            self._end_threads(wait=False)
             self._reader.abandon(wait=False)
 
     def __repr__(self) -> str:
@@ -483,7 +489,28 @@ class Loader:
             )
             self._feed.start()
         tap = Tap(self._ring, schedule, seat=world.seat, node_seat=world.node_seat, node_rank=world.node_rank)
-        self._run = _Epoch(self, tap, schedule, self._epoch)
+        assembler, draw = self._assembler, Draw(self._seed, self._epoch)
+        assert assembler is not None  # from the end of the constructor on
+        hooks = Hooks(
+            check=self._check,
+            check_ahead=self._check_node,
+            prepare=lambda step, check: assembler.parts(tap, step, draw, check),
+            finish=partial(assembler.batch, epoch=self._epoch),
+            taken=partial(self._taken, schedule),
+            complete=self._complete,
+            failed=self._abandon,
+            check_open=self._check_open,
+            wake=self._ring.wake,
+        )
+        self._run = Loop(
+            hooks,
+            epoch=self._epoch,
+            steps=schedule.steps,
+            conductor=self._conductor,
+            ahead=self._options.decode_ahead,
+            alive_seconds=self._options.alive_seconds,
+            times=self._times,
+        )
 
     def _meet(self, doing: str) -> None:
         """All ranks do the same next, or all raise. Collective."""
@@ -496,6 +523,16 @@ class Loader:
                     "close alike.",
                 )
 
+    def _taken(self, schedule: Schedule, batch: Batch) -> None:
+        self._position = schedule.next_position(batch.step)
+        self._counts["batches"] += 1
+        self._counts["records"] += len(batch.ids) + batch.skipped
+        self.skipped += batch.skipped
+
+    def _complete(self) -> None:
+        self._leave()
+        self._set_place(self._epoch + 1, 0)
+
     def _leave(self) -> None:
         """This rank needs nothing more of the epoch under way."""
         run, self._run = self._run, None
@@ -505,97 +542,14 @@ class Loader:
 
     def _check(self) -> None:
         """Does everybody else still live and work? Raises PeerError or DeadRankError."""
-        self._check_feed()
-        self._ring.check()
+        self._check_node()
         self._alarm.check()
 
-    def _check_feed(self) -> None:
+    def _check_node(self) -> None:
+        """The same for the ranks of this node alone; calls no MPI."""
         if self._feed is not None and self._feed.error is not None:
             raise self._feed.error
-
-    def _read_batch(
-        self, tap: Tap, step: int, draw: Draw, check: Callable[[], None]
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, list[tuple[int, str]]]:
-        """Decode one step's records; returns (arrays, ids, failures)."""
-        waited = 0.0
-        begin = time.perf_counter()
-        arrays: dict[str, np.ndarray] = {}
-        ids = np.empty(0, np.int64)
-        failures: list[tuple[int, str]] = []
-        for piece in range(tap.pieces):
-            t0 = time.perf_counter()
-            first, records = tap.take(step, piece, check)
-            waited += time.perf_counter() - t0
-            if piece == 0:
-                arrays, ids = self._arrays(records, tap.rows(step))
-            if tap.pieces == 1:
-                ids[:] = records.ids
-                failures = self._decode(records, arrays, draw)
-            else:
-                part = slice(first, first + len(records))
-                ids[part] = records.ids
-                pieces = {name: array[part] for name, array in arrays.items()}
-                failures += [(first + row, why) for row, why in self._decode(records, pieces, draw)]
-            tap.release(step, piece)
-        self._times["share"] += waited
-        self._times["decode"] += time.perf_counter() - begin - waited
-        return arrays, ids, failures
-
-    def _arrays(self, records: Records, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Memory for a batch of `rows` records, of which `records` are the first."""
-        shapes = dict(self.decoder.shapes(records))
-        if rows != len(records):  # by rows, so that only the first axis differs
-            shapes = {name: ((rows, *shape[1:]), dtype) for name, (shape, dtype) in shapes.items()}
-        shapes[_IDS] = ((rows,), np.dtype(np.int64))
-        arrays = self._held.take(shapes)
-        ids = arrays.pop(_IDS)
-        return arrays, ids
-
-    def _decode(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> list[tuple[int, str]]:
-        if self._executor is None or len(records) < 2:
-            return self.decoder.decode(records, arrays, draw)
-        # Several pieces per thread, since images differ in cost.
-        pieces = min(len(records), 4 * self._threads)
-        cuts = [len(records) * k // pieces for k in range(pieces + 1)]
-        futures = [
-            self._executor.submit(
-                self.decoder.decode,
-                Records(records.ids[a:b], records.data, records.starts[a:b], records.nbytes[a:b]),
-                {name: array[a:b] for name, array in arrays.items()},
-                draw,
-            )
-            for a, b in pairwise(cuts)
-        ]
-        return [(cuts[k] + row, why) for k, f in enumerate(futures) for row, why in f.result()]
-
-    def _batch(
-        self,
-        arrays: dict[str, np.ndarray],
-        ids: np.ndarray,
-        failures: list[tuple[int, str]],
-        epoch: int,
-        step: int,
-    ) -> Batch:
-        if failures:
-            row, why = failures[0]
-            record = int(ids[row])
-            if self._on_error == "raise":
-                more = f" (and {len(failures) - 1} more in this batch)" if len(failures) > 1 else ""
-                raise DecodeError(
-                    why + more,
-                    path=self._reader.path,
-                    rank=self.world.rank,
-                    record=record,
-                    key=self.keys([record])[0],
-                    hint='Loader(on_error="skip") leaves such records out and counts them.',
-                )
-            keep = np.ones(len(ids), bool)
-            keep[[r for r, _ in failures]] = False
-            _log.warning("record %d left out (%d in this batch): %s", record, len(failures), why)
-            arrays = {name: array[keep] for name, array in arrays.items()}
-            ids = ids[keep]
-            self.skipped += len(failures)
-        return Batch(arrays, ids, epoch, step, len(failures))
+        self._ring.check()
 
     def _abandon(self, error: BaseException) -> None:
         """Tell the others, then drop what this rank holds without waiting for anybody."""
@@ -622,12 +576,13 @@ class Loader:
         if self._feed is not None:
             self._feed.stop()
             self._feed = None
-        self._end_executors(wait=True)
+        self._end_threads(wait=True)
 
-    def _end_executors(self, wait: bool) -> None:
-        for executor in (self._conductor, self._executor):
-            if executor is not None:
-                executor.shutdown(wait=wait, cancel_futures=True)
+    def _end_threads(self, wait: bool) -> None:
+        if self._conductor is not None:
+            self._conductor.shutdown(wait=wait, cancel_futures=True)
+        if self._assembler is not None:
+            self._assembler.end(wait)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -644,97 +599,3 @@ def _weakly(method: Callable[[], None]) -> Callable[[], None]:
             alive()
 
     return call
-
-
-class _Epoch(Iterator[Batch]):
-    """The iterator of one epoch (or of the rest of one)."""
-
-    def __init__(self, loader: Loader, tap: Tap, schedule: Schedule, epoch: int) -> None:
-        self._loader = loader
-        self._tap = tap
-        self._schedule = schedule
-        self._epoch = epoch
-        self._step = 0
-        self._draw = Draw(loader._seed, epoch)
-        self._ended = threading.Event()
-        self._complete = False
-        self._taking = threading.Lock()
-        self._ahead: deque[Future[Any]] = deque()
-        self._submitted = 0
-        self._handed_out = 0.0
-
-    def __next__(self) -> Batch:
-        if not self._taking.acquire(blocking=False):
-            raise ParioError("two threads take batches of one loop", hint="Take them in one thread and pass them on.")
-        try:
-            return self._next()
-        finally:
-            self._taking.release()
-
-    def _next(self) -> Batch:
-        loader = self._loader
-        now = time.perf_counter()
-        if self._handed_out:
-            loader._times["consumer"] += now - self._handed_out
-        if self._ended.is_set():
-            loader._check_open()
-            if self._complete:
-                raise StopIteration
-            raise ParioError(
-                f"this loop over epoch {self._epoch} was ended by a newer loop, set_epoch or load_state_dict",
-                hint="For two loops at once make two Loaders.",
-            )
-        step = self._step
-        if step == self._schedule.steps:
-            self._complete = True
-            loader._leave()
-            loader._set_place(self._epoch + 1, 0)
-            raise StopIteration
-        try:
-            if loader._conductor is None:
-                loader._check()
-                arrays, ids, failures = loader._read_batch(self._tap, step, self._draw, loader._check)
-            else:
-                arrays, ids, failures = self._next_ahead(loader._conductor)
-            batch = loader._batch(arrays, ids, failures, self._epoch, step)
-        except BaseException as e:
-            loader._abandon(e)
-            raise
-        self._step = step + 1
-        loader._position = self._schedule.next_position(step)
-        loader._counts["batches"] += 1
-        loader._counts["records"] += len(ids)
-        self._handed_out = time.perf_counter()
-        return batch
-
-    def _next_ahead(self, conductor: ThreadPoolExecutor) -> Any:
-        loader = self._loader
-        last = min(self._schedule.steps, self._step + 1 + loader._options.decode_ahead)
-        while self._submitted < last:
-            self._ahead.append(
-                conductor.submit(loader._read_batch, self._tap, self._submitted, self._draw, self._check_ahead)
-            )
-            self._submitted += 1
-        future = self._ahead.popleft()
-        while True:
-            loader._check()
-            # The conductor calls no MPI: while it works, this thread listens for the other nodes.
-            if wait([future], timeout=loader._options.alive_seconds).done:
-                return future.result()
-
-    def _check_ahead(self) -> None:
-        self._loader._check_feed()
-        self._loader._ring.check()
-        if self._ended.is_set():
-            raise ClosedError("the epoch was left")
-
-    def end(self) -> None:
-        """Stop preparing further batches; returns when none is under way."""
-        self._ended.set()
-        for future in self._ahead:
-            future.cancel()
-        while not_done := [future for future in self._ahead if not future.done()]:
-            # Again and again: the conductor may have looked at `_ended` just before, and fall asleep just after a wake.
-            self._loader._ring.wake()
-            wait(not_done, timeout=0.01)
-        self._ahead.clear()

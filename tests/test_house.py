@@ -25,6 +25,7 @@ FLOORS = [
     {"plan", "decode"},
     {"locate"},
     {"feed", "reader", "lmdb"},
+    {"assemble", "loop"},
     {"loader", "tune"},
     {"commands", "demo"},
 ]

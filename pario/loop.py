@@ -1,0 +1,147 @@
+"""The iterator of one epoch, or of the rest of one: batches in order, prepared ahead where that helps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from pario.errors import ClosedError, ParioError
+from pario.records import Batch
+
+__all__ = ["Hooks", "Loop"]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a loop asks of its loader.
+
+    check : does everybody else still live and work? Called in the thread that takes the batches
+    check_ahead : the same without MPI, for other threads
+    prepare(step, check) : everything of a step but what must happen in order
+    finish(prepared, step) : the batch
+    taken(batch) : it is handed out next
+    complete() : the epoch is at its end
+    failed(error) : this rank cannot go on
+    check_open() : raises ClosedError when the loader is closed
+    wake() : let those who wait for bytes look around
+    """
+
+    check: Callable[[], None]
+    check_ahead: Callable[[], None]
+    prepare: Callable[[int, Callable[[], None]], Any]
+    finish: Callable[[Any, int], Batch]
+    taken: Callable[[Batch], None]
+    complete: Callable[[], None]
+    failed: Callable[[BaseException], None]
+    check_open: Callable[[], None]
+    wake: Callable[[], None]
+
+
+class Loop(Iterator[Batch]):
+    """`steps` batches of epoch `epoch`.
+
+    conductor : one thread that prepares up to `ahead` steps more than the one that is waited for; None: each step is
+        prepared when it is asked for
+    alive_seconds : how often a waiting rank calls `check`
+    times : "consumer" in it grows by the caller's seconds between two batches
+    """
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        *,
+        epoch: int,
+        steps: int,
+        conductor: ThreadPoolExecutor | None,
+        ahead: int,
+        alive_seconds: float,
+        times: dict[str, float],
+    ) -> None:
+        self._hooks = hooks
+        self._epoch = epoch
+        self._steps = steps
+        self._conductor = conductor
+        self._most_ahead = ahead
+        self._alive_seconds = alive_seconds
+        self._times = times
+        self._step = 0
+        self._ended = threading.Event()
+        self._complete = False
+        self._taking = threading.Lock()
+        self._ahead: deque[Future[Any]] = deque()
+        self._submitted = 0
+        self._handed_out = 0.0
+
+    def __next__(self) -> Batch:
+        if not self._taking.acquire(blocking=False):
+            raise ParioError("two threads take batches of one loop", hint="Take them in one thread and pass them on.")
+        try:
+            return self._next()
+        finally:
+            self._taking.release()
+
+    def _next(self) -> Batch:
+        hooks = self._hooks
+        now = time.perf_counter()
+        if self._handed_out:
+            self._times["consumer"] += now - self._handed_out
+        if self._ended.is_set():
+            hooks.check_open()
+            if self._complete:
+                raise StopIteration
+            raise ParioError(
+                f"this loop over epoch {self._epoch} was ended by a newer loop, set_epoch or load_state_dict",
+                hint="For two loops at once make two Loaders.",
+            )
+        step = self._step
+        if step == self._steps:
+            self._complete = True
+            hooks.complete()
+            raise StopIteration
+        try:
+            if self._conductor is None:
+                hooks.check()
+                prepared = hooks.prepare(step, hooks.check)
+            else:
+                prepared = self._next_ahead(self._conductor)
+            batch = hooks.finish(prepared, step)
+        except BaseException as e:
+            hooks.failed(e)
+            raise
+        self._step = step + 1
+        hooks.taken(batch)
+        self._handed_out = time.perf_counter()
+        return batch
+
+    def _next_ahead(self, conductor: ThreadPoolExecutor) -> Any:
+        last = min(self._steps, self._step + 1 + self._most_ahead)
+        while self._submitted < last:
+            self._ahead.append(conductor.submit(self._hooks.prepare, self._submitted, self._check_ahead))
+            self._submitted += 1
+        future = self._ahead.popleft()
+        while True:
+            self._hooks.check()
+            # The conductor calls no MPI: while it works, this thread listens for the other nodes.
+            if wait([future], timeout=self._alive_seconds).done:
+                return future.result()
+
+    def _check_ahead(self) -> None:
+        self._hooks.check_ahead()
+        if self._ended.is_set():
+            raise ClosedError("the epoch was left")
+
+    def end(self) -> None:
+        """Stop preparing further batches; returns when none is under way."""
+        self._ended.set()
+        for future in self._ahead:
+            future.cancel()
+        while not_done := [future for future in self._ahead if not future.done()]:
+            # Again and again: the conductor may have looked at `_ended` just before, and fall asleep just after a wake.
+            self._hooks.wake()
+            wait(not_done, timeout=0.01)
+        self._ahead.clear()
