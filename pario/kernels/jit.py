@@ -28,21 +28,25 @@ _BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"
 
 def cache_directory() -> str:
     """The directory that holds the compiled kernels of this user on this node."""
+    suffix = "-checked" if _BOUNDSCHECK else ""
     chosen = os.environ.get("PARIO_NUMBA_CACHE") or os.environ.get("NUMBA_CACHE_DIR")
     if chosen:
-        return chosen
+        return os.path.join(chosen, _sources() + suffix)
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without a passwd entry
         user = str(os.getuid())
-    suffix = "-checked" if _BOUNDSCHECK else ""
     return os.path.join(tempfile.gettempdir(), f"pario-numba-{user}", _sources() + suffix)
 
 
 def _sources() -> str:
-    """16 hex digits that change with any kernel."""
-    with os.scandir(os.path.dirname(__file__)) as entries:
-        stamps = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.name.endswith(".py"))
+    """16 hex digits that change with any compiled function."""
+    stamps = []
+    here = os.path.dirname(__file__)
+    for folder in (here, os.path.join(os.path.dirname(here), "lmdb")):
+        with os.scandir(folder) as entries:
+            stamps += [(e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.name.endswith(".py")]
+    stamps.sort()
     return hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
 
 
