@@ -13,21 +13,10 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
+from pario.comm.launcher import launched_rank
 from pario.errors import ParioError, PeerError
 
 __all__ = ["main"]
-
-#: Where launchers tell a process its rank; SLURM_PROCID last, since it is also set in a batch script itself.
-_RANKS = (
-    "PMI_RANK",
-    "PMIX_RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "PALS_RANKID",
-    "JSM_NAMESPACE_RANK",
-    "SLURM_PROCID",
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. An error of pario is raised, and printed by the hook set here."""
@@ -75,15 +64,6 @@ def _main(argv: Sequence[str] | None) -> int:
     if callable(status):
         return int(status())
     return status if isinstance(status, int) else 0
-
-
-def launched_rank() -> int | None:
-    """This process's rank as the launcher told it, None without a launcher. Starts no MPI."""
-    for name in _RANKS:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return None
 
 
 def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

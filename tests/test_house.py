@@ -51,7 +51,7 @@ KNOWN_TO = {
 }
 #: folders that show names of their own: pario.decode.Datum; `import pario.lmdb as lmdb`
 FACES = ("decode/__init__.py", "lmdb/__init__.py")
-ENVIRONMENT = ("kernels/jit.py", "comm/world.py", "locate/index.py", "cli.py")
+ENVIRONMENT = ("kernels/jit.py", "comm/launcher.py", "locate/index.py")
 SCREEN = ("cli.py", "commands/", "demo/")
 
 FILES = sorted(str(path.relative_to(HOUSE)) for path in HOUSE.rglob("*.py"))

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from pario.comm import agree as _agree
+from pario.comm.launcher import FIT_HINT, launcher, load_mpi
 from pario.errors import ClosedError, LauncherError, OptionError, ParioError
 
 __all__ = ["AnyWorld", "Solo", "World", "get_world"]
@@ -40,17 +41,6 @@ CHUNK = 1 << 30
 
 #: Waiting: the first pauses yield only, later ones grow up to this many seconds.
 LONGEST_PAUSE_S = 1e-3
-
-#: What launchers tell their processes. A size of None: only the presence of the variable is known.
-_SIZES = (
-    "PMI_SIZE",  # MPICH, Intel MPI, Slurm's pmi2
-    "OMPI_COMM_WORLD_SIZE",  # Open MPI
-    "MV2_COMM_WORLD_SIZE",  # MVAPICH
-    "PALS_SIZE",  # HPE Cray
-    "JSM_NAMESPACE_SIZE",  # IBM jsrun
-    "SLURM_STEP_NUM_TASKS",  # srun
-)
-_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
 
 _MPI_HINT = "Install an MPI library beside mpi4py, for example: pip install 'pario[mpich]'"
 
@@ -492,44 +482,32 @@ def get_world(comm: Any = None) -> AnyWorld:
 
     Raises LauncherError if the launcher started several processes and MPI sees each of them alone.
     """
-    announced, where = _announced()
+    found = launcher()
     if comm is None:
         loaded = sys.modules.get("mpi4py.MPI")
         in_use = loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized()
-        if not in_use and not where:
+        if not in_use and not found.where:
             return Solo()
     try:
-        MPI = _mpi()
+        MPI = load_mpi()
     except (ImportError, RuntimeError) as failure:
-        if comm is None and announced <= 1:  # `srun --pty python` on a machine without MPI
+        if comm is None and found.size <= 1:  # `srun --pty python` on a machine without MPI
             return Solo()
-        by = f"A launcher started this process ({where}), but" if where else "A communicator was given, but"
+        by = f"A launcher started this process ({found.where}), but" if found.where else "A communicator was given, but"
         raise LauncherError(f"{by} mpi4py cannot load an MPI library: {failure}", hint=_MPI_HINT) from failure
     if not MPI.Is_initialized() or MPI.Is_finalized():
         state = "finalized already" if MPI.Is_finalized() else "not initialized (mpi4py.rc.initialize is False?)"
         raise LauncherError(f"MPI is {state}", hint="Create the loader between MPI.Init() and MPI.Finalize()")
     alone_on_purpose = comm is not None and comm == MPI.COMM_SELF
-    if announced > 1 and MPI.COMM_WORLD.Get_size() == 1 and not alone_on_purpose:
+    if found.size > 1 and MPI.COMM_WORLD.Get_size() == 1 and not alone_on_purpose:
         name, version = MPI.get_vendor()
         raise LauncherError(
-            f"the launcher started {announced} processes ({where}), but every one of them is alone: MPI_COMM_WORLD has "
-            f"size 1. mpi4py loaded {name} {'.'.join(map(str, version))}, and the launcher belongs to another MPI",
-            hint="Use the mpiexec of that library (python -m mpi4py --mpi-library tells its place), or with srun the "
-            "matching --mpi=pmi2 or --mpi=pmix; to run every process for itself pass comm=MPI.COMM_SELF",
+            f"{found.name} started {found.size} processes ({found.where}), but every one of them is alone: "
+            f"MPI_COMM_WORLD has size 1. mpi4py loaded {name} {'.'.join(map(str, version))}, and the launcher belongs "
+            "to another MPI",
+            hint=f"{FIT_HINT}; to run every process for itself pass comm=MPI.COMM_SELF",
         )
     return World(MPI.COMM_WORLD if comm is None else comm)
-
-
-def _announced() -> tuple[int, str]:
-    """(number of processes that the launcher announces, "NAME=value, ..."); (0, "") without a launcher."""
-    size, seen = 0, []
-    for name in _SIZES:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            size = max(size, int(value))
-            seen.append(f"{name}={value}")
-    seen += [f"{name}={os.environ[name]}" for name in _RANKS if os.environ.get(name, "").isdigit()]
-    return size, ", ".join(seen)
 
 
 def _mpi() -> Any:
