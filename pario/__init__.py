@@ -17,12 +17,13 @@ _HOMES = {
     "Options": "pario.options",
     "Reader": "pario.reader",
     "Records": "pario.records",
+    "Report": "pario.stats.report",
     "decode": "pario.decode",
     "errors": "pario.errors",
     "ParioError": "pario.errors",
 }
 
-__all__ = ["Batch", "Loader", "Options", "ParioError", "Reader", "Records", "__version__", "decode", "errors"]
+__all__ = ["Batch", "Loader", "Options", "ParioError", "Reader", "Records", "Report", "__version__", "decode", "errors"]
 
 if TYPE_CHECKING:
     from pario import decode, errors
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pario.options import Options
     from pario.reader import Reader
     from pario.records import Batch, Records
+    from pario.stats.report import Report
 
 
 def __getattr__(name: str) -> Any:

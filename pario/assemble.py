@@ -16,6 +16,7 @@ from pario.decode.base import Decoder, Draw
 from pario.errors import DecodeError
 from pario.feed import Tap
 from pario.records import Batch, Records
+from pario.stats.rank import RankStats
 
 __all__ = ["Assembler", "Parts"]
 
@@ -34,7 +35,7 @@ class Assembler:
         `ranks_beside` of its node
     on_error : "raise" or "skip"
     path, rank, key_of : for the DecodeError; key_of(record id) -> key
-    times : "share" and "decode" in it grow by the seconds spent
+    stats : of this rank; its `decode` grows
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Assembler:
         path: str,
         rank: int,
         key_of: Callable[[int], bytes],
-        times: dict[str, float],
+        stats: RankStats,
     ) -> None:
         self._decoder = decoder
         self._held = held
@@ -56,7 +57,7 @@ class Assembler:
         self._path = path
         self._rank = rank
         self._key_of = key_of
-        self._times = times
+        self._stats = stats
         self._executor: ThreadPoolExecutor | None = None
         if decoder.parallel:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -65,15 +66,14 @@ class Assembler:
 
     def parts(self, tap: Tap, step: int, draw: Draw, check: Callable[[], None]) -> Parts:
         """One step's records, decoded; waits for their bytes and calls `check` meanwhile, which may raise."""
-        waited = 0.0
+        stats = self._stats
+        waited_before = stats.share
         begin = time.perf_counter()
         arrays: dict[str, np.ndarray] = {}
         ids = np.empty(0, np.int64)
         failures: list[tuple[int, str]] = []
         for piece in range(tap.pieces):
-            t0 = time.perf_counter()
             first, records = tap.take(step, piece, check)
-            waited += time.perf_counter() - t0
             if piece == 0:
                 arrays, ids = self._arrays(records, tap.rows(step))
             if tap.pieces == 1:
@@ -85,8 +85,7 @@ class Assembler:
                 pieces = {name: array[part] for name, array in arrays.items()}
                 failures += [(first + row, why) for row, why in self._decode(records, pieces, draw)]
             tap.release(step, piece)
-        self._times["share"] += waited
-        self._times["decode"] += time.perf_counter() - begin - waited
+        stats.decode += time.perf_counter() - begin - (stats.share - waited_before)
         return arrays, ids, failures
 
     def _arrays(self, records: Records, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +21,7 @@ from pario.kernels.verify import check_runs
 from pario.plan.coalesce import coalesce
 from pario.plan.schedule import node_share
 from pario.records import Records
+from pario.stats.rank import RankStats
 
 if TYPE_CHECKING:
     from pario.comm.window import Ring
@@ -31,20 +31,7 @@ if TYPE_CHECKING:
     from pario.plan.epoch import Order
     from pario.plan.schedule import Schedule
 
-__all__ = ["Feed", "FeedStats", "Tap"]
-
-
-@dataclass
-class FeedStats:
-    """What one feeding rank did, in seconds of its planning thread; `read` is the time with a read under way."""
-
-    locate: float = 0.0  # which records, where, which reads
-    turn: float = 0.0  # waiting for a slot of the ring
-    read: float = 0.0
-    check: float = 0.0  # snapshot and page headers
-    bytes_read: int = 0
-    reads: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+__all__ = ["Feed", "Tap"]
 
 
 class Feed:
@@ -52,6 +39,7 @@ class Feed:
 
     check_snapshot : called after the bytes of a group are there and before they are handed out; raises SnapshotError
     feeder, feeders : this rank reads the groups j with j % feeders == feeder
+    stats : of this rank; the feed adds to it what it does
     """
 
     def __init__(
@@ -69,7 +57,7 @@ class Feed:
         rank: int,
         feeder: int = 0,
         feeders: int = 1,
-        stats: FeedStats | None = None,
+        stats: RankStats | None = None,
     ) -> None:
         self._schedule = schedule
         self._order = order
@@ -81,12 +69,12 @@ class Feed:
         self._seats = (node_seat, node_size)
         self._rank = rank
         self._turns = (feeder, feeders)
-        self.stats = stats or FeedStats()
+        self.stats = stats or RankStats()
         self.error: BaseException | None = None
         self._stop = threading.Event()
-        self._idle = threading.Condition()
+        self._idle = threading.Condition()  # guards the three below, and what the pool's threads add to the stats
         self._under_way = 0
-        self._busy_since = 0.0
+        self._busy_since = 0.0  # while something is under way: until then `read` is counted
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -151,10 +139,15 @@ class Feed:
         ring.nbytes[table] = nbytes
         data = ring.data[slot]
 
-        def done(error: BaseException | None) -> None:
+        def done(error: BaseException | None, seconds: float) -> None:
             try:
                 if error is None:
                     self._check(data, plan.record_starts, offsets, nbytes, ids)
+                    with self._idle:  # counted first: who takes the bytes may ask for the numbers next
+                        now = time.perf_counter()
+                        stats.read += now - self._busy_since
+                        stats.reading += seconds
+                        self._busy_since = now
                     ring.publish(j, self._schedule.group_ready_ticks(j))
             except BaseException as e:
                 error = e
@@ -163,7 +156,6 @@ class Feed:
             with self._idle:
                 self._under_way -= 1
                 if not self._under_way:
-                    stats.read += time.perf_counter() - self._busy_since
                     self._idle.notify_all()
 
         with self._idle:
@@ -196,7 +188,7 @@ class Feed:
                     hint="The file is damaged, or was rewritten since its index was made: delete the .pario.h5 beside "
                     "it and try again; `python -m pario verify` looks at every record.",
                 )
-        with self.stats.lock:
+        with self._idle:
             self.stats.check += time.perf_counter() - t0
 
     def _fail(self, error: BaseException) -> None:
@@ -207,15 +199,21 @@ class Feed:
 
 
 class Tap:
-    """One rank's side of the ring: steps in ascending order, piece by piece, each taken once and then released."""
+    """One rank's side of the ring: steps in ascending order, piece by piece, each taken once and then released.
 
-    def __init__(self, ring: Ring, schedule: Schedule, *, seat: int, node_seat: int, node_rank: int) -> None:
+    stats : of this rank; the tap adds to it what it waits for and takes, once per group and not per step
+    """
+
+    def __init__(
+        self, ring: Ring, schedule: Schedule, *, seat: int, node_seat: int, node_rank: int, stats: RankStats
+    ) -> None:
         self._ring = ring
         self._schedule = schedule
         self._seat = seat
         self._node_rank = node_rank
         self._row = (seat - node_seat) * schedule.batch_size
         self._flat = ring.data.reshape(-1)
+        self._stats = stats
         self._next_group = 0
         self._ready = 0
         self.pieces = schedule.pieces
@@ -230,8 +228,7 @@ class Tap:
         Waits for their bytes; `check` is called meanwhile and may raise.
         """
         while self._ready <= step * self.pieces + piece:
-            self._ready = self._ring.wait_group(self._next_group, check)
-            self._next_group += 1
+            self._next(check)
         if self.pieces == 1:
             first, stop = 0, self._schedule.rows(step, self._seat)
         else:
@@ -240,6 +237,40 @@ class Tap:
         table = step % len(ring.ids)
         rows = slice(self._row + first, self._row + stop)
         return first, Records(ring.ids[table, rows], self._flat, ring.starts[table, rows], ring.nbytes[table, rows])
+
+    def _next(self, check: Callable[[], None]) -> None:
+        """Wait for the next group."""
+        ring, stats, group = self._ring, self._stats, self._next_group
+        full = ring.full_slots(group)
+        stats.groups += 1
+        stats.ready += full
+        begin = time.perf_counter()
+        ready = ring.wait_group(group, check)
+        if not full:
+            waited = time.perf_counter() - begin
+            stats.share += waited
+            if group:  # somebody must wait for the first
+                stats.stalls += 1
+                stats.stalled += waited
+        stats.node_bytes += self._bytes(self._ready, ready)
+        self._ready = ready
+        self._next_group = group + 1
+
+    def _bytes(self, first: int, stop: int) -> int:
+        """Of this rank's records in ticks [first, stop)."""
+        if stop <= first:
+            return 0
+        schedule, nbytes, row = self._schedule, self._ring.nbytes, self._row
+        if self.pieces > 1:
+            return sum(
+                int(nbytes[step % len(nbytes), row + a : row + b].sum())
+                for step, piece in (divmod(tick, self.pieces) for tick in range(first, stop))
+                for a, b in [schedule.piece_rows(step, self._seat, piece)]
+            )
+        last = stop - 1  # may be shorter than the others; what stands behind it in its row is old
+        steps = np.arange(first, last) % len(nbytes)
+        rest = nbytes[last % len(nbytes), row : row + schedule.rows(last, self._seat)]
+        return int(nbytes[steps, row : row + schedule.batch_size].sum()) + int(rest.sum())
 
     def release(self, step: int, piece: int) -> None:
         """The memory of the piece may be filled anew, as far as this rank is concerned."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import logging
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from typing import Any
 
@@ -24,16 +26,20 @@ from pario.comm.world import get_world
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
 from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, RankError
-from pario.feed import Feed, FeedStats, Tap
+from pario.feed import Feed, Tap
 from pario.loop import Hooks, Loop
 from pario.options import ORDERS, POLICIES, Options
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
 from pario.reader import Reader
 from pario.records import Batch
+from pario.stats.prometheus import write_metrics
+from pario.stats.rank import RankStats
+from pario.stats.report import Report
 
 __all__ = ["Loader"]
 
+_log = logging.getLogger("pario")
 #: With on_error="skip" the decoder may learn from one of this many first records.
 _SKIPPED_FIRST = 64
 
@@ -103,14 +109,15 @@ class Loader:
         self._run: Loop | None = None
         self._feed: Feed | None = None
         self._made_ring: Ring | None = None
-        self.skipped = 0
-        self._feed_stats = FeedStats()
-        self._times = {"open": 0.0, "share": 0.0, "decode": 0.0, "consumer": 0.0}
-        self._counts = {"batches": 0, "records": 0}
+        self._stats = RankStats()
+        self._loop_since = 0.0
+        self._ended: tuple[int, bool] | None = None  # (epoch, was it complete) of a loop that the log does not know yet
+        self._told: Report | None = None  # when the log was written last; rank 0
         self._held: BatchBuffers = BatchBuffers(self._options.held_bytes)
         self._assembler: Assembler | None = None
         self._conductor: ThreadPoolExecutor | None = None
         self.world = get_world(comm)
+        self._stats.rank, self._stats.node = self.world.rank, self.world.node
         self._reader = self._open(path, db, save_index, progress)
         self._closed = False
         guard(self.world, self)
@@ -121,7 +128,7 @@ class Loader:
         except BaseException as e:
             self._abandon(e)
             raise
-        self._times["open"] = time.perf_counter() - started
+        self._stats.open = time.perf_counter() - started
 
     # -- construction --------------------------------------------------------------------------------------------
 
@@ -195,6 +202,8 @@ class Loader:
         if world.rank == 0:
             try:
                 found = self._learn(), self._slot_bytes(whole, most)
+                if options.metrics_file is not None:  # what cannot be written is said now, and not after an epoch
+                    write_metrics(Report(self._reader.path, [self._stats]), options.metrics_file)
             except BaseException as e:
                 error = e
         world.agree(error, "looking at the first record")
@@ -203,6 +212,7 @@ class Loader:
         self._feeders = feeders
         # The ranks that read: spread over the node, the leader first.
         self._feeder = next((f for f in range(feeders) if f * world.node_size // feeders == world.node_rank), None)
+        self._stats.reader = self._feeder is not None
         self._made_ring = Ring(
             world,
             slots=self._slots,
@@ -222,8 +232,9 @@ class Loader:
             path=reader.path,
             rank=world.rank,
             key_of=lambda record: reader.keys([record])[0],
-            times=self._times,
+            stats=self._stats,
         )
+        self._stats.ahead = self.decoder.parallel
         if self.decoder.parallel:
             self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
 
@@ -359,23 +370,31 @@ class Loader:
             self._set_place(loaded.epoch + 1, 0)
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far on this rank. Seconds: open, locate, turn, read, check (feeding ranks only), share
-        (waiting for bytes), decode, consumer (the caller's own time between batches)."""
-        feed = self._feed_stats
+        """What happened so far on this rank: the fields of `pario.stats.rank.RankStats`, and the sizes of the ring's
+        slots, their number, and the memory of batches, in bytes. Not collective; cheap at any time."""
         return {
-            **self._times,
-            "locate": feed.locate,
-            "turn": feed.turn,
-            "read": feed.read,
-            "check": feed.check,
-            "bytes_read": feed.bytes_read,
-            "reads": feed.reads,
-            **self._counts,
-            "skipped": self.skipped,
+            **asdict(self._so_far()),
             "slot_bytes": self._ring.slot_bytes,
             "slots": self._slots,
             "batch_memory": self._held.allocated_bytes,
         }
+
+    def report(self) -> Report:
+        """What each rank did so far, all together, and a sentence that says which part was the slow one.
+
+        Collective over `comm`, at any time between two batches. `print(report)` shows a table.
+        """
+        self._check_open()
+        try:
+            return self._meet("report")
+        except BaseException as e:
+            self._abandon(e)
+            raise
+
+    @property
+    def skipped(self) -> int:
+        """Records left out on this rank so far (on_error="skip")."""
+        return self._stats.skipped
 
     def close(self) -> None:
         """End reading and free the windows. Collective over `comm`; a second call does nothing."""
@@ -458,6 +477,7 @@ class Loader:
             self._leave()
             self._set_place(self._epoch + 1, 0)
         self._meet(f"epoch {self._epoch} from record {self._position}")
+        self._loop_since = time.perf_counter()
         if self._feed is not None:
             self._feed.stop()
             self._feed = None
@@ -485,10 +505,17 @@ class Loader:
                 rank=world.rank,
                 feeder=self._feeder,
                 feeders=self._feeders,
-                stats=self._feed_stats,
+                stats=self._stats,
             )
             self._feed.start()
-        tap = Tap(self._ring, schedule, seat=world.seat, node_seat=world.node_seat, node_rank=world.node_rank)
+        tap = Tap(
+            self._ring,
+            schedule,
+            seat=world.seat,
+            node_seat=world.node_seat,
+            node_rank=world.node_rank,
+            stats=self._stats,
+        )
         assembler, draw = self._assembler, Draw(self._seed, self._epoch)
         assert assembler is not None  # from the end of the constructor on
         hooks = Hooks(
@@ -509,34 +536,58 @@ class Loader:
             conductor=self._conductor,
             ahead=self._options.decode_ahead,
             alive_seconds=self._options.alive_seconds,
-            times=self._times,
+            stats=self._stats,
         )
 
-    def _meet(self, doing: str) -> None:
-        """All ranks do the same next, or all raise. Collective."""
-        everyones = self.world.allgather(doing)
-        for rank, theirs in enumerate(everyones):
-            if theirs != everyones[0]:
+    def _meet(self, doing: str) -> Report:
+        """All ranks do the same next, or all raise; what everybody did so far. Collective."""
+        everyones = self.world.allgather((doing, *astuple(self._so_far())))
+        first = everyones[0][0]
+        for rank, (theirs, *_) in enumerate(everyones):
+            if theirs != first:
                 raise OptionError(
-                    f"the ranks go different ways: {everyones[0]!r} on rank 0, {theirs!r} on rank {rank}",
-                    hint="Each rank must run the same loops over the loader, and call set_epoch, load_state_dict and "
-                    "close alike.",
+                    f"the ranks go different ways: {first!r} on rank 0, {theirs!r} on rank {rank}",
+                    hint="Each rank must run the same loops over the loader, and call set_epoch, load_state_dict, "
+                    "report and close alike.",
                 )
+        report = Report(self._reader.path, [RankStats(*numbers) for _, *numbers in everyones])
+        ended, self._ended = self._ended, None
+        if ended is not None and self.world.rank == 0:
+            self._tell(report, *ended)
+        return report
+
+    def _tell(self, report: Report, epoch: int, complete: bool) -> None:
+        """Write down the loop that ended since the last time."""
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("epoch %d%s: %s", epoch, "" if complete else ", left early", report.since(self._told).line())
+        self._told = report
+        if self._options.metrics_file is not None:
+            try:
+                write_metrics(report, self._options.metrics_file)
+            except OSError as e:  # a full disk under the monitoring ends no training
+                _log.warning("metrics not written: %s", e)
+
+    def _so_far(self) -> RankStats:
+        """This rank's numbers with the loop under way."""
+        under_way = time.perf_counter() - self._loop_since if self._run is not None else 0.0
+        return replace(self._stats, loop=self._stats.loop + under_way)
 
     def _taken(self, schedule: Schedule, batch: Batch) -> None:
         self._position = schedule.next_position(batch.step)
-        self._counts["batches"] += 1
-        self._counts["records"] += len(batch.ids) + batch.skipped
-        self.skipped += batch.skipped
+        self._stats.batches += 1
+        self._stats.records += len(batch.ids) + batch.skipped
+        self._stats.skipped += batch.skipped
 
     def _complete(self) -> None:
-        self._leave()
+        self._leave(complete=True)
         self._set_place(self._epoch + 1, 0)
 
-    def _leave(self) -> None:
+    def _leave(self, complete: bool = False) -> None:
         """This rank needs nothing more of the epoch under way."""
         run, self._run = self._run, None
         if run is not None:
+            self._stats.loop += time.perf_counter() - self._loop_since
+            self._ended = (self._epoch, complete)
             run.end()
             self._ring.finish(self.world.node_rank, LEFT)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pario.errors import ClosedError, ParioError
 from pario.records import Batch
+from pario.stats.rank import RankStats
 
 __all__ = ["Hooks", "Loop"]
 
@@ -48,7 +49,7 @@ class Loop(Iterator[Batch]):
     conductor : one thread that prepares up to `ahead` steps more than the one that is waited for; None: each step is
         prepared when it is asked for
     alive_seconds : how often a waiting rank calls `check`
-    times : "consumer" in it grows by the caller's seconds between two batches
+    stats : of this rank; its `consumer` grows by the caller's seconds between two batches, its `waiting` by the others
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Loop(Iterator[Batch]):
         conductor: ThreadPoolExecutor | None,
         ahead: int,
         alive_seconds: float,
-        times: dict[str, float],
+        stats: RankStats,
     ) -> None:
         self._hooks = hooks
         self._epoch = epoch
@@ -68,7 +69,7 @@ class Loop(Iterator[Batch]):
         self._conductor = conductor
         self._most_ahead = ahead
         self._alive_seconds = alive_seconds
-        self._times = times
+        self._stats = stats
         self._step = 0
         self._ended = threading.Event()
         self._complete = False
@@ -87,9 +88,9 @@ class Loop(Iterator[Batch]):
 
     def _next(self) -> Batch:
         hooks = self._hooks
-        now = time.perf_counter()
+        asked = time.perf_counter()
         if self._handed_out:
-            self._times["consumer"] += now - self._handed_out
+            self._stats.consumer += asked - self._handed_out
         if self._ended.is_set():
             hooks.check_open()
             if self._complete:
@@ -115,7 +116,8 @@ class Loop(Iterator[Batch]):
             raise
         self._step = step + 1
         hooks.taken(batch)
-        self._handed_out = time.perf_counter()
+        self._handed_out = now = time.perf_counter()
+        self._stats.waiting += now - asked
         return batch
 
     def _next_ahead(self, conductor: ThreadPoolExecutor) -> Any:

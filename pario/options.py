@@ -46,6 +46,10 @@ class Options:
 
     Waiting
         alive_seconds: how often a waiting rank looks whether its neighbours still live.
+
+    Watching
+        metrics_file: after each epoch rank 0 writes what all ranks did to this file, in the text format of Prometheus
+            (NAME.prom in the folder that a textfile collector looks at). Needs `pip install "pario[metrics]"`.
     """
 
     slot_bytes: int = 8 * MiB
@@ -64,6 +68,8 @@ class Options:
     held_bytes: int = 2048 * MiB
 
     alive_seconds: float = 1.0
+
+    metrics_file: str | None = None
 
     def __post_init__(self) -> None:
         least = {
@@ -85,6 +91,8 @@ class Options:
                 raise OptionError(f"{field.name} must be an integer of at least {least[field.name]}, got {value!r}")
         if self.mix_blocks & (self.mix_blocks - 1):
             raise OptionError(f"mix_blocks must be a power of two, got {self.mix_blocks!r}")
+        if self.metrics_file is not None and not isinstance(self.metrics_file, str):
+            raise OptionError(f"metrics_file must be a path or None, got {self.metrics_file!r}")
         if self.fetch not in FETCHERS:
             raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, got {self.fetch!r}")
         if not self.alive_seconds > 0:

@@ -362,6 +362,16 @@ def test_bench_in_words(sets, call):
         assert word in out
 
 
+def test_bench_reports_each_rank(sets, call):
+    status, out, _ = call("bench", sets["datum"].folder, "--decoder", "datum", "--report")
+    assert status == 0
+    assert re.search(r"^  rank  node  records +seconds", out, re.MULTILINE)
+    assert re.search(r"^  0 +0 +1,000 ", out, re.MULTILINE)
+    assert "the time." in out.splitlines()[-1]
+    status, out, _ = call("bench", sets["datum"].folder, "--report", "--json")
+    assert [rank["records"] for rank in json.loads(out)["report"]["ranks"]] == [1000]
+
+
 def test_the_page_cache_is_seen(sets):
     path = str(sets["large"].file)
     Path(path).read_bytes()
@@ -456,11 +466,14 @@ def test_uncaught_in_a_real_process(bad):
 
 
 def test_bench_on_two_ranks(sets):
-    done = job(2, "bench", sets["datum"].folder, "--decoder", "datum", "--shuffle", "global", "--json")
+    done = job(2, "bench", sets["datum"].folder, "--decoder", "datum", "--shuffle", "global", "--json", "--report")
     assert done.status == 0, done.output
     found = json.loads(done.output)
     assert found["ranks"] == 2
     assert found["epochs"][0]["records"] == 1000
+    assert sum(rank["records"] for rank in found["report"]["ranks"]) == 1000
+    assert found["report"]["total"]["bytes_read"] == found["bytes_read"]
+    assert found["report"]["sentence"]
 
 
 def test_verify_on_three_ranks_finds_the_same(sets, tmp_path):

@@ -78,7 +78,7 @@ def test_no_read_at_all(fetcher):
     pool = ReadPool(fetcher, 2)
     pool.read(np.zeros(0, EXTENT), aligned(4096), np.zeros(0, np.int64))
     called = threading.Event()
-    pool.submit(np.zeros(0, EXTENT), aligned(4096), np.zeros(0, np.int64), lambda error: called.set())
+    pool.submit(np.zeros(0, EXTENT), aligned(4096), np.zeros(0, np.int64), lambda error, seconds: called.set())
     assert called.wait(10)
     pool.close()
 

@@ -18,8 +18,8 @@ import pario
 HOUSE = Path(pario.__file__).parent
 FACE = "__init__"  # names of all rooms, loaded on first use; only the rooms of the top floor look at it
 FLOORS = [
-    {"errors", "records"},
-    {"options", "kernels", "buffers"},
+    {"errors", "records", "words"},
+    {"options", "kernels", "buffers", "stats"},
     {"format", "comm", "checkpoint"},
     {"fetch"},
     {"plan", "decode"},
@@ -48,6 +48,7 @@ KNOWN_TO = {
     "lmdb": ("commands/", "demo/", "lmdb/real.py"),
     "mmap": ("fetch/mapped.py",),
     "torch": (),
+    "prometheus_client": ("stats/prometheus.py",),
 }
 #: folders that show names of their own: pario.decode.Datum; `import pario.lmdb as lmdb`
 FACES = ("decode/__init__.py", "lmdb/__init__.py")

@@ -197,6 +197,13 @@ class Ring:
         futex.fence()
         return self._ready_steps[slot]
 
+    def full_slots(self, group: int) -> int:
+        """How many groups, from `group` on and without a gap, are published and not yet overwritten. At once."""
+        for k in range(self.slots):
+            if self._words[LINE * ((group + k) % self.slots)] != group + k + 1:
+                return k
+        return self.slots
+
     def _wait_ready(self, slot: int, wanted: int, check: Callable[[], None] | None, timeout: float | None) -> None:
         words, at, address = self._words, LINE * slot, self._ready_address[slot]
         end = None if timeout is None else time.monotonic() + timeout

@@ -157,6 +157,7 @@ def verify(path: str, db: str | None) -> int:
 @click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
 @click.option("--inflight", type=int, help="Reads under way at once per reading rank.")
 @click.option("--readers-per-node", type=int, help="Ranks of a node that read.")
+@click.option("--report", is_flag=True, help="What each rank did, and which part was the slow one.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of text.")
 def bench(
     path: str,
@@ -171,18 +172,19 @@ def bench(
     cold: bool,
     inflight: int | None,
     readers_per_node: int | None,
+    report: bool,
     as_json: bool,
 ) -> int:
     """Measure how fast a dataset is read, and why.
 
     Reads epochs as a training job would. Give it the batch size, the shuffle and the decoder of your job, and start it
     the way you start your job. A large "share" means that the ranks waited for the storage; a large "turn" means that
-    the storage waited for the ranks.
+    the storage waited for the ranks. --report has a line per rank, and says in a sentence what was slow.
 
     \b
     Examples:
       python -m pario bench train.lmdb --decoder datum
-      mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2
+      mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
     """
     from pario.commands.bench import bench as run
 
@@ -198,6 +200,7 @@ def bench(
         fetch=fetch,
         step_ms=step_ms,
         cold=cold,
+        report=report,
         as_json=as_json,
         options={name: value for name, value in knobs.items() if value is not None},
     )

@@ -49,6 +49,7 @@ def bench(
     fetch: str,
     step_ms: float,
     cold: bool,
+    report: bool,
     as_json: bool,
     options: dict[str, Any],
 ) -> int:
@@ -80,14 +81,13 @@ def bench(
                     time.sleep(step_ms / 1000)
             screen.end_bar()
             took = world.allreduce_max(round((time.perf_counter() - begun) * 1e6)) / 1e6
-            total = world.allreduce_sum(records)
-            lines.append({"seconds": took, "records": total, "bytes": value_bytes})
+            records = world.allreduce_sum(records)
+            lines.append({"seconds": took, "records": records, "bytes": value_bytes})
             if not as_json:
-                speed = f"{value_bytes / took / 1e9:.3f} GB/s, {total / took:,.0f} records/s"
-                screen.say(f"epoch {epoch + 1}: {counted(total, 'record')} in {seconds(took)}: {speed}")
-        mine = loader.stats()
-        sums = {name: world.allreduce_sum(round(mine[name] * 1e6)) / 1e6 for name, _ in _READING + _RANKS}
-        read = {name: world.allreduce_sum(int(mine[name])) for name in ("bytes_read", "reads", "skipped")}
+                speed = f"{value_bytes / took / 1e9:.3f} GB/s, {records / took:,.0f} records/s"
+                screen.say(f"epoch {epoch + 1}: {counted(records, 'record')} in {seconds(took)}: {speed}")
+        everybody = loader.report()
+        total = everybody.total
         result = {
             "path": str(Path(path).absolute()),
             "ranks": world.size,
@@ -100,14 +100,20 @@ def bench(
             "decoder": repr(loader.decoder),
             "fetch": fetch,
             "cached_before": cached,
-            "open_seconds": world.allreduce_max(round(mine["open"] * 1e6)) / 1e6,
+            "open_seconds": max(rank.open for rank in everybody.ranks),
             "first_batch_seconds": world.allreduce_max(round(first * 1e6)) / 1e6,
             "epochs": lines,
-            "rank_seconds": sums,
-            **read,
+            "rank_seconds": {name: total[name] for name, _ in _READING + _RANKS},
+            **{name: total[name] for name in ("bytes_read", "reads", "skipped")},
+            **({"report": everybody.as_dict()} if report else {}),
         }
     screen.running = False
-    screen.say(json.dumps(result) if as_json else _words(result, epochs))
+    if as_json:
+        screen.say(json.dumps(result))
+    else:
+        screen.say(_words(result, epochs))
+        if report:
+            screen.say(f"\n{everybody}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from errno import EFAULT
 from itertools import pairwise
@@ -91,14 +92,21 @@ class ReadPool:
         self._threads: list[threading.Thread] = []
 
     def submit(
-        self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, done: Callable[[BaseException | None], None]
+        self,
+        reads: np.ndarray,
+        out: np.ndarray,
+        starts: np.ndarray,
+        done: Callable[[BaseException | None, float], None],
     ) -> None:
-        """Start a job; `done(error or None)` is called once, by the thread that finishes last."""
+        """Start a job; `done(error or None, seconds)` is called once, by the thread that finishes last.
+
+        seconds : that the threads spent in its reads, added up
+        """
         if not self._threads:
             self._start()
         m = len(reads)
         if m == 0:
-            self._units.put(lambda: done(None))
+            self._units.put(lambda: done(None, 0.0))
             return
         total = int(reads["nbytes"].sum())
         aim = max(self.UNIT_BYTES, total // self.inflight)
@@ -117,7 +125,7 @@ class ReadPool:
         finished = threading.Event()
         errors: list[BaseException] = []
 
-        def done(error: BaseException | None) -> None:
+        def done(error: BaseException | None, seconds: float) -> None:
             if error is not None:
                 errors.append(error)
             finished.set()
@@ -155,29 +163,32 @@ class ReadPool:
 class _Job:
     """Counts the units of one submission down."""
 
-    def __init__(self, units: int, done: Callable[[BaseException | None], None]) -> None:
+    def __init__(self, units: int, done: Callable[[BaseException | None, float], None]) -> None:
         self._left = units
+        self._seconds = 0.0
         self._done = done
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
-    def unit_finished(self, error: BaseException | None) -> None:
+    def unit_finished(self, error: BaseException | None, seconds: float) -> None:
         with self._lock:
+            self._seconds += seconds
             self._error = self._error or error
             self._left -= 1
             last = self._left == 0
         if last:
-            self._done(self._error)
+            self._done(self._error, self._seconds)
 
 
 def _unit(fetcher: Fetcher, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, job: _Job) -> Callable[[], None]:
     def run() -> None:
         error: BaseException | None = None
+        begin = time.perf_counter()
         try:
             fetcher.read(reads, out, starts)
         except BaseException as e:
             error = e
-        job.unit_finished(error)
+        job.unit_finished(error, time.perf_counter() - begin)
 
     return run
 

@@ -1,0 +1,84 @@
+"""The numbers of one rank: added to where the work is done, read by whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+__all__ = ["RankStats", "total"]
+
+
+@dataclass
+class RankStats:
+    """What one rank did in its loops so far (or in one of them).
+
+    Each field is added to by one thread at a time. The seconds of different lines overlap: reading goes on in the
+    background, and with `ahead` so does decoding.
+    """
+
+    rank: int = 0
+    node: int = 0
+    reader: bool = False  # this rank reads for its node
+    ahead: bool = False  # batches are prepared while the caller works, so that decoding costs it nothing by itself
+
+    # seconds of the thread that takes the batches
+    open: float = 0.0  # the constructor
+    loop: float = 0.0  # in loops, from their start to their end
+    consumer: float = 0.0  # the caller's own time between two batches
+    waiting: float = 0.0  # for the next batch, whatever the reason
+
+    # seconds of the thread that makes the batches: the same one, or one ahead of it
+    share: float = 0.0  # waiting for bytes in the ring of the own node
+    stalled: float = 0.0  # of `share`, what came after the first bytes of a loop
+    decode: float = 0.0  # bytes to arrays
+
+    # seconds of the feed; on ranks that read
+    locate: float = 0.0  # which records, where, which reads
+    turn: float = 0.0  # waiting for a slot of the ring
+    read: float = 0.0  # with at least one read under way
+    check: float = 0.0  # snapshot and page headers
+    reading: float = 0.0  # sum over all reads of the time that each was under way
+
+    batches: int = 0
+    records: int = 0
+    skipped: int = 0  # records left out, on_error="skip"
+    node_bytes: int = 0  # of the records that came out of the own node's memory
+    groups: int = 0  # slots of the ring taken from
+    ready: int = 0  # slots that were full and not begun yet, summed over the moments when one was begun
+    stalls: int = 0  # how often the next slot was not full when it was wanted, the first of a loop apart
+    reads: int = 0  # on ranks that read: from the store
+    bytes_read: int = 0
+
+    def __sub__(self, earlier: RankStats) -> RankStats:
+        """What happened since."""
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in COUNTED})
+
+    @property
+    def lost(self) -> float:
+        """Seconds that the caller was without a batch for want of bytes."""
+        return min(self.share, self.waiting)
+
+    @property
+    def busy(self) -> float:
+        """Seconds of this rank's slowest part: between two batches it decodes and works, or both at once."""
+        return max(self.consumer, self.decode) if self.ahead else self.consumer + self.decode
+
+    @property
+    def ready_mean(self) -> float:
+        """Full slots ahead of this rank, mean."""
+        return self.ready / self.groups if self.groups else 0.0
+
+    @property
+    def in_flight(self) -> float:
+        """Reads under way at once, mean over the time with any."""
+        return self.reading / self.read if self.read else 0.0
+
+
+#: the fields that add up
+COUNTED = tuple(field.name for field in fields(RankStats))[4:]
+
+
+def total(ranks: Iterable[RankStats]) -> dict[str, float]:
+    """The sums of all fields that add up."""
+    everyone = list(ranks)
+    return {name: sum(getattr(rank, name) for rank in everyone) for name in COUNTED}

@@ -1,0 +1,120 @@
+"""What each rank did, all ranks together, and a sentence about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from pario.stats.explain import STALLED, explain
+from pario.stats.rank import RankStats, total
+from pario.words import counted, decimal_bytes, seconds, table
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of the loops over one dataset: all so far, or one epoch. `str(report)` is a table.
+
+    path : the data file
+    ranks : one per rank, in rank order
+    """
+
+    path: str
+    ranks: Sequence[RankStats]
+
+    @property
+    def seconds(self) -> float:
+        """In loops, on the rank that was there longest."""
+        return max(rank.loop for rank in self.ranks)
+
+    @property
+    def total(self) -> dict[str, float]:
+        """Sums over the ranks: of seconds, bytes, counts."""
+        return total(self.ranks)
+
+    @property
+    def sentence(self) -> str:
+        """Which part was the slow one."""
+        return explain(self.ranks)
+
+    @property
+    def stalled(self) -> bool:
+        """Some rank waited for bytes for a part of its time that is worth a look, not counting the first ones."""
+        return any(rank.stalls and min(rank.stalled, rank.waiting) >= STALLED * self.seconds for rank in self.ranks)
+
+    @property
+    def skew(self) -> tuple[int, float]:
+        """(slowest rank, its busy time as a multiple of the median rank's): without waiting, who is behind?"""
+        slowest = max(self.ranks, key=lambda rank: rank.busy)
+        middle = median(rank.busy for rank in self.ranks)
+        return slowest.rank, slowest.busy / middle if middle else 1.0
+
+    def since(self, earlier: Report | None) -> Report:
+        """What happened after an earlier report."""
+        if earlier is None:
+            return self
+        return Report(self.path, [now - then for now, then in zip(self.ranks, earlier.ranks, strict=True)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rank, ratio = self.skew
+        return {
+            "path": self.path,
+            "seconds": self.seconds,
+            "ranks": [
+                {**asdict(r), "lost": r.lost, "busy": r.busy, "ready_mean": r.ready_mean, "in_flight": r.in_flight}
+                for r in self.ranks
+            ],
+            "total": self.total,
+            "skew": {"rank": rank, "ratio": ratio},
+            "sentence": self.sentence,
+        }
+
+    def line(self) -> str:
+        """One line: how much, how fast, and why it stalled if it did."""
+        sums, wall = self.total, self.seconds
+        speed = f", {decimal_bytes(sums['node_bytes'] / wall)}/s" if wall else ""
+        words = f"{counted(int(sums['records']), 'record')} in {seconds(wall)}{speed}"
+        words += f", {counted(int(sums['stalls']), 'stall')}"
+        if sums["stalls"]:
+            words += f" ({seconds(sums['stalled'])} on all ranks together)"
+        return f"{words}: {self.sentence}" if self.stalled else words
+
+    def __str__(self) -> str:
+        rows = [_HEAD, *(_row(str(r.rank), r, r.loop, r.ready_mean, r.in_flight) for r in self.ranks)]
+        if len(self.ranks) > 1:
+            sums = self.total
+            whole = RankStats(reader=True, **sums)  # type: ignore[arg-type]
+            groups = sum(r.ready_mean for r in self.ranks) / len(self.ranks)
+            rows.append(_row("all", whole, sums["loop"], groups, sum(r.in_flight for r in self.ranks)))
+        rank, ratio = self.skew
+        lines = [table(rows)]
+        if len(self.ranks) > 1:
+            lines.append(f"  skew: rank {rank} was busy {ratio:.2f} times as long as the median rank")
+        return "\n".join([*lines, "", self.sentence[0].upper() + self.sentence[1:] + "."])
+
+
+_HEAD = (
+    *("rank", "node", "records", "seconds", "consumer", "decode", "waited", "stalls", "ready"),
+    *("own node", "store", "reads", "reading", "in flight", "slot wait"),
+)
+
+
+def _row(name: str, r: RankStats, loop: float, ready: float, in_flight: float) -> tuple[str, ...]:
+    def share(value: float) -> str:
+        return f"{value / loop:.1%}" if loop else ""
+
+    own = (
+        *(name, "" if name == "all" else str(r.node), f"{r.records:,}", f"{loop:.2f}"),
+        *(share(r.consumer), share(r.decode), share(r.lost), f"{r.stalls:,}", f"{ready:.1f}"),
+        decimal_bytes(r.node_bytes),
+    )
+    if not r.reader:
+        return (*own, "", "", "", "", "")
+    feed = (decimal_bytes(r.bytes_read), f"{r.reads:,}")
+    if name == "all":
+        return (*own, *feed, "", f"{in_flight:.1f}", "")
+    return (*own, *feed, share(r.read), f"{in_flight:.1f}", share(r.turn))
