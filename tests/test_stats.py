@@ -268,7 +268,8 @@ def test_a_slow_store_is_told(
             pass
         report = loader.report().since(before)
     assert report.sentence.startswith("the store was the slow part: it gave "), report
-    assert re.search(r"with (1 read|0.\d reads) in flight; rank 0 waited for bytes \d+% of the time", report.sentence), report
+    told = r"with (1 read|0.\d reads) in flight; rank 0 waited for bytes \d+% of the time"
+    assert re.search(told, report.sentence), report
     (mine,) = report.ranks
     assert mine.stalls >= 5
     assert mine.stalled > 0.5 * mine.loop
