@@ -32,7 +32,7 @@ from pario.commands.screen import screen
 from pario.errors import ParioError
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("bench", "demo", "head", "index", "info", "verify")
+COMMANDS = ("bench", "demo", "doctor", "head", "index", "info", "verify")
 PAGE = 4096
 OVERFLOW = 0x04
 LEAF = 0x02

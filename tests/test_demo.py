@@ -17,7 +17,8 @@ pytest.importorskip("sklearn")
 from launch import POLITE
 
 from pario.commands import demo as demo_room
-from pario.commands.demo import demo, find_mpiexec
+from pario.commands.demo import demo
+from pario.commands.mpiexec import find_mpiexec
 from pario.commands.screen import screen
 
 ROOT = Path(__file__).parents[1]

@@ -42,7 +42,7 @@ CHUNK = 1 << 30
 #: Waiting: the first pauses yield only, later ones grow up to this many seconds.
 LONGEST_PAUSE_S = 1e-3
 
-_MPI_HINT = "Install an MPI library beside mpi4py, for example: pip install 'pario[mpich]'"
+_MPI_HINT = "Install one beside mpi4py (pip install 'pario[mpich]'), or load the site's MPI module (docs/mpi.md)"
 
 
 class Solo:
@@ -494,7 +494,8 @@ def get_world(comm: Any = None) -> AnyWorld:
         if comm is None and found.size <= 1:  # `srun --pty python` on a machine without MPI
             return Solo()
         by = f"A launcher started this process ({found.where}), but" if found.where else "A communicator was given, but"
-        raise LauncherError(f"{by} mpi4py cannot load an MPI library: {failure}", hint=_MPI_HINT) from failure
+        why = "; ".join(str(failure).splitlines())
+        raise LauncherError(f"{by} mpi4py cannot load an MPI library: {why}", hint=_MPI_HINT) from failure
     if not MPI.Is_initialized() or MPI.Is_finalized():
         state = "finalized already" if MPI.Is_finalized() else "not initialized (mpi4py.rc.initialize is False?)"
         raise LauncherError(f"MPI is {state}", hint="Create the loader between MPI.Init() and MPI.Finalize()")

@@ -206,6 +206,27 @@ def bench(
     )
 
 
+@group.command()
+@click.argument("path", required=False)
+@_db
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of text.")
+def doctor(path: str | None, db: str | None, as_json: bool) -> int:
+    """What is off on this machine?
+
+    Looks at the launcher and the MPI library, the nodes and ranks as pario sees them, cores, memory, shared memory and
+    the place of the compiled kernels; with PATH also at the dataset, its file system and its index. Reads no records
+    and writes nothing to the dataset. Exit status 1 if something is off.
+
+    \b
+    Examples:
+      python -m pario doctor
+      mpiexec -n 4 python -m pario doctor train.lmdb
+    """
+    from pario.commands.doctor import doctor as run
+
+    return run(path, db, as_json)
+
+
 @group.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--ranks", type=click.IntRange(1), help="Start so many MPI ranks by mpiexec.")
 @click.option("-m", "module", is_flag=True, help="TARGET is a module, as for python -m.")

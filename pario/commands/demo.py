@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,13 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pario.commands.mpiexec import find_mpiexec
 from pario.commands.screen import screen
 
-__all__ = ["demo", "find_mpiexec"]
+__all__ = ["demo"]
 
 _LESSON = "pario.demo.train_digits"
-#: One write per rank: the launcher mixes what the ranks write in pieces.
-_PROBE = "import os; from mpi4py import MPI; os.write(1, b'<size %d>' % MPI.COMM_WORLD.size)"
 
 _WORDS = """\
 pario demo: train a small network on images that come out of an LMDB.
@@ -73,37 +69,6 @@ def demo(ranks: int, folder: Path | None) -> int:
         return 1
     screen.say(f"It learned, in {took:.0f} s. The script, to read or to start from: {lesson}")
     return 0
-
-
-def find_mpiexec() -> tuple[list[str], str]:
-    """(the mpiexec that works with this Python's mpi4py and its options, "") or ([], why there is none)."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
-    if found is None:
-        return [], "There is no mpiexec beside this Python or on PATH"
-    command = [found]
-    try:
-        version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=20).stdout
-        if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
-            command.append("--oversubscribe")  # Open MPI refuses more ranks than cores
-        # Starts nothing of pario: does this mpiexec belong to the MPI library that mpi4py loads?
-        probe = subprocess.run(
-            [*command, "-n", "2", sys.executable, "-c", _PROBE],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return [], f"{found} does not work ({e})"
-    sizes = re.findall(r"<size (\d+)>", probe.stdout)
-    if probe.returncode or not sizes:
-        lines = [line.strip() for line in probe.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line] or lines or [f"exit status {probe.returncode}"]
-        return [], f"{found} cannot start mpi4py ({errors[-1]})"
-    if sizes != ["2", "2"]:
-        return [], f"{found} belongs to another MPI library than the one that mpi4py loads"
-    return command, ""
 
 
 def _run(command: list[str]) -> int:

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-from pario.commands.demo import find_mpiexec
+from pario.commands.mpiexec import find_mpiexec
 from pario.commands.screen import screen
 
 __all__ = ["launch", "run"]

@@ -21,7 +21,7 @@ from typing import Any
 import numba
 from numba.core import config as _numba_config
 
-__all__ = ["cache_directory", "entry", "kernel"]
+__all__ = ["cache_directory", "cache_is_usable", "entry", "kernel"]
 
 _BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"
 
@@ -66,6 +66,10 @@ def _usable(path: str) -> bool:
 _DIRECTORY = cache_directory()
 _CACHED = _usable(_DIRECTORY)
 
+
+def cache_is_usable() -> bool:
+    """Compiled kernels are kept: the directory is this user's own and writable."""
+    return _CACHED
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile on first call, without the GIL, cached on this node's disk."""

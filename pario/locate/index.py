@@ -37,7 +37,7 @@ from pario.format.meta import Snapshot
 from pario.locate.walk import Located, build
 from pario.records import EXTENT
 
-__all__ = ["RecordIndex", "open_index", "sidecar_places"]
+__all__ = ["RecordIndex", "open_index", "saved_index", "sidecar_places"]
 
 #: Of the side-car; one that says something else is rebuilt.
 INDEX_VERSION = 1
@@ -254,6 +254,28 @@ def open_index(
         sidecar=sidecar,
         bytes_read=bytes_read,
     )
+
+
+def saved_index(
+    path: str, status: os.stat_result, snapshot: Snapshot, db: bytes | str | None = None
+) -> tuple[str | None, list[str]]:
+    """(the saved index that fits this state of the file, or None; those that are there and do not, with why).
+
+    Looks at attributes only: `open_index` may still refuse one whose content is damaged.
+    status : of the open data file
+    """
+    fingerprint = _fingerprint(status, snapshot, db.encode() if isinstance(db, str) else db)
+    unfit: list[str] = []
+    for place in sidecar_places(path, db):
+        try:
+            with open(place, "rb") as raw, _h5_file(raw) as file:
+                _check_attributes(file, fingerprint)
+            return place, unfit
+        except FileNotFoundError:
+            continue
+        except Exception as e:  # as in _load_any
+            unfit.append(f"{place}: {e}")
+    return None, unfit
 
 
 def sidecar_places(path: str, db: bytes | str | None = None) -> list[str]:

@@ -1,0 +1,167 @@
+"""What this node gives to this process: file systems, memory, cores. Read from the kernel's own files, Linux only."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+__all__ = ["FileSystem", "allowed_cores", "core_quota", "file_system", "lock_holders", "memory", "shared_memory"]
+
+#: (type, kind); a type of fuse.NAME is "FUSE"
+_KINDS = {
+    **dict.fromkeys(("lustre", "gpfs", "beegfs", "beegfs_nodev", "panfs", "wekafs", "pvfs2", "ceph"), "parallel"),
+    **dict.fromkeys(("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "glusterfs", "virtiofs"), "network"),
+    **dict.fromkeys(("tmpfs", "ramfs", "hugetlbfs"), "memory"),
+    "overlay": "a container's layers",
+    "fuse.fuse-overlayfs": "a container's layers",
+}
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class FileSystem(NamedTuple):
+    """Where a file lies.
+
+    type : the kernel's word: ext4, lustre, ...
+    kind : "parallel", "network", "FUSE", "memory", "a container's layers" or "local"
+    place : where it is mounted; source: what is mounted there
+    readonly : mounted so
+    """
+
+    type: str
+    kind: str
+    place: str
+    source: str
+    readonly: bool
+
+    @property
+    def shared(self) -> bool:
+        """Other nodes see it, too (of FUSE it is assumed)."""
+        return self.kind in ("parallel", "network", "FUSE")
+
+
+def file_system(path: str) -> FileSystem:
+    """Of an existing file or directory, or of what will hold it."""
+    place = os.path.realpath(path)
+    while not os.path.exists(place) and place != "/":
+        place = os.path.dirname(place)
+    found = FileSystem("unknown", "local", "/", "", False)
+    # Later lines are mounted over earlier ones.
+    for where, type_, source, options in _mounts():
+        if (place == where or place.startswith(where.rstrip("/") + "/")) and len(where) >= len(found.place):
+            kind = _KINDS.get(type_) or ("FUSE" if type_.split(".")[0] in ("fuse", "fuseblk") else "local")
+            found = FileSystem(type_, kind, where, source, "ro" in options)
+    return found
+
+
+def _mounts() -> Iterator[tuple[str, str, str, set[str]]]:
+    """(place, type, source, options) of every mount."""
+    # "id parent device root PLACE OPTIONS tags... - TYPE SOURCE OPTIONS"
+    for line in _lines("/proc/self/mountinfo"):
+        head, _, tail = line.partition(" - ")
+        fields, more = head.split(), tail.split()
+        if len(fields) >= 6 and len(more) >= 3:
+            place, source = (_ESCAPED.sub(lambda m: chr(int(m[1], 8)), word) for word in (fields[4], more[1]))
+            yield place, more[0], source, {*fields[5].split(","), *more[2].split(",")}
+
+
+def shared_memory() -> tuple[int, int] | None:
+    """(bytes of /dev/shm, bytes free), None without one."""
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+
+
+def memory() -> tuple[int, int]:
+    """(bytes that this process and its neighbours in the control group may use, of them available now)."""
+    info = {name: int(rest.split()[0]) * 1024 for name, _, rest in (n.partition(":") for n in _lines("/proc/meminfo"))}
+    total = info.get("MemTotal", 0)
+    available = info.get("MemAvailable", total)
+    for folder in _groups("memory"):
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        used = _number(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and limit < total:
+            total = limit
+        if limit is not None and used is not None:
+            available = min(available, limit - used + _reclaimable(folder))
+    return total, max(0, available)
+
+
+def _reclaimable(folder: str) -> int:
+    """Bytes of the page cache: the kernel takes them back before it refuses memory."""
+    stat = dict(line.split()[:2] for line in _lines(os.path.join(folder, "memory.stat")))
+    return sum(int(stat.get(name) or stat.get(f"total_{name}") or 0) for name in ("active_file", "inactive_file"))
+
+
+def allowed_cores() -> list[int]:
+    """The cores on which this process may run."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def core_quota() -> float | None:
+    """Cores' worth of time that the control group grants, None without a limit."""
+    least = None
+    for folder in _groups("cpu"):
+        words = " ".join(_lines(os.path.join(folder, "cpu.max"))).split()  # version 2: "quota period"
+        if not words:
+            words = [
+                " ".join(_lines(os.path.join(folder, f"cpu.cfs_{name}_us"))) for name in ("quota", "period")
+            ]  # version 1
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+            cores = int(words[0]) / int(words[1])
+            least = cores if least is None else min(least, cores)
+    return least
+
+
+def _groups(controller: str) -> Iterator[str]:
+    """The folders of this process's control group and of those around it, of version 2 and of version 1."""
+    paths = {}
+    for line in _lines("/proc/self/cgroup"):
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            paths[name] = path
+    for place, type_, _, options in _mounts():
+        if type_ == "cgroup2" and "" in paths:
+            path = paths[""]
+        elif type_ == "cgroup" and controller in options and controller in paths:
+            path = paths[controller]
+        else:
+            continue
+        folder = os.path.normpath(place + path)
+        # In a container the path may be that of the host: then what is mounted is the container's own group.
+        while folder.startswith(place):
+            if os.path.isdir(folder):
+                yield folder
+            folder = os.path.dirname(folder)
+
+
+def _number(folder: str, *names: str) -> int | None:
+    for name in names:
+        for line in _lines(os.path.join(folder, name)):
+            if line.isdigit():
+                return int(line)
+    return None
+
+
+def lock_holders(path: str) -> list[int]:
+    """Processes of this node that hold a lock on the file: of an LMDB's lock file, those that have it open."""
+    with suppress(OSError):
+        status = os.stat(path)
+        file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        # "1: POSIX  ADVISORY  READ PID MAJOR:MINOR:INODE START END"; a waiting one has "->" after the number.
+        found = {words[4] for words in map(str.split, _lines("/proc/locks")) if file in words[5:6]}
+        return sorted(int(pid) for pid in found if pid.isdigit())
+    return []
+
+
+def _lines(path: str) -> list[str]:
+    """Of a file that may be missing or not ours to read."""
+    try:
+        with open(path) as file:
+            return file.read().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,65 @@
+"""The mpiexec that a user of this Python means, and whether it works with the MPI library that mpi4py loads."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["find_mpiexec", "mpiexec_family", "mpiexec_place"]
+
+#: One write per rank: the launcher mixes what the ranks write in pieces.
+_PROBE = "import os; from mpi4py import MPI; os.write(1, b'<size %d>' % MPI.COMM_WORLD.size)"
+
+
+def mpiexec_place() -> str | None:
+    """The mpiexec beside this Python, else the one on PATH."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+
+
+def mpiexec_family(place: str) -> str:
+    """ "Open MPI", "MPICH" (and what descends from it), or "" if it does not tell. Starts no job."""
+    try:
+        done = subprocess.run(
+            [place, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    said = done.stdout + done.stderr
+    if any(word in said for word in ("Open MPI", "OpenRTE", "PRRTE")):
+        return "Open MPI"
+    return "MPICH" if any(word in said for word in ("HYDRA", "MPICH", "Intel(R) MPI")) else ""
+
+
+def find_mpiexec() -> tuple[list[str], str]:
+    """(the mpiexec that works with this Python's mpi4py and its options, "") or ([], why there is none)."""
+    found = mpiexec_place()
+    if found is None:
+        return [], "There is no mpiexec beside this Python or on PATH"
+    command = [found]
+    try:
+        if mpiexec_family(found) == "Open MPI":
+            command.append("--oversubscribe")  # Open MPI refuses more ranks than cores
+        # Starts nothing of pario: does this mpiexec belong to the MPI library that mpi4py loads?
+        probe = subprocess.run(
+            [*command, "-n", "2", sys.executable, "-c", _PROBE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return [], f"{found} does not work ({e})"
+    sizes = re.findall(r"<size (\d+)>", probe.stdout)
+    if probe.returncode or not sizes:
+        lines = [line.strip() for line in probe.stderr.splitlines() if line.strip(" -")]
+        # A traceback says it last, a launcher (that runs nothing as root, say) first.
+        errors = [line for line in lines if "Error" in line] or lines[:1] or [f"exit status {probe.returncode}"]
+        return [], f"{found} cannot start mpi4py ({errors[-1]})"
+    if sizes != ["2", "2"]:
+        return [], f"{found} belongs to another MPI library than the one that mpi4py loads"
+    return command, ""
