@@ -51,7 +51,7 @@ class LatencyStore:
     """A mounted store, seen from the process that started it. `folder` is the mount point.
 
     Counts are a dict: path in the store ("/data.mdb") -> {operation: number}. The operations are those of METADATA,
-    "read", "write", and "bytes" (read).
+    "read", "write", "bytes" (read), and "head": the reads that begin in the first 4 KiB, where LMDB's meta pages begin.
     """
 
     def __init__(self, folder: str, process: subprocess.Popen[bytes]) -> None:
@@ -291,7 +291,7 @@ class _Operations:
         data = os.pread(fh, size, offset)
         self._transfer(len(data))
         with self._lock:
-            self._counts[path]["bytes"] += len(data)
+            self._counts.setdefault(path, Counter()).update(bytes=len(data), head=int(offset < 4096))
         return data
 
     def readlink(self, path: str) -> str:

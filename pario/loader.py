@@ -208,11 +208,7 @@ class Loader:
                 error = e
         world.agree(error, "looking at the first record")
         (self.decoder.spec, self._fingerprint), slot_bytes = world.bcast(found)
-        feeders = min(options.readers_per_node, world.node_size)
-        self._feeders = feeders
-        # The ranks that read: spread over the node, the leader first.
-        self._feeder = next((f for f in range(feeders) if f * world.node_size // feeders == world.node_rank), None)
-        self._stats.reader = self._feeder is not None
+        self._stats.reader = self._reader.feeder is not None
         self._made_ring = Ring(
             world,
             slots=self._slots,
@@ -250,7 +246,7 @@ class Loader:
         tries = min(n, _SKIPPED_FIRST) if self._on_error == "skip" else 1
         for record in range(tries):
             try:
-                self.decoder.learn(reader.read([record])[0])
+                self.decoder.learn(records[0] if record == 0 else reader.read([record])[0])
                 break
             except DecodeError as e:
                 if record + 1 == tries:
@@ -488,9 +484,10 @@ class Loader:
         world.node_barrier()
         # The pools of a block order differ from epoch to epoch, and every rank must know them; a permutation of all
         # records is needed by those that read only.
-        order = self._make_order(self._epoch) if self._feeder is not None or self._shuffle == "block" else None
+        feeder = self._reader.feeder
+        order = self._make_order(self._epoch) if feeder is not None or self._shuffle == "block" else None
         schedule = self._make_schedule(self._position, order)
-        if self._feeder is not None:
+        if feeder is not None:
             assert order is not None
             self._feed = Feed(
                 schedule=schedule,
@@ -503,8 +500,8 @@ class Loader:
                 node_seat=world.node_seat,
                 node_size=world.node_size,
                 rank=world.rank,
-                feeder=self._feeder,
-                feeders=self._feeders,
+                feeder=feeder,
+                feeders=self._reader.feeders,
                 stats=self._stats,
             )
             self._feed.start()

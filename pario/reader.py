@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from pario.comm.world import AnyWorld, Solo, World, get_world
-from pario.errors import ClosedError, FileError, OptionError
-from pario.fetch.base import ReadPool, resolve
+from pario.errors import ClosedError, FileError, MissingError, OptionError, SnapshotError
+from pario.fetch.base import ReadPool, open_dataset
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.posix import PosixFetcher
-from pario.locate.index import RecordIndex, open_index
+from pario.format.meta import Snapshot
+from pario.locate.index import RecordIndex, Saved, find_saved, open_index
 from pario.locate.snapshot import check_snapshot, read_snapshot
 from pario.options import Options
 from pario.plan.coalesce import coalesce
@@ -33,6 +36,8 @@ class Reader:
     """The records of one LMDB, for the ranks of a communicator.
 
     Collective over `comm`: construction and `close`. `read` and `keys` are not: any rank may call them at any time.
+    `Options.readers_per_node` ranks of a node open the file at once, the others when they call `read` for the first
+    time: on a shared file system every open is a question to the one server that everybody asks.
 
     Parameters
     ----------
@@ -62,9 +67,17 @@ class Reader:
         self.options = options or Options()
         self.world: AnyWorld = comm if isinstance(comm, (World, Solo)) else get_world(comm)
         self._pool: ReadPool | None = None
+        self._closed = False
+        self._opening = threading.Lock()
+        self._epochs = 0
         self._replaced = False
+        feeders = self.feeders = min(self.options.readers_per_node, self.world.node_size)
+        # The ranks that read: spread over the node, the leader first. `feeder` is this one's number or None.
+        places = [f * self.world.node_size // feeders for f in range(feeders)]
+        self.feeder = places.index(self.world.node_rank) if self.world.node_rank in places else None
+        self._given = path
         try:
-            self._open(path, db, save_index, progress)
+            self._open(db, save_index, progress)
         except BaseException:
             if self._pool is not None:
                 self._pool.close()
@@ -74,7 +87,6 @@ class Reader:
 
     def _open(
         self,
-        path: str | os.PathLike[str],
         db: str | bytes | None,
         save_index: bool,
         progress: Callable[[int, int], None] | None,
@@ -82,50 +94,109 @@ class Reader:
         world = self.world
         error: BaseException | None = None
         name = db.encode() if isinstance(db, str) else db
+        snapshot: Snapshot | None = None
+        saved: Saved | None = None
         try:
-            self.path = resolve(path)
-            self._pool = ReadPool(_FETCHERS[self.options.fetch](self.path), self.options.inflight)
+            if world.is_leader:
+                self._pool = self._open_pool()
+            if world.rank == 0:
+                snapshot, saved = self._look(name)
         except BaseException as e:
             error = e
-        world.agree(error, "opening the dataset")
-        assert self._pool is not None  # agree raised otherwise
         # One rank decides which snapshot everybody reads.
-        snapshot = None
-        if world.rank == 0:
+        snapshot = world.bcast(snapshot)
+        if world.is_leader and world.rank and error is None and snapshot is not None:
             try:
-                snapshot = read_snapshot(self._pool.fetcher)
+                self._compare(snapshot)
             except BaseException as e:
                 error = e
-        world.agree(error, "reading the meta pages")
-        self.snapshot = world.bcast(snapshot)
-        if world.is_leader and world.rank:
-            # A copy on this node, or a file that was replaced a moment ago, must be the one that rank 0 describes.
+        mine = None
+        if self._pool is not None and error is None:
+            mine = self._pool.fetcher.path, self._pool.fetcher.status()
+        found = world.node_bcast(mine)
+        if found is not None and snapshot is not None:
+            self.path, self._file = found
             try:
-                mine = read_snapshot(self._pool.fetcher)
-                if mine != self.snapshot:
-                    raise FileError(
-                        f"this node sees another file than rank 0: transaction {mine.txnid} with "
-                        f"{mine.main.md_entries} entries, against {self.snapshot.txnid} with "
-                        f"{self.snapshot.main.md_entries}",
-                        path=self.path,
-                        rank=world.rank,
-                        hint="Bring the copies on all nodes up to date.",
-                    )
-            except Exception as e:
+                if self.feeder is not None and self._pool is None:
+                    self._pool = self._open_like_leader()
+            except BaseException as e:
                 error = e
-        world.agree(error, "comparing the file with rank 0's")
+        self._agree(error)
+        assert snapshot is not None  # _agree raised otherwise
+        self.snapshot = snapshot
         self.index: RecordIndex = open_index(
-            self.path, self._pool, self.snapshot, world, db=name, save=save_index, progress=progress
+            self.path, self._pool, snapshot, world, db=name, save=save_index, progress=progress, saved=saved
         )
+
+    def _open_pool(self) -> ReadPool:
+        return ReadPool(open_dataset(self._given, _FETCHERS[self.options.fetch]), self.options.inflight)
+
+    def _look(self, db: bytes | None) -> tuple[Snapshot, Saved | None]:
+        """The file's newest state, and the side-car if one is known to be of it: then one read tells."""
+        assert self._pool is not None
+        fetcher = self._pool.fetcher
+        saved: Saved | None = None
+
+        def known(snapshot: Snapshot) -> bool:
+            nonlocal saved
+            saved = find_saved(fetcher, snapshot, db)
+            return saved.parts is not None
+
+        return read_snapshot(fetcher, believe=known), saved
+
+    def _compare(self, snapshot: Snapshot) -> None:
+        """A copy on this node, or a file that was replaced a moment ago, must be the one that rank 0 describes."""
+        assert self._pool is not None
+        mine = read_snapshot(self._pool.fetcher, believe=snapshot.__eq__)
+        if mine != snapshot:
+            raise FileError(
+                f"this node sees another file than rank 0: transaction {mine.txnid} with "
+                f"{mine.main.md_entries} entries, against {snapshot.txnid} with {snapshot.main.md_entries}",
+                path=self._pool.fetcher.path,
+                rank=self.world.rank,
+                hint="Bring the copies on all nodes up to date.",
+            )
+
+    def _open_like_leader(self) -> ReadPool:
+        """For this rank too, the file that its node's leader opened."""
+        pool = self._open_pool()
+        if not os.path.samestat(pool.fetcher.status(), self._file):
+            pool.fetcher.close()
+            raise SnapshotError(
+                "the file was replaced after another rank of this node had opened it",
+                path=self.path,
+                rank=self.world.rank,
+                hint="Open the dataset again.",
+            )
+        return pool
+
+    def _agree(self, error: BaseException | None) -> None:
+        """All go on or all raise; a path that exists on some nodes only says on which. Collective."""
+        world = self.world
+        if world.allreduce_max(error is not None):
+            missing = world.allgather((world.node, platform.node()) if isinstance(error, MissingError) else None)
+            where = sorted({place for place in missing if place is not None})
+            if isinstance(error, MissingError) and missing[0] is None:
+                nodes = ", ".join(f"node {node} ({host})" for node, host in where[:8]) + ", ..." * (len(where) > 8)
+                error = MissingError(
+                    f"{error.what}, on {len(where)} of {world.nodes} nodes: {nodes}; on rank 0's node there is",
+                    path=error.path,
+                    rank=world.rank,
+                    hint="Every node must see the dataset under the same path: mount it there, or copy it.",
+                )
+            world.agree(error, "opening the dataset")
 
     @property
     def pool(self) -> ReadPool:
         self._check_open()
-        assert self._pool is not None
+        if self._pool is None:
+            with self._opening:
+                if self._pool is None:
+                    self._pool = self._open_like_leader()
         return self._pool
 
     def _check_open(self) -> None:
-        if self._pool is None:
+        if self._closed:
             raise ClosedError("the reader is already closed", path=self.path)
 
     def __len__(self) -> int:
@@ -175,8 +246,12 @@ class Reader:
         check_snapshot(self.pool.fetcher, self.snapshot)
 
     def warn_if_replaced(self) -> None:
-        """Log it if another file stands behind the path now. What is open stays readable and unchanged."""
-        if not self._replaced and self.pool.fetcher.is_replaced():
+        """Called before an epoch; but for the first, log it if another file stands behind the path now.
+
+        What is open stays readable and unchanged.
+        """
+        self._epochs += 1
+        if self._epochs > 1 and not self._replaced and self.pool.fetcher.is_replaced():
             self._replaced = True
             _log.warning("%s was replaced by another file; this reader goes on with the one it opened", self.path)
 
@@ -187,12 +262,13 @@ class Reader:
 
     def abandon(self, wait: bool = True) -> None:
         """Close what this rank holds alone; not collective. Without `wait`, files close when their threads end."""
+        self._closed = True
         if self._pool is not None:
             self._pool.close(wait)
             if wait:
                 self._pool.fetcher.close()
             self._pool = None
-            self.index.close()
+        self.index.close()
 
     def __enter__(self) -> Reader:
         return self

@@ -14,8 +14,17 @@ from lmdb_cases import CASES, FORMATS, make, opened, oracle
 
 MPI = pytest.importorskip("mpi4py.MPI")
 
+import pario  # noqa: E402
 from pario.comm.world import World, get_world  # noqa: E402
-from pario.errors import CorruptedError, DatabaseError, EmptyError, ParioError, PeerError, SnapshotError  # noqa: E402
+from pario.errors import (  # noqa: E402
+    CorruptedError,
+    DatabaseError,
+    EmptyError,
+    MissingError,
+    ParioError,
+    PeerError,
+    SnapshotError,
+)
 from pario.fetch.base import ReadPool  # noqa: E402
 from pario.fetch.posix import PosixFetcher  # noqa: E402
 from pario.locate import index as index_module  # noqa: E402
@@ -201,3 +210,51 @@ def test_more_ranks_than_pages(world: World, place: Path) -> None:
         index = file.index()
         assert (index.n, index.extents["nbytes"].tolist(), index.keys([0])) == (1, [0], [b"only"])
         world.barrier()
+
+
+def test_only_readers_open_the_file_and_the_others_when_they_read(world: World, place: Path) -> None:
+    path, db = made(world, place, "appended", 1)
+    expected = [value for _, value in oracle(path, db)]
+    for readers in (1, 2):
+        with pario.Reader(path, comm=world.comm, db=db, options=pario.Options(readers_per_node=readers)) as reader:
+            opened_by = [rank for rank, has in enumerate(world.allgather(reader._pool is not None)) if has]
+            per_node = [min(readers, node_size) for node_size in leaders_sizes(world)]
+            assert len(opened_by) == sum(per_node)
+            assert reader.path == path
+            ids = [world.rank, 5, 0]
+            assert [bytes(value) for value in reader.read(ids)] == [expected[i] for i in ids]
+            assert reader._pool is not None
+            world.barrier()
+
+
+def leaders_sizes(world: World) -> list[int]:
+    return [size for is_leader, size in world.allgather((world.is_leader, world.node_size)) if is_leader]
+
+
+def test_a_rank_that_opens_late_gets_no_other_file(world: World, place: Path) -> None:
+    path, db = made(world, place, "appended", 1)
+    with pario.Reader(path, comm=world.comm, db=db) as reader:
+        world.barrier()
+        if world.rank == 0:
+            shutil.copyfile(path, f"{path}.new")
+            os.replace(f"{path}.new", path)
+        world.barrier()
+        if reader.feeder is None:
+            with pytest.raises(SnapshotError, match="replaced after another rank"):
+                reader.read([0])
+        else:
+            reader.read([0])
+        world.barrier()
+
+
+def test_a_dataset_that_only_some_nodes_have(world: World, place: Path) -> None:
+    path, db = made(world, place, "appended", 1)
+    mine = path if world.node == 0 else os.fspath(place / "nowhere" / "data.mdb")
+    if world.nodes == 1:
+        pario.Reader(mine, comm=world.comm, db=db).close()
+        return
+    with pytest.raises((MissingError, PeerError), match=r"1 of 2 nodes: node 1 \(.*on rank 0's node there is"):
+        pario.Reader(mine, comm=world.comm, db=db)
+    with pytest.raises((MissingError, PeerError), match="no such file") as caught:
+        pario.Reader(place / "nowhere", comm=world.comm, db=db)
+    assert "nodes:" not in str(caught.value)

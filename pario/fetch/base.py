@@ -10,13 +10,14 @@ from collections.abc import Callable
 from errno import EFAULT
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from stat import S_ISDIR, S_ISREG
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from pario.errors import MissingError, OptionError, ReadError
+from pario.errors import FileError, MissingError, OptionError, ReadError
 
-__all__ = ["Fetcher", "ReadPool", "resolve"]
+__all__ = ["Fetcher", "ReadPool", "open_dataset", "resolve"]
 
 
 class Fetcher(Protocol):
@@ -43,7 +44,7 @@ class Fetcher(Protocol):
         """
 
     def status(self) -> os.stat_result:
-        """Of the open file, whatever its path leads to now."""
+        """Of the file when it was opened; whatever its path leads to now. Asks the storage nothing."""
 
     def is_replaced(self) -> bool:
         """Does the path lead to another file than the open one (or to none)?"""
@@ -51,23 +52,44 @@ class Fetcher(Protocol):
     def close(self) -> None: ...
 
 
+F = TypeVar("F", bound=Fetcher)
+
+
+def open_dataset(path: str | os.PathLike[str], fetcher: Callable[[str], F]) -> F:
+    """Open the data file of an LMDB environment (see `resolve`). Raises FileError, MissingError among them.
+
+    With one open and no stat where `path` is a directory that holds data.mdb: on a parallel file system each of them
+    is a question to the one server that everybody asks.
+    """
+    try:
+        return fetcher(os.path.join(os.path.expanduser(os.fspath(path)), "data.mdb"))
+    except FileError as e:
+        if not isinstance(e.__cause__, (NotADirectoryError, FileNotFoundError)):
+            raise
+    return fetcher(resolve(path))
+
+
 def resolve(path: str | os.PathLike[str]) -> str:
     """The data file of an LMDB environment: `path` itself, or `data.mdb` in it when it is a directory."""
     place = Path(os.fspath(path)).expanduser()
-    if place.is_dir():
+    try:
+        mode = place.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        parent = place.parent
+        hint = (
+            "Check the spelling and the mount on this node." if parent.is_dir() else f"{parent} does not exist either."
+        )
+        raise MissingError("no such file or directory", path=str(place), hint=hint) from None
+    except OSError as e:
+        raise FileError(f"cannot look at it: {e.strerror}", path=str(place), hint="Check owner and mode.") from e
+    if S_ISDIR(mode):
         file = place / "data.mdb"
         if not file.exists():
             names = sorted(p.name for p in place.iterdir())[:5]
             found = f"it holds {', '.join(names)}" if names else "it is empty"
             raise MissingError(f"the directory has no data.mdb; {found}", path=str(place), hint="Is this an LMDB?")
         return str(file)
-    if not place.exists():
-        parent = place.parent
-        hint = (
-            "Check the spelling and the mount on this node." if parent.is_dir() else f"{parent} does not exist either."
-        )
-        raise MissingError("no such file or directory", path=str(place), hint=hint)
-    if not place.is_file():
+    if not S_ISREG(mode):
         raise MissingError("not a regular file", path=str(place))
     return str(place)
 

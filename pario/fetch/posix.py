@@ -57,9 +57,8 @@ class PosixFetcher:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = _open(path, os.O_RDONLY)
-        status = os.fstat(self._fd)
-        self.nbytes = status.st_size
-        self._identity = status.st_dev, status.st_ino
+        self._status = os.fstat(self._fd)
+        self.nbytes = self._status.st_size
         self._read_fd = self._fd
         advise = getattr(os, "posix_fadvise", None)
         if advise is not None:
@@ -95,9 +94,7 @@ class PosixFetcher:
             self.close()
 
     def status(self) -> os.stat_result:
-        """Of the open file, whatever stands behind its path now."""
-        self._check_open()
-        return os.fstat(self._fd)
+        return self._status
 
     def is_replaced(self) -> bool:
         self._check_open()
@@ -105,7 +102,7 @@ class PosixFetcher:
             now = os.stat(self.path)
         except OSError:
             return True
-        return (now.st_dev, now.st_ino) != self._identity
+        return not os.path.samestat(now, self._status)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -22,8 +22,9 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,12 +33,12 @@ import numpy as np
 
 from pario.comm.world import AnyWorld
 from pario.errors import CorruptedError, OptionError, SnapshotError
-from pario.fetch.base import ReadPool, resolve
+from pario.fetch.base import Fetcher, ReadPool
 from pario.format.meta import Snapshot
 from pario.locate.walk import Located, build
 from pario.records import EXTENT
 
-__all__ = ["RecordIndex", "open_index", "saved_index", "sidecar_places"]
+__all__ = ["RecordIndex", "Saved", "find_saved", "open_index", "saved_index", "sidecar_places"]
 
 #: Of the side-car; one that says something else is rebuilt.
 INDEX_VERSION = 1
@@ -81,6 +82,7 @@ class RecordIndex:
         content_id: str,
         mean_bytes: float,
         keys: _Keys | None,
+        ends: dict[int, bytes],
         sidecar: str | None,
         bytes_read: int,
     ) -> None:
@@ -98,6 +100,7 @@ class RecordIndex:
         self.sidecar = sidecar
         self.bytes_read = bytes_read
         self._keys = keys
+        self._ends = ends
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -119,6 +122,8 @@ class RecordIndex:
             raise OptionError(
                 f"record ids must lie in 0..{self.n - 1}, got {int(wanted.min())}..{int(wanted.max())}", path=self.path
             )
+        if all(i in self._ends for i in wanted.tolist()):
+            return [self._ends[i] for i in wanted.tolist()]
         with self._lock:
             if self._keys is None:
                 assert self.sidecar is not None  # either the keys or a place to find them
@@ -147,7 +152,7 @@ class _Keys:
         self.data = data
         self.width = width
         self.starts = starts
-        self.first = None if first is None else np.asarray(first)
+        self.first = first
         self._files = files
 
     @property
@@ -160,6 +165,7 @@ class _Keys:
 
     def get(self, ids: np.ndarray) -> list[bytes]:
         if self.first is not None:
+            self.first = np.asarray(self.first)
             ids = np.searchsorted(self.first, ids, side="right") - 1
         distinct, back = np.unique(ids, return_inverse=True)
         found: list[bytes] = []
@@ -175,8 +181,29 @@ class _Keys:
         return [found[i] for i in back.tolist()]
 
 
+@dataclass
+class Saved:
+    """What rank 0 knows. A side-car that could not be believed leaves all but the first two empty.
+
+    mark : of the side-car, what every node that sees the same one sees
+    ends : keys of the first and the last record; all keys only if the index was just made
+    """
+
+    snapshot: Snapshot
+    fingerprint: str
+    parts: _Parts | None = None
+    sidecar: str | None = None
+    mark: _Mark | None = None
+    ends: dict[int, bytes] = field(default_factory=dict)
+    keys: _Keys | None = None
+
+
+#: size and mtime in nanoseconds of a side-car
+_Mark = tuple[int, int]
+
+
 class _Parts:
-    """What rank 0 knows before it is shared."""
+    """What the ranks will share."""
 
     def __init__(self, extents: np.ndarray, by_offset: np.ndarray | None, content_id: str) -> None:
         self.extents = extents
@@ -185,62 +212,77 @@ class _Parts:
         self.mean_bytes = float(extents["nbytes"].mean())
 
 
+def find_saved(fetcher: Fetcher, snapshot: Snapshot, db: bytes | None) -> Saved:
+    """The first valid side-car of the open file; not collective."""
+    found = Saved(snapshot, _fingerprint(fetcher.status(), snapshot, db))
+    for place in _places(fetcher.path, db):
+        try:
+            return _load(place, found)
+        except FileNotFoundError:
+            continue
+        except Exception as e:  # h5py raises many kinds for a damaged file
+            _log.info("the saved index %s is not used: %s", place, e)
+    return found
+
+
 def open_index(
     path: str,
-    pool: ReadPool,
+    pool: ReadPool | None,
     snapshot: Snapshot,
     world: AnyWorld,
     db: bytes | str | None = None,
     save: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    saved: Saved | None = None,
 ) -> RecordIndex:
     """The index of a database: from its side-car if that is valid, else made anew and saved.
 
     Collective over `world`; an error is raised on all ranks. Only rank 0 touches the side-car, others when asked for
     keys. Where it cannot be saved, a warning is logged and the keys stay in memory.
 
-    path : the data file or its directory
+    path : the data file
+    pool : of the open file; None on ranks (never rank 0) that leave the reading to the others
     db : name of a named database; None is the main one
     save : write a side-car (one that is there is used in any case)
+    saved : on rank 0: what `find_saved` said already
     progress : called as progress(done, total) on rank 0 while the index is made, in its leaf pages
 
     Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
     """
     name = db.encode() if isinstance(db, str) else db
-    parts: _Parts | None = None
-    sidecar: str | None = None
-    fingerprint = ""
     error: BaseException | None = None
-    if world.rank == 0:
+    if world.rank == 0 and (saved is None or saved.snapshot != snapshot):
         try:
-            path = resolve(path)
-            fingerprint = _fingerprint(pool.fetcher.status(), snapshot, name)
-            parts, sidecar = _load_any(path, name, fingerprint, snapshot)
+            assert pool is not None  # rank 0 has one
+            saved = find_saved(pool.fetcher, snapshot, name)
         except BaseException as e:
             error = e
     world.agree(error, "looking for a saved index")
-    path, fingerprint, loaded = world.bcast((path, fingerprint, parts is not None))
+    loaded = world.bcast(saved is not None and saved.parts is not None)
 
-    keys: _Keys | None = None
     bytes_read = 0
     if not loaded:
-        located = build(pool, snapshot, name, world, progress)
+        located = build(pool, snapshot, name, world, progress, path=path)
         bytes_read = located.bytes_read
-        if world.rank == 0:
+        if saved is not None:
             try:
-                parts = _arrange(located, path)
-                keys = _key_table(located)
+                saved.parts = _arrange(located, path)
+                saved.keys = _key_table(located)
+                saved.ends = _ends(saved.keys, len(saved.parts.extents))
                 if save:
-                    sidecar = _save_any(path, name, fingerprint, snapshot, parts, keys)
+                    _save_any(path, name, saved)
             except BaseException as e:
                 error = e
         del located
         world.agree(error, "saving the index")
-    sidecar = world.bcast(sidecar)
-    keys = _spread_keys(world, keys, sidecar, fingerprint)
-    has_order, content_id, mean_bytes = world.bcast(
-        (parts.by_offset is not None, parts.content_id, parts.mean_bytes) if parts is not None else None
+    parts = saved.parts if saved is not None else None
+    fingerprint, sidecar, mark, has_order, content_id, mean_bytes = world.bcast(
+        (saved.fingerprint, saved.sidecar, saved.mark, parts.by_offset is not None, parts.content_id, parts.mean_bytes)
+        if saved is not None and parts is not None
+        else None
     )
+    keys = _spread_keys(world, saved.keys if saved is not None else None, sidecar, mark, fingerprint)
     return RecordIndex(
         path=path,
         database=name,
@@ -251,6 +293,7 @@ def open_index(
         content_id=content_id,
         mean_bytes=mean_bytes,
         keys=keys,
+        ends=saved.ends if saved is not None else {},
         sidecar=sidecar,
         bytes_read=bytes_read,
     )
@@ -273,13 +316,17 @@ def saved_index(
             return place, unfit
         except FileNotFoundError:
             continue
-        except Exception as e:  # as in _load_any
+        except Exception as e:  # as in find_saved
             unfit.append(f"{place}: {e}")
     return None, unfit
 
 
 def sidecar_places(path: str, db: bytes | str | None = None) -> list[str]:
     """Where the side-car of a data file may lie: beside it, then in the user's cache directory."""
+    return list(_places(path, db))
+
+
+def _places(path: str, db: bytes | str | None) -> Iterator[str]:
     name = db.encode() if isinstance(db, str) else db
     suffix = ".pario.h5"
     if name is not None:
@@ -287,10 +334,12 @@ def sidecar_places(path: str, db: bytes | str | None = None) -> list[str]:
         if len(safe) > _LONGEST_NAME:
             safe = hashlib.blake2b(name, digest_size=16).hexdigest()
         suffix = f".db-{safe}{suffix}"
-    # The cache knows the file by its place, so that a new index replaces the old one.
+    yield path + suffix
+    # The cache knows the file by its place, so that a new index replaces the old one. (Only now: the real path costs a
+    # look at every directory.)
     place = hashlib.blake2b(repr((os.path.realpath(path), name)).encode(), digest_size=16).hexdigest()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(Path.home(), ".cache")
-    return [path + suffix, os.path.join(cache, "pario", f"{place}.h5")]
+    yield os.path.join(cache, "pario", f"{place}.h5")
 
 
 def _fingerprint(status: os.stat_result, snapshot: Snapshot, db: bytes | None) -> str:
@@ -356,11 +405,13 @@ def _key_table(located: Located) -> _Keys:
     return _Keys(located.key_data, width, starts, first)
 
 
-def _spread_keys(world: AnyWorld, keys: _Keys | None, sidecar: str | None, fingerprint: str) -> _Keys | None:
+def _spread_keys(
+    world: AnyWorld, keys: _Keys | None, sidecar: str | None, mark: _Mark | None, fingerprint: str
+) -> _Keys | None:
     """None where every node can read the keys from the side-car, else the keys, shared by the node. Collective."""
     if sidecar is not None:
-        # A cache directory may be one per node.
-        unseen = world.is_leader and world.rank != 0 and not _matches(sidecar, fingerprint)
+        # A cache directory may be one per node. Each looks, and opens nothing that nobody may ask for.
+        unseen = world.is_leader and world.rank != 0 and not _matches(sidecar, mark)
         if world.allreduce_sum(int(unseen)) == 0:
             return None
     error: BaseException | None = None
@@ -456,31 +507,28 @@ class _Sink(io.RawIOBase):
         super().close()
 
 
-def _load_any(path: str, db: bytes | None, fingerprint: str, snapshot: Snapshot) -> tuple[_Parts | None, str | None]:
-    """The first valid side-car's content and its place."""
-    for place in sidecar_places(path, db):
-        try:
-            return _load(place, fingerprint, snapshot), place
-        except FileNotFoundError:
-            continue
-        except Exception as e:  # h5py raises many kinds for a damaged file
-            _log.info("the saved index %s is not used: %s", place, e)
-    return None, None
+def _load(place: str, wanted: Saved) -> Saved:
+    """`wanted`, completed. Raises anything if the side-car is missing, damaged, or of another file or state."""
+    with open(place, "rb") as raw:
+        mark = _mark(os.fstat(raw.fileno()))
+        with _h5_file(raw) as file:
+            _check_attributes(file, wanted.fingerprint)
+            parts = _load_parts(file, wanted.snapshot)
+            # Everybody who loads data asks for these two: no need to open it once more.
+            ends = _ends(_keys_in(file, raw), len(parts.extents))
+    return replace(wanted, parts=parts, sidecar=place, mark=mark, ends=ends)
 
 
-def _load(place: str, fingerprint: str, snapshot: Snapshot) -> _Parts:
-    """Raises anything if the side-car is missing, damaged, or of another file or state."""
-    with open(place, "rb") as raw, _h5_file(raw) as file:
-        _check_attributes(file, fingerprint)
-        n = int(file.attrs["n"])
-        extents = np.empty((n, 2), np.int64)
-        _read_all(file["extents"], extents)
-        by_offset = None
-        if "by_offset" in file:
-            by_offset = np.empty(n, np.int64)
-            _read_all(file["by_offset"], by_offset)
-        _check_keys(file, n)
-        content_id = str(file.attrs["content_id"])
+def _load_parts(file: Any, snapshot: Snapshot) -> _Parts:
+    n = int(file.attrs["n"])
+    extents = np.empty((n, 2), np.int64)
+    _read_all(file["extents"], extents)
+    by_offset = None
+    if "by_offset" in file:
+        by_offset = np.empty(n, np.int64)
+        _read_all(file["by_offset"], by_offset)
+    _check_keys(file, n)
+    content_id = str(file.attrs["content_id"])
     found = extents.reshape(-1).view(EXTENT)
     if n < 1 or _content_id(found) != content_id:
         raise ValueError("its extents do not fit their checksum")
@@ -504,9 +552,7 @@ def _open_keys(place: str, fingerprint: str) -> _Keys:
         raw = open(place, "rb")  # noqa: SIM115
         file = _h5_file(raw)
         _check_attributes(file, fingerprint)
-        starts, first = file.get("key_starts"), file.get("key_first")
-        width = int(file.attrs["key_width"])
-        return _Keys(file["key_data"], width, starts, None if first is None else first[:], (file, raw))
+        return _keys_in(file, raw)
     except Exception as e:  # h5py raises many kinds for a damaged file
         if raw is not None:
             raw.close()
@@ -517,13 +563,26 @@ def _open_keys(place: str, fingerprint: str) -> _Keys:
         ) from e
 
 
-def _matches(place: str, fingerprint: str) -> bool:
+def _keys_in(file: Any, raw: Any) -> _Keys:
+    starts, first = file.get("key_starts"), file.get("key_first")
+    width = int(file.attrs["key_width"])
+    return _Keys(file["key_data"], width, starts, first, (file, raw))
+
+
+def _ends(keys: _Keys, n: int) -> dict[int, bytes]:
+    return dict(zip((0, n - 1), keys.get(np.array([0, n - 1])), strict=True))
+
+
+def _mark(status: os.stat_result) -> _Mark:
+    return status.st_size, status.st_mtime_ns
+
+
+def _matches(place: str, mark: _Mark | None) -> bool:
+    """Does this node see the side-car that rank 0 saw? What is in it is checked when somebody asks for keys."""
     try:
-        with open(place, "rb") as raw, _h5_file(raw) as file:
-            _check_attributes(file, fingerprint)
-    except Exception:  # as in _load_any
+        return _mark(os.stat(place)) == mark
+    except OSError:
         return False
-    return True
 
 
 def _h5_file(raw: Any) -> Any:
@@ -561,39 +620,35 @@ def _read_all(dataset: Any, out: np.ndarray) -> None:
     dataset.read_direct(out)
 
 
-def _save_any(
-    path: str, db: bytes | None, fingerprint: str, snapshot: Snapshot, parts: _Parts, keys: _Keys
-) -> str | None:
-    """The place where it could be saved, or None."""
+def _save_any(path: str, db: bytes | None, saved: Saved) -> None:
+    """Sets `sidecar` and `mark` where it could be saved."""
     refusals = []
-    for place in sidecar_places(path, db):
+    for place in _places(path, db):
         try:
             if place != path and not os.path.isdir(os.path.dirname(place)):
                 os.makedirs(os.path.dirname(place), mode=0o700)
-            _save(place, path, db, fingerprint, snapshot, parts, keys)
+            _save(place, path, db, saved)
+            saved.sidecar, saved.mark = place, _mark(os.stat(place))
         except OSError as e:
             refusals.append(f"{place}: {e.strerror or e}")
             continue
         _log.info("the index of %s is saved as %s", path, place)
-        return place
+        return
     _log.warning(
         "the index of %s cannot be saved and will be made again next time; its keys stay in memory (%s)",
         path,
         "; ".join(refusals),
     )
-    return None
 
 
-def _save(
-    place: str, path: str, db: bytes | None, fingerprint: str, snapshot: Snapshot, parts: _Parts, keys: _Keys
-) -> None:
+def _save(place: str, path: str, db: bytes | None, saved: Saved) -> None:
     """Write and rename, so that nobody ever sees half of it. Raises OSError."""
     temporary = f"{place}.{socket.gethostname()}-{os.getpid()}.tmp"
     with suppress(FileNotFoundError):
         os.unlink(temporary)
     sink = _Sink(temporary)
     try:
-        _write(sink, path, db, fingerprint, snapshot, parts, keys)
+        _write(sink, path, db, saved)
         sink.finish()
         os.replace(temporary, place)
     except BaseException:
@@ -603,16 +658,17 @@ def _save(
         raise
 
 
-def _write(
-    sink: _Sink, path: str, db: bytes | None, fingerprint: str, snapshot: Snapshot, parts: _Parts, keys: _Keys
-) -> None:
+def _write(sink: _Sink, path: str, db: bytes | None, saved: Saved) -> None:
     import h5py
 
+    snapshot, parts, keys = saved.snapshot, saved.parts, saved.keys
+    assert parts is not None
+    assert keys is not None
     n = len(parts.extents)
     with h5py.File(sink, "w", libver="v110") as file:
         file.attrs["format"] = _FORMAT
         file.attrs["index_version"] = INDEX_VERSION
-        file.attrs["fingerprint"] = fingerprint
+        file.attrs["fingerprint"] = saved.fingerprint
         file.attrs["content_id"] = parts.content_id
         file.attrs["n"] = n
         file.attrs["key_width"] = keys.width

@@ -10,37 +10,50 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from pario.errors import CorruptedError, ParioError, SnapshotError
 from pario.fetch.base import Fetcher
-from pario.format.meta import EXPLAIN_BYTES, SNIFF_BYTES, Snapshot, explain, newest, page_size, sniff
+from pario.format.meta import EXPLAIN_BYTES, Snapshot, explain, newest, page_size, sniff
 
 __all__ = ["check_snapshot", "read_snapshot"]
 
+#: What the first read brings: both meta pages, at the usual page size.
+_HEAD_BYTES = 8192
 #: Meta pages are read until two reads agree. A commit takes microseconds to write its meta page.
 _TRIES = 20
 _PAUSE_S = 0.002
 
 
-def read_snapshot(fetcher: Fetcher) -> Snapshot:
-    """The newest committed state of the file. Reads the two meta pages, twice.
+def read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None = None) -> Snapshot:
+    """The newest committed state of the file. Reads the two meta pages, twice: a writer may be at work on them.
+
+    believe : one read is enough if this is true of what it brought: it is known already from elsewhere
 
     Raises InvalidError (EncryptedError, VersionMismatchError among them), CorruptedError, SnapshotError; all with path.
     """
     try:
-        return _read_snapshot(fetcher)
+        return _read_snapshot(fetcher, believe)
     except ParioError as e:
         e.at(path=fetcher.path)
         raise
 
 
-def _read_snapshot(fetcher: Fetcher) -> Snapshot:
-    head = fetcher.pread(0, SNIFF_BYTES)
+def _read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None) -> Snapshot:
+    head = fetcher.pread(0, _HEAD_BYTES)
     layout = sniff(head)
     if layout is None:
         raise explain(fetcher.pread(0, EXPLAIN_BYTES), fetcher.nbytes)
     both = 2 * page_size(head, layout)
-    before = fetcher.pread(0, both)
+    before = head[:both] if both <= len(head) else fetcher.pread(0, both)
+    if believe is not None:
+        try:
+            once = newest(before, layout, fetcher.nbytes)
+        except ParioError:
+            pass  # perhaps because only half of it was written: read again
+        else:
+            if (once.last_pgno + 1) * once.page_size <= fetcher.nbytes and believe(once):
+                return once
     for _ in range(_TRIES):
         again = fetcher.pread(0, both)
         if again == before:
@@ -51,17 +64,18 @@ def _read_snapshot(fetcher: Fetcher) -> Snapshot:
         raise SnapshotError(
             f"the meta pages changed during each of {_TRIES} reads", hint="A writer commits without pause; wait for it"
         )
-    # What a writer appended between the opening of the file and now lies behind the end that we know.
-    grown = os.stat(fetcher.path).st_size > fetcher.nbytes
+    damage: CorruptedError | None = None
     try:
         snapshot = newest(before, layout, fetcher.nbytes)
-        reaches = (snapshot.last_pgno + 1) * snapshot.page_size
-    except CorruptedError:
-        if not grown:
-            raise
-        reaches = fetcher.nbytes + 1
-    if grown and reaches > fetcher.nbytes:
-        raise SnapshotError("the file grew while it was opened", hint="A writer is at work; open it again")
+        if (snapshot.last_pgno + 1) * snapshot.page_size <= fetcher.nbytes:
+            return snapshot
+    except CorruptedError as e:
+        damage = e
+    # What a writer appended between the opening of the file and now lies behind the end that we know.
+    if os.stat(fetcher.path).st_size > fetcher.nbytes:
+        raise SnapshotError("the file grew while it was opened", hint="A writer is at work; open it again") from damage
+    if damage is not None:
+        raise damage
     return snapshot
 
 

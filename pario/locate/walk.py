@@ -1,8 +1,8 @@
 """Exact: every record's place, from branch and leaf pages alone.
 
-Rank 0 reads the branch pages level by level; the leaf pages are divided among the ranks, each of which scans its own;
-an exclusive scan over the ranks' counts settles the record ids. Overflow pages, where large values lie, are never
-touched: for records of 3 KB that is about 1 % of the file.
+Rank 0 reads the branch pages level by level; the leaf pages are divided among the ranks that have the file open, each
+of which scans its own; an exclusive scan over the ranks' counts settles the record ids. Overflow pages, where large
+values lie, are never touched: for records of 3 KB that is about 1 % of the file.
 """
 
 from __future__ import annotations
@@ -58,35 +58,38 @@ class Located:
 
 
 def build(
-    pool: ReadPool,
+    pool: ReadPool | None,
     snapshot: Snapshot,
     db: bytes | None,
     world: AnyWorld,
     progress: Callable[[int, int], None] | None = None,
     *,
+    path: str = "",
     native: bool | None = None,
 ) -> Located:
     """Find all records of a database. Collective over `world`; an error is raised on all ranks.
 
+    pool : of the open file; None on ranks (never rank 0) that leave the reading to the others
+    path : of the data file, for the messages of ranks without a pool
     db : name of a named database; None is the main one
     progress : called as progress(done, total) on rank 0, in its leaf pages
     native : see LeafScan
 
     Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
     """
-    walk = _Walk(pool, snapshot, db, world)
+    walk = _Walk(pool, snapshot, db, world, pool.fetcher.path if pool else path)
     record, leaves = walk.find_leaves()
     scan = walk.scan(record, leaves, progress, native)
     return walk.settle(record, scan)
 
 
 class _Walk:
-    def __init__(self, pool: ReadPool, snapshot: Snapshot, db: bytes | None, world: AnyWorld) -> None:
+    def __init__(self, pool: ReadPool | None, snapshot: Snapshot, db: bytes | None, world: AnyWorld, path: str) -> None:
         self.pool = pool
         self.snapshot = snapshot
         self.db = db
         self.world = world
-        self.path = pool.fetcher.path
+        self.path = path
         self.pages = _PageReader(pool, snapshot)
         #: of its own: the leaf pages around a tree of duplicates stay in the other's buffer
         self.dup_pages = _PageReader(pool, snapshot)
@@ -121,7 +124,8 @@ class _Walk:
     ) -> LeafScan:
         """Scan this rank's share of the leaves."""
         world = self.world
-        start, stop = even_split(len(leaves), world.size, world.rank)
+        mates, before = world.allreduce_sum(self.pool is not None), world.exscan(self.pool is not None)
+        start, stop = even_split(len(leaves), mates, before) if self.pool is not None else (0, 0)
         # A guess, from a number in the file that may be wrong: no more than one record per 8 bytes of the leaves.
         guess = record.md_entries * (stop - start) // len(leaves) * 9 // 8 + 256
         most = (stop - start) * self.snapshot.page_size // 8
@@ -135,7 +139,7 @@ class _Walk:
         )
         error: BaseException | None = None
         try:
-            if self.pool.fetcher.nbytes < self.snapshot.file_bytes:
+            if self.pool is not None and self.pool.fetcher.nbytes < self.snapshot.file_bytes:
                 raise SnapshotError(
                     f"this rank opened the file when it had {self.pool.fetcher.nbytes:,} bytes, the one that read the "
                     f"meta pages when it had {self.snapshot.file_bytes:,}",
@@ -149,7 +153,8 @@ class _Walk:
                 if progress is not None and world.rank == 0:
                     progress(done, len(mine))
             self.leaf_pages += len(mine)
-            check_snapshot(self.pool.fetcher, self.snapshot)
+            if self.pool is not None:
+                check_snapshot(self.pool.fetcher, self.snapshot)
         except BaseException as e:
             error = self.explain(e)
         world.agree(error, "scanning the leaf pages")
@@ -247,7 +252,7 @@ class _Walk:
 
     def explain(self, error: BaseException) -> BaseException:
         """With the path; and when a writer overtook us, damage is its work."""
-        if isinstance(error, FileError) and not isinstance(error, DatabaseError):
+        if self.pool is not None and isinstance(error, FileError) and not isinstance(error, DatabaseError):
             try:
                 check_snapshot(self.pool.fetcher, self.snapshot)
             except SnapshotError as overtaken:
@@ -265,13 +270,18 @@ class _PageReader:
     bytes_read : so far
     """
 
-    def __init__(self, pool: ReadPool, snapshot: Snapshot) -> None:
+    def __init__(self, pool: ReadPool | None, snapshot: Snapshot) -> None:
         self.bytes_read = 0
-        self._pool = pool
+        self._opened = pool
         self._snapshot = snapshot
         self._size = snapshot.page_size
         self._batch = max(1, BATCH_BYTES // self._size)
         self._buffer = np.empty(0, np.uint8)
+
+    @property
+    def _pool(self) -> ReadPool:
+        assert self._opened is not None  # a rank without a share reads nothing
+        return self._opened
 
     def one(self, pgno: int) -> bytes:
         """One page's bytes."""
