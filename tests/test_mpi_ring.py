@@ -138,6 +138,23 @@ def test_a_run_is_left_in_the_middle(world) -> None:
     ring.close()
 
 
+def test_full_slots_are_counted_up_to_the_first_gap(world) -> None:
+    ring = Ring(world, SLOTS, 4096, 12, ROWS)
+    assert ring.full_slots(0) == 0
+    world.node_barrier()
+    if world.is_leader:
+        for group in range(SLOTS - 1):
+            ring.publish(group, group + 1)
+        ring.publish(SLOTS, 1)  # in the slot of group 0, before the one below it
+    world.node_barrier()
+    assert ring.full_slots(0) == 0
+    assert ring.full_slots(1) == SLOTS - 2
+    assert ring.full_slots(SLOTS - 1) == 0
+    assert ring.full_slots(SLOTS) == 1
+    world.node_barrier()
+    ring.close()
+
+
 def test_a_lost_group_is_an_error_and_no_wait_for_ever(world) -> None:
     ring = Ring(world, SLOTS, 4096, 12, ROWS)
     if world.is_leader:

@@ -56,6 +56,11 @@ CASES = {
         "reading on rank 1 was the slow part: the store gave it 204 MB/s, and 1.5 GB/s to the 3 others; the ranks "
         "waited for bytes 28% of the time (rank 1 80%)",
     ),
+    "one node has more ranks": (
+        [reader(0, read=9.8, share=6.0), reader(1, read=5, bytes_read=1_000_000_000, node=1, share=6.0)],
+        "the store was the slow part: it gave 404 MB/s with 8 reads in flight; the ranks waited for bytes 60% of the "
+        "time",
+    ),
     "reading, but not the store": (
         [reader(0, read=9.5, reading=2.0, share=7.0)],
         "reading was the slow part, and not for the store: 211 MB/s, with a read under way only 21% of that time; "
@@ -275,6 +280,7 @@ def test_a_slow_store_is_told(
     assert mine.stalled > 0.5 * mine.loop
     assert mine.ready_mean < 0.5
     assert 0.7 <= mine.in_flight <= 1.01
+    assert mine.decode < 0.5 * mine.loop, "waiting is no decoding"
     assert report.sentence in lines_of(caplog)[0]
 
 

@@ -69,6 +69,11 @@ class RankStats:
         return self.ready / self.groups if self.groups else 0.0
 
     @property
+    def rate(self) -> float:
+        """Bytes per second from the store, over the time with a read under way."""
+        return self.bytes_read / self.read if self.read else 0.0
+
+    @property
     def in_flight(self) -> float:
         """Reads under way at once, mean over the time with any."""
         return self.reading / self.read if self.read else 0.0

@@ -84,12 +84,11 @@ class Report:
         return f"{words}: {self.sentence}" if self.stalled else words
 
     def __str__(self) -> str:
-        rows = [_HEAD, *(_row(str(r.rank), r, r.loop, r.ready_mean, r.in_flight) for r in self.ranks)]
+        rows = [_HEAD, *(_row(str(r.rank), r, r.loop, r.in_flight) for r in self.ranks)]
         if len(self.ranks) > 1:
-            sums = self.total
-            whole = RankStats(reader=True, **sums)  # type: ignore[arg-type]
-            groups = sum(r.ready_mean for r in self.ranks) / len(self.ranks)
-            rows.append(_row("all", whole, sums["loop"], groups, sum(r.in_flight for r in self.ranks)))
+            whole = RankStats(reader=True, **self.total)  # type: ignore[arg-type]
+            read_by = sum(r.loop for r in self.ranks if r.reader)
+            rows.append(_row("all", whole, read_by, sum(r.in_flight for r in self.ranks)))
         rank, ratio = self.skew
         lines = [table(rows)]
         if len(self.ranks) > 1:
@@ -103,18 +102,18 @@ _HEAD = (
 )
 
 
-def _row(name: str, r: RankStats, loop: float, ready: float, in_flight: float) -> tuple[str, ...]:
-    def share(value: float) -> str:
-        return f"{value / loop:.1%}" if loop else ""
+def _row(name: str, r: RankStats, read_by: float, in_flight: float) -> tuple[str, ...]:
+    """read_by : seconds in loops of the ranks that read"""
+
+    def share(value: float, of: float) -> str:
+        return f"{value / of:.1%}" if of else ""
 
     own = (
-        *(name, "" if name == "all" else str(r.node), f"{r.records:,}", f"{loop:.2f}"),
-        *(share(r.consumer), share(r.decode), share(r.lost), f"{r.stalls:,}", f"{ready:.1f}"),
-        decimal_bytes(r.node_bytes),
+        *(name, "" if name == "all" else str(r.node), f"{r.records:,}", f"{r.loop:.2f}"),
+        *(share(value, r.loop) for value in (r.consumer, r.decode, r.lost)),
+        *(f"{r.stalls:,}", f"{r.ready_mean:.1f}", decimal_bytes(r.node_bytes)),
     )
     if not r.reader:
         return (*own, "", "", "", "", "")
-    feed = (decimal_bytes(r.bytes_read), f"{r.reads:,}")
-    if name == "all":
-        return (*own, *feed, "", f"{in_flight:.1f}", "")
-    return (*own, *feed, share(r.read), f"{in_flight:.1f}", share(r.turn))
+    busy, idle = share(r.read, read_by), share(r.turn, read_by)
+    return (*own, decimal_bytes(r.bytes_read), f"{r.reads:,}", busy, f"{in_flight:.1f}", idle)
