@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,3 +42,76 @@ def test_a_chosen_directory_holds_one_state_of_the_sources(
 
     monkeypatch.setattr(jit.os, "scandir", Newer)
     assert jit.cache_directory() != before
+
+
+#: Compiles a kernel and those below it, and tells what it had to compile itself.
+USER = """
+import gc, json, os, signal, sys, time
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from pario.kernels import jit, permute
+if sys.argv[2] == "dies":
+    jit._OnceCache.save_overload = lambda *_: (time.sleep(1), os.kill(os.getpid(), signal.SIGKILL))
+if sys.argv[2] == "comes later":
+    while not any(name.endswith(".lock") for name in os.listdir(jit.cache_directory())):
+        time.sleep(0.01)
+while time.time() < float(sys.argv[1]):  # all at once
+    time.sleep(0.001)
+out = np.empty(1000, np.int64)
+permute.permute(permute.stream_key(1, 2, 3), out)
+missed = {}
+for one in gc.get_objects():
+    if isinstance(one, Dispatcher) and one.py_func.__module__.startswith("pario"):
+        for signature, count in one.stats.cache_misses.items():
+            missed[f"{one.py_func.__name__}{signature}"] = count
+print(json.dumps([missed, sorted(out.tolist()) == list(range(1000))]))
+"""
+
+
+def users(cache: Path, *ways: str) -> list[tuple[int, str]]:
+    """So many processes at once: exit status and output of each."""
+    start = str(time.time() + 2)
+    env = {**os.environ, "PARIO_NUMBA_CACHE": str(cache)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", USER, start, way], env=env, stdout=subprocess.PIPE, text=True)
+        for way in ways
+    ]
+    try:
+        return [(one.wait(), out) for one in started for out in [one.communicate(timeout=120)[0]]]
+    finally:
+        for one in started:
+            one.kill()
+
+
+def test_processes_that_come_at_once_compile_once(tmp_path: Path) -> None:
+    ended = users(tmp_path, "lives", "lives", "lives")
+    assert [status for status, _ in ended] == [0, 0, 0]
+    total: Counter[str] = Counter()
+    for _, said in ended:
+        missed, right = json.loads(said)
+        assert right
+        total.update(missed)
+    assert len(total) > 3
+    assert set(total.values()) == {1}, total
+    assert len(list(tmp_path.rglob("*.nbc"))) == len(total)
+
+
+def test_one_that_dies_while_it_compiles_keeps_nobody(tmp_path: Path) -> None:
+    (dead, _), (status, said) = users(tmp_path, "dies", "comes later")
+    assert dead == -signal.SIGKILL
+    assert status == 0
+    assert json.loads(said)[1]
+
+
+def test_one_that_sleeps_while_it_compiles_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "lock")
+    held = jit._locked(path)
+    assert held >= 0
+    monkeypatch.setattr(jit, "_PATIENCE_S", 0.1)
+    assert jit._locked(path) == -1
+    os.close(held)
+    again = jit._locked(path)
+    assert again >= 0
+    os.close(again)

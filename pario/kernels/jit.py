@@ -6,24 +6,35 @@
   and thousands of ranks would write it at once.
   Numba notices that a cached function is stale by the file that defines it, but not by those of the kernels that it
   inlines; so the directory's name says which state of all of them it holds.
+* Once: a process that finds a kernel missing locks a file beside the cache, compiles, saves; whoever comes meanwhile
+  sleeps until then and loads. The system takes a lock back from a process that dies.
 * PARIO_BOUNDSCHECK=1 (tests): every index is checked.
 """
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numba
 from numba.core import config as _numba_config
+from numba.core.caching import FunctionCache
 
 __all__ = ["cache_directory", "cache_is_usable", "entry", "kernel"]
 
 _BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"
+
+#: Seconds after which a process compiles for itself, whatever the one with the lock is doing: the slowest kernel takes
+#: some seconds.
+_PATIENCE_S = 120.0
+#: Seconds between two looks at a lock, growing from the first to the second.
+_PAUSES_S = (0.002, 0.05)
 
 
 def cache_directory() -> str:
@@ -71,20 +82,20 @@ def cache_is_usable() -> bool:
     """Compiled kernels are kept: the directory is this user's own and writable."""
     return _CACHED
 
+
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile on first call, without the GIL, cached on this node's disk."""
     if function is None:
         return lambda f: kernel(f, **options)
-    settings: dict[str, Any] = {"nogil": True, "boundscheck": _BOUNDSCHECK, "cache": _CACHED, **options}
-    return _in_our_cache(lambda: numba.njit(**settings)(function))
+    return _cached(numba.njit(**{"nogil": True, "boundscheck": _BOUNDSCHECK, **options})(function))
 
 
 def entry(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
     """Compile now, for one signature, and return what Python can call without Numba's look at the arguments' types: a
     tenth of a microsecond instead of a third. The interpreter's lock stays held. Cached like the kernels.
     """
-    settings: dict[str, Any] = {"boundscheck": _BOUNDSCHECK, "cache": _CACHED}
-    dispatcher = _in_our_cache(lambda: numba.njit([signature], **settings)(function))
+    dispatcher = _cached(numba.njit(boundscheck=_BOUNDSCHECK)(function))
+    dispatcher.compile(signature)
     call: Callable[..., Any] = dispatcher.overloads[dispatcher.signatures[0]].entry_point
     _ENTRIES.append(dispatcher)
     return call
@@ -94,12 +105,70 @@ def entry(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
 _ENTRIES: list[Any] = []
 
 
-def _in_our_cache(decorate: Callable[[], Any]) -> Any:
-    # Numba asks its configuration for the directory while it decorates, and only then: other users' functions keep
-    # whatever place they have.
-    before = _numba_config.CACHE_DIR
-    _numba_config.CACHE_DIR = _DIRECTORY
+def _cached(dispatcher: Any) -> Any:
+    if _CACHED:
+        # Numba asks its configuration for the directory while it makes the cache, and only then: other users' functions
+        # keep whatever place they have.
+        before = _numba_config.CACHE_DIR
+        _numba_config.CACHE_DIR = _DIRECTORY
+        try:
+            dispatcher._cache = _OnceCache(dispatcher.py_func)
+        finally:
+            _numba_config.CACHE_DIR = before
+    return dispatcher
+
+
+class _OnceCache(FunctionCache):
+    """Numba's cache of one function, which lets one process per node compile it.
+
+    Numba calls load, compiles if that brings None, and calls save. In between this process holds the function's lock.
+    A function that calls others compiles them meanwhile; nobody waits in a circle, since no kernels call each other.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._lock_path = os.path.join(_DIRECTORY, f"{function.__module__}.{function.__qualname__}.lock")
+        self._held = -1
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super().load_overload(sig, target_context)
+        if found is None and self._held < 0:
+            self._held = _locked(self._lock_path)
+            found = super().load_overload(sig, target_context)  # somebody may have been quicker
+            if found is not None:
+                self._release()
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
+
+
+def _locked(path: str) -> int:
+    """An open file that holds the lock; -1 where files cannot be locked, or the lock is not to be had."""
+    pause, longest = _PAUSES_S
+    end = time.monotonic() + _PATIENCE_S
     try:
-        return decorate()
-    finally:
-        _numba_config.CACHE_DIR = before
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() < end:
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+                continue
+        except OSError:  # a file system without locks
+            pass
+        os.close(fd)
+        return -1
