@@ -21,6 +21,8 @@ POLITE = {
     "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
     # Open MPI: its own name of the same.
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Open MPI's wheel says "Error" about a transport that nobody asked for whenever a window is made (docs/mpi.md).
+    "OMPI_MCA_osc": "^ucx",
     # Numerical libraries: one thread per rank.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -36,9 +38,9 @@ class Job:
     seconds: float
 
 
-def mpiexec() -> str:
-    """The launcher that belongs to this interpreter's environment, else the one on PATH."""
-    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+def mpiexec(python: str = sys.executable) -> str:
+    """The launcher that belongs to the interpreter's environment, else the one on PATH."""
+    beside = os.path.join(os.path.dirname(python), "mpiexec")
     found = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
     if found is None:
         raise AssertionError(
@@ -61,9 +63,11 @@ def run_job(
     env: dict[str, str] | None = None,
     options: tuple[str, ...] = (),
     meanwhile: Callable[[int], None] | None = None,
+    python: str = sys.executable,
+    launcher: str | None = None,
 ) -> Job:
     """`mpiexec -n ranks python argv...`; `meanwhile(pid of mpiexec)` runs beside it."""
-    launcher = mpiexec()
+    launcher = launcher or mpiexec(python)
     command = [launcher, *options, "-n", str(ranks)]
     if is_open_mpi(launcher):
         command[1:1] = ["--allow-run-as-root", "--oversubscribe"]
@@ -75,7 +79,7 @@ def run_job(
     # A file takes the output: a pipe stays open as long as any forgotten process holds it.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
-            [*command, sys.executable, *argv],
+            [*command, python, *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -133,9 +133,9 @@ except LauncherError as error:
     say(error)
     raise SystemExit(4)
 """
-    done = job(code, path, ranks=1, env={"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"})
+    done = job(code, path, ranks=1, env={"PALS_SIZE": "4", "PALS_RANKID": "2"})
     assert done.status == 4, done.output
-    assert "OMPI_COMM_WORLD_SIZE=4" in done.output
+    assert "PALS_SIZE=4" in done.output
     assert "alone" in done.output
 
 
