@@ -9,7 +9,7 @@ Three rules hold for every MPI call of pario:
   never calls MPI, hence any thread level will do.
 * It waits politely. MPI libraries poll without pause in a blocking call, and with more ranks than cores that takes the
   processor from the rank that everybody waits for. So a collective is started as a nonblocking one and tested between
-  sleeps that grow to 1 ms. Calls that have no nonblocking form (Dup, Split, Allocate_shared, Free) come right after
+  sleeps that grow to 10 ms. Calls that have no nonblocking form (Dup, Split, Allocate_shared, Free) come right after
   a polite barrier, when all ranks are there.
 * Counts stay below 2^30 per call, because older MPI libraries count in 32-bit integers.
 """
@@ -39,8 +39,10 @@ PAGE = 4096
 #: Bytes of one MPI call.
 CHUNK = 1 << 30
 
-#: Waiting: the first pauses yield only, later ones grow up to this many seconds.
-LONGEST_PAUSE_S = 1e-3
+#: Waiting: the first pauses yield only, later ones are this part of what was waited so far, up to so many seconds. So
+#: a wait costs little more than it takes, and a long one next to no processor time, however many ranks share a core.
+PAUSE_PART = 1 / 16
+LONGEST_PAUSE_S = 1e-2
 
 _MPI_HINT = "Install one beside mpi4py (pip install 'pario[mpich]'), or load the site's MPI module (docs/mpi.md)"
 
@@ -521,10 +523,11 @@ def _wait(request: Any, on_wait: Callable[[], None] | None = None) -> None:
     """Wait for a nonblocking MPI call without keeping the processor; `on_wait` may raise to give up."""
     pause = 0.0
     tries = 0
+    begin = time.monotonic()
     while not request.Test():
         tries += 1
         if tries > 20:  # the others are there already in most calls: some yields first
-            pause = min(max(2e-5, pause * 1.5), LONGEST_PAUSE_S)
+            pause = min(max(2e-5, (time.monotonic() - begin) * PAUSE_PART), LONGEST_PAUSE_S)
             if on_wait is not None:
                 on_wait()
         time.sleep(pause)

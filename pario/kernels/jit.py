@@ -107,14 +107,7 @@ _ENTRIES: list[Any] = []
 
 def _cached(dispatcher: Any) -> Any:
     if _CACHED:
-        # Numba asks its configuration for the directory while it makes the cache, and only then: other users' functions
-        # keep whatever place they have.
-        before = _numba_config.CACHE_DIR
-        _numba_config.CACHE_DIR = _DIRECTORY
-        try:
-            dispatcher._cache = _OnceCache(dispatcher.py_func)
-        finally:
-            _numba_config.CACHE_DIR = before
+        dispatcher._cache = _OnceCache(dispatcher.py_func)
     return dispatcher
 
 
@@ -123,14 +116,34 @@ class _OnceCache(FunctionCache):
 
     Numba calls load, compiles if that brings None, and calls save. In between this process holds the function's lock.
     A function that calls others compiles them meanwhile; nobody waits in a circle, since no kernels call each other.
+    Made on first use: it asks the file system a few things, and a process uses few of the kernels that it imports.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
+        self._function = function
+        self._made = False
         self._lock_path = os.path.join(_DIRECTORY, f"{function.__module__}.{function.__qualname__}.lock")
         self._held = -1
 
+    def _make(self) -> None:
+        if not self._made:
+            # Numba asks its configuration for the directory while it makes the cache, and only then: other users'
+            # functions keep whatever place they have.
+            before = _numba_config.CACHE_DIR
+            _numba_config.CACHE_DIR = _DIRECTORY
+            try:
+                super().__init__(self._function)
+            finally:
+                _numba_config.CACHE_DIR = before
+            self._made = True
+
+    @property
+    def cache_path(self) -> str:
+        self._make()
+        return str(super().cache_path)
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        self._make()
         found = super().load_overload(sig, target_context)
         if found is None and self._held < 0:
             self._held = _locked(self._lock_path)
