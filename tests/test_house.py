@@ -47,7 +47,7 @@ KNOWN_TO = {
     "h5py": ("locate/index.py", "commands/"),
     "lmdb": ("commands/", "demo/", "lmdb/real.py"),
     "mmap": ("fetch/mapped.py",),
-    "torch": (),
+    "torch": ("demo/",),
     "prometheus_client": ("stats/prometheus.py",),
 }
 #: folders that show names of their own: pario.decode.Datum; `import pario.lmdb as lmdb`

@@ -250,3 +250,53 @@ def run(ranks: int | None, module: bool, target: str, arguments: tuple[str, ...]
         return script.launch(ranks, module, target, arguments)
     # Called when click is done, since it would change some of the script's exceptions.
     return lambda: script.run(module, target, arguments)
+
+
+@group.command()
+@click.argument("name", required=False)
+@click.option("--nodes", metavar="N", help="Nodes.")
+@click.option("--ntasks-per-node", metavar="N", help="Ranks per node.")
+@click.option("--cpus-per-task", metavar="N", help="Cores per rank.")
+@click.option("--time", metavar="HH:MM:SS", help="Time limit.")
+@click.option("--partition", metavar="NAME")
+@click.option("--account", metavar="NAME")
+@click.option("--gpus-per-task", metavar="N", help="Accelerators per rank.")
+@click.option("--array", metavar="RANGE", help="Of job_array: for example 0-19%4.")
+@click.option("--signal", metavar="B:USR1@SECONDS", help="Of train_requeue: how long before the limit to save.")
+@click.option("--data", metavar="PATH", help="The LMDB.")
+@click.option("--script", metavar="FILE", help="Your training script. Without: one of pario's examples, copied.")
+@click.option("--set", "others", metavar="KNOB=VALUE", multiple=True, help="Any other knob of the template.")
+@click.option("-o", "--output", metavar="FILE", help="Instead of NAME.slurm; - for standard output.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def jobscript(
+    name: str | None,
+    data: str | None,
+    script: str | None,
+    others: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    **sbatch: str | None,
+) -> int:
+    """Write out a Slurm job script, filled in.
+
+    Without a NAME it lists the templates.
+
+    \b
+    Examples:
+      python -m pario jobscript
+      python -m pario jobscript train --nodes 4 --ntasks-per-node 4 --time 04:00:00 --data /scratch/train.lmdb
+      python -m pario jobscript train --script train.py --set LAUNCHER=mpiexec --set "ARGUMENTS=--epochs 90"
+    """
+    from pario.commands import jobscript as room
+
+    if name is not None and name not in room.names():
+        raise click.BadParameter(f"{name!r} is none of {', '.join(room.names())}", param_hint="NAME")
+    values = {}
+    for one in others:
+        knob, given, value = one.partition("=")
+        if not given:
+            raise click.BadParameter(f"{one!r} is not KNOB=VALUE", param_hint="--set")
+        values[knob] = value
+    values |= {knob: value for knob, value in (("DATA", data), ("SCRIPT", script)) if value is not None}
+    lines = {option.replace("_", "-"): value for option, value in sbatch.items() if value is not None}
+    return room.jobscript(name, lines, values, output, force)

@@ -1,0 +1,1 @@
+../pario/demo/train_requeue.py

@@ -1,0 +1,127 @@
+"""`jobscript`: a Slurm job script out of pario/jobscripts/, its numbers and knobs filled in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from pario.commands.screen import screen
+
+__all__ = ["fill", "jobscript", "knobs", "names"]
+
+#: the lesson that a template runs when no script is named
+_LESSONS = {"train": "train_ddp", "train_requeue": "train_requeue", "job_array": "train_ddp"}
+_KNOB = re.compile(r"^([A-Z_]+)=(?:\$\{\1:-(?P<default>.*?)\}|(?P<list>\(.*?\)))(?P<rest> *#.*)?$", re.MULTILINE)
+
+
+def names() -> list[str]:
+    """The templates that there are."""
+    return sorted(path.name.removesuffix(".slurm") for path in _folder().iterdir() if path.name.endswith(".slurm"))
+
+
+def template(name: str) -> str:
+    return (_folder() / f"{name}.slurm").read_text()
+
+
+def knobs(text: str) -> dict[str, str]:
+    """Name and line of each knob of a template."""
+    return {found[1]: found[0] for found in _KNOB.finditer(text)}
+
+
+def fill(text: str, sbatch: Mapping[str, str], values: Mapping[str, str]) -> str:
+    """A template with `#SBATCH --NAME=VALUE` lines and knobs set; one that is switched off by ## is switched on.
+
+    Raises KeyError for a name that the template has not.
+    """
+    for name, value in sbatch.items():
+        match = re.search(rf"^##?SBATCH --{re.escape(name)}=\S* *(#.*)?$", text, re.MULTILINE)
+        if match is None:
+            raise KeyError(f"--{name}")
+        before, found, after = text[: match.start()], match[1] or "", text[match.end() :]
+        text = f"{before}#SBATCH --{name}={shlex.quote(value)}  {found}".rstrip() + after
+    for name, value in values.items():
+
+        def filled(m: re.Match[str], name: str = name, value: str = value) -> str:
+            if m[1] != name:
+                return m[0]
+            if m["list"] is not None:
+                return f"{name}=({' '.join(_quoted(word) for word in shlex.split(value))}){m['rest'] or ''}"
+            return f"{name}=${{{name}:-{_quoted(value)}}}{m['rest'] or ''}"
+
+        if name not in knobs(text):
+            raise KeyError(name)
+        text = _KNOB.sub(filled, text)
+    return text
+
+
+def jobscript(
+    name: str | None, sbatch: Mapping[str, str], values: Mapping[str, str], output: str | None, force: bool
+) -> int:
+    """Write a template out; without a name, list them."""
+    if name is None:
+        screen.say("Templates of Slurm job scripts:\n")
+        for one in names():
+            screen.say(f"  {one:<16}{_first_sentence(template(one))}")
+        screen.say("\nWrite one out:  python -m pario jobscript NAME --nodes 4 --ntasks-per-node 4 --data train.lmdb")
+        return 0
+    text = template(name)
+    values = dict(values)
+    values.setdefault("VENV", sys.prefix)
+    if "DATA" in values:
+        values["DATA"] = str(Path(values["DATA"]).absolute())
+    place = None if output == "-" else Path(output or f"{name}.slurm")
+    if place is not None and place.exists() and not force:
+        return _refuse(f"{place} exists already: name another file with --output, or replace it with --force")
+    if place is not None and not place.parent.is_dir():
+        return _refuse(f"there is no directory {place.parent}")
+    lesson = _LESSONS.get(name)
+    copied: Path | None = None
+    if lesson and "SCRIPT" not in values:
+        if place is not None:
+            copied = place.parent / f"{lesson}.py"
+            values["SCRIPT"] = str(copied.absolute())
+        else:
+            values["SCRIPT"] = str(files("pario") / "demo" / f"{lesson}.py")
+    elif "SCRIPT" in values and lesson:
+        values["SCRIPT"] = str(Path(values["SCRIPT"]).absolute())
+    try:
+        text = fill(text, sbatch, values)
+    except KeyError as e:
+        return _refuse(f"{name} has no {e.args[0]}; its knobs are {', '.join(knobs(text))}")
+    if place is None:
+        screen.say(text.rstrip("\n"))
+        return 0
+    place.write_text(text)
+    place.chmod(0o755)
+    screen.say(f"{place}: read it, change what your site needs, then  sbatch {shlex.quote(str(place))}")
+    if copied is not None:
+        kept = copied.exists()
+        if not kept:
+            copied.write_text((files("pario") / "demo" / f"{lesson}.py").read_text())
+        screen.say(f"{copied}: the script that it runs{', kept as it was' if kept else ''}; --script FILE takes yours")
+    return 0
+
+
+def _folder():  # type: ignore[no-untyped-def]  # importlib's Traversable has another home in each Python version
+    return files("pario") / "jobscripts"
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of the comment below the #SBATCH lines."""
+    words = text.split("\n#\n", 1)[1].split("\n#\n", 1)[0].split("\nset ", 1)[0]
+    said = " ".join(line.lstrip("# ") for line in words.splitlines())
+    return re.split(r"(?<=[.?:]) ", said)[0].rstrip(":")
+
+
+def _quoted(word: str) -> str:
+    """For bash; what refers to a variable stays open."""
+    return f'"{word}"' if re.search(r"\$\w|\$\{", word) and '"' not in word else shlex.quote(word)
+
+
+def _refuse(why: str) -> int:
+    screen.say(f"error: {why}", err=True)
+    return 2
