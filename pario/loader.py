@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -538,7 +538,7 @@ class Loader:
 
     def _meet(self, doing: str) -> Report:
         """All ranks do the same next, or all raise; what everybody did so far. Collective."""
-        everyones = self.world.allgather((doing, *astuple(self._so_far())))
+        everyones = self.world.allgather((doing, *vars(self._so_far()).values()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
