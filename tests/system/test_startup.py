@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lmdb
@@ -36,12 +36,21 @@ must(libc.mount(mounts[rank % nodes].encode(), here.encode(), None, 4096, None))
 """
 
 
-def job(tmp_path: Path, script: str, ranks: int, nodes: int, stores: list[LatencyStore], limit_s: float = 120) -> Job:
+def job(
+    tmp_path: Path,
+    script: str,
+    ranks: int,
+    nodes: int,
+    stores: list[LatencyStore],
+    *,
+    more: Sequence[str] = (),
+    limit_s: float = 120,
+) -> Job:
     here = tmp_path / "here"
     here.mkdir(exist_ok=True)
     what = json.dumps([nodes, str(here), *(store.folder for store in stores)])
     env = {"MPIR_CVAR_NUM_CLIQUES": str(nodes), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = run_job(ranks, ["-c", NODE + script, what], limit_s=limit_s, env=env)
+    done = run_job(ranks, ["-c", NODE + script, what, *more], limit_s=limit_s, env=env)
     assert done.status == 0, done.output
     return done
 
@@ -114,3 +123,56 @@ def test_at_most_four_metadata_operations_per_node(
     total = sum(store.total(*METADATA) for store in stores)
     assert total <= 4 * nodes * len(names) + (nodes == 1) * len(names)
     print(f"{ranks} ranks, {nodes} nodes: {total / nodes / len(names):.2f} metadata operations per node and start")
+
+
+WAIT = """
+import pario
+store, out = os.path.join(here, "set"), sys.argv[2]
+def processor():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+def measured(what):
+    begin, used = time.monotonic(), processor()
+    count = what()
+    seconds = time.monotonic() - begin
+    return count, seconds, (processor() - used) / seconds
+# A ring that holds a few steps, so that all wait for the store until the end.
+options = pario.Options(slot_bytes=1 << 20, slots=3)
+with pario.Loader(store, 4, shuffle="global", options=options) as loader:
+    steps = iter(loader)
+    next(steps)
+    epoch = measured(lambda: sum(1 for _ in steps))
+    # And in a collective, for a rank that comes late.
+    loader.world.barrier()
+    if loader.world.rank == 0:
+        time.sleep(3)
+    meeting = measured(loader.world.barrier)
+    with open(f"{out}/{loader.world.rank}.json", "w") as file:
+        json.dump({"epoch": epoch, "meeting": meeting}, file)
+"""
+
+
+def test_32_ranks_that_wait_for_a_slow_store_spin_nowhere(tmp_path: Path, slow: Callable[..., LatencyStore]) -> None:
+    ranks, batch, records = 32, 4, 2304
+    source, out = tmp_path / "sets", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    with lmdb.open(os.fspath(source / "set"), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(records):
+            txn.put(b"%06d" % i, bytes([i % 251]) * 6000)
+    with pario.Reader(source / "set"):
+        pass
+    store = slow(source, read_s=0.02, bytes_per_s=2_000_000)
+    done = job(tmp_path, WAIT, ranks, 1, [store], limit_s=240, more=[str(out)])
+    said = [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
+    assert sum(one["epoch"][0] for one in said) == ranks * (records // (ranks * batch) - 1), done.output
+    for rank, one in enumerate(said):
+        _, seconds, part = one["epoch"]
+        assert seconds > 2, f"rank {rank} waited {seconds:.1f} s only: the store was not slow"
+        assert part <= 0.05, f"rank {rank} used {part:.1%} of a processor while it waited for the store"
+        _, seconds, part = one["meeting"]
+        if rank:  # 0 is the one that comes late
+            assert seconds > 1, f"rank {rank} did not wait"
+            assert part <= 0.05, f"rank {rank} used {part:.1%} of a processor in a barrier"
+    worst = [max(one[what][2] for one in said[1:]) for what in ("epoch", "meeting")]
+    print(f"waiting for the store {worst[0]:.2%} of a processor, in a barrier {worst[1]:.2%}")
