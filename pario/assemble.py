@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -18,7 +19,7 @@ from pario.feed import Tap
 from pario.records import Batch, Records
 from pario.stats.rank import RankStats
 
-__all__ = ["Assembler", "Parts"]
+__all__ = ["Assembler", "Parts", "allowed_cores", "fair_threads"]
 
 _log = logging.getLogger("pario")
 _IDS = "\0ids"  # the record ids travel in the same block of memory as the decoder's arrays
@@ -27,12 +28,27 @@ _IDS = "\0ids"  # the record ids travel in the same block of memory as the decod
 Parts = tuple[dict[str, np.ndarray], np.ndarray, list[tuple[int, str]]]
 
 
+def allowed_cores() -> list[int]:
+    """The cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def fair_threads(mine: list[int], everyones: list[list[int]]) -> int:
+    """One thread per core that this rank may use; a core that several ranks of the node may use is divided.
+
+    mine : this rank's cores; everyones : those of every rank of its node, this one's among them
+    """
+    users = Counter(core for cores in everyones for core in cores)
+    return max(1, int(sum(1 / users[core] for core in mine) + 1e-6))
+
+
 class Assembler:
     """Decodes this rank's records.
 
     held : memory of the batches
-    threads : of decoders that work record by record: 0 = one per core that this rank may use, shared with the
-        `ranks_beside` of its node
+    threads : of decoders that work record by record
     on_error : "raise" or "skip"
     path, rank, key_of : for the DecodeError; key_of(record id) -> key
     stats : of this rank; its `decode` grows
@@ -44,7 +60,6 @@ class Assembler:
         held: BatchBuffers,
         *,
         threads: int,
-        ranks_beside: int,
         on_error: str,
         path: str,
         rank: int,
@@ -60,8 +75,7 @@ class Assembler:
         self._stats = stats
         self._executor: ThreadPoolExecutor | None = None
         if decoder.parallel:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            self._threads = threads or max(1, cores // ranks_beside)
+            self._threads = threads
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="pario-decode")
 
     def parts(self, tap: Tap, step: int, draw: Draw, check: Callable[[], None]) -> Parts:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.assemble import Assembler
+from pario.assemble import Assembler, allowed_cores, fair_threads
 from pario.buffers import BatchBuffers
 from pario.checkpoint import VERSION, LoaderState
 from pario.comm.agree import Alarm, guard
@@ -222,8 +222,7 @@ class Loader:
         self._assembler = Assembler(
             self.decoder,
             self._held,
-            threads=options.decode_threads,
-            ranks_beside=world.node_size,
+            threads=options.decode_threads or self._fair_threads(),
             on_error=self._on_error,
             path=reader.path,
             rank=world.rank,
@@ -233,6 +232,12 @@ class Loader:
         self._stats.ahead = self.decoder.parallel
         if self.decoder.parallel:
             self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
+
+    def _fair_threads(self) -> int:
+        """Collective."""
+        mine = allowed_cores()
+        everyones = self.world.allgather((self.world.node, mine))
+        return fair_threads(mine, [cores for node, cores in everyones if node == self.world.node])
 
     def _learn(self) -> tuple[Any, str]:
         """(what the decoder makes of the first record, what identifies the dataset in a saved state)."""

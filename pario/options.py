@@ -40,7 +40,7 @@ class Options:
 
     Handing out, per rank
         decode_threads: threads for decoders that work record by record (images, Python functions); 0 = one per core
-            that this rank may use.
+            that this rank may use, those that several ranks of the node may use divided among them.
         decode_ahead: batches that such a decoder prepares ahead of the training step.
         held_bytes: memory of batch arrays in use at once, those that the user still refers to among them.
 

@@ -415,11 +415,11 @@ def test_thread_level() -> None:
 def test_a_rank_that_cannot_tell_does_not_leave_the_others_waiting() -> None:
     code = """
 from mpi4py import MPI
-from pario.commands import machine
+from pario.commands import doctor
 def refuse():
     raise OSError("no such luck")
 if MPI.COMM_WORLD.rank == 1:
-    machine.allowed_cores = refuse
+    doctor.allowed_cores = refuse
 """
     done = together(3, code=code)
     assert done.status not in (0, None), done.output

@@ -93,6 +93,7 @@ def fake(folder: Path, body: str) -> None:
         ('[ "$1" = --version ] && exit; echo "<size 1><size 1>"', "belongs to another MPI library"),
         ('[ "$1" = --version ] && exit; echo "RuntimeError: cannot load MPI library" >&2; exit 1', "cannot load MPI"),
         ("exit 3", "exit status 3"),
+        ("echo ----- >&2; echo 'no job as root' >&2; echo 'see the manual' >&2; exit 1", "no job as root"),
     ],
 )
 def test_a_wrong_mpiexec_is_found_out(tmp_path, monkeypatch, body, why):
@@ -106,7 +107,9 @@ def test_a_wrong_mpiexec_is_found_out(tmp_path, monkeypatch, body, why):
 def test_open_mpi_may_have_more_ranks_than_cores(tmp_path, monkeypatch):
     fake(tmp_path, '[ "$1" = --version ] && echo "mpiexec (Open MPI) 5.0.8" && exit; echo "<size 2><size 2>"')
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert find_mpiexec() == ([str(tmp_path / "mpiexec"), "--oversubscribe"], "")
+    command, said = find_mpiexec()
+    assert command[:2] == [str(tmp_path / "mpiexec"), "--oversubscribe"]
+    assert said == ""
 
 
 def test_failure_is_an_exit_status(no_run, monkeypatch, capsys):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pario
+from pario.assemble import allowed_cores, fair_threads
 from pario.comm.launcher import launcher, library, node_name
 from pario.comm.world import AnyWorld, Solo, get_world
 from pario.commands import machine
@@ -73,7 +74,7 @@ def _rank_facts(world: AnyWorld, path: str | None, db: str | None) -> dict[str, 
         "rank": world.rank,
         "node": world.node,
         "name": node_name(),
-        "cores": machine.allowed_cores(),
+        "cores": allowed_cores(),
         "machine_cores": os.cpu_count() or 1,
         "core_quota": machine.core_quota(),
         "versions": _versions(),
@@ -381,7 +382,8 @@ def _node_rows(node: dict[str, Any], wants: dict[str, int]) -> list[tuple[str, s
     allowed = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     together = len({core for rank in node["ranks"] for core in rank["cores"]})
     quota = "" if node["core_quota"] is None else f", {node['core_quota']:g} by quota"
-    decoding = max(1, together // len(node["ranks"]))
+    everyones = [rank["cores"] for rank in node["ranks"]]
+    decoding = min(fair_threads(cores, everyones) for cores in everyones)
     total, available = node["memory"]
     shared = node["shared_memory"]
     kernels = node["kernels"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-__all__ = ["FileSystem", "allowed_cores", "core_quota", "file_system", "lock_holders", "memory", "shared_memory"]
+__all__ = ["FileSystem", "core_quota", "file_system", "lock_holders", "memory", "shared_memory"]
 
 #: (type, kind); a type of fuse.NAME is "FUSE"
 _KINDS = {
@@ -95,11 +95,6 @@ def _reclaimable(folder: str) -> int:
     """Bytes of the page cache: the kernel takes them back before it refuses memory."""
     stat = dict(line.split()[:2] for line in _lines(os.path.join(folder, "memory.stat")))
     return sum(int(stat.get(name) or stat.get(f"total_{name}") or 0) for name in ("active_file", "inactive_file"))
-
-
-def allowed_cores() -> list[int]:
-    """The cores on which this process may run."""
-    return sorted(os.sched_getaffinity(0))
 
 
 def core_quota() -> float | None:

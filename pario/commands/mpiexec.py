@@ -43,7 +43,8 @@ def find_mpiexec() -> tuple[list[str], str]:
     command = [found]
     try:
         if mpiexec_family(found) == "Open MPI":
-            command.append("--oversubscribe")  # Open MPI refuses more ranks than cores
+            # Open MPI refuses more ranks than cores, and its wheel says "Error" about a transport between nodes.
+            command += ["--oversubscribe", "--mca", "osc", "^ucx"]
         # Starts nothing of pario: does this mpiexec belong to the MPI library that mpi4py loads?
         probe = subprocess.run(
             [*command, "-n", "2", sys.executable, "-c", _PROBE],
