@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -408,3 +409,19 @@ def test_launcher_of_another_mpi_is_explained(cluster: Cluster, env: dict[str, s
     assert done.state == "FAILED", done.output
     assert "every one of them is alone" in done.output
     assert "--mpi=pmi2 or --mpi=pmix" in done.output
+
+
+@pytest.mark.parametrize("mpi", ["pmi2", "none"])
+def test_doctor(cluster: Cluster, env: dict[str, str], tmp_path: Path, mpi: str) -> None:
+    command = f"srun --mpi={mpi} {shlex.quote(sys.executable)} -m pario doctor {shlex.quote(env['DATA'])}"
+    done = cluster.run(*FOUR, f"--wrap={command}", cwd=tmp_path, env=env, limit_s=60)
+    assert "launcher        srun (" in done.output
+    if mpi == "none":
+        assert done.status != 0, done.output
+        assert done.output.count("every one of them is alone") == 1
+        return
+    assert "4 ranks on 4 nodes" in done.output
+    for node in (1, 2, 3):
+        assert re.search(rf"^  node {node} +node{node + 1}, ranks {node}: ", done.output, re.M), done.output
+    # The virtual nodes share a host name; Slurm's names tell them apart.
+    assert "MPI shows the ranks" not in done.output
