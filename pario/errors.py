@@ -19,7 +19,7 @@
     └── RankError
         ├── LauncherError                 mpiexec and the MPI library do not belong together
         ├── PeerError                     another rank raised; names the rank and its error
-        └── DeadRankError                 another rank of this node is gone
+        └── DeadRankError                 another rank is gone
 
 Every error carries its place as attributes (`path`, `rank`, `page`, `offset`, `record`, `key`: None where unknown) and
 survives pickling, so that it can travel between ranks.
@@ -188,4 +188,4 @@ class PeerError(RankError):
 
 
 class DeadRankError(RankError):
-    """A rank of this node ended without saying goodbye."""
+    """Another rank ended without saying goodbye."""

@@ -9,6 +9,7 @@ Nothing here calls MPI: all of it is memory shared by the node, and futexes in i
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -81,14 +82,13 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="pario-feed", daemon=True)
         self._thread.start()
 
-    def stop(self, wait: bool = True) -> None:
-        """No read is under way and no thread of the feed runs when this returns, unless `wait` is False."""
-        if not wait:
-            self._stop.set()
-            self._ring.wake()
-        elif self._thread is not None:
-            self._ring.stop_feeder(self._stop, self._thread)
+    def stop(self, limit_s: float = math.inf) -> bool:
+        """End it; whether no read is under way and no thread of the feed runs any more, after `limit_s` at most."""
+        self._stop.set()
+        self._ring.wake()
+        if self._thread is None or (limit_s and self._ring.stop_feeder(self._stop, self._thread, limit_s)):
             self._thread = None
+        return self._thread is None
 
     def _run(self) -> None:
         feeder, feeders = self._turns
@@ -166,7 +166,10 @@ class Feed:
         stats.turn += t2 - t1
         stats.bytes_read += int(plan.reads["nbytes"].sum())
         stats.reads += len(plan.reads)
-        self._pool.submit(plan.reads, data, plan.starts, done)
+        try:
+            self._pool.submit(plan.reads, data, plan.starts, done)
+        except BaseException as e:  # the pool was closed meanwhile
+            done(e, 0.0)
 
     def _check(
         self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import hashlib
 import logging
+import math
 import os
 import time
 import weakref
@@ -20,13 +21,14 @@ import numpy as np
 from pario.assemble import Assembler, allowed_cores, fair_threads
 from pario.buffers import BatchBuffers
 from pario.checkpoint import VERSION, LoaderState
-from pario.comm.agree import Alarm, guard
+from pario.comm.agree import guard, spread
 from pario.comm.window import LEFT, Ring
 from pario.comm.world import get_world
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
 from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, RankError
 from pario.feed import Feed, Tap
+from pario.fetch.base import STOP_S
 from pario.loop import Hooks, Loop
 from pario.options import ORDERS, POLICIES, Options
 from pario.plan.epoch import Order, epoch_order, records_per_block
@@ -121,8 +123,6 @@ class Loader:
         self._reader = self._open(path, db, save_index, progress)
         self._closed = False
         guard(self.world, self)
-        self._alarm = Alarm(self.world)
-        self.world.on_wait = self._alarm.check
         try:
             self._prepare(decoder)
         except BaseException as e:
@@ -148,8 +148,8 @@ class Loader:
                 error = e
             self.world.agree(error, "looking at the arguments of Loader")
             self._check_same_arguments(path, db)
-        except BaseException:
-            self.world.free(collective=False)
+        except BaseException as e:
+            self.world.abandon(e)
             raise
         return Reader(path, comm=self.world, db=db, options=self._options, save_index=save_index, progress=progress)
 
@@ -278,12 +278,13 @@ class Loader:
         everyones = self.world.allgather(mine)
         for rank, theirs in enumerate(everyones):
             if theirs != everyones[0]:
-                raise OptionError(
+                error = OptionError(
                     f"rank {rank} was given other arguments than rank 0: {theirs} against {everyones[0]} "
                     "(path, db, batch_size, shuffle, seed, drop_last, on_error, options)",
                     hint="The constructor is collective: call it with the same arguments on every rank. For a file "
                     "per rank pass comm=MPI.COMM_SELF.",
                 )
+                raise spread(self.world, error)  # on all ranks: nobody needs to be told
 
     def _make_order(self, epoch: int) -> Order:
         return epoch_order(
@@ -412,7 +413,6 @@ class Loader:
         self._closed = True
         self._stop_threads()
         self._ring.close()
-        self._alarm.close()
         self._reader.close()
 
     def __enter__(self) -> Loader:
@@ -436,9 +436,9 @@ class Loader:
         self._closed = True
         with contextlib.suppress(Exception):
             if self._feed is not None:
-                self._feed.stop(wait=False)
+                self._feed.stop(0)
             self._end_threads(wait=False)
-            self._reader.abandon(wait=False)
+            self._reader.abandon(0)
 
     def __repr__(self) -> str:
         return (
@@ -547,11 +547,12 @@ class Loader:
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
-                raise OptionError(
+                error = OptionError(
                     f"the ranks go different ways: {first!r} on rank 0, {theirs!r} on rank {rank}",
                     hint="Each rank must run the same loops over the loader, and call set_epoch, load_state_dict, "
                     "report and close alike.",
                 )
+                raise spread(self.world, error)  # on all ranks
         report = Report(self._reader.path, [RankStats(*numbers) for _, *numbers in everyones])
         ended, self._ended = self._ended, None
         if ended is not None and self.world.rank == 0:
@@ -596,7 +597,7 @@ class Loader:
     def _check(self) -> None:
         """Does everybody else still live and work? Raises PeerError or DeadRankError."""
         self._check_node()
-        self._alarm.check()
+        self.world.alarm.check()
 
     def _check_node(self) -> None:
         """The same for the ranks of this node alone; calls no MPI."""
@@ -611,25 +612,25 @@ class Loader:
         self._closed = True
         self.world.on_wait = None
         with contextlib.suppress(Exception):
-            self._alarm.raise_all(error)
+            self.world.alarm.raise_all(error)
             # Another rank's error is known already, and must not come back to it as somebody else's.
             known = isinstance(error, RankError) and not isinstance(error, DeadRankError)
             if self._made_ring is not None and not known:
                 self._made_ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
         if self._run is not None:
             self._run.end()
-        self._stop_threads()
+        ended = self._stop_threads(STOP_S)
         if self._made_ring is not None:
             self._made_ring.close()
-        self._alarm.close()
-        self._reader.abandon()
+        self._reader.abandon(STOP_S if ended else 0)
         self.world.free(collective=False)
 
-    def _stop_threads(self) -> None:
-        if self._feed is not None:
-            self._feed.stop()
-            self._feed = None
+    def _stop_threads(self, limit_s: float = math.inf) -> bool:
+        """Whether the feed has ended within `limit_s`."""
+        feed, self._feed = self._feed, None
+        ended = feed is None or feed.stop(limit_s)
         self._end_threads(wait=True)
+        return ended
 
     def _end_threads(self, wait: bool) -> None:
         if self._conductor is not None:

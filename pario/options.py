@@ -45,7 +45,8 @@ class Options:
         held_bytes: memory of batch arrays in use at once, those that the user still refers to among them.
 
     Waiting
-        alive_seconds: how often a waiting rank looks whether its neighbours still live.
+        alive_seconds: how often a waiting rank looks whether the others still live. An error or the loss of a rank is
+            known to all after about this long; the job has ended some 5 s later (docs/failures.md).
 
     Watching
         metrics_file: after each epoch rank 0 writes what all ranks did to this file, in the text format of Prometheus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import threading
@@ -13,7 +14,7 @@ import numpy as np
 
 from pario.comm.world import AnyWorld, Solo, World, get_world
 from pario.errors import ClosedError, FileError, MissingError, OptionError, SnapshotError
-from pario.fetch.base import ReadPool, open_dataset
+from pario.fetch.base import STOP_S, ReadPool, open_dataset
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.posix import PosixFetcher
 from pario.format.meta import Snapshot
@@ -66,6 +67,7 @@ class Reader:
     ) -> None:
         self.options = options or Options()
         self.world: AnyWorld = comm if isinstance(comm, (World, Solo)) else get_world(comm)
+        self.world.alive_seconds = self.options.alive_seconds
         self._pool: ReadPool | None = None
         self._closed = False
         self._opening = threading.Lock()
@@ -78,11 +80,10 @@ class Reader:
         self._given = path
         try:
             self._open(db, save_index, progress)
-        except BaseException:
-            if self._pool is not None:
-                self._pool.close()
+        except BaseException as e:
+            self.world.abandon(e)
+            if self._pool is not None and self._pool.close(STOP_S):
                 self._pool.fetcher.close()
-            self.world.free(collective=False)
             raise
 
     def _open(
@@ -260,12 +261,11 @@ class Reader:
         self.abandon()
         self.world.free()
 
-    def abandon(self, wait: bool = True) -> None:
-        """Close what this rank holds alone; not collective. Without `wait`, files close when their threads end."""
+    def abandon(self, limit_s: float = math.inf) -> None:
+        """Close what this rank holds alone; not collective. Files with reads under way after `limit_s` close later."""
         self._closed = True
         if self._pool is not None:
-            self._pool.close(wait)
-            if wait:
+            if self._pool.close(limit_s):
                 self._pool.fetcher.close()
             self._pool = None
         self.index.close()
@@ -273,13 +273,13 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        if error is None:
             self.close()
         else:
             # Other ranks may not come: an error on one rank must not wait for them.
-            self.abandon()
-            self.world.free(collective=False)
+            self.world.abandon(error)
+            self.abandon(STOP_S)
 
     def __repr__(self) -> str:
         return f"Reader({self.path!r}, records={len(self):,}, ranks={self.world.size})"

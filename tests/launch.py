@@ -65,8 +65,12 @@ def run_job(
     meanwhile: Callable[[int], None] | None = None,
     python: str = sys.executable,
     launcher: str | None = None,
+    prefix: tuple[str, ...] = (),
 ) -> Job:
-    """`mpiexec -n ranks python argv...`; `meanwhile(pid of mpiexec)` runs beside it."""
+    """`mpiexec -n ranks python argv...`; `meanwhile(pid of mpiexec)` runs beside it.
+
+    prefix : the command that starts mpiexec, by exec
+    """
     launcher = launcher or mpiexec(python)
     command = [launcher, *options, "-n", str(ranks)]
     if is_open_mpi(launcher):
@@ -79,7 +83,7 @@ def run_job(
     # A file takes the output: a pipe stays open as long as any forgotten process holds it.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
-            [*command, python, *argv],
+            [*prefix, *command, python, *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -135,6 +139,21 @@ def segments() -> set[str]:
             return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
     except OSError:
         return set()
+
+
+def left_segments(before: set[str], seconds: float = 5.0) -> set[str]:
+    """What is in /dev/shm, and stays there, that was not there before.
+
+    Not counted: what MPI libraries leave of their own when they are killed, and what a job beside this one has for a
+    moment.
+    """
+    end = time.monotonic() + seconds
+    theirs = ("mpich_shm_", "ucx_shm", "vader", "sm_")
+    while left := {name for name in segments() - before if not name.startswith(theirs)}:
+        if time.monotonic() > end:
+            return left
+        time.sleep(0.1)
+    return set()
 
 
 def sweep(before: set[str]) -> None:

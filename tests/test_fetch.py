@@ -115,6 +115,51 @@ def test_an_error_of_the_storage_names_itself(path):
         one.pread(0, 1)
 
 
+def test_a_closed_pool_takes_nothing(path):
+    """A loader that was dropped while its feed hands over a group: no thread starts once more."""
+    one = PosixFetcher(path)
+    reads, starts = np.array([(0, 100), (200, 100)], EXTENT), np.array([0, 100])
+    for used in (False, True):
+        pool = ReadPool(one, 2)
+        if used:
+            pool.read(reads, aligned(4096), starts)
+        assert pool.close()
+        before = threading.active_count()
+        with pytest.raises(ClosedError):
+            pool.submit(reads, aligned(4096), starts, lambda error, seconds: None)
+        with pytest.raises(ClosedError):
+            pool.read(reads, aligned(4096), starts)
+        assert threading.active_count() == before
+        assert pool.close()
+    one.close()
+
+
+def test_a_read_that_does_not_end_keeps_nobody(path):
+    let_go = threading.Event()
+
+    class Stalled(PosixFetcher):
+        def read(self, reads, out, starts):
+            let_go.wait(30)
+
+    one = Stalled(path)
+    pool = ReadPool(one, 2)
+    done = threading.Event()
+    pool.submit(np.array([(0, 100)], EXTENT), aligned(4096), np.array([0]), lambda error, seconds: done.set())
+    assert not pool.close(0.1)
+    let_go.set()
+    assert done.wait(10)  # it was under way, and ends in order
+    one.close()
+
+
+def test_metadata_in_short_reads(path, content, monkeypatch):
+    one = PosixFetcher(path)
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, offset: real(fd, min(nbytes, 7), offset))
+    assert one.pread(1000, 100) == content[1000:1100].tobytes()
+    assert one.pread(SIZE - 10, 100) == content[-10:].tobytes()
+    one.close()
+
+
 def test_resolve(tmp_path):
     folder = tmp_path / "set.lmdb"
     folder.mkdir()

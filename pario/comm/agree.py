@@ -89,20 +89,20 @@ class Alarm:
 
     def __init__(self, world: Any) -> None:
         self._world = world
+        self._raised = False
         self._request: Any = None
         self._note = np.zeros(NOTE_BYTES, dtype=np.uint8)
         if world.size > 1:
             MPI = world.mpi
             self._request = world.comm.Irecv([self._note, MPI.BYTE], source=MPI.ANY_SOURCE, tag=TAG)
             self._test = self._request.Test
-            if not _listening:
-                atexit.register(_close_all)
-            _listening.add(self)
+            _receiving[id(self._note)] = (world.mpi, self._request, self._note)
 
     def check(self) -> None:
         """Raise PeerError if another rank raised the alarm."""
         if self._request is not None and self._test():
             self._request = None
+            del _receiving[id(self._note)]
             note = json.loads(bytes(self._note).rstrip(b"\0"))
             raise spread(self._world, peer_error(note["rank"], note["text"]))
 
@@ -114,6 +114,9 @@ class Alarm:
         if getattr(error, _MARK, None) is not None and not isinstance(error, DeadRankError):
             return  # agreed upon, or another rank's: everybody knows. Of a dead rank only its node does.
         spread(self._world, error)
+        if self._raised:
+            return
+        self._raised = True
         if self._request is None or self._world.mpi.Is_finalized():
             return  # alone, or told by another rank's alarm
         room = NOTE_BYTES
@@ -126,35 +129,45 @@ class Alarm:
         data = np.zeros(NOTE_BYTES, dtype=np.uint8)
         data[: len(note)] = np.frombuffer(note, dtype=np.uint8)
         dead = error.rank if isinstance(error, DeadRankError) else None  # reads nothing any more
-        sends = [
-            self._world.comm.Isend([data, self._world.mpi.BYTE], dest=rank, tag=TAG)
-            for rank in range(self._world.size)
-            if rank not in (self._world.rank, dead)
-        ]
+        sends = []
+        for rank in range(self._world.size):
+            if rank not in (self._world.rank, dead):
+                with suppress(self._world.mpi.Exception):  # who is gone must not keep the note from the others
+                    sends.append(self._world.comm.Isend([data, self._world.mpi.BYTE], dest=rank, tag=TAG))
         _in_flight.append((data, sends))
         end = time.monotonic() + SEND_S
         while not self._world.mpi.Request.Testall(sends) and time.monotonic() < end:
             time.sleep(1e-3)
 
     def close(self) -> None:
-        """Stop listening; idempotent, waits for nobody."""
+        """Stop listening; idempotent, waits for nobody. The communicator may be freed then: no note is on its way."""
         request, self._request = self._request, None
-        if request is None or self._world.mpi.Is_finalized():
-            return
-        request.Cancel()  # of a receive: local, done at once
-        request.Wait()
+        if request is not None:
+            _close(*_receiving.pop(id(self._note))[:2])
+
+    def leave(self) -> None:
+        """Stop listening while others may still send notes: the receive stays open until the process ends."""
+        self._request = None
 
 
 #: what an MPI send may still read
 _in_flight: list[Any] = []
 
-#: alarms with an open receive; MPI libraries complain at their end about one that nobody closed
-_listening: weakref.WeakSet[Alarm] = weakref.WeakSet()
+#: open receives, by the id of the memory that they may still write to: (MPI, request, memory)
+_receiving: dict[int, tuple[Any, Any, Any]] = {}
 
 
+def _close(MPI: Any, request: Any) -> None:
+    if not MPI.Is_finalized():
+        request.Cancel()  # of a receive: local, done at once
+        request.Wait()
+
+
+@atexit.register
 def _close_all() -> None:
-    for alarm in list(_listening):
-        alarm.close()
+    """MPI libraries complain at their end about a receive that nobody closed."""
+    while _receiving:
+        _close(*_receiving.popitem()[1][:2])
 
 
 def spread(world: Any, error: Any) -> Any:

@@ -1,7 +1,7 @@
 """Ring: the memory that the ranks of one node share, and the words by which they wait for each other.
 
     control   ready[slot], done[node rank], failed        int32 words, each on a cache line of its own
-              ready_steps[slot]; pid, start and rank of every process; one error note per rank
+              ready_steps[slot]; left[node rank]; one error note per rank
     tables    ids, starts, nbytes      i64[table_steps, table_rows]; step s is row s % table_steps
     data      u8[slots, slot_bytes]    page-aligned, so that O_DIRECT reads go straight into it
 
@@ -23,6 +23,7 @@ grows within an epoch, so a store needs no atomic update and a waiter that saw a
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -45,9 +46,6 @@ LINE = 16
 
 #: Bytes of an error note.
 NOTE_BYTES = 4096
-
-#: Processes whose start time one look checks (a file in /proc each); the others are asked for existence only.
-STATS_PER_LOOK = 8
 
 
 class Flag(Protocol):
@@ -93,7 +91,7 @@ class Ring:
 
         ranks = world.node_size
         words = LINE * (slots + ranks + 1)  # ready, done, failed
-        longs = slots + 5 * ranks  # ready_steps; rank, pid, start, namespace, left per rank
+        longs = slots + ranks  # ready_steps; left per rank
         notes = ranks * (16 + NOTE_BYTES)
         table = table_steps * table_rows * 8
         sizes = [4 * words, 8 * longs, notes, 3 * table, slots * slot_bytes]
@@ -104,8 +102,8 @@ class Ring:
         memory: np.ndarray | None = None
         error: BaseException | None = None
         try:
-            memory = world.shared_bytes(starts[-1], zeroed=starts[3])  # words and notes
-        except (ParioError, MemoryError) as failure:
+            memory = world.shared_bytes(starts[-1])
+        except ParioError as failure:
             error = failure
         world.agree(error, "allocating the ring")
         assert memory is not None
@@ -122,7 +120,7 @@ class Ring:
 
         long = parts[1].view(np.int64)
         self._ready_steps = memoryview(long[:slots])
-        self._people: np.ndarray = long[slots:].reshape(ranks, 5)
+        self._left = memoryview(long[slots:])
         self._note_heads = memoryview(parts[2].view(np.int64)[: 2 * ranks])  # (nanoseconds, bytes) per rank
         self._note_texts: np.ndarray = parts[2][16 * ranks :].reshape(ranks, NOTE_BYTES)
         tables: np.ndarray = parts[3].view(np.int64).reshape(3, table_steps, table_rows)
@@ -132,11 +130,7 @@ class Ring:
         self._closed = False
         self._fail_lock = threading.Lock()
         self._me = world.node_rank
-        self._pid = pid = os.getpid()
-        self._people[self._me] = (world.rank, pid, _started(pid) or 0, _pid_namespace(), 0)
-        world.node_barrier()
-        self._others = self._watchable()
-        self._turn = 0
+        self._pid = os.getpid()
         self._looked = time.monotonic()
 
     # -- feeding ranks ---------------------------------------------------------------------------------------------
@@ -173,15 +167,16 @@ class Ring:
         """Every rank of the node has left this epoch: what is read now is for nobody."""
         return all(self._words[self._done_at + LINE * rank] == LEFT for rank in range(len(self._done_address)))
 
-    def stop_feeder(self, stop: threading.Event, thread: threading.Thread) -> None:
-        """Set `stop` and wait until `thread`, which may be inside wait_done, has ended."""
+    def stop_feeder(self, stop: threading.Event, thread: threading.Thread, limit_s: float = math.inf) -> bool:
+        """Set `stop` and wait until `thread`, which may be inside wait_done, has ended; whether it has in `limit_s`."""
         stop.set()
-        pause = 1e-3
-        while thread.is_alive():
+        pause, end = 1e-3, time.monotonic() + limit_s
+        while thread.is_alive() and time.monotonic() < end:
             # Again and again: the thread may have looked at `stop` just before and fall asleep just after a wake.
             self.wake()
             thread.join(pause)
             pause = min(2 * pause, 0.05)
+        return not thread.is_alive()
 
     # -- every rank ------------------------------------------------------------------------------------------------
 
@@ -282,12 +277,12 @@ class Ring:
         ):  # a forked child has a copy of this object, but no part in the ring
             return
         self.finish(self._me, LEFT)
-        self._people[self._me, 4] = 1
+        self._left[self._me] = 1
         self.wake()
         with self._fail_lock:
             self._closed = True
-        self._words = self._ready_steps = self._note_heads = memoryview(b"")
-        self.data = self.ids = self.starts = self.nbytes = self._people = self._note_texts = np.empty(0, np.uint8)
+        self._words = self._ready_steps = self._note_heads = self._left = memoryview(b"")
+        self.data = self.ids = self.starts = self.nbytes = self._note_texts = np.empty(0, np.uint8)
 
     # -- looking around --------------------------------------------------------------------------------------------
 
@@ -314,59 +309,11 @@ class Ring:
         rank, _, text = note.partition(" ")
         raise agree.spread(self._world, agree.peer_error(int(rank), text))
 
-    def _watchable(self) -> list[tuple[int, int, int, int]]:
-        """(node rank, rank, pid, start) of the neighbours, or nobody if process numbers mean nothing here.
-
-        Ranks in containers may have process namespaces of their own: number 7 is somebody else there.
-        """
-        people = self._people.tolist()
-        mine = people[self._me]
-        for _, pid, start, namespace, _ in people:
-            if namespace != mine[3] or not start or _started(pid) != start:
-                return []
-        return [(node_rank, p[0], p[1], p[2]) for node_rank, p in enumerate(people) if node_rank != self._me]
-
     def _check_alive(self) -> None:
-        others = self._others
-        self._turn += STATS_PER_LOOK
-        for i, (node_rank, rank, pid, start) in enumerate(others):
-            thorough = (i - self._turn) % len(others) < STATS_PER_LOOK
-            if (_started(pid) == start if thorough else _exists(pid)) or self._people[node_rank, 4]:
-                continue
-            raise agree.spread(
-                self._world,
-                DeadRankError(
-                    f"another rank of this node is gone (process {pid})",
-                    rank=rank,
-                    hint="The scheduler's log tells why; the usual reason is memory (oom-kill)",
-                ),
-            )
+        try:
+            self._world.check_alive(self._has_left)
+        except DeadRankError as error:
+            raise agree.spread(self._world, error) from None
 
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
-def _started(pid: int) -> int | None:
-    """Start time of a live process in clock ticks since boot; None: gone, a zombie, or not to be known here."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
-        return None
-    # "pid (name) state ppid ...": the name may hold blanks and parentheses; field 22 is the start time.
-    fields = text[text.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
-
-
-def _pid_namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
+    def _has_left(self, node_rank: int) -> bool:
+        return bool(self._left[node_rank])

@@ -17,19 +17,21 @@ Three rules hold for every MPI call of pario:
 from __future__ import annotations
 
 import ctypes
-import os
 import pickle
 import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from pario.comm import agree as _agree
+from pario.comm import memory as _memory
+from pario.comm.alive import Lifeline, Watch, myself
 from pario.comm.launcher import FIT_HINT, launcher, load_mpi
-from pario.errors import ClosedError, LauncherError, OptionError, ParioError
+from pario.errors import ClosedError, DeadRankError, LauncherError, OptionError, ParioError
 
 __all__ = ["AnyWorld", "Solo", "World", "get_world"]
 
@@ -43,6 +45,9 @@ CHUNK = 1 << 30
 #: a wait costs little more than it takes, and a long one next to no processor time, however many ranks share a core.
 PAUSE_PART = 1 / 16
 LONGEST_PAUSE_S = 1e-2
+
+#: Seconds that a collective may still take to end after a rank was found dead: it may have done its part before.
+GRACE_S = 0.5
 
 _MPI_HINT = "Install one beside mpi4py (pip install 'pario[mpich]'), or load the site's MPI module (docs/mpi.md)"
 
@@ -66,6 +71,8 @@ class Solo:
         self._freed = False
         self.failed = False
         self.on_wait: Callable[[], None] | None = None  # nobody to wait for
+        self.alive_seconds = 1.0
+        self.alarm = _agree.Alarm(self)
 
     def __repr__(self) -> str:
         return "Solo()"
@@ -120,10 +127,13 @@ class Solo:
         view.flags.writeable = False
         return view
 
-    def shared_bytes(self, nbytes: int, zeroed: int | None = None) -> np.ndarray:
+    def shared_bytes(self, nbytes: int) -> np.ndarray:
         """u8[nbytes], zeroed and page-aligned, private to this process."""
         self._check_open()
         return _private_bytes(nbytes)
+
+    def check_alive(self, left: Callable[[int], bool] | None = None) -> None:
+        """Nobody else to miss."""
 
     def agree(self, error: BaseException | None, doing: str) -> None:
         """Raise `error` if there is one."""
@@ -132,6 +142,10 @@ class Solo:
 
     def free(self, collective: bool = True) -> None:
         """Idempotent."""
+        self._freed = True
+
+    def abandon(self, error: BaseException) -> None:
+        """Nobody to tell."""
         self._freed = True
 
     def _check_open(self) -> None:
@@ -156,6 +170,8 @@ class World:
     is_leader : node_rank == 0
     seat : this rank's place when ranks are lined up node after node; node_seat: the first seat of this node
     failed : an error was raised on this rank that concerns the others too
+    alarm : reaches the other ranks at any time; every wait for them listens to it
+    alive_seconds : how often a waiting rank looks whether the others still live
     comm : the private duplicate; mpi : mpi4py.MPI
     """
 
@@ -167,7 +183,10 @@ class World:
         self._freed = False
         self.failed = False
         self.on_wait: Callable[[], None] | None = None
-        self._windows: list[tuple[Any, weakref.ref[Any], int]] = []
+        self._windows: list[tuple[Any, weakref.ref[Any]]] = []
+        self.alive_seconds = 1.0
+        self._watch: Watch | None = None
+        self._looked = 0.0
 
         _wait(comm.Ibarrier())
         self.comm = comm.Dup()
@@ -175,6 +194,9 @@ class World:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.size: int = self.comm.Get_size()
         self.rank: int = self.comm.Get_rank()
+        #: for the farewell after an uncaught error
+        self.last_call: Any = None
+        self.alarm = _agree.Alarm(self)
         self._node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         self.node_size: int = self._node.Get_size()
         self.node_rank: int = self._node.Get_rank()
@@ -191,8 +213,8 @@ class World:
         self.seat: int = self.node_seat + self.node_rank
         self.node_ranks: tuple[int, ...] = tuple(int(r) for r in np.flatnonzero(firsts == first[0]))
         self._leaders = self.comm.Split(0 if self.is_leader else MPI.UNDEFINED, key=self.rank)
-        #: for the farewell after an uncaught error
-        self.last_call = _last_call(self.comm) if self.size > 1 else MPI.COMM_NULL
+        if self.size > 1:
+            self.last_call, self._watch = _lasting(self)
 
     def __repr__(self) -> str:
         return f"World(rank {self.rank} of {self.size}, node {self.node} of {self.nodes})"
@@ -331,7 +353,7 @@ class World:
         memory: np.ndarray | None = None
         try:
             memory = self._allocate(count * dtype.itemsize)
-        except (ParioError, MemoryError) as failure:
+        except ParioError as failure:
             error = failure
         self.agree(error, "sharing an array")
         assert memory is not None
@@ -345,22 +367,22 @@ class World:
         shared.flags.writeable = False
         return shared
 
-    def shared_bytes(self, nbytes: int, zeroed: int | None = None) -> np.ndarray:
-        """u8[nbytes], page-aligned, the same memory on all ranks of the node. Collective over the node.
-
-        The first `zeroed` bytes (None: all) are 0: to write all of a large window costs time, and memory that may
-        never be used.
+    def shared_bytes(self, nbytes: int) -> np.ndarray:
+        """u8[nbytes], zeroed and page-aligned, the same memory on all ranks of the node. Collective over the node.
 
         Raises on all ranks of the node when its shared memory is too small; other nodes do not hear of it (agree
         afterwards).
         """
         self._check_open()
-        memory = self._allocate(nbytes)
-        if self.node_size > 1:
-            if self.is_leader:
-                memory[:zeroed] = 0  # the standard promises nothing about a new window's bytes
-            self.node_barrier()  # MPI's own messages order the memory
-        return memory
+        return self._allocate(nbytes)
+
+    def check_alive(self, left: Callable[[int], bool] | None = None) -> None:
+        """Raises DeadRankError if a rank of this node, or another node's leader, is known to be gone. Any thread.
+
+        left : left(node rank) is true for those that are not missed any more
+        """
+        if self._watch is not None:
+            self._watch.check(left)
 
     def agree(self, error: BaseException | None, doing: str) -> None:
         """Go on together or raise together. Collective.
@@ -385,9 +407,16 @@ class World:
             return
         if not collective:
             _parked.append(self._windows)
+            self.alarm.leave()
             return
-        self._wait(self.comm.Ibarrier())
-        for window, view, start in self._windows:
+        try:
+            self._wait(self.comm.Ibarrier())
+        except BaseException as e:
+            self._freed = False
+            self.abandon(e)
+            raise
+        self.alarm.close()
+        for window, view in self._windows:
             held = np.array([view() is not None], dtype=np.int64)
             any_held = np.empty(1, dtype=np.int64)
             self._wait(self._node.Iallreduce(held, any_held, op=MPI.MAX))
@@ -395,21 +424,46 @@ class World:
                 _parked.append(window)
             else:
                 window.Free()
-                _granted.pop(start, None)
         self._windows = []
         if self._leaders != MPI.COMM_NULL:
             self._leaders.Free()
         self._node.Free()
         self.comm.Free()
 
+    def abandon(self, error: BaseException) -> None:
+        """Tell the other ranks about `error`, which ends the work on this one, and free what is this rank's alone."""
+        if not self._freed:
+            with suppress(Exception):
+                self.alarm.raise_all(error)
+        self.free(collective=False)
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _wait(self, request: Any) -> None:
         try:
-            _wait(request, self.on_wait)
-        except BaseException:
+            try:
+                _wait(request, self._look)
+            except DeadRankError:
+                end = time.monotonic() + GRACE_S
+                while not request.Test():
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(LONGEST_PAUSE_S)
+        except BaseException as e:
             _parked.append(request)  # with the memory that MPI may still use
+            if isinstance(e, DeadRankError):
+                self.alarm.raise_all(e)
             raise
+
+    def _look(self) -> None:
+        """While this rank waits for others: are they still there?"""
+        self.alarm.check()
+        if self.on_wait is not None:
+            self.on_wait()
+        now = time.monotonic()
+        if now - self._looked >= self.alive_seconds:
+            self._looked = now
+            self.check_alive()
 
     def _check_open(self) -> None:
         if self._freed:
@@ -427,53 +481,69 @@ class World:
         return out
 
     def _allocate(self, nbytes: int) -> np.ndarray:
-        """u8[nbytes], page-aligned, undefined content, shared by the node. Collective over the node."""
+        """u8[nbytes], page-aligned, zeroed, shared by the node. Collective over the node."""
         if self.node_size == 1:
             return _private_bytes(nbytes)
-        refusal = _no_room(nbytes) if self.is_leader else None
-        refusal = _bcast(self._node, refusal, 0, self._wait)
-        if refusal is not None:
-            raise ParioError(
-                refusal,
-                rank=self.rank,
-                hint="Enlarge /dev/shm (in a container: --shm-size), or use a smaller ring (Options.slots, slot_bytes)",
-            )
         MPI = self.mpi
-        window = MPI.Win.Allocate_shared(nbytes + PAGE if self.is_leader else 0, 1, comm=self._node)
+        self._node_agree(_memory.refusal(nbytes + PAGE, shared=True))
+        try:
+            window = MPI.Win.Allocate_shared(nbytes + PAGE if self.is_leader else 0, 1, comm=self._node)
+        except MPI.Exception as e:
+            why = " ".join(e.Get_error_string().split())
+            raise ParioError(
+                f"the MPI library found no memory for {nbytes:,} bytes that the node shares: {why}",
+                rank=self.rank,
+                hint=_memory.HINT,
+            ) from e
         base, _ = window.Shared_query(0)
         # Mappings start at a page on every rank, so the distance to the next page is the same everywhere.
         start = base.address + (-base.address) % PAGE
         owner = (ctypes.c_uint8 * nbytes).from_address(start)
-        self._windows.append((window, weakref.ref(owner), start))
-        if self.is_leader:
-            _granted[start] = nbytes
-        return np.frombuffer(owner, dtype=np.uint8) if nbytes else np.empty(0, dtype=np.uint8)
+        self._windows.append((window, weakref.ref(owner)))
+        memory = np.frombuffer(owner, dtype=np.uint8) if nbytes else np.empty(0, dtype=np.uint8)
+        self._node_agree(_memory.reserve(memory) if self.is_leader else None)
+        return memory
+
+    def _node_agree(self, refused: ParioError | None) -> None:
+        """The leader's verdict on all ranks of the node. Collective over the node."""
+        refused = _bcast(self._node, refused, 0, self._wait)
+        if refused is not None:
+            raise refused.at(rank=self.rank)
 
 
 AnyWorld = World | Solo
-
-#: bytes of the windows that this process asked for and that are not freed, by the window's address
-_granted: dict[int, int] = {}
 
 #: what must outlive its World: windows with views, windows of a rank that left in a hurry
 _parked: list[Any] = []
 
 
-#: a communicator per group of ranks, made with its first World and never freed: an error may leave the script uncaught
-#: long after its World is gone, and then all ranks of the group meet here a last time (agree.py)
-_last_calls: dict[tuple[int, ...], Any] = {}
+#: What a group of ranks keeps, made with its first World and never freed: a communicator, because an error may leave
+#: the script uncaught long after its World is gone, and then all ranks of the group meet there a last time (agree.py);
+#: and the watch over its processes.
+_kept: dict[tuple[int, ...], tuple[Any, Watch]] = {}
 
 
-def _last_call(comm: Any) -> Any:
-    MPI = _mpi()
-    group, everybody = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+def _lasting(world: World) -> tuple[Any, Watch]:
+    MPI = world.mpi
+    group, everybody = world.comm.Get_group(), MPI.COMM_WORLD.Get_group()
     # Worlds are made collectively, so all ranks of a group find it known or unknown alike.
-    ranks = tuple(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), everybody))
+    ranks = tuple(MPI.Group.Translate_ranks(group, list(range(world.size)), everybody))
     group.Free()
     everybody.Free()
-    if ranks not in _last_calls:
-        _last_calls[ranks] = comm.Dup()
-    return _last_calls[ranks]
+    if ranks not in _kept:
+        people = np.empty((world.node_size, 3), dtype=np.int64)
+        world._wait(world._node.Iallgather(np.array(myself(), dtype=np.int64), people))
+        lifeline = None
+        if world.is_leader and world.nodes > 1:
+            lifeline = Lifeline()
+            place = lifeline.listen(world.nodes - 1) if world.rank == 0 else None
+            place = _bcast(world._leaders, place, 0, world._wait)
+            if world.rank:
+                lifeline.connect(place, world.rank)
+            lifeline.settle()
+        watch = Watch(people.tolist(), world.node_ranks, world.node_rank, lifeline)
+        _kept[ranks] = world.comm.Dup(), watch
+    return _kept[ranks]
 
 
 def get_world(comm: Any = None) -> AnyWorld:
@@ -552,26 +622,15 @@ def _bcast_bytes(comm: Any, data: np.ndarray, root: int, wait: Callable[[Any], N
 
 
 def _private_bytes(nbytes: int) -> np.ndarray:
-    raw = np.zeros(nbytes + PAGE, dtype=np.uint8)
+    refused = _memory.refusal(nbytes, shared=False)
+    if refused is not None:
+        raise refused
+    try:
+        raw = np.zeros(nbytes + PAGE, dtype=np.uint8)
+    except (MemoryError, ValueError) as e:  # the address space is limited
+        raise ParioError(f"no memory for {nbytes:,} bytes of data in flight", hint=_memory.HINT) from e
     start = -raw.ctypes.data % PAGE
     return raw[start : start + nbytes]
-
-
-def _no_room(nbytes: int) -> str | None:
-    """Why the node's shared memory cannot take `nbytes`, or None.
-
-    MPI libraries map files in /dev/shm; those are sparse, so that a too large one is granted and kills with SIGBUS
-    when it is touched.
-    """
-    try:
-        room = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    # Earlier windows count as a whole: they are sparse files, and what they have not touched yet looks free.
-    free = min(room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize - sum(_granted.values()))
-    if nbytes + PAGE <= free:
-        return None
-    return f"this node's shared memory is too small: {nbytes} bytes wanted, {free} bytes free in /dev/shm"
 
 
 def _checked_1d(a: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -15,9 +16,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from pario.errors import FileError, MissingError, OptionError, ReadError
+from pario.errors import ClosedError, FileError, MissingError, OptionError, ReadError
 
-__all__ = ["Fetcher", "ReadPool", "open_dataset", "resolve"]
+__all__ = ["STOP_S", "Fetcher", "ReadPool", "open_dataset", "resolve"]
+
+#: After an error: seconds for reads under way. A store that stalls keeps them; they end with the process at the latest.
+STOP_S = 1.0
 
 
 class Fetcher(Protocol):
@@ -110,8 +114,9 @@ class ReadPool:
         self.fetcher = fetcher
         self.inflight = inflight
         self._units: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._closed = False
 
     def submit(
         self,
@@ -123,21 +128,25 @@ class ReadPool:
         """Start a job; `done(error or None, seconds)` is called once, by the thread that finishes last.
 
         seconds : that the threads spent in its reads, added up
+        Raises ClosedError after `close`.
         """
-        if not self._threads:
-            self._start()
         m = len(reads)
+        units: list[Callable[[], None]] = []
         if m == 0:
-            self._units.put(lambda: done(None, 0.0))
-            return
-        total = int(reads["nbytes"].sum())
-        aim = max(self.UNIT_BYTES, total // self.inflight)
-        # Reads are cut where the running sum of bytes passes a multiple of the aim.
-        ends = np.flatnonzero(np.diff(np.cumsum(reads["nbytes"]) // aim)) + 1
-        cuts = [0, *ends.tolist(), m]
-        job = _Job(len(cuts) - 1, done)
-        for first, last in pairwise(cuts):
-            self._units.put(_unit(self.fetcher, reads[first:last], out, starts[first:last], job))
+            units.append(lambda: done(None, 0.0))
+        else:
+            total = int(reads["nbytes"].sum())
+            aim = max(self.UNIT_BYTES, total // self.inflight)
+            # Reads are cut where the running sum of bytes passes a multiple of the aim.
+            ends = np.flatnonzero(np.diff(np.cumsum(reads["nbytes"]) // aim)) + 1
+            cuts = [0, *ends.tolist(), m]
+            job = _Job(len(cuts) - 1, done)
+            for first, last in pairwise(cuts):
+                units.append(_unit(self.fetcher, reads[first:last], out, starts[first:last], job))
+        with self._lock:
+            self._start()
+            for unit in units:
+                self._units.put(unit)
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         """Like `Fetcher.read`, spread over the threads; returns when all bytes are there."""
@@ -157,24 +166,30 @@ class ReadPool:
         if errors:
             raise errors[0]
 
-    def close(self, wait: bool = True) -> None:
-        """Let queued units finish, then end the threads. The fetcher stays open."""
-        threads, self._threads = self._threads, []
-        for _ in threads:
-            self._units.put(None)
-        if wait:
-            for thread in threads:
-                thread.join()
+    def close(self, limit_s: float = math.inf) -> bool:
+        """Let queued units finish, then end the threads and take no more. The fetcher stays open.
+
+        Returns whether they have ended within `limit_s`: a store that stalls keeps them.
+        """
+        with self._lock:
+            self._closed = True
+            threads, self._threads = self._threads, []
+            for _ in threads:
+                self._units.put(None)
+        end = time.monotonic() + limit_s
+        for thread in threads:
+            thread.join(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
+        return not any(thread.is_alive() for thread in threads)
 
     def _start(self) -> None:
         """Start the threads, late: opening a file for its metadata alone costs none."""
-        with self._starting:
-            if not self._threads:
-                names = [f"pario-read-{i}" for i in range(self.inflight)]
-                threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
-                for thread in threads:
-                    thread.start()
-                self._threads = threads
+        if self._closed:
+            raise ClosedError("the read threads have ended", path=self.fetcher.path)
+        if not self._threads:
+            names = [f"pario-read-{i}" for i in range(self.inflight)]
+            self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+            for thread in self._threads:
+                thread.start()
 
     def _work(self) -> None:
         while (unit := self._units.get()) is not None:

@@ -72,10 +72,16 @@ class PosixFetcher:
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         self._check_open()
-        try:
-            return os.pread(self._fd, nbytes, offset)
-        except OSError as e:
-            raise read_error(self.path, offset, nbytes, 0, e.errno or 0) from e
+        data = b""
+        while len(data) < nbytes:  # a store may bring less than was asked for
+            try:
+                part = os.pread(self._fd, nbytes - len(data), offset + len(data))
+            except OSError as e:
+                raise read_error(self.path, offset, nbytes, 0, e.errno or 0) from e
+            if not part:
+                break
+            data += part
+        return data
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         self._check_open()

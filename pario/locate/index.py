@@ -452,8 +452,8 @@ class _Sink(io.RawIOBase):
     what follows the first error is dropped, and `raise_error` tells afterwards.
     """
 
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "x+b", buffering=0)  # noqa: SIM115
+    def __init__(self, fd: int) -> None:
+        self._file = open(fd, "r+b", buffering=0)  # noqa: SIM115
         self._error: OSError | None = None
 
     def _try(self, call: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
@@ -498,7 +498,6 @@ class _Sink(io.RawIOBase):
     def finish(self) -> None:
         """To the disk; raises the first error."""
         self._try(os.fsync, self._file.fileno(), otherwise=None)
-        self._file.close()
         if self._error is not None:
             raise self._error
 
@@ -625,8 +624,9 @@ def _save_any(path: str, db: bytes | None, saved: Saved) -> None:
     refusals = []
     for place in _places(path, db):
         try:
-            if place != path and not os.path.isdir(os.path.dirname(place)):
-                os.makedirs(os.path.dirname(place), mode=0o700)
+            folder = os.path.dirname(place) or os.curdir
+            if not os.path.isdir(folder):
+                os.makedirs(folder, mode=0o700)
             _save(place, path, db, saved)
             saved.sidecar, saved.mark = place, _mark(os.stat(place))
         except OSError as e:
@@ -646,16 +646,26 @@ def _save(place: str, path: str, db: bytes | None, saved: Saved) -> None:
     temporary = f"{place}.{socket.gethostname()}-{os.getpid()}.tmp"
     with suppress(FileNotFoundError):
         os.unlink(temporary)
-    sink = _Sink(temporary)
+    nameless = True
+    try:
+        # A killed job leaves nothing behind: the file has no name before it is complete.
+        fd = os.open(os.path.dirname(place) or os.curdir, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except (OSError, AttributeError):  # not every file system can do that
+        nameless = False
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    sink = _Sink(fd)
     try:
         _write(sink, path, db, saved)
         sink.finish()
+        if nameless:  # with a dir_fd, or else Python takes the call that would link to the link
+            os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
         os.replace(temporary, place)
     except BaseException:
-        sink.close()
         with suppress(OSError):
             os.unlink(temporary)
         raise
+    finally:
+        sink.close()
 
 
 def _write(sink: _Sink, path: str, db: bytes | None, saved: Saved) -> None:

@@ -1,0 +1,77 @@
+"""What happens when something goes wrong, measured: runs the tests of failures, writes docs/failures.md.
+
+    python -m benchmarks.failures                 3 runs of every test, as root; about 20 minutes
+    python -m benchmarks.failures --runs 1 --only "killed"
+
+Every row is a test of tests/test_failures.py or tests/system/test_failures_of_the_machine.py, which also asserts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "failures.md"
+TESTS = ("tests/test_failures.py", "tests/system/test_failures_of_the_machine.py")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """One line per thing that goes wrong, in the order of the tests."""
+    cases: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault((row["what"], row["when"], row["happens"]), []).append(row)
+    lines = [
+        "| what goes wrong | when | what happens | on every rank after | job ended after | left behind |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (what, when, happens), of_case in cases.items():
+        left = sorted({name for row in of_case for name in row["left"]})
+        cells = [what, when, happens, _seconds(of_case, "error_s"), _seconds(of_case, "end_s")]
+        lines.append(f"| {' | '.join([*cells, ', '.join(left) or 'nothing'])} |")
+    runs = max(map(len, cases.values()))
+    lines += ["", f"Seconds after the harm, median (min … max) of {runs} runs; "]
+    lines[-1] += f"{os.cpu_count()} cores, Linux {platform.release()}, default options."
+    return "\n".join(lines)
+
+
+def _seconds(rows: list[dict[str, Any]], name: str) -> str:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    if not values:
+        return ""
+    return f"{statistics.median(values):.1f} ({min(values):.1f} … {max(values):.1f})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", default="", help="as pytest's -k")
+    parser.add_argument("--rows", help="a file of rows that were measured already")
+    given = parser.parse_args()
+    if given.rows:
+        rows = [json.loads(line) for line in Path(given.rows).read_text().splitlines()]
+    else:
+        with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+            env = {**os.environ, "PARIO_FAILURES_JSON": file.name}
+            for _ in range(given.runs):
+                words = [sys.executable, "-m", "pytest", "-q", *TESTS, *(["-k", given.only] if given.only else [])]
+                if subprocess.run(words, cwd=ROOT, env=env, check=False).returncode:
+                    return 1
+            rows = [json.loads(line) for line in file]
+    text = PAGE.read_text()
+    made = re.sub(r"(<!-- failures -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{table(rows)}\n{m[2]}", text, flags=re.S)
+    PAGE.write_text(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Which of the other ranks still live, without asking them: a rank that computes for an hour answers nobody.
+
+On the same node a look into /proc tells: a process number and its start time.
+
+On other nodes the kernel tells: the leader of every node keeps one TCP connection to rank 0's process, and the system
+closes it when a process ends, in whatever way. So rank 0 hears when another node's leader is gone, and all other
+leaders hear when rank 0 is; who else of a node is gone, its own ranks know. Nothing is sent but a greeting, and one
+byte when a process ends in order. A node that loses its power is noticed by TCP's keep-alive, after a minute. Where
+nodes cannot connect to each other (a firewall between them) this part is missing, and the launcher alone can notice the
+loss of a whole node.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from pario.errors import DeadRankError
+
+__all__ = ["Lifeline", "Watch", "myself"]
+
+_log = logging.getLogger("pario")
+
+#: Processes whose start time one look checks (a file in /proc each); the others are asked for existence only.
+STATS_PER_LOOK = 8
+
+#: Seconds of one attempt to connect and of a greeting; of waiting for all leaders; and what start-up itself waits.
+CONNECT_S, ACCEPT_S, START_S = 2.0, 60.0, 0.25
+
+_TOKEN_BYTES = 16
+_GOODBYE = b"."
+
+
+def myself() -> list[int]:
+    """[process number, start time, process number namespace]; a start time of 0: not to be known here."""
+    pid = os.getpid()
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return [pid, _started(pid) or 0, namespace]
+
+
+class Watch:
+    """The neighbours of one rank.
+
+    people : `myself()` of every rank of the node, by node rank
+    ranks : their ranks; me : this one's node rank
+    lifeline : to other nodes
+    """
+
+    def __init__(
+        self, people: Sequence[Sequence[int]], ranks: Sequence[int], me: int, lifeline: Lifeline | None = None
+    ) -> None:
+        # In containers a process number may be somebody else's on this side.
+        self._others = [
+            (node_rank, rank, pid, start)
+            for node_rank, (rank, (pid, start, namespace)) in enumerate(zip(ranks, people, strict=True))
+            if node_rank != me and start and namespace == people[me][2]
+        ]
+        self._turn = 0
+        self._lifeline = lifeline
+
+    def check(self, left: Callable[[int], bool] | None = None) -> None:
+        """Raises DeadRankError. Local, any thread.
+
+        left : left(node rank) is true for those that are not missed any more
+        """
+        others = self._others
+        self._turn += STATS_PER_LOOK
+        for i, (node_rank, rank, pid, start) in enumerate(others):
+            thorough = (i - self._turn) % len(others) < STATS_PER_LOOK
+            if (_started(pid) == start if thorough else _exists(pid)) or (left is not None and left(node_rank)):
+                continue
+            raise DeadRankError(
+                f"another rank of this node is gone (process {pid})",
+                rank=rank,
+                hint="The scheduler's log tells why; the usual reason is memory (oom-kill)",
+            )
+        far = self._lifeline.gone() if self._lifeline is not None else None
+        if far is not None:
+            raise DeadRankError(
+                "a rank of another node is gone: its connection was closed",
+                rank=far,
+                hint="The scheduler's log tells why",
+            )
+
+
+class Lifeline:
+    """The connections between rank 0 and the leaders of the other nodes, set up by a thread that waits for nobody."""
+
+    def __init__(self) -> None:
+        self._links: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._gone: int | None = None
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        _all.add(self)
+
+    def listen(self, peers: int) -> tuple[list[str], int, bytes] | None:
+        """Rank 0's side. (addresses, port, token) for `peers` leaders; None: no network here."""
+        try:
+            listener = socket.create_server(("", 0), backlog=peers)
+        except OSError as e:
+            _log.debug("no connections between nodes: %s", e)
+            return None
+        self._listener = listener
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        self._start(lambda: self._accept(listener, peers, token))
+        return [*_addresses(), socket.gethostname()], listener.getsockname()[1], token
+
+    def connect(self, place: tuple[list[str], int, bytes] | None, rank: int) -> None:
+        """The side of the leader with this `rank`; `place` is what rank 0's `listen` returned."""
+        if place is not None:
+            self._start(lambda: self._connect(*place, rank))
+
+    def settle(self) -> None:
+        """Wait a moment for the connections; they are made later if they take longer."""
+        if self._thread is not None:
+            self._thread.join(START_S)
+
+    def gone(self) -> int | None:
+        """A rank at the other end of a connection that was closed without a goodbye, or None."""
+        with self._lock:
+            for rank, link in list(self._links.items()):
+                try:
+                    said = link.recv(1)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    said = b""
+                link.close()
+                del self._links[rank]
+                if not said:
+                    self._gone = rank
+            return self._gone
+
+    def forget(self) -> None:
+        """Close this process's copies, in a forked child: or else the parent's end would not be seen."""
+        for each in (self._listener, *self._links.values()):
+            if each is not None:
+                each.close()
+        self._links = {}
+
+    def goodbye(self) -> None:
+        for link in self._links.values():
+            with suppress(OSError):
+                link.send(_GOODBYE)
+
+    def _start(self, target: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=target, name="pario-lifeline", daemon=True)
+        self._thread.start()
+
+    def _accept(self, listener: socket.socket, peers: int, token: bytes) -> None:
+        listener.settimeout(ACCEPT_S)
+        with listener:
+            while peers:
+                try:
+                    link, _ = listener.accept()
+                except OSError:
+                    _log.debug("%d nodes have no connection to rank 0", peers)
+                    return
+                with suppress(OSError):
+                    link.settimeout(CONNECT_S)
+                    said = _exactly(link, _TOKEN_BYTES + 4)
+                    if secrets.compare_digest(said[:_TOKEN_BYTES], token):
+                        link.sendall(token)
+                        self._keep(link, int.from_bytes(said[_TOKEN_BYTES:], "little"))
+                        peers -= 1
+                        continue
+                link.close()
+
+    def _connect(self, addresses: list[str], port: int, token: bytes, rank: int) -> None:
+        if socket.gethostname() in addresses:  # emulated nodes
+            addresses = ["127.0.0.1"]
+        for address in addresses:
+            with suppress(OSError):
+                link = socket.create_connection((address, port), CONNECT_S)
+                with suppress(OSError):
+                    link.sendall(token + rank.to_bytes(4, "little"))
+                    if _exactly(link, _TOKEN_BYTES) == token:
+                        self._keep(link, 0)
+                        return
+                link.close()
+        _log.debug("no connection to rank 0 at %s, port %d", " or ".join(addresses), port)
+
+    def _keep(self, link: socket.socket, rank: int) -> None:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):  # seconds, seconds, times
+            if hasattr(socket, name):
+                link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        link.setblocking(False)
+        with self._lock:
+            self._links[rank] = link
+
+
+_all: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+
+
+@atexit.register
+def _goodbye() -> None:
+    for lifeline in list(_all):
+        lifeline.goodbye()
+
+
+def _forked() -> None:
+    for lifeline in list(_all):
+        lifeline.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _addresses() -> list[str]:
+    """This machine's address towards others. No packet is sent, and no name is looked up."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # an address for documentation: only the way there counts
+        return [probe.getsockname()[0]]
+    return []
+
+
+def _exactly(link: socket.socket, nbytes: int) -> bytes:
+    said = b""
+    while len(said) < nbytes:
+        part = link.recv(nbytes - len(said))
+        if not part:
+            raise OSError("closed")
+        said += part
+    return said
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a live process in clock ticks since boot; None: gone, a zombie, or not to be known here."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    # "pid (name) state ppid ...": the name may hold blanks and parentheses; field 22 is the start time.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])

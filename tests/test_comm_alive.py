@@ -1,0 +1,138 @@
+"""Who still lives: processes of this node by /proc, other nodes' by a connection that the kernel closes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pario.comm.alive import Lifeline, Watch, myself
+from pario.errors import DeadRankError
+
+#: the other end: connects, says so, and does what it is told
+LEAF = """
+import json, sys, time, os
+from pario.comm.alive import Lifeline
+addresses, port, token = json.loads(sys.argv[1])
+lifeline = Lifeline()
+lifeline.connect((addresses, port, bytes.fromhex(token)), 5)
+lifeline._thread.join(10)
+print(len(lifeline._links), flush=True)
+"""
+
+
+def until(call: Callable[[], object], wanted: object, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while call() != wanted:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture
+def hub():
+    """(lifeline of rank 0, leaf(code) -> its process)."""
+    lifeline = Lifeline()
+    place = lifeline.listen(1)
+    assert place is not None
+    started = []
+
+    def leaf(code: str, token: bytes = place[2]) -> subprocess.Popen:
+        words = [sys.executable, "-c", LEAF + code, json.dumps([place[0], place[1], token.hex()])]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield lifeline, leaf
+    for process in started:
+        process.kill()
+        process.communicate()
+    lifeline.forget()
+
+
+def said(process: subprocess.Popen) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_killed_process_is_noticed(hub) -> None:
+    lifeline, leaf = hub
+    process = leaf("time.sleep(60)")
+    assert said(process) == "1"
+    assert lifeline.gone() is None
+    time.sleep(0.3)
+    assert lifeline.gone() is None
+    process.send_signal(signal.SIGKILL)
+    assert until(lifeline.gone, 5)
+    assert lifeline.gone() == 5  # again and again
+    with pytest.raises(DeadRankError, match=r"another node is gone.*\[rank 5\]"):
+        Watch([myself()], [0], 0, lifeline).check()
+
+
+def test_its_children_do_not_hide_that(hub) -> None:
+    """A forked child has a copy of the connection."""
+    lifeline, leaf = hub
+    process = leaf("pid = os.fork()\nif pid: print(pid, flush=True)\ntime.sleep(60)")
+    assert said(process) == "1"
+    child = int(said(process))
+    try:
+        process.send_signal(signal.SIGKILL)
+        assert until(lifeline.gone, 5)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_an_end_in_order_is_no_death(hub) -> None:
+    lifeline, leaf = hub
+    process = leaf("")
+    assert said(process) == "1"
+    process.wait(20)
+    assert not until(lifeline.gone, 5, 0.5)
+    assert lifeline.gone() is None
+
+
+def test_strangers_are_sent_away(hub) -> None:
+    lifeline, leaf = hub
+    assert said(leaf("", token=bytes(16))) == "0"
+    process = leaf("time.sleep(60)")  # and keep nobody from the door
+    assert said(process) == "1"
+    process.kill()
+    assert until(lifeline.gone, 5)
+
+
+def test_a_wrong_address_is_nobody() -> None:
+    """Something else listens there and hangs up: rank 0 is not taken for dead."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        lifeline = Lifeline()
+        lifeline.connect((["127.0.0.1"], server.getsockname()[1], bytes(16)), 3)
+        server.accept()[0].close()
+        assert lifeline._thread is not None
+        lifeline._thread.join(10)
+        assert lifeline.gone() is None
+
+
+def test_neighbours() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with open(f"/proc/{process.pid}/stat") as file:
+            start = int(file.read().rpartition(")")[2].split()[19])
+        me = myself()
+        watch = Watch([me, [process.pid, start, me[2]]], [10, 11], 0)
+        watch.check()
+        Watch([me, [process.pid, start + 1, me[2] + 1]], [10, 11], 0).check()  # another namespace: not to be known
+        with pytest.raises(DeadRankError):
+            Watch([me, [process.pid, start + 1, me[2]]], [10, 11], 0).check()  # the number went to somebody else
+    finally:
+        process.kill()
+        process.wait()
+    with pytest.raises(DeadRankError, match=rf"process {process.pid}\) \[rank 11\]"):
+        watch.check()
+    watch.check(lambda node_rank: node_rank == 1)  # it had left

@@ -1,0 +1,90 @@
+"""Is there memory for the ring: what the kernel's files say, and a window whose pages cannot be had."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pario.comm import memory
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """/proc and /sys/fs/cgroup of a machine with 10 GiB free and no limits."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("")
+    (tmp_path / "meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 8388608 kB\nSwapFree: 2097152 kB\n")
+    monkeypatch.setattr(memory, "PROC", str(tmp_path))
+    monkeypatch.setattr(memory, "CGROUPS", str(tmp_path / "cgroup"))
+    return tmp_path
+
+
+def group(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{content}\n")
+
+
+def free(shared: bool = False) -> int:
+    """The largest size that is not refused."""
+    low, high = 0, 1 << 50
+    while high - low > 1:
+        middle = (low + high) // 2
+        if memory.refusal(middle, shared=shared) is None:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def test_the_machine(machine: Path) -> None:
+    assert free() == 10 * GIB
+    (machine / "meminfo").unlink()
+    assert memory.refusal(1 << 60, shared=False) is None  # nothing is known: nothing is refused
+
+
+def test_limits_of_version_2(machine: Path) -> None:
+    (machine / "self" / "cgroup").write_text("0::/slurm/job_7\n")
+    stat = "anon 5\ninactive_file 1048576\nactive_file 1048576\nshmem 7"
+    group(machine / "cgroup" / "slurm" / "job_7", memory__max="max", memory__current=GIB, memory__stat=stat)
+    assert free() == 10 * GIB
+    above = machine / "cgroup" / "slurm"
+    for name, content in (("memory.max", 3 * GIB), ("memory.current", GIB), ("memory.stat", stat)):
+        (above / name).write_text(f"{content}\n")
+    assert free() == 2 * GIB + (2 << 20)
+    with pytest.raises(memory.ParioError, match=r"memory limit is too small: 4,294,967,296 bytes wanted.*--mem"):
+        raise memory.refusal(4 * GIB, shared=False)
+
+
+def test_limits_of_version_1(machine: Path) -> None:
+    (machine / "self" / "cgroup").write_text("12:cpu,cpuacct:/\n4:memory:/job\n1:name=systemd:/\n")
+    files = {"memory__limit_in_bytes": 2 * GIB, "memory__usage_in_bytes": GIB, "memory__stat": "total_active_file 5"}
+    group(machine / "cgroup" / "memory" / "job", **files)
+    assert free() == GIB + 5
+
+
+def test_shared_memory(machine: Path) -> None:
+    assert free(shared=True) <= 10 * GIB
+    error = memory.refusal(1 << 50, shared=True)
+    assert "shared memory is too small" in str(error)
+    assert "--shm-size" in str(error)
+
+
+def test_pages_that_cannot_be_had(tmp_path: Path) -> None:
+    """A mapping beyond the end of its file: a store there would be a bus error."""
+    with open(tmp_path / "window", "w+b") as file:
+        file.truncate(64 << 10)
+        window = np.frombuffer(mmap.mmap(file.fileno(), 64 << 10), np.uint8)
+        window[:] = 1
+        assert memory.reserve(window) is None
+        assert not window.any()
+        file.truncate(16 << 10)
+        assert "65,536 bytes wanted, 16,384 bytes could be had" in str(memory.reserve(window))
+        file.truncate(0)
+        assert "0 bytes could be had" in str(memory.reserve(window))
+    assert memory.reserve(np.empty(0, np.uint8)) is None
