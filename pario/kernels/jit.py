@@ -24,9 +24,12 @@ from typing import Any
 
 import numba
 from numba.core import config as _numba_config
+from numba.core import sigutils
 from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.types import unliteral
 
-__all__ = ["cache_directory", "cache_is_usable", "entry", "kernel"]
+__all__ = ["c_function", "cache_directory", "cache_is_usable", "entry", "inner", "kernel"]
 
 _BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"
 
@@ -87,28 +90,50 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile on first call, without the GIL, cached on this node's disk."""
     if function is None:
         return lambda f: kernel(f, **options)
-    return _cached(numba.njit(**{"nogil": True, "boundscheck": _BOUNDSCHECK, **options})(function))
+    return _cached(numba.njit(**{"nogil": True, "boundscheck": _BOUNDSCHECK, **options})(function), function)
+
+
+def inner(function: Callable[..., Any]) -> Any:
+    """A kernel that only kernels call: no wrappers for Python and C, and no variants for numbers known when it is
+    compiled (LLVM sees these when it inlines). A third less time to compile.
+    """
+    dispatcher = kernel(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    template = dispatcher.get_call_template
+
+    def plain(args: Any, kws: Any) -> Any:
+        return template(tuple(map(unliteral, args)), {name: unliteral(kind) for name, kind in kws.items()})
+
+    dispatcher.get_call_template = plain
+    return dispatcher
 
 
 def entry(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
     """Compile now, for one signature, and return what Python can call without Numba's look at the arguments' types: a
     tenth of a microsecond instead of a third. The interpreter's lock stays held. Cached like the kernels.
     """
-    dispatcher = _cached(numba.njit(boundscheck=_BOUNDSCHECK)(function))
+    dispatcher = _cached(numba.njit(boundscheck=_BOUNDSCHECK)(function), function)
     dispatcher.compile(signature)
     call: Callable[..., Any] = dispatcher.overloads[dispatcher.signatures[0]].entry_point
     _ENTRIES.append(dispatcher)
     return call
 
 
+def c_function(function: Callable[..., Any], signature: Any) -> int:
+    """Compile now, and return the address of a function that C may call with the interpreter's lock held. Cached."""
+    made = CFunc(function, sigutils.normalize_signature(signature), {}, {"boundscheck": _BOUNDSCHECK})
+    _cached(made, function).compile()
+    _ENTRIES.append(made)
+    return int(made.address)
+
+
 #: What owns the code behind the entries.
 _ENTRIES: list[Any] = []
 
 
-def _cached(dispatcher: Any) -> Any:
+def _cached(made: Any, function: Callable[..., Any]) -> Any:
     if _CACHED:
-        dispatcher._cache = _OnceCache(dispatcher.py_func)
-    return dispatcher
+        made._cache = _OnceCache(function)
+    return made
 
 
 class _OnceCache(FunctionCache):

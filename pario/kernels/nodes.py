@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pario.kernels.jit import kernel
+from pario.kernels.jit import inner
 
 __all__ = [
     "ARE_DUPS", "BACKWARD", "BASE", "BIG", "DUPS_BACKWARD", "DUPS_INTEGERS", "DUP_ORDER", "DUP_ROOM", "FILE",
@@ -104,29 +104,29 @@ def _prefetched(typing_context, buf, at):  # type: ignore[no-untyped-def]
 _prefetch: Any = intrinsic(_prefetched)
 
 
-@kernel
+@inner
 def _swap16(x):  # type: ignore[no-untyped-def]
     return (x & 0xFF) << 8 | x >> 8
 
 
-@kernel
+@inner
 def _swap32(x):  # type: ignore[no-untyped-def]
     return _swap16(x & 0xFFFF) << 16 | _swap16(x >> 16)
 
 
-@kernel
+@inner
 def u16(buf, i, big):  # type: ignore[no-untyped-def]
     x = _load16(buf, i)
     return _swap16(x) if big else x
 
 
-@kernel
+@inner
 def u32(buf, i, big):  # type: ignore[no-untyped-def]
     x = _load32(buf, i)
     return _swap32(x) if big else x
 
 
-@kernel
+@inner
 def word(buf, i, g):  # type: ignore[no-untyped-def]
     """A page number, txnid or counter. Unsigned on disk: what has the highest of 64 bits is negative here."""
     big = g[BIG]
@@ -137,24 +137,24 @@ def word(buf, i, g):  # type: ignore[no-untyped-def]
     return _load64(buf, i)
 
 
-@kernel
+@inner
 def _after(txnid, snapshot):  # type: ignore[no-untyped-def]
     return txnid < 0 or txnid > snapshot
 
 
-@kernel
+@inner
 def count(buf, o, g):  # type: ignore[no-untyped-def]
     """Items of the page at o."""
     return (u16(buf, o + g[HEADER] - 4, g[BIG]) - (g[HEADER] - g[BASE])) >> 1
 
 
-@kernel
+@inner
 def node_at(buf, o, i, g):  # type: ignore[no-untyped-def]
     """Where node i starts in buf."""
     return o + g[BASE] + u16(buf, o + g[HEADER] + 2 * i, g[BIG])
 
 
-@kernel
+@inner
 def child(buf, o, i, g):  # type: ignore[no-untyped-def]
     """Page number of child i of a branch page."""
     at = node_at(buf, o, i, g)
@@ -162,7 +162,7 @@ def child(buf, o, i, g):  # type: ignore[no-untyped-def]
     return low | u16(buf, at + 4, g[BIG]) << 32 if g[WORD] == 8 else low
 
 
-@kernel
+@inner
 def key_span(buf, o, i, g):  # type: ignore[no-untyped-def]
     """(start in buf, bytes) of the key of item i."""
     h = o + g[HEADER]
@@ -173,7 +173,7 @@ def key_span(buf, o, i, g):  # type: ignore[no-untyped-def]
     return at + 8, u16(buf, at + 6, g[BIG])
 
 
-@kernel
+@inner
 def compare(a, ai, an, b, bi, bn, way):  # type: ignore[no-untyped-def]
     """< 0, 0 or > 0 as a[ai : ai + an] is less than, equal to or greater than b[bi : bi + bn]."""
     common = min(an, bn)
@@ -197,7 +197,7 @@ def compare(a, ai, an, b, bi, bn, way):  # type: ignore[no-untyped-def]
     return an - bn
 
 
-@kernel
+@inner
 def search_branch(buf, o, key, way, g):  # type: ignore[no-untyped-def]
     """The child that a key belongs to: the last of slots 1 ... whose key is <= it, else slot 0."""
     low, high = 1, count(buf, o, g)
@@ -211,7 +211,7 @@ def search_branch(buf, o, key, way, g):  # type: ignore[no-untyped-def]
     return low - 1
 
 
-@kernel
+@inner
 def search_leaf(buf, o, key, way, g):  # type: ignore[no-untyped-def]
     """(the first item that is >= key, whether it is equal)
 
@@ -236,7 +236,7 @@ def search_leaf(buf, o, key, way, g):  # type: ignore[no-untyped-def]
     return low, False
 
 
-@kernel
+@inner
 def check_run(buf, at, nbytes, g):  # type: ignore[no-untyped-def]
     """First page of the overflow run of a value of `nbytes` bytes whose place stands at buf[at]; -1 if impossible."""
     run = word(buf, at, g)
@@ -250,7 +250,7 @@ def check_run(buf, at, nbytes, g):  # type: ignore[no-untyped-def]
     return run
 
 
-@kernel
+@inner
 def _check_items(buf, o, limit, flags, least, g):  # type: ignore[no-untyped-def]
     """Number of items of the page at o, or 0 if its header cannot be right."""
     big, header, base = g[BIG], g[HEADER], g[BASE]
@@ -268,7 +268,7 @@ def _check_items(buf, o, limit, flags, least, g):  # type: ignore[no-untyped-def
     return n
 
 
-@kernel
+@inner
 def _ascend(buf, a, an, b, bn, rules, g):  # type: ignore[no-untyped-def]
     """Is buf[a : a + an] < buf[b : b + bn]?"""
     if rules & KEYS_INTEGERS:
@@ -280,7 +280,7 @@ def _ascend(buf, a, an, b, bn, rules, g):  # type: ignore[no-untyped-def]
     return compare(buf, a, an, buf, b, bn, rules & KEYS_BACKWARD) < 0
 
 
-@kernel
+@inner
 def _check_fixed(buf, o, n, limit, rules, g):  # type: ignore[no-untyped-def]
     """SOUND, ROOM or ORDER: the n items of the LEAF2 page at o, which lie inside it."""
     h = o + g[HEADER]
@@ -294,7 +294,7 @@ def _check_fixed(buf, o, n, limit, rules, g):  # type: ignore[no-untyped-def]
     return SOUND
 
 
-@kernel
+@inner
 def _check_duplicates(buf, o, limit, rules, g):  # type: ignore[no-untyped-def]
     """SOUND, BOUNDS, ROOM or ORDER: the sub-page at o, of `limit` bytes."""
     big, header, base = g[BIG], g[HEADER], g[BASE]
@@ -327,7 +327,7 @@ def _check_duplicates(buf, o, limit, rules, g):  # type: ignore[no-untyped-def]
     return SOUND if held == limit - base - upper else ROOM
 
 
-@kernel
+@inner
 def check_page(buf, o, pgno, rules, g):  # type: ignore[no-untyped-def]
     """SOUND if the page at o, read from page `pgno`, is a branch or leaf page as it should be; else what is wrong with
     it, plus 256 x the item. Looks at every bound of every item, at the order of keys, and for gaps between nodes.

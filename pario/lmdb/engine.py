@@ -20,6 +20,7 @@ a bytearray of ERROR_WORDS words, which no other result is.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import NativeValue, box, intrinsic, models, register_model, unbox
 
-from pario.kernels.jit import entry, kernel
+from pario.kernels.jit import c_function, entry, inner, kernel
 from pario.kernels.nodes import (
     BIG,
     FILE,
@@ -99,6 +100,9 @@ C_PAGES, C_ITEMS, C_DUP_PAGES, C_DUP_ITEMS = 16, 16 + _LEVELS, 16 + 2 * _LEVELS,
 CURSOR_WORDS = 16 + 4 * _LEVELS
 NO_DUPS, SUB_PAGE, DUP_TREE = range(3)
 
+#: Bytes of a Python object before its first slot: count of references and type.
+OBJECT_BYTES = object.__basicsize__
+
 #: Moves.
 (
     FIRST, LAST, NEXT, PREV, NEXT_DUP, PREV_DUP, NEXT_NODUP, PREV_NODUP, FIRST_DUP, LAST_DUP,
@@ -121,6 +125,7 @@ BAD_RUN = 9  # the overflow run at page, a = bytes of the value, b, c = transact
 SHORT = 10  # offset, a = bytes wanted, b = bytes there
 FAILED = 11  # offset, a = bytes wanted, b = errno
 OVERTAKEN = 12  # a writer committed twice: the snapshot is not to be trusted any more
+NOTED = 13  # the object that tells of an error has been made
 
 _BRANCH, _LEAF, _LEAF2, _OVERFLOW = 0x01, 0x02, 0x20, 0x04
 _BIGDATA, _SUBDATA, _DUPDATA = 0x01, 0x02, 0x04
@@ -166,6 +171,10 @@ _list_append = types.ExternalFunction("PyList_Append", _intc(_uintp, _uintp))
 _list_size = types.ExternalFunction("PyList_Size", _intp(_uintp))
 _list_item = types.ExternalFunction("PyList_GetItem", _uintp(_uintp, _intp))
 _tuple_new = types.ExternalFunction("PyTuple_New", _uintp(_intp))
+_tuple_size = types.ExternalFunction("PyTuple_Size", _intp(_uintp))
+_int_of = types.ExternalFunction("PyLong_AsSsize_t", _intp(_uintp))
+_none_new = types.ExternalFunction("Py_BuildValue", _uintp(_uintp))
+_call = types.ExternalFunction("PyObject_Vectorcall", _uintp(_uintp, _uintp, _uintp, _uintp))
 _tuple_set = types.ExternalFunction("PyTuple_SetItem", _intc(_uintp, _intp, _uintp))
 
 
@@ -192,17 +201,17 @@ def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
 _scratch: Any = intrinsic(_scratch_of)
 
 
-@kernel
+@inner
 def _words(address, n):  # type: ignore[no-untyped-def]
     return carray(_pointer(address), (n,), np.int64)
 
 
-@kernel
+@inner
 def _bytes(address, n):  # type: ignore[no-untyped-def]
     return carray(_pointer(address), (n,), np.uint8)
 
 
-@kernel
+@inner
 def _pool(g):  # type: ignore[no-untyped-def]
     return _bytes(g[POOL], g[SLOTS] * g[PAGE_SIZE])
 
@@ -210,7 +219,7 @@ def _pool(g):  # type: ignore[no-untyped-def]
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _fail(g, code, page, offset, a, b, c):  # type: ignore[no-untyped-def]
     """Noted in the store, and taken from there before the interpreter's lock is released again."""
     g[ERROR], g[ERROR + 1], g[ERROR + 2] = code, page, offset
@@ -218,13 +227,13 @@ def _fail(g, code, page, offset, a, b, c):  # type: ignore[no-untyped-def]
     return code
 
 
-@kernel
+@inner
 def _error(g):  # type: ignore[no-untyped-def]
     """A new bytearray with the noted error."""
     return _bytearray_new(_uintp(g.ctypes.data + 8 * ERROR), _intp(8 * ERROR_WORDS))
 
 
-@kernel
+@inner
 def _plain_error(code):  # type: ignore[no-untyped-def]
     words = _words(_scratch(), ERROR_WORDS)
     words[:] = 0
@@ -235,12 +244,12 @@ def _plain_error(code):  # type: ignore[no-untyped-def]
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _errno():  # type: ignore[no-untyped-def]
     return np.int64(carray(_errno_location(), 1)[0])
 
 
-@kernel
+@inner
 def _try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read if all of it is in the page cache, without waiting. vectors : (address, bytes) x m"""
     got = _preadv2(_intc(g[FD]), _uintp(vectors), _intc(m), types.int64(offset), _intc(_RWF_NOWAIT))
@@ -251,7 +260,7 @@ def _try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     return got == nbytes
 
 
-@kernel
+@inner
 def _read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-untyped-def]
     """Read, whatever it takes; touches no Python object. failure : i64[3], (offset, bytes there, errno)"""
     fd = _intc(g[FD])
@@ -276,7 +285,7 @@ def _read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-un
     return True
 
 
-@kernel
+@inner
 def _read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read with the interpreter's lock held, releasing it where that may take long. OK, SHORT or FAILED."""
     g[READS] += 1
@@ -292,14 +301,14 @@ def _read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     return _read_failed(g, failure, nbytes)
 
 
-@kernel
+@inner
 def _read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
     if failure[2]:
         return _fail(g, FAILED, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[2], 0)
     return _fail(g, SHORT, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[1], 0)
 
 
-@kernel
+@inner
 def _check_snapshot(g):  # type: ignore[no-untyped-def]
     """OK while no writer can have touched a page of our snapshot."""
     scratch = _scratch()
@@ -322,12 +331,12 @@ def _check_snapshot(g):  # type: ignore[no-untyped-def]
 # -- the cache of pages ------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _hash(pgno, mask):  # type: ignore[no-untyped-def]
     return ((pgno * 0x9E3779B1) >> 12) & mask
 
 
-@kernel
+@inner
 def _cached(g, pgno):  # type: ignore[no-untyped-def]
     """Slot of a page, or -1."""
     mask = g[MASK]
@@ -341,7 +350,7 @@ def _cached(g, pgno):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@kernel
+@inner
 def _forget(g, slot):  # type: ignore[no-untyped-def]
     """Take a page out of the table; what stood behind it in its chain moves up."""
     mask = g[MASK]
@@ -362,7 +371,7 @@ def _forget(g, slot):  # type: ignore[no-untyped-def]
     table[hole] = 0
 
 
-@kernel
+@inner
 def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
     """Copy a sound page into the cache; returns its slot."""
     slot = _cached(g, pgno)
@@ -389,7 +398,7 @@ def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
     return slot
 
 
-@kernel
+@inner
 def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
     """Where branch or leaf page `pgno` starts in the pool, checked; read if need be. -1: an error is noted.
 
@@ -422,7 +431,7 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
     return o
 
 
-@kernel
+@inner
 def _page_at(g, pgno, level, depth, pad, rules):  # type: ignore[no-untyped-def]
     """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree of `depth` levels.
 
@@ -448,7 +457,7 @@ def _page_at(g, pgno, level, depth, pad, rules):  # type: ignore[no-untyped-def]
 # -- down a tree -------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _leaf_for(g, handle, key):  # type: ignore[no-untyped-def]
     """Where the leaf that `key` belongs to starts in the pool; -1: an error is noted."""
     pgno, depth, way, rules = handle[ROOT], handle[DEPTH], handle[KEY_WAY], handle[RULES]
@@ -461,7 +470,7 @@ def _leaf_for(g, handle, key):  # type: ignore[no-untyped-def]
     return _page_at(g, pgno, depth - 1, depth, 0, rules)
 
 
-@kernel
+@inner
 def _down(g, pgno, level, depth, pad, rules, last, pages, items):  # type: ignore[no-untyped-def]
     """From page `pgno` at `level` down to the first or last item below. pages, items : i64[32], the way, filled in."""
     while True:
@@ -477,7 +486,7 @@ def _down(g, pgno, level, depth, pad, rules, last, pages, items):  # type: ignor
         level += 1
 
 
-@kernel
+@inner
 def _down_to(g, root, depth, pad, rules, key, way, integer, pages, items):  # type: ignore[no-untyped-def]
     """To the first item >= key. Returns (status, whether it is equal); MISSING: all are less."""
     pgno = root
@@ -503,7 +512,7 @@ def _down_to(g, root, depth, pad, rules, key, way, integer, pages, items):  # ty
     return MISSING, False
 
 
-@kernel
+@inner
 def _turn(g, depth, pad, rules, step, pages, items, ahead):  # type: ignore[no-untyped-def]
     """To the neighbouring leaf's nearest item; MISSING, and nothing changed, if there is none.
 
@@ -526,7 +535,7 @@ def _turn(g, depth, pad, rules, step, pages, items, ahead):  # type: ignore[no-u
     return MISSING
 
 
-@kernel
+@inner
 def _ask_ahead(g, pool, o, pgno, i, n, step, ahead):  # type: ignore[no-untyped-def]
     """Have the kernel read the next leaves below this branch page: many at once, while we look at the first."""
     if ahead[1] == pgno and (ahead[2] - i) * step > 0:
@@ -555,14 +564,14 @@ def _ask_ahead(g, pool, o, pgno, i, n, step, ahead):  # type: ignore[no-untyped-
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _data_at(pool, at, g):  # type: ignore[no-untyped-def]
     """Where the data of the leaf node at `at` starts in the pool."""
     k = u16(pool, at + 6, g[BIG])
     return at + 8 + k + (k & 1 if g[VERSION] == 3 else 0)
 
 
-@kernel
+@inner
 def _run_of(g, at, nbytes, pgno):  # type: ignore[no-untyped-def]
     """First page of the overflow run whose place stands at pool[at], inside the file; -1: an error is noted."""
     run = check_run(_pool(g), at, nbytes, g)
@@ -576,7 +585,7 @@ def _run_of(g, at, nbytes, pgno):  # type: ignore[no-untyped-def]
     return run
 
 
-@kernel
+@inner
 def _stamp_of(g, at):  # type: ignore[no-untyped-def]
     """(transaction, pages) of the overflow run whose place stands at pool[at]; zeros where formats have none."""
     if g[VERSION] != 3:
@@ -585,7 +594,7 @@ def _stamp_of(g, at):  # type: ignore[no-untyped-def]
     return word(pool, at + g[WORD], g), word(pool, at + 2 * g[WORD], g)
 
 
-@kernel
+@inner
 def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """Does an overflow run for `nbytes`, with this stamp, begin with these bytes?"""
     h = at + g[HEADER]
@@ -596,7 +605,7 @@ def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-
     return g[VERSION] != 3 or (word(header, at + g[WORD], g) == txnid and u32(header, h - 4, g[BIG]) == pages)
 
 
-@kernel
+@inner
 def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """A bytes object with the value of an overflow run: one read, straight into it. 0: an error is noted or raised."""
     value = _bytes_new(_uintp(0), _intp(nbytes))
@@ -618,7 +627,7 @@ def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     return value
 
 
-@kernel
+@inner
 def _value(g, at, pgno):  # type: ignore[no-untyped-def]
     """The value of the leaf node at pool[at], as a bytes object; 0: an error is noted or raised."""
     pool = _pool(g)
@@ -633,7 +642,7 @@ def _value(g, at, pgno):  # type: ignore[no-untyped-def]
     return _bytes_new(_uintp(pool.ctypes.data + data), _intp(nbytes))
 
 
-@kernel
+@inner
 def _failed(g):  # type: ignore[no-untyped-def]
     """What to return after a 0: the noted error, or 0 again where Python has raised one (out of memory)."""
     return _error(g) if g[ERROR] != OK else _uintp(0)
@@ -642,7 +651,7 @@ def _failed(g):  # type: ignore[no-untyped-def]
 # -- duplicates --------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     """The cursor has come to another item: go to its first or last duplicate."""
     c[C_DUPS] = NO_DUPS
@@ -674,17 +683,17 @@ def _enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     return _down(g, root, 0, depth, pad, handle[DUP_RULES], last, _dup_pages(c), _dup_items(c))
 
 
-@kernel
+@inner
 def _dup_pages(c):  # type: ignore[no-untyped-def]
     return c[C_DUP_PAGES : C_DUP_PAGES + _LEVELS]
 
 
-@kernel
+@inner
 def _dup_items(c):  # type: ignore[no-untyped-def]
     return c[C_DUP_ITEMS : C_DUP_ITEMS + _LEVELS]
 
 
-@kernel
+@inner
 def _sub_page(g, handle, c):  # type: ignore[no-untyped-def]
     """Where the sub-page starts in the pool; -1: an error is noted."""
     at = _node_of(g, handle, c)
@@ -697,13 +706,13 @@ def _sub_page(g, handle, c):  # type: ignore[no-untyped-def]
     return _data_at(pool, at, g)
 
 
-@kernel
+@inner
 def _moved(g):  # type: ignore[no-untyped-def]
     """The cursor's numbers contradict its page: two threads move it at once."""
     return _fail(g, UNPOSITIONED, 0, 0, 0, 0, 0)
 
 
-@kernel
+@inner
 def _node_of(g, handle, c):  # type: ignore[no-untyped-def]
     """Where the node of the cursor's key starts in the pool; -1: an error is noted."""
     level = handle[DEPTH] - 1
@@ -718,7 +727,7 @@ def _node_of(g, handle, c):  # type: ignore[no-untyped-def]
     return node_at(pool, o, i, g)
 
 
-@kernel
+@inner
 def _step_dup(g, handle, c, step):  # type: ignore[no-untyped-def]
     """To the next or previous duplicate; MISSING, and nothing changed, if there is none."""
     if c[C_DUPS] == SUB_PAGE:
@@ -742,7 +751,7 @@ def _step_dup(g, handle, c, step):  # type: ignore[no-untyped-def]
     return _turn(g, c[C_DUP_DEPTH], c[C_DUP_PAD], rules, step, _dup_pages(c), _dup_items(c), c[0:0])
 
 
-@kernel
+@inner
 def _end_dup(g, handle, c, last):  # type: ignore[no-untyped-def]
     """To the first or last duplicate of the key where the cursor stands."""
     if c[C_DUPS] == SUB_PAGE:
@@ -755,7 +764,7 @@ def _end_dup(g, handle, c, last):  # type: ignore[no-untyped-def]
     return _down(g, c[C_DUP_ROOT], 0, c[C_DUP_DEPTH], c[C_DUP_PAD], rules, last, _dup_pages(c), _dup_items(c))
 
 
-@kernel
+@inner
 def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
     """To the duplicate `value`, or (not exact) to the first that is >= it."""
     way, integer = handle[DUP_WAY], handle[DUP_INTEGER]
@@ -795,7 +804,7 @@ def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
 # -- moves of a cursor -------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _step(g, handle, c, step):  # type: ignore[no-untyped-def]
     """To the next or previous key; its first or last duplicate. MISSING, and nothing changed, if there is none."""
     depth = handle[DEPTH]
@@ -814,7 +823,7 @@ def _step(g, handle, c, step):  # type: ignore[no-untyped-def]
     return _enter(g, handle, c, step < 0)
 
 
-@kernel
+@inner
 def _go(g, handle, c, op):  # type: ignore[no-untyped-def]
     """One of the moves without a key. The rules are LMDB's."""
     if op in (FIRST_DUP, LAST_DUP):
@@ -857,7 +866,7 @@ def _go(g, handle, c, op):  # type: ignore[no-untyped-def]
     return status
 
 
-@kernel
+@inner
 def _seek(g, handle, c, op, key, value):  # type: ignore[no-untyped-def]
     """One of the moves to a key. A miss leaves the cursor nowhere."""
     with_value = op in (SET_KEY_DUP, SET_RANGE_DUP)
@@ -882,7 +891,7 @@ def _seek(g, handle, c, op, key, value):  # type: ignore[no-untyped-def]
     return status
 
 
-@kernel
+@inner
 def _key_of(g, handle, c):  # type: ignore[no-untyped-def]
     """The key where the cursor stands, as a bytes object; 0: an error is noted or raised."""
     at = _node_of(g, handle, c)
@@ -892,7 +901,7 @@ def _key_of(g, handle, c):  # type: ignore[no-untyped-def]
     return _bytes_new(_uintp(pool.ctypes.data + at + 8), _intp(u16(pool, at + 6, g[BIG])))
 
 
-@kernel
+@inner
 def _value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
     """The value where the cursor stands, as a bytes object; 0: an error is noted or raised.
 
@@ -927,7 +936,7 @@ def _value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
 # -- many values -------------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _plan_run(g, jobs, first, headers, junk, vectors):  # type: ignore[no-untyped-def]
     """Vectors for the values from `first` on that one call reads. Returns (the one after, vectors, bytes)."""
     size, header = g[PAGE_SIZE], g[HEADER]
@@ -952,7 +961,7 @@ def _plan_run(g, jobs, first, headers, junk, vectors):  # type: ignore[no-untype
     return i, m, end - start
 
 
-@kernel
+@inner
 def _fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
     """Read values to where they belong, neighbours by one call. Needs no lock, touches no Python object.
 
@@ -995,7 +1004,7 @@ def _fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
     return OK
 
 
-@kernel
+@inner
 def _sorted_jobs(jobs):  # type: ignore[no-untyped-def]
     """The jobs, ascending by page."""
     for i in range(1, len(jobs)):
@@ -1008,7 +1017,7 @@ def _sorted_jobs(jobs):  # type: ignore[no-untyped-def]
     return jobs
 
 
-@kernel
+@inner
 def _read_values(g, jobs):  # type: ignore[no-untyped-def]
     """Fill the noted values, with the interpreter's lock held before and after. jobs : i64[m, JOB_WORDS]"""
     if len(jobs) == 0:
@@ -1026,7 +1035,7 @@ def _read_values(g, jobs):  # type: ignore[no-untyped-def]
     return _values_read(g, jobs, status, failure)
 
 
-@kernel
+@inner
 def _values_read(g, jobs, status, failure):  # type: ignore[no-untyped-def]
     """The status of a reading of values, after the look at the snapshot."""
     if status in (FAILED, SHORT):
@@ -1039,7 +1048,7 @@ def _values_read(g, jobs, status, failure):  # type: ignore[no-untyped-def]
     return OK
 
 
-@kernel
+@inner
 def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
     """The value of the node at pool[at]; a long one is noted in `job`, see `_value_of`."""
     nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
@@ -1058,7 +1067,7 @@ def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
     return value
 
 
-@kernel
+@inner
 def _pair(g, key, value):  # type: ignore[no-untyped-def]
     """(key, value), which are given away; 0 if one of them is 0."""
     pair = _uintp(0)
@@ -1077,7 +1086,7 @@ def _pair(g, key, value):  # type: ignore[no-untyped-def]
     return pair
 
 
-@kernel
+@inner
 def _node_item(g, pool, at, pgno, what, job):  # type: ignore[no-untyped-def]
     """Key, value or both of the node at pool[at]."""
     if what == VALUE:
@@ -1088,7 +1097,7 @@ def _node_item(g, pool, at, pgno, what, job):  # type: ignore[no-untyped-def]
     return _pair(g, key, _node_value(g, pool, at, pgno, job))
 
 
-@kernel
+@inner
 def _item(g, handle, c, what, job):  # type: ignore[no-untyped-def]
     """The key, the value or both where the cursor stands; 0: an error is noted or raised."""
     if what == KEY:
@@ -1104,7 +1113,7 @@ def _item(g, handle, c, what, job):  # type: ignore[no-untyped-def]
 # -- what Python calls -------------------------------------------------------------------------------------------------
 
 
-@kernel
+@inner
 def _alive(txn_at):  # type: ignore[no-untyped-def]
     """The store's words, or an empty array."""
     if txn_at:
@@ -1117,7 +1126,7 @@ def _alive(txn_at):  # type: ignore[no-untyped-def]
     return _words(_scratch(), 0)
 
 
-@kernel
+@inner
 def _argument(key):  # type: ignore[no-untyped-def]
     """(address, bytes) of a bytes object; bytes < 0 if it is none."""
     nbytes = _bytes_size(key)
@@ -1127,48 +1136,89 @@ def _argument(key):  # type: ignore[no-untyped-def]
     return _intp(_bytes_at(key)), nbytes
 
 
-@kernel
+@inner
+def _lookup(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
+    """(OK, the value (of the first duplicate) of a key), (MISSING, 0), (NOTED, what `_get` is to return) or
+    (CLOSED, NOT_BYTES or EMPTY_KEY, 0).
+    """
+    nothing = _uintp(0)
+    g = _alive(txn_at)
+    if len(g) == 0:
+        return CLOSED, nothing
+    wanted_at, nbytes = _argument(key)
+    if nbytes <= 0:
+        return NOT_BYTES if nbytes < 0 else EMPTY_KEY, nothing
+    wanted = _bytes(wanted_at, nbytes)
+    handle = _words(handle_at if handle_at else _words(txn_at, TXN_WORDS)[MAIN], HANDLE_WORDS)
+    if handle[ROOT] < 0:
+        return MISSING, nothing
+    status, o, i = _find_in_leaf(g, handle, wanted)
+    if status == MISSING:
+        return MISSING, nothing
+    value = nothing
+    if status == OK:
+        pool = _pool(g)
+        at = node_at(pool, o, i, g)
+        pgno = word(pool, o, g)
+        if u16(pool, at + 4, g[BIG]) & _DUPDATA:
+            value = _first_dup(g, handle, pgno, i)
+        else:
+            value = _value(g, at, pgno)
+    return (OK, value) if value else (NOTED, _failed(g))
+
+
+@inner
 def _get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     """The value (of the first duplicate) of a key. `handle_at` 0: the transaction's default database.
 
     bytes, or False if there is none, or an error.
     """
-    g = _alive(txn_at)
-    if len(g) == 0:
-        return _plain_error(CLOSED)
-    wanted_at, nbytes = _argument(key)
-    if nbytes <= 0:
-        return _plain_error(NOT_BYTES if nbytes < 0 else EMPTY_KEY)
-    wanted = _bytes(wanted_at, nbytes)
-    handle = _words(handle_at if handle_at else _words(txn_at, TXN_WORDS)[MAIN], HANDLE_WORDS)
-    if handle[ROOT] < 0:
+    status, value = _lookup(txn_at, handle_at, key)
+    if status == MISSING:
         return _bool_new(0)
-    status, o, i = _find_in_leaf(g, handle, wanted)
-    if status != OK:
-        return _bool_new(0) if status == MISSING else _error(g)
-    pool = _pool(g)
-    at = node_at(pool, o, i, g)
-    flags = u16(pool, at + 4, g[BIG])
-    pgno = word(pool, o, g)
-    if flags & _DUPDATA:
-        return _first_dup(g, handle, pgno, i)
-    value = _value(g, at, pgno)
-    return value if value else _failed(g)
+    return value if status in (OK, NOTED) else _plain_error(status)
 
 
-@kernel
+@inner
 def _first_dup(g, handle, pgno, i):  # type: ignore[no-untyped-def]
-    """The first duplicate of item i of a leaf."""
+    """The first duplicate of item i of a leaf; 0: an error is noted or raised."""
     c = np.empty(CURSOR_WORDS, np.int64)
     c[C_PAGES + handle[DEPTH] - 1], c[C_ITEMS + handle[DEPTH] - 1] = pgno, i
     status = _enter(g, handle, c, False)
-    if status != OK:
-        return _error(g)
-    value = _value_of(g, handle, c, c[0:0])
-    return value if value else _failed(g)
+    return _value_of(g, handle, c, c[0:0]) if status == OK else _uintp(0)
 
 
-@kernel
+def get_method(self, given_at, given, names):  # type: ignore[no-untyped-def]
+    """Transaction.get as a method in C's calling convention (METH_FASTCALL | METH_KEYWORDS), for the usual call with
+    nothing but a key: no frame of the interpreter, no conversion of arguments. All others go to the Python method.
+    """
+    slots = _words(_intp(self + OBJECT_BYTES), 2)
+    if given == 1 and names == 0:
+        txn_at = _int_of(_uintp(slots[0]))
+        if txn_at > 0:
+            status, value = _lookup(txn_at, 0, _uintp(_words(_intp(given_at), 1)[0]))
+            if status == OK:
+                return value
+            if status == NOTED and value != 0:
+                _decref(value)  # it is made again, and raised
+            elif status == NOTED:
+                return value
+            elif status == MISSING:
+                scratch = _words(_scratch(), 1)
+                scratch[0] = 0
+                return _none_new(_uintp(scratch.ctypes.data))  # Py_BuildValue(""), which is None
+    # One more argument than given: the object itself. More than these no call of it can have.
+    arguments = _words(_scratch(), 32)
+    arguments[0] = self
+    many = given + (_tuple_size(names) if names != 0 else 0)
+    if many > 31:  # let it complain about none
+        return _call(_uintp(slots[1]), _uintp(arguments.ctypes.data), _uintp(1), _uintp(0))
+    for i in range(many):
+        arguments[1 + i] = _words(_intp(given_at), many)[i]
+    return _call(_uintp(slots[1]), _uintp(arguments.ctypes.data), _uintp(given + 1), names)
+
+
+@inner
 def _move(cursor_at, op):  # type: ignore[no-untyped-def]
     """A move without a key: True, False or an error."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1180,7 +1230,7 @@ def _move(cursor_at, op):  # type: ignore[no-untyped-def]
     return _bool_new(status == OK) if status <= MISSING else _error(g)
 
 
-@kernel
+@inner
 def _find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
     """A move to a key: True, False or an error."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1200,7 +1250,7 @@ def _find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
     return _bool_new(status == OK) if status <= MISSING else _error(g)
 
 
-@kernel
+@inner
 def _look(cursor_at, what):  # type: ignore[no-untyped-def]
     """The key, value or item where the cursor stands, or an error. The cursor must be valid."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1211,7 +1261,7 @@ def _look(cursor_at, what):  # type: ignore[no-untyped-def]
     return found if found else _failed(g)
 
 
-@kernel
+@inner
 def _count(cursor_at):  # type: ignore[no-untyped-def]
     """Number of duplicates of the key where the cursor stands, or an error."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1236,7 +1286,7 @@ def _count(cursor_at):  # type: ignore[no-untyped-def]
     return _int_new(_intp(many))
 
 
-@kernel
+@inner
 def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-untyped-def]
     """The next items as a list, at most `most`, stopping after `most_bytes` of values; [] at the end. Or an error.
 
@@ -1320,7 +1370,7 @@ def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no
     return found
 
 
-@kernel
+@inner
 def _skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
     """Repeat a move that is known to succeed: True, or False or an error if it does not."""
     c = _words(cursor_at, CURSOR_WORDS)
@@ -1337,7 +1387,7 @@ def _skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
     return _bool_new(status == OK) if status <= MISSING else _error(g)
 
 
-@kernel
+@inner
 def _is_newest(store_at):  # type: ignore[no-untyped-def]
     """Has nobody committed since the snapshot S was taken? S + 1 writes the other meta page. False also if unsure."""
     g = _words(store_at, STORE_WORDS)
@@ -1347,7 +1397,7 @@ def _is_newest(store_at):  # type: ignore[no-untyped-def]
     return _bool_new(got == nbytes and _memcmp(_uintp(scratch), _uintp(g[OTHER]), _uintp(nbytes)) == 0)
 
 
-@kernel
+@inner
 def _find_in_leaf(g, handle, key):  # type: ignore[no-untyped-def]
     """(OK, where the leaf starts in the pool, item), (MISSING, 0, 0) or (an error, 0, 0)."""
     nowhere = np.int64(0)
@@ -1361,7 +1411,7 @@ def _find_in_leaf(g, handle, key):  # type: ignore[no-untyped-def]
     return np.int64(OK if equal else MISSING), np.int64(o), np.int64(i)
 
 
-@kernel
+@inner
 def _find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     """[(key, value) or key, ...] of those of a list of keys that there are; long values are not read, but noted.
 
@@ -1433,7 +1483,7 @@ def _find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     return found
 
 
-@kernel
+@inner
 def _after_values(store_at, jobs_at, m, status, failure_at):  # type: ignore[no-untyped-def]
     """None of other threads' readings of values (`fill`) found something wrong: True. Or an error."""
     g = _words(store_at, STORE_WORDS)
@@ -1559,6 +1609,39 @@ def native(name: str) -> Callable[..., Any]:
             return call(*given)
 
     return locked
+
+
+class _Method(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+_METH_FASTCALL, _METH_KEYWORDS = 0x80, 0x02
+#: Descriptions that CPython refers to for good.
+_METHODS: list[_Method] = []
+
+
+def method(kind: type, name: str, doc: str) -> Any:
+    """A method of `kind` for `get_method` above; None where Python or the layout of its objects is not as expected."""
+    if sys.implementation.name != "cpython" or _one_at_a_time is not None:
+        return None
+    function = c_function(get_method, _uintp(_uintp, _uintp, _intp, _uintp))
+    held = _Method(name.encode(), function, _METH_FASTCALL | _METH_KEYWORDS, doc.encode())
+    _METHODS.append(held)
+    make = ctypes.pythonapi.PyDescr_NewMethod
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.py_object, ctypes.POINTER(_Method))
+    return make(kind, ctypes.byref(held))
+
+
+def slot_of(thing: Any, i: int) -> int:
+    """Address of the object in the i-th slot of an object, as `get_method` finds it."""
+    return ctypes.c_ssize_t.from_address(id(thing) + OBJECT_BYTES + i * ctypes.sizeof(ctypes.c_void_p)).value
 
 
 def later(name: str, names: dict[str, Any], as_name: str) -> Callable[..., Any]:

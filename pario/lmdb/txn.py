@@ -15,7 +15,13 @@ __all__ = ["Transaction"]
 _get: Any = engine.later("get", globals(), "_get")
 
 
-class Transaction:
+class _Slots:
+    """What the compiled `get` looks at: engine.get_method."""
+
+    __slots__ = ("_fast", "_slow")
+
+
+class Transaction(_Slots):
     """A snapshot of the environment. As a context manager: ends at its end.
 
     env : the environment; db : default database; parent, write : for writers, refused
@@ -44,6 +50,8 @@ class Transaction:
         handle = self._store.handles[None] if db is None else self._handle(db)
         self._words = words = array("q", (1, self._store.at, handle.at))
         self._at = words.buffer_info()[0]
+        self._fast = 0 if buffers else self._at
+        self._slow = _get_any
         self._open = True
 
     def __enter__(self) -> Transaction:
@@ -60,13 +68,19 @@ class Transaction:
 
     def get(self, key: Any, default: Any = None, db: _Database | None = None) -> Any:
         """The value of `key`, of its first duplicate, or `default`."""
+        # The first call of all puts a compiled method in the place of this one.
+        if Transaction.get is _first_get:
+            _compile_get(self)
+        return Transaction.get(self, key, default, db)
+
+    def _get_any(self, key: Any, default: Any = None, db: _Database | None = None) -> Any:
         value = _get(self._at, 0 if db is None else self._handle(db).at, key)
         if value.__class__ is bytes:
             return memoryview(value) if self._buffers else value
         if value is False:
             return default
         if engine.code_of(value) == engine.NOT_BYTES:
-            return self.get(engine.plain(key), default, db)
+            return self._get_any(engine.plain(key), default, db)
         raise self._store.error(value, "get")
 
     def cursor(self, db: _Database | None = None) -> Cursor:
@@ -139,6 +153,19 @@ class Transaction:
         if handle is None:
             raise errors.InvalidParameterError(f"the database {db._name!r} is not in this transaction's snapshot")
         return handle
+
+
+_first_get, _get_any = Transaction.get, Transaction._get_any
+_get_any.__name__, _get_any.__qualname__ = _first_get.__name__, _first_get.__qualname__  # in its messages
+_GET_DOC = "get($self, /, key, default=None, db=None)\n--\n\nThe value of `key`, of its first duplicate, or `default`."
+
+
+def _compile_get(txn: Transaction) -> None:
+    """Let Transaction.get be the compiled method, if the slots lie where it expects them; else the one in Python."""
+    expected = (txn._fast, _get_any)
+    found = tuple(engine.slot_of(txn, i) for i in range(2))
+    made = engine.method(Transaction, "get", _GET_DOC) if found == tuple(map(id, expected)) else None
+    Transaction.get = made or _get_any  # type: ignore[method-assign]
 
 
 def stat_of(handle: Handle, store: Store) -> dict[str, int]:
