@@ -27,7 +27,7 @@ from numba.core import config as _numba_config
 from numba.core import sigutils
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
-from numba.core.types import unliteral
+from numba.core.types import unliteral  # type: ignore[attr-defined]
 
 __all__ = ["c_function", "cache_directory", "cache_is_usable", "entry", "inner", "kernel"]
 
@@ -123,7 +123,9 @@ def c_function(function: Callable[..., Any], signature: Any) -> int:
     made = CFunc(function, sigutils.normalize_signature(signature), {}, {"boundscheck": _BOUNDSCHECK})
     _cached(made, function).compile()
     _ENTRIES.append(made)
-    return int(made.address)
+    assert made.address is not None  # compiled
+    address: int = made.address
+    return address
 
 
 #: What owns the code behind the entries.

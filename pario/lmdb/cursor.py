@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pario.format.layout import MDB_DUPFIXED
-from pario.lmdb import engine, errors
+from pario.lmdb import abi, engine, errors
 
 if TYPE_CHECKING:
     from pario.lmdb.database import _Database
@@ -49,9 +49,9 @@ class Cursor:
         self.db = db
         self.txn = txn
         self._buffers = txn._buffers
-        self._words = words = array("q", bytes(8 * engine.CURSOR_WORDS))
-        words[engine.C_TXN] = txn._at
-        words[engine.C_HANDLE] = handle.at
+        self._words = words = array("q", bytes(8 * abi.CURSOR_WORDS))
+        words[abi.C_TXN] = txn._at
+        words[abi.C_HANDLE] = handle.at
         self._at = words.buffer_info()[0]
         self._given: Any = None  # the list iterator of the current batch
         self._before = words
@@ -60,7 +60,7 @@ class Cursor:
     def close(self) -> None:
         """Later calls raise. Repeating it has no effect."""
         self._end_batch()
-        self._words[engine.C_TXN] = 0
+        self._words[abi.C_TXN] = 0
 
     def __enter__(self) -> Cursor:
         return self
@@ -75,15 +75,15 @@ class Cursor:
 
     def key(self) -> Any:
         """The key, b"" if there is none."""
-        return self._look(engine.KEY)
+        return self._look(abi.KEY)
 
     def value(self) -> Any:
         """The value, b"" if there is none."""
-        return self._look(engine.VALUE)
+        return self._look(abi.VALUE)
 
     def item(self) -> Any:
         """(key, value)"""
-        return self._look(engine.ITEM)
+        return self._look(abi.ITEM)
 
     def count(self) -> int:
         """Number of duplicates of the key."""
@@ -97,26 +97,26 @@ class Cursor:
     def _look(self, what: int) -> Any:
         if self._given is not None:
             self._settle()
-        if not self._words[engine.C_VALID] and self._words[engine.C_TXN]:
+        if not self._words[abi.C_VALID] and self._words[abi.C_TXN]:
             self.txn._check()
             nothing: Any = memoryview(b"") if self._buffers else b""
-            return (nothing, nothing) if what == engine.ITEM else nothing
+            return (nothing, nothing) if what == abi.ITEM else nothing
         found = _look(self._at, what)
         if found.__class__ is bytearray:
             raise self._error(found, "read")
         if self._buffers:
-            return tuple(map(memoryview, found)) if what == engine.ITEM else memoryview(found)
+            return tuple(map(memoryview, found)) if what == abi.ITEM else memoryview(found)
         return found
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def first(self) -> bool:
         """To the first item. False: the database is empty."""
-        return self._go(engine.FIRST)
+        return self._go(abi.FIRST)
 
     def last(self) -> bool:
         """To the last item."""
-        return self._go(engine.LAST)
+        return self._go(abi.LAST)
 
     def next(self) -> bool:
         """To the next item, which may be a duplicate; to the first if the cursor stands nowhere."""
@@ -129,51 +129,51 @@ class Cursor:
 
     def prev(self) -> bool:
         """To the item before; to the last if the cursor stands nowhere."""
-        return self._go(engine.PREV)
+        return self._go(abi.PREV)
 
     def first_dup(self) -> bool:
         """To the first duplicate of the key."""
-        return self._go(engine.FIRST_DUP)
+        return self._go(abi.FIRST_DUP)
 
     def last_dup(self) -> bool:
         """To the last duplicate of the key."""
-        return self._go(engine.LAST_DUP)
+        return self._go(abi.LAST_DUP)
 
     def next_dup(self) -> bool:
         """To the next duplicate of the key."""
-        return self._go(engine.NEXT_DUP)
+        return self._go(abi.NEXT_DUP)
 
     def prev_dup(self) -> bool:
         """To the duplicate of the key before."""
-        return self._go(engine.PREV_DUP)
+        return self._go(abi.PREV_DUP)
 
     def next_nodup(self) -> bool:
         """To the first duplicate of the next key."""
-        return self._go(engine.NEXT_NODUP)
+        return self._go(abi.NEXT_NODUP)
 
     def prev_nodup(self) -> bool:
         """To the last duplicate of the key before."""
-        return self._go(engine.PREV_NODUP)
+        return self._go(abi.PREV_NODUP)
 
     def set_key(self, key: Any) -> bool:
         """To a key, its first duplicate."""
-        return self._seek(engine.SET_KEY, key, b"")
+        return self._seek(abi.SET_KEY, key, b"")
 
     def set_range(self, key: Any) -> bool:
         """To the first key that is >= this one."""
-        return self._seek(engine.SET_RANGE, key, b"")
+        return self._seek(abi.SET_RANGE, key, b"")
 
     def set_key_dup(self, key: Any, value: Any) -> bool:
         """To a duplicate of a key."""
-        return self._seek(engine.SET_KEY_DUP, key, value)
+        return self._seek(abi.SET_KEY_DUP, key, value)
 
     def set_range_dup(self, key: Any, value: Any) -> bool:
         """To the first duplicate of a key that is >= this one."""
-        return self._seek(engine.SET_RANGE_DUP, key, value)
+        return self._seek(abi.SET_RANGE_DUP, key, value)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """`set_key`, then the value, or `default`."""
-        return self._look(engine.VALUE) if self._seek(engine.SET_KEY, key, b"") else default
+        return self._look(abi.VALUE) if self._seek(abi.SET_KEY, key, b"") else default
 
     def _go(self, op: int) -> bool:
         if self._given is not None:
@@ -189,12 +189,12 @@ class Cursor:
         done = _find(self._at, op, key, value)
         if done is True or done is False:
             return done
-        if engine.code_of(done) == engine.NOT_BYTES:
+        if engine.code_of(done) == abi.NOT_BYTES:
             return self._seek(op, engine.plain(key), engine.plain(value))
         raise self._error(done, "seek")
 
     def _error(self, noted: bytearray, what: str) -> errors.Error:
-        self._words[engine.C_VALID] = 0
+        self._words[abi.C_VALID] = 0
         error: errors.Error = self.txn._store.error(noted, what)
         return error
 
@@ -205,27 +205,27 @@ class Cursor:
 
     def iternext(self, keys: bool = True, values: bool = True) -> Iterator[Any]:
         """From here (from the first item if the cursor stands nowhere) to the end: items, keys or values."""
-        return self._iterate(engine.NEXT, engine.FIRST, keys, values)
+        return self._iterate(abi.NEXT, abi.FIRST, keys, values)
 
     def iterprev(self, keys: bool = True, values: bool = True) -> Iterator[Any]:
         """From here (from the last item) to the beginning."""
-        return self._iterate(engine.PREV, engine.LAST, keys, values)
+        return self._iterate(abi.PREV, abi.LAST, keys, values)
 
     def iternext_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
         """From here on, the duplicates of the key."""
-        return self._iterate(engine.NEXT_DUP, None, keys, values)
+        return self._iterate(abi.NEXT_DUP, None, keys, values)
 
     def iterprev_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
         """From here backwards, the duplicates of the key."""
-        return self._iterate(engine.PREV_DUP, None, keys, values)
+        return self._iterate(abi.PREV_DUP, None, keys, values)
 
     def iternext_nodup(self, keys: bool = True, values: bool = False) -> Iterator[Any]:
         """From here on, each key once."""
-        return self._iterate(engine.NEXT_NODUP, engine.FIRST, keys, values)
+        return self._iterate(abi.NEXT_NODUP, abi.FIRST, keys, values)
 
     def iterprev_nodup(self, keys: bool = True, values: bool = False) -> Iterator[Any]:
         """From here backwards, each key once."""
-        return self._iterate(engine.PREV_NODUP, engine.LAST, keys, values)
+        return self._iterate(abi.PREV_NODUP, abi.LAST, keys, values)
 
     def _iter_from(self, k: Any, reverse: bool) -> Iterator[Any]:
         found = self.first() if not k and not reverse else self.set_range(k)
@@ -238,12 +238,12 @@ class Cursor:
     def _iterate(self, op: int, start: int | None, keys: bool, values: bool) -> Iterator[Any]:
         if self._given is not None:
             self._settle()
-        if not self._words[engine.C_VALID]:
+        if not self._words[abi.C_VALID]:
             if start is not None:
                 self._go(start)
             else:
                 self._check()
-        what = engine.KEY if not values else engine.VALUE if not keys else engine.ITEM
+        what = abi.KEY if not values else abi.VALUE if not keys else abi.ITEM
         self.txn.env._scans.add(self)
         return self._batches(op, what)
 
@@ -251,9 +251,9 @@ class Cursor:
         most, started, aim = _FIRST_BATCH, 0, _BATCH_BYTES
         counters = self.txn._store.words
         while True:
-            waited = counters[engine.WAITED]
+            waited = counters[abi.WAITED]
             batch = self._fetch(op, started, most, aim, what)
-            if counters[engine.WAITED] == waited:
+            if counters[abi.WAITED] == waited:
                 aim = _BATCH_BYTES
             elif self.txn.env._readahead:
                 aim = _BATCH_BYTES_WAITING
@@ -285,9 +285,9 @@ class Cursor:
         left = self._end_batch()
         if left:
             here = self._words
-            txn = here[engine.C_TXN]
+            txn = here[abi.C_TXN]
             here[:] = self._before
-            here[engine.C_TXN] = txn
+            here[abi.C_TXN] = txn
             if self._moves > left:
                 done = _skip(self._at, self._op, self._moves - left)
                 if done is not True:
@@ -309,7 +309,7 @@ class Cursor:
         return left
 
     def _check(self) -> None:
-        if not self._words[engine.C_TXN]:
+        if not self._words[abi.C_TXN]:
             raise errors.closed()
         self.txn._check()
 
@@ -340,11 +340,11 @@ class Cursor:
         if self._given is not None:
             self._settle()
         if not dupdata:
-            return self._get_many(list(keys), engine.ITEM if values else engine.KEY)
+            return self._get_many(list(keys), abi.ITEM if values else abi.KEY)
         found: list[Any] = []
         for key in keys:
             if self.set_key(key):
-                many = self._iterate(engine.NEXT_DUP, None, True, True)
+                many = self._iterate(abi.NEXT_DUP, None, True, True)
                 found.extend(self._fixed_duplicates(dupfixed_bytes) if dupfixed_bytes else many)
         if not keyfixed:
             return found
@@ -354,14 +354,14 @@ class Cursor:
         return memoryview(b"".join(part for pair in found for part in pair))
 
     def _get_many(self, keys: list[Any], what: int) -> list[Any]:
-        noted = np.empty(1 + engine.JOB_WORDS * len(keys), np.int64)
+        noted = np.empty(1 + abi.JOB_WORDS * len(keys), np.int64)
         found = _find_many(self._at, keys, what, noted.ctypes.data)
         if found.__class__ is not list:
-            if engine.code_of(found) == engine.NOT_BYTES:
+            if engine.code_of(found) == abi.NOT_BYTES:
                 return self._get_many([engine.plain(key) for key in keys], what)
             raise self._error(found, "getmulti")
         if noted[0]:
-            jobs = noted[1 : 1 + engine.JOB_WORDS * int(noted[0])].reshape(-1, engine.JOB_WORDS)
+            jobs = noted[1 : 1 + abi.JOB_WORDS * int(noted[0])].reshape(-1, abi.JOB_WORDS)
             self.txn._store.read_values(jobs[np.argsort(jobs[:, 0], kind="stable")])
         return self._wrapped(found, what)
 
@@ -369,7 +369,7 @@ class Cursor:
         """Memoryviews if the transaction wants them."""
         if not self._buffers:
             return found
-        if what == engine.ITEM:
+        if what == abi.ITEM:
             return [(memoryview(k), memoryview(v)) for k, v in found]
         return [memoryview(x) for x in found]
 
@@ -378,7 +378,7 @@ class Cursor:
         if not self.txn._handle(self.db).db.md_flags & MDB_DUPFIXED:
             raise errors.IncompatibleError("getmulti: the database was not created with dupfixed=True")
         key = self.key()
-        raw = b"".join(self._iterate(engine.NEXT_DUP, None, False, True))
+        raw = b"".join(self._iterate(abi.NEXT_DUP, None, False, True))
         part: Any = memoryview(raw) if self._buffers else raw
         return ((key, part[i : i + nbytes]) for i in range(0, len(raw), nbytes))
 

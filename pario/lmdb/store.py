@@ -47,7 +47,7 @@ from pario.kernels.nodes import (
     ORDER,
     ROOM,
 )
-from pario.lmdb import engine, errors
+from pario.lmdb import abi, engine, errors
 from pario.locate.snapshot import check_snapshot, read_snapshot
 
 __all__ = ["DataFile", "Handle", "Store"]
@@ -140,23 +140,23 @@ class Store:
             "txnid": snapshot.txnid,
             "file_bytes": snapshot.file_bytes,
         }
-        words = array("q", bytes(8 * engine.STORE_WORDS))
+        words = array("q", bytes(8 * abi.STORE_WORDS))
         words[: len(FILE)] = array("q", [int(values[name]) for name in FILE])
-        words[engine.FD] = file.fileno()
-        words[engine.OPEN] = 1
-        words[engine.NOWAIT] = 1
-        words[engine.META_AT], words[engine.META_BYTES], words[engine.META] = meta_at, meta_bytes, meta.ctypes.data
-        words[engine.OTHER_AT], words[engine.OTHER] = other_at, other.ctypes.data
-        words[engine.POOL], words[engine.SLOTS] = pool.ctypes.data, slots
-        words[engine.TABLE], words[engine.MASK] = table.ctypes.data, places - 1
-        words[engine.PAGE_OF], words[engine.LIVES] = page_of.ctypes.data, lives.ctypes.data
+        words[abi.FD] = file.fileno()
+        words[abi.OPEN] = 1
+        words[abi.NOWAIT] = 1
+        words[abi.META_AT], words[abi.META_BYTES], words[abi.META] = meta_at, meta_bytes, meta.ctypes.data
+        words[abi.OTHER_AT], words[abi.OTHER] = other_at, other.ctypes.data
+        words[abi.POOL], words[abi.SLOTS] = pool.ctypes.data, slots
+        words[abi.TABLE], words[abi.MASK] = table.ctypes.data, places - 1
+        words[abi.PAGE_OF], words[abi.LIVES] = page_of.ctypes.data, lives.ctypes.data
         self.words = words
         self.at = words.buffer_info()[0]
         self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main, named=False)}
 
     def close(self) -> None:
         """Every later call says "closed"."""
-        self.words[engine.OPEN] = 0
+        self.words[abi.OPEN] = 0
 
     def handle(self, name: bytes | None) -> Handle | None:
         """The database of this name, None if there is none.
@@ -172,11 +172,11 @@ class Store:
         return found
 
     def read_values(self, jobs: np.ndarray) -> None:
-        """Read noted values (engine.JOB_WORDS) to their places, several reads at once where there are many.
+        """Read noted values (abi.JOB_WORDS) to their places, several reads at once where there are many.
 
         jobs : i64[m, JOB_WORDS], ascending by page. Raises lmdb errors.
         """
-        parts = _parts(jobs, _READERS_WAITING if not self.words[engine.NOWAIT] else _READERS)
+        parts = _parts(jobs, _READERS_WAITING if not self.words[abi.NOWAIT] else _READERS)
         failures = np.zeros((len(parts), 4), np.int64)
         running = [
             _threads().submit(engine.fill, self.at, part, failure)
@@ -225,20 +225,20 @@ class Store:
         big = self.snapshot.byteorder == "big"
         integer_way = FORWARD if big else BACKWARD
         key_integer = flags & MDB_INTEGERKEY and not flags & MDB_REVERSEKEY
-        words = array("q", bytes(8 * engine.HANDLE_WORDS))
-        words[engine.ROOT], words[engine.DEPTH] = db.md_root, db.md_depth
-        words[engine.DUPSORT] = bool(flags & MDB_DUPSORT)
-        words[engine.KEY_WAY] = BACKWARD if flags & MDB_REVERSEKEY else integer_way if key_integer else FORWARD
-        words[engine.KEY_INTEGER] = bool(key_integer)
+        words = array("q", bytes(8 * abi.HANDLE_WORDS))
+        words[abi.ROOT], words[abi.DEPTH] = db.md_root, db.md_depth
+        words[abi.DUPSORT] = bool(flags & MDB_DUPSORT)
+        words[abi.KEY_WAY] = BACKWARD if flags & MDB_REVERSEKEY else integer_way if key_integer else FORWARD
+        words[abi.KEY_INTEGER] = bool(key_integer)
         dup_reverse = BACKWARD if flags & MDB_REVERSEDUP else FORWARD
-        words[engine.DUP_WAY] = integer_way if flags & MDB_INTEGERDUP else dup_reverse
-        words[engine.DUP_INTEGER] = bool(flags & MDB_INTEGERDUP)
-        keys = KEYS_BACKWARD * (words[engine.KEY_WAY] == BACKWARD) | KEYS_INTEGERS * words[engine.KEY_INTEGER]
-        dups = DUPS_BACKWARD * (words[engine.DUP_WAY] == BACKWARD) | DUPS_INTEGERS * words[engine.DUP_INTEGER]
-        words[engine.RULES], words[engine.DUP_RULES] = keys | dups, dups // DUPS_BACKWARD | ARE_DUPS
+        words[abi.DUP_WAY] = integer_way if flags & MDB_INTEGERDUP else dup_reverse
+        words[abi.DUP_INTEGER] = bool(flags & MDB_INTEGERDUP)
+        keys = KEYS_BACKWARD * (words[abi.KEY_WAY] == BACKWARD) | KEYS_INTEGERS * words[abi.KEY_INTEGER]
+        dups = DUPS_BACKWARD * (words[abi.DUP_WAY] == BACKWARD) | DUPS_INTEGERS * words[abi.DUP_INTEGER]
+        words[abi.RULES], words[abi.DUP_RULES] = keys | dups, dups // DUPS_BACKWARD | ARE_DUPS
         # The main database can get its flags when there is something in it already.
         if named and flags & MDB_DUPSORT:
-            words[engine.RULES] |= HAS_DUPS
+            words[abi.RULES] |= HAS_DUPS
         return Handle(db, words, words.buffer_info()[0])
 
     # -- errors --------------------------------------------------------------------------------------------------------
@@ -247,21 +247,21 @@ class Store:
         """The exception for what a compiled function returned; `what` names the operation."""
         code, page, offset, a, b, c = struct.unpack("=6q", noted)
         path = self.file.path
-        if code == engine.CLOSED:
+        if code == abi.CLOSED:
             return errors.closed()
-        if code == engine.EMPTY_KEY:
+        if code == abi.EMPTY_KEY:
             return errors.BadValsizeError(f"{what}: an empty key or value")
-        if code == engine.INCOMPATIBLE:
+        if code == abi.INCOMPATIBLE:
             return errors.IncompatibleError(f"{what}: the database was not created with dupsort=True")
-        if code == engine.UNPOSITIONED:
+        if code == abi.UNPOSITIONED:
             return errors.InvalidParameterError(f"{what}: the cursor stands nowhere")
         try:
-            if code == engine.OVERTAKEN:
+            if code == abi.OVERTAKEN:
                 check_snapshot(self.file, self.snapshot)
                 raise SnapshotError("the meta page of our snapshot changed while the file was read", path=path)
-            if code == engine.FAILED:
+            if code == abi.FAILED:
                 raise read_error(path, offset, a, 0, b)
-            if code == engine.SHORT:
+            if code == abi.SHORT:
                 raise CorruptedError(
                     f"page {page} (with what belongs to it, {a:,} bytes) lies beyond the end of the file: {b:,} bytes "
                     "are there",
@@ -280,7 +280,7 @@ class Store:
         """Raises CorruptedError with what is wrong with a page, in the words of format/page.py."""
         snapshot = self.snapshot
         size = snapshot.page_size
-        if code == engine.BAD_RUN:
+        if code == abi.BAD_RUN:
             need = (snapshot.header - 1 + a + snapshot.sum_size) // size + 1
             run = OverflowRun(pgno, need, pgno * size + snapshot.header, a)
             check_overflow(self.file.pread(pgno * size, size), run, snapshot)
@@ -290,7 +290,7 @@ class Store:
                 offset=pgno * size,
             )
         page = Page(self.file.pread(pgno * size, size) if pgno >= 0 else b"", pgno, snapshot)
-        if code == engine.MISPLACED:
+        if code == abi.MISPLACED:
             kind = "branch" if a < b - 1 else f"leaf2 page of {c}-byte items" if c else "leaf"
             raise page.fault(f"a {page.kind} page at level {a + 1} of {b}, where a {kind} belongs")
         what, i = a & 0xFF, a >> 8

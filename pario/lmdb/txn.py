@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from pario.lmdb import engine, errors
+from pario.lmdb import abi, engine, errors
 from pario.lmdb.cursor import Cursor
 from pario.lmdb.database import _Database
 from pario.lmdb.store import Handle, Store
@@ -79,7 +79,7 @@ class Transaction(_Slots):
             return memoryview(value) if self._buffers else value
         if value is False:
             return default
-        if engine.code_of(value) == engine.NOT_BYTES:
+        if engine.code_of(value) == abi.NOT_BYTES:
             return self._get_any(engine.plain(key), default, db)
         raise self._store.error(value, "get")
 
@@ -107,7 +107,7 @@ class Transaction(_Slots):
         """End the transaction. Repeating it has no effect."""
         if self._open:
             self._open = False
-            self._words[engine.ALIVE] = 0
+            self._words[abi.ALIVE] = 0
             self.env._end_scans(self)
 
     def put(
@@ -138,7 +138,7 @@ class Transaction(_Slots):
         return errors.readonly(what)
 
     def _check(self) -> None:
-        if not self._open or not self._store.words[engine.OPEN]:
+        if not self._open or not self._store.words[abi.OPEN]:
             raise errors.closed()
 
     def _handle(self, db: _Database | None) -> Handle:

@@ -1,0 +1,99 @@
+"""Between Python and the compiled functions: the arrays of words (i64) that describe a file, a database, a transaction
+and a cursor, and the numbers that are taken and returned. Errors travel as a bytearray of ERROR_WORDS words, which no
+other result is.
+"""
+
+from __future__ import annotations
+
+from pario.kernels.nodes import FILE
+
+#: A store: one open file at one snapshot, and its cached pages. The first words are nodes.FILE.
+_F = len(FILE)
+FD, OPEN, NOWAIT, AHEAD = _F, _F + 1, _F + 2, _F + 3
+META_AT, META_BYTES, META = _F + 4, _F + 5, _F + 6
+POOL, SLOTS, TABLE, MASK, PAGE_OF, LIVES, HAND = _F + 7, _F + 8, _F + 9, _F + 10, _F + 11, _F + 12, _F + 13
+ERROR = _F + 14
+ERROR_WORDS = 6
+
+#: Reads, their bytes, and how many of those of values had to wait for the storage.
+READS, READ_BYTES, WAITED = ERROR + ERROR_WORDS, ERROR + ERROR_WORDS + 1, ERROR + ERROR_WORDS + 2
+
+#: The other meta page: where it stands in the file, and its bytes when the snapshot was taken (as many as META_BYTES).
+OTHER_AT, OTHER = WAITED + 1, WAITED + 2
+STORE_WORDS = OTHER + 1
+
+#: A long value to be read: first page of its overflow run, bytes, address; and what the run's header must repeat in
+#: format 3, its transaction and pages.
+JOB_WORDS = 5
+
+#: A database in a snapshot.
+ROOT, DEPTH, DUPSORT, KEY_WAY, KEY_INTEGER, DUP_WAY, DUP_INTEGER = range(7)
+RULES, DUP_RULES = 7, 8  # what nodes.check_page is to expect of its pages, and of those of trees of duplicates
+HANDLE_WORDS = 9
+
+#: A transaction.
+ALIVE, STORE, MAIN = range(3)
+TXN_WORDS = 3
+
+#: A cursor: where it stands in its tree, and in the duplicates of the key where it stands.
+C_TXN, C_HANDLE = 0, 1
+C_SET = 2  # it stands somewhere; else the next move is to the first or last item
+C_VALID = 3  # the last move succeeded: there is a key and a value
+C_DUPS = 4  # NO_DUPS, SUB_PAGE or DUP_TREE
+C_SUB_I = 5  # sub-page: which item
+C_END = 6  # a move beyond the last key was tried: the moves to next items fail until the cursor goes elsewhere
+C_DUP_ROOT, C_DUP_DEPTH, C_DUP_PAD, C_DUP_ENTRIES = 7, 8, 9, 10
+C_SCAN, C_AHEAD_PAGE, C_AHEAD_I = 11, 12, 13  # scanning: leaves below this page are asked for up to here
+LEVELS = 32
+C_PAGES, C_ITEMS, C_DUP_PAGES, C_DUP_ITEMS = 16, 16 + LEVELS, 16 + 2 * LEVELS, 16 + 3 * LEVELS
+CURSOR_WORDS = 16 + 4 * LEVELS
+NO_DUPS, SUB_PAGE, DUP_TREE = range(3)
+
+#: Bytes of a Python object before its first slot: count of references and type.
+OBJECT_BYTES = object.__basicsize__
+
+#: Moves.
+(
+    FIRST, LAST, NEXT, PREV, NEXT_DUP, PREV_DUP, NEXT_NODUP, PREV_NODUP, FIRST_DUP, LAST_DUP,
+    SET_KEY, SET_RANGE, SET_KEY_DUP, SET_RANGE_DUP,
+) = range(14)  # fmt: skip
+
+#: What an item is made of.
+KEY, VALUE, ITEM = 1, 2, 3
+
+#: Statuses of the functions below; from CLOSED on they are errors: (code, page, offset, a, b, c).
+OK, MISSING = 0, 1
+CLOSED = 2  # the transaction, cursor or environment is closed
+NOT_BYTES = 3  # a key or value that is not a bytes object: make one and call again
+EMPTY_KEY = 4  # MDB_BAD_VALSIZE
+INCOMPATIBLE = 5  # MDB_INCOMPATIBLE: no duplicates in this database
+UNPOSITIONED = 6  # EINVAL
+DAMAGED = 7  # page, a = what nodes.check_page found
+MISPLACED = 8  # page, a = its level, b = levels of the tree, c = bytes of a LEAF2 item
+BAD_RUN = 9  # the overflow run at page, a = bytes of the value, b, c = transaction and pages where it is referred to
+SHORT = 10  # offset, a = bytes wanted, b = bytes there
+FAILED = 11  # offset, a = bytes wanted, b = errno
+OVERTAKEN = 12  # a writer committed twice: the snapshot is not to be trusted any more
+NOTED = 13  # the object that tells of an error has been made
+BRANCH, LEAF, LEAF2, OVERFLOW = 0x01, 0x02, 0x20, 0x04
+BIGDATA, SUBDATA, DUPDATA = 0x01, 0x02, 0x04
+DUPFIXED, INTEGERKEY = 0x10, 0x08
+FIRST_PAGE = 2
+EMPTY_PAGE = -1
+EINTR, EINVAL, ENOSYS, EOPNOTSUPP = 4, 22, 38, 95
+RWF_NOWAIT = 8
+WILLNEED = 3
+
+#: Reads of up to this many bytes are tried with the interpreter's lock held (some 5 us of copying).
+SHORT_READ = 32 << 10
+
+#: Values with at most this many bytes between them are read by one call, of at most so many bytes and vectors.
+GAP_BYTES = 16 << 10
+RUN_BYTES = 4 << 20
+VECTORS = 1024
+
+#: A page in the cache survives so many turns of the clock without use.
+LIVES_LEAF, LIVES_BRANCH = 1, 8
+
+#: Leaves that a scan asks for ahead.
+LEAVES_AHEAD = 64

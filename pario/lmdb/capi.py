@@ -1,0 +1,82 @@
+"""What compiled functions call of C: the system's reads, and the interpreter's functions for objects and its lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from pario.kernels.jit import inner
+from pario.kernels.nodes import PAGE_SIZE
+from pario.lmdb.abi import POOL, SLOTS
+
+intp, uintp, intc = types.intp, types.uintp, types.intc
+preadv = types.ExternalFunction("preadv", intp(intc, uintp, intc, types.int64))
+preadv2 = types.ExternalFunction("preadv2", intp(intc, uintp, intc, types.int64, intc))
+pread = types.ExternalFunction("pread", intp(intc, uintp, uintp, types.int64))
+fadvise = types.ExternalFunction("posix_fadvise", intc(intc, types.int64, types.int64, intc))
+memcmp = types.ExternalFunction("memcmp", intc(uintp, uintp, uintp))
+errno_location = types.ExternalFunction("__errno_location", types.CPointer(intc)())
+save_thread = types.ExternalFunction("PyEval_SaveThread", uintp())
+restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(uintp))
+incref = types.ExternalFunction("Py_IncRef", types.void(uintp))
+decref = types.ExternalFunction("Py_DecRef", types.void(uintp))
+clear = types.ExternalFunction("PyErr_Clear", types.void())
+bytes_size = types.ExternalFunction("PyBytes_Size", intp(uintp))
+bytes_start = types.ExternalFunction("PyBytes_AsString", uintp(uintp))
+bytes_new = types.ExternalFunction("PyBytes_FromStringAndSize", uintp(uintp, intp))
+bytearray_new = types.ExternalFunction("PyByteArray_FromStringAndSize", uintp(uintp, intp))
+bool_new = types.ExternalFunction("PyBool_FromLong", uintp(types.long_))
+int_new = types.ExternalFunction("PyLong_FromSsize_t", uintp(intp))
+list_new = types.ExternalFunction("PyList_New", uintp(intp))
+list_append = types.ExternalFunction("PyList_Append", intc(uintp, uintp))
+list_size = types.ExternalFunction("PyList_Size", intp(uintp))
+list_item = types.ExternalFunction("PyList_GetItem", uintp(uintp, intp))
+tuple_new = types.ExternalFunction("PyTuple_New", uintp(intp))
+tuple_size = types.ExternalFunction("PyTuple_Size", intp(uintp))
+int_of = types.ExternalFunction("PyLong_AsSsize_t", intp(uintp))
+none_new = types.ExternalFunction("Py_BuildValue", uintp(uintp))
+vectorcall = types.ExternalFunction("PyObject_Vectorcall", uintp(uintp, uintp, uintp, uintp))
+tuple_set = types.ExternalFunction("PyTuple_SetItem", intc(uintp, intp, uintp))
+
+
+def _pointer_to(typing_context, address):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.intp), generate
+
+
+_pointer: Any = intrinsic(_pointer_to)
+
+
+def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
+    """Address of 256 bytes on the stack of the function that asks."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        place = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), 32))
+        return builder.ptrtoint(place, ir.IntType(64))
+
+    return types.intp(), generate
+
+
+scratch_memory: Any = intrinsic(_scratch_of)
+
+
+@inner
+def as_words(address, n):  # type: ignore[no-untyped-def]
+    return carray(_pointer(address), (n,), np.int64)
+
+
+@inner
+def as_bytes(address, n):  # type: ignore[no-untyped-def]
+    return carray(_pointer(address), (n,), np.uint8)
+
+
+@inner
+def pages_of(g):  # type: ignore[no-untyped-def]
+    return as_bytes(g[POOL], g[SLOTS] * g[PAGE_SIZE])

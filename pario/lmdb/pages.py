@@ -1,0 +1,299 @@
+"""Reading, and the cache of checked pages. All of it compiled; see engine.py for the rules."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, types
+
+from pario.kernels.jit import inner
+from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, SOUND, VERSION, check_page, u16
+from pario.kernels.pack import copy_bytes
+from pario.lmdb.abi import (
+    BRANCH,
+    DAMAGED,
+    EINTR,
+    EINVAL,
+    EMPTY_PAGE,
+    ENOSYS,
+    EOPNOTSUPP,
+    ERROR,
+    ERROR_WORDS,
+    FAILED,
+    FD,
+    FIRST_PAGE,
+    HAND,
+    LEAF,
+    LEAF2,
+    LIVES,
+    LIVES_BRANCH,
+    LIVES_LEAF,
+    MASK,
+    META,
+    META_AT,
+    META_BYTES,
+    MISPLACED,
+    NOWAIT,
+    OK,
+    OVERTAKEN,
+    PAGE_OF,
+    READ_BYTES,
+    READS,
+    RWF_NOWAIT,
+    SHORT,
+    SHORT_READ,
+    SLOTS,
+    TABLE,
+)
+from pario.lmdb.capi import (
+    as_bytes,
+    as_words,
+    bytearray_new,
+    errno_location,
+    intc,
+    intp,
+    memcmp,
+    pages_of,
+    pread,
+    preadv,
+    preadv2,
+    restore_thread,
+    save_thread,
+    scratch_memory,
+    uintp,
+)
+
+
+@inner
+def fail(g, code, page, offset, a, b, c):  # type: ignore[no-untyped-def]
+    """Noted in the store, and taken from there before the interpreter's lock is released again."""
+    g[ERROR], g[ERROR + 1], g[ERROR + 2] = code, page, offset
+    g[ERROR + 3], g[ERROR + 4], g[ERROR + 5] = a, b, c
+    return code
+
+
+@inner
+def error(g):  # type: ignore[no-untyped-def]
+    """A new bytearray with the noted error."""
+    return bytearray_new(uintp(g.ctypes.data + 8 * ERROR), intp(8 * ERROR_WORDS))
+
+
+@inner
+def plain_error(code):  # type: ignore[no-untyped-def]
+    words = as_words(scratch_memory(), ERROR_WORDS)
+    words[:] = 0
+    words[0] = code
+    return bytearray_new(uintp(words.ctypes.data), intp(8 * ERROR_WORDS))
+
+
+@inner
+def _errno():  # type: ignore[no-untyped-def]
+    return np.int64(carray(errno_location(), 1)[0])
+
+
+@inner
+def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
+    """Read if all of it is in the page cache, without waiting. vectors : (address, bytes) x m"""
+    got = preadv2(intc(g[FD]), uintp(vectors), intc(m), types.int64(offset), intc(RWF_NOWAIT))
+    if got < 0:
+        errno = _errno()
+        if errno in (EOPNOTSUPP, ENOSYS, EINVAL):
+            g[NOWAIT] = 0
+    return got == nbytes
+
+
+@inner
+def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-untyped-def]
+    """Read, whatever it takes; touches no Python object. failure : i64[3], (offset, bytes there, errno)"""
+    fd = intc(g[FD])
+    got = preadv(fd, uintp(vectors), intc(m), types.int64(offset))
+    if got == nbytes:
+        return True
+    # Interrupted, cut short, or refused: piece by piece, to see which.
+    pairs = as_words(vectors, 2 * m)
+    at = np.int64(offset)
+    for i in range(m):
+        done = np.int64(0)
+        while done < pairs[2 * i + 1]:
+            got = pread(fd, uintp(pairs[2 * i] + done), uintp(pairs[2 * i + 1] - done), types.int64(at + done))
+            if got > 0:
+                done += got
+                continue
+            errno = _errno() if got < 0 else 0
+            if errno != EINTR:
+                failure[0], failure[1], failure[2] = offset, at + done - offset, errno
+                return False
+        at += done
+    return True
+
+
+@inner
+def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
+    """Read with the interpreter's lock held, releasing it where that may take long. OK, SHORT or FAILED."""
+    g[READS] += 1
+    g[READ_BYTES] += nbytes
+    if nbytes <= SHORT_READ and g[NOWAIT] and try_now(g, vectors, m, nbytes, offset):
+        return OK
+    failure = as_words(scratch_memory(), 3)
+    thread = save_thread()
+    done = read_waiting(g, vectors, m, nbytes, offset, failure)
+    restore_thread(thread)
+    if done:
+        return OK
+    return read_failed(g, failure, nbytes)
+
+
+@inner
+def read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
+    if failure[2]:
+        return fail(g, FAILED, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[2], 0)
+    return fail(g, SHORT, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[1], 0)
+
+
+@inner
+def check_snapshot(g):  # type: ignore[no-untyped-def]
+    """OK while no writer can have touched a page of our snapshot."""
+    scratch = scratch_memory()
+    nbytes = g[META_BYTES]
+    # With the lock held if reads do not wait: nothing is as surely in the page cache as this page.
+    got = intp(-1)
+    if g[NOWAIT]:
+        got = pread(intc(g[FD]), uintp(scratch + 16), uintp(nbytes), types.int64(g[META_AT]))
+    if got != nbytes:
+        vectors = as_words(scratch, 2)
+        vectors[0], vectors[1] = scratch + 16, nbytes
+        status = read(g, scratch, 1, nbytes, g[META_AT])
+        if status != OK:
+            return status
+    if memcmp(uintp(scratch + 16), uintp(g[META]), uintp(nbytes)) != 0:
+        return fail(g, OVERTAKEN, 0, g[META_AT], 0, 0, 0)
+    return OK
+
+
+@inner
+def _hash(pgno, mask):  # type: ignore[no-untyped-def]
+    return ((pgno * 0x9E3779B1) >> 12) & mask
+
+
+@inner
+def cached(g, pgno):  # type: ignore[no-untyped-def]
+    """Slot of a page, or -1."""
+    mask = g[MASK]
+    table, page_of = as_words(g[TABLE], mask + 1), as_words(g[PAGE_OF], g[SLOTS])
+    i = _hash(pgno, mask)
+    while table[i] != 0:
+        slot = table[i] - 1
+        if page_of[slot] == pgno:
+            return slot
+        i = (i + 1) & mask
+    return np.int64(-1)
+
+
+@inner
+def _forget(g, slot):  # type: ignore[no-untyped-def]
+    """Take a page out of the table; what stood behind it in its chain moves up."""
+    mask = g[MASK]
+    table, page_of = as_words(g[TABLE], mask + 1), as_words(g[PAGE_OF], g[SLOTS])
+    i = _hash(page_of[slot], mask)
+    while table[i] != slot + 1:
+        i = (i + 1) & mask
+    page_of[slot] = EMPTY_PAGE
+    hole = i
+    while True:
+        i = (i + 1) & mask
+        if table[i] == 0:
+            break
+        home = _hash(page_of[table[i] - 1], mask)
+        if ((i - home) & mask) >= ((i - hole) & mask):
+            table[hole] = table[i]
+            hole = i
+    table[hole] = 0
+
+
+@inner
+def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
+    """Copy a sound page into the cache; returns its slot."""
+    slot = cached(g, pgno)
+    if slot >= 0:
+        return slot
+    page_of, lives = as_words(g[PAGE_OF], g[SLOTS]), as_bytes(g[LIVES], g[SLOTS])
+    while True:
+        slot = g[HAND]
+        g[HAND] = slot + 1 if slot + 1 < g[SLOTS] else 0
+        if page_of[slot] == EMPTY_PAGE:
+            break
+        if lives[slot] == 0:
+            _forget(g, slot)
+            break
+        lives[slot] -= 1
+    mask = g[MASK]
+    table = as_words(g[TABLE], mask + 1)
+    i = _hash(pgno, mask)
+    while table[i] != 0:
+        i = (i + 1) & mask
+    table[i] = slot + 1
+    page_of[slot] = pgno
+    copy_bytes(pages_of(g), slot * g[PAGE_SIZE], page, 0, g[PAGE_SIZE])
+    return slot
+
+
+@inner
+def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
+    """Where branch or leaf page `pgno` starts in the pool, checked; read if need be. -1: an error is noted.
+
+    rules : what the pages of its tree must obey (RULES or DUP_RULES of the handle)
+    What an earlier call returned is void after this one.
+    """
+    slot = cached(g, pgno)
+    if slot < 0:
+        size = g[PAGE_SIZE]
+        if pgno < FIRST_PAGE or pgno > g[LAST_PGNO]:
+            fail(g, DAMAGED, pgno, pgno * size, 0, 0, 0)
+            return np.int64(-1)
+        if (pgno + 1) * size > g[FILE_BYTES]:
+            fail(g, SHORT, pgno, pgno * size, size, max(g[FILE_BYTES] - pgno * size, 0), 0)
+            return np.int64(-1)
+        page = np.empty(size, np.uint8)
+        scratch = scratch_memory()
+        vectors = as_words(scratch, 2)
+        vectors[0], vectors[1] = page.ctypes.data, size
+        if read(g, scratch, 1, size, pgno * size) != OK or check_snapshot(g) != OK:
+            return np.int64(-1)
+        found = check_page(page, 0, pgno, rules, g)
+        if found != SOUND:
+            fail(g, DAMAGED, pgno, pgno * size, found, 0, 0)
+            return np.int64(-1)
+        slot = _keep(g, pgno, page)
+    o = slot * g[PAGE_SIZE]
+    branch = pages_of(g)[o + g[HEADER] - (5 if g[BIG] else 6)] & BRANCH
+    as_bytes(g[LIVES], g[SLOTS])[slot] = LIVES_BRANCH if branch else LIVES_LEAF
+    return o
+
+
+@inner
+def page_at(g, pgno, level, depth, pad, rules):  # type: ignore[no-untyped-def]
+    """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree of `depth` levels.
+
+    pad : bytes of the items of LEAF2 leaves, 0 for leaves of nodes
+    """
+    o = _page(g, pgno, rules)
+    if o < 0:
+        return o
+    pool = pages_of(g)
+    flags = u16(pool, o + g[HEADER] - 6, g[BIG])
+    if level < depth - 1:
+        fits = flags == BRANCH
+    elif pad:
+        fits = flags == LEAF | LEAF2 and u16(pool, o + g[HEADER] - 8, g[BIG]) == pad
+    else:
+        fits = flags == LEAF
+    if not fits:
+        fail(g, MISPLACED, pgno, pgno * g[PAGE_SIZE], level, depth, pad)
+        return np.int64(-1)
+    return o
+
+
+@inner
+def data_at(pool, at, g):  # type: ignore[no-untyped-def]
+    """Where the data of the leaf node at `at` starts in the pool."""
+    k = u16(pool, at + 6, g[BIG])
+    return at + 8 + k + (k & 1 if g[VERSION] == 3 else 0)

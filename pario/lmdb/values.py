@@ -1,0 +1,366 @@
+"""Keys and values as Python objects: short ones out of their page, long ones read straight into a bytes object, one by
+one or many at once. All of it compiled.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from pario.kernels.jit import inner
+from pario.kernels.nodes import (
+    BIG,
+    FILE_BYTES,
+    HEADER,
+    PAGE_SIZE,
+    VERSION,
+    WORD,
+    check_run,
+    count,
+    key_span,
+    u16,
+    u32,
+    word,
+)
+from pario.lmdb.abi import (
+    BAD_RUN,
+    BIGDATA,
+    C_DUP_DEPTH,
+    C_DUP_ITEMS,
+    C_DUP_PAD,
+    C_DUP_PAGES,
+    C_DUPS,
+    C_PAGES,
+    C_SUB_I,
+    DAMAGED,
+    DEPTH,
+    DUP_RULES,
+    DUP_TREE,
+    ERROR,
+    FAILED,
+    FD,
+    GAP_BYTES,
+    KEY,
+    NOWAIT,
+    OK,
+    OVERFLOW,
+    READ_BYTES,
+    READS,
+    RUN_BYTES,
+    SHORT,
+    SUB_PAGE,
+    VALUE,
+    VECTORS,
+    WAITED,
+    WILLNEED,
+)
+from pario.lmdb.capi import (
+    as_bytes,
+    as_words,
+    bytes_new,
+    bytes_start,
+    decref,
+    fadvise,
+    intc,
+    intp,
+    pages_of,
+    restore_thread,
+    save_thread,
+    scratch_memory,
+    tuple_new,
+    tuple_set,
+    uintp,
+)
+from pario.lmdb.moves import moved, node_of, sub_page
+from pario.lmdb.pages import check_snapshot, data_at, error, fail, page_at, read, read_failed, read_waiting, try_now
+
+
+@inner
+def _run_of(g, at, nbytes, pgno):  # type: ignore[no-untyped-def]
+    """First page of the overflow run whose place stands at pool[at], inside the file; -1: an error is noted."""
+    run = check_run(pages_of(g), at, nbytes, g)
+    if run < 0:
+        fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+        return np.int64(-1)
+    start = run * g[PAGE_SIZE]
+    if start + g[HEADER] + nbytes > g[FILE_BYTES]:
+        fail(g, SHORT, run, start, g[HEADER] + nbytes, max(g[FILE_BYTES] - start, 0), 0)
+        return np.int64(-1)
+    return run
+
+
+@inner
+def _stamp_of(g, at):  # type: ignore[no-untyped-def]
+    """(transaction, pages) of the overflow run whose place stands at pool[at]; zeros where formats have none."""
+    if g[VERSION] != 3:
+        return np.int64(0), np.int64(0)
+    pool = pages_of(g)
+    return word(pool, at + g[WORD], g), word(pool, at + 2 * g[WORD], g)
+
+
+@inner
+def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
+    """Does an overflow run for `nbytes`, with this stamp, begin with these bytes?"""
+    h = at + g[HEADER]
+    if word(header, at, g) != run or u16(header, h - 6, g[BIG]) != OVERFLOW:
+        return False
+    if u32(header, h - 4, g[BIG]) * g[PAGE_SIZE] < g[HEADER] + nbytes:
+        return False
+    return g[VERSION] != 3 or (word(header, at + g[WORD], g) == txnid and u32(header, h - 4, g[BIG]) == pages)
+
+
+@inner
+def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
+    """A bytes object with the value of an overflow run: one read, straight into it. 0: an error is noted or raised."""
+    value = bytes_new(uintp(0), intp(nbytes))
+    if value == 0:
+        g[ERROR] = OK
+        return value
+    scratch = scratch_memory()
+    vectors = as_words(scratch, 4)
+    vectors[0], vectors[1] = scratch + 32, g[HEADER]
+    vectors[2], vectors[3] = intp(bytes_start(value)), nbytes
+    status = read(g, scratch, 2, g[HEADER] + nbytes, run * g[PAGE_SIZE])
+    if status == OK:
+        status = check_snapshot(g)
+    if status == OK and not _right_header(g, as_bytes(scratch + 32, 32), 0, run, nbytes, txnid, pages):
+        status = fail(g, BAD_RUN, run, run * g[PAGE_SIZE], nbytes, txnid, pages)
+    if status != OK:
+        decref(value)
+        return uintp(0)
+    return value
+
+
+@inner
+def value_at(g, at, pgno):  # type: ignore[no-untyped-def]
+    """The value of the leaf node at pool[at], as a bytes object; 0: an error is noted or raised."""
+    pool = pages_of(g)
+    nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
+    data = data_at(pool, at, g)
+    if flags & BIGDATA:
+        run = _run_of(g, data, nbytes, pgno)
+        if run < 0:
+            return uintp(0)
+        txnid, pages = _stamp_of(g, data)
+        return _long_value(g, run, nbytes, txnid, pages)
+    return bytes_new(uintp(pool.ctypes.data + data), intp(nbytes))
+
+
+@inner
+def failed(g):  # type: ignore[no-untyped-def]
+    """What to return after a 0: the noted error, or 0 again where Python has raised one (out of memory)."""
+    return error(g) if g[ERROR] != OK else uintp(0)
+
+
+@inner
+def _key_of(g, handle, c):  # type: ignore[no-untyped-def]
+    """The key where the cursor stands, as a bytes object; 0: an error is noted or raised."""
+    at = node_of(g, handle, c)
+    if at < 0:
+        return uintp(0)
+    pool = pages_of(g)
+    return bytes_new(uintp(pool.ctypes.data + at + 8), intp(u16(pool, at + 6, g[BIG])))
+
+
+@inner
+def value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
+    """The value where the cursor stands, as a bytes object; 0: an error is noted or raised.
+
+    job : i64[JOB_WORDS]: a long value is not read, but noted there; of length 0: it is read
+    """
+    if c[C_DUPS] == DUP_TREE:
+        inner = c[C_DUP_DEPTH] - 1
+        o = page_at(g, c[C_DUP_PAGES + inner], inner, c[C_DUP_DEPTH], c[C_DUP_PAD], handle[DUP_RULES])
+        item = c[C_DUP_ITEMS + inner]
+    elif c[C_DUPS] == SUB_PAGE:
+        o = sub_page(g, handle, c)
+        item = c[C_SUB_I]
+    else:
+        pgno = c[C_PAGES + handle[DEPTH] - 1]
+        at = node_of(g, handle, c)
+        if at < 0:
+            return uintp(0)
+        pool = pages_of(g)
+        if not len(job):
+            return value_at(g, at, pgno)
+        return _node_value(g, pool, at, pgno, job)
+    if o < 0:
+        return uintp(0)
+    pool = pages_of(g)
+    if not 0 <= item < count(pool, o, g):
+        moved(g)
+        return uintp(0)
+    start, nbytes = key_span(pool, o, item, g)
+    return bytes_new(uintp(pool.ctypes.data + start), intp(nbytes))
+
+
+@inner
+def _plan_run(g, jobs, first, headers, junk, vectors):  # type: ignore[no-untyped-def]
+    """Vectors for the values from `first` on that one call reads. Returns (the one after, vectors, bytes)."""
+    size, header = g[PAGE_SIZE], g[HEADER]
+    start = jobs[first, 0] * size
+    end = start
+    i, m = first, 0
+    while i < len(jobs):
+        place, nbytes = jobs[i, 0] * size, jobs[i, 1]
+        gap = place - end
+        if i > first and (gap < 0 or gap > GAP_BYTES or m + 3 > VECTORS or place + header + nbytes - start > RUN_BYTES):
+            break
+        if gap > 0:
+            vectors[2 * m], vectors[2 * m + 1] = junk, gap
+            m += 1
+        vectors[2 * m], vectors[2 * m + 1] = headers + 32 * i, header
+        vectors[2 * m + 2], vectors[2 * m + 3] = jobs[i, 2], nbytes
+        m += 2
+        end = place + header + nbytes
+        i += 1
+    return i, m, end - start
+
+
+@inner
+def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
+    """Read values to where they belong, neighbours by one call. Needs no lock, touches no Python object.
+
+    jobs : i64[m, JOB_WORDS], ascending by page
+    failure : i64[4] = (offset, bytes there, errno, bytes wanted), or of a BAD_RUN its job
+
+    What is in the page cache is read first. Then the kernel is asked for all the rest at once, so that the storage has
+    many reads to work on, and the rest is read. Returns OK, SHORT, FAILED or BAD_RUN.
+    """
+    n = len(jobs)
+    size = g[PAGE_SIZE]
+    headers = np.empty(32 * n, np.uint8)
+    junk = np.empty(GAP_BYTES, np.uint8)
+    vectors = np.empty(2 * VECTORS, np.int64)
+    late = np.empty(n, np.int64)
+    m_late = 0
+    headers_at, junk_at, vectors_at = headers.ctypes.data, junk.ctypes.data, vectors.ctypes.data
+    first = 0
+    while first < n:
+        after, m, nbytes = _plan_run(g, jobs, first, headers_at, junk_at, vectors)
+        if not (g[NOWAIT] and try_now(g, vectors_at, m, nbytes, jobs[first, 0] * size)):
+            late[m_late] = first
+            m_late += 1
+        first = after
+    if m_late > 1:
+        for i in range(m_late):
+            after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
+            start = jobs[late[i], 0] * size
+            fadvise(intc(g[FD]), types.int64(start), types.int64(nbytes), intc(WILLNEED))
+    for i in range(m_late):
+        after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
+        if not read_waiting(g, vectors_at, m, nbytes, jobs[late[i], 0] * size, failure):
+            failure[3] = nbytes
+            return FAILED if failure[2] else SHORT
+    g[WAITED] += m_late
+    for i in range(n):
+        if not _right_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1], jobs[i, 3], jobs[i, 4]):
+            failure[0] = i
+            return BAD_RUN
+    return OK
+
+
+@inner
+def _sorted_jobs(jobs):  # type: ignore[no-untyped-def]
+    """The jobs, ascending by page."""
+    for i in range(1, len(jobs)):
+        if jobs[i, 0] < jobs[i - 1, 0]:
+            order = np.argsort(jobs[:, 0])
+            ordered = np.empty_like(jobs)
+            for k in range(len(jobs)):
+                ordered[k] = jobs[order[k]]
+            return ordered
+    return jobs
+
+
+@inner
+def read_values(g, jobs):  # type: ignore[no-untyped-def]
+    """Fill the noted values, with the interpreter's lock held before and after. jobs : i64[m, JOB_WORDS]"""
+    if len(jobs) == 0:
+        return OK
+    jobs = _sorted_jobs(jobs)
+    failure = as_words(scratch_memory(), 4)
+    total = 0
+    for i in range(len(jobs)):
+        total += jobs[i, 1]
+    g[READS] += 1
+    g[READ_BYTES] += total
+    thread = save_thread()
+    status = fill_values(g, jobs, failure)
+    restore_thread(thread)
+    return values_read(g, jobs, status, failure)
+
+
+@inner
+def values_read(g, jobs, status, failure):  # type: ignore[no-untyped-def]
+    """The status of a reading of values, after the look at the snapshot."""
+    if status in (FAILED, SHORT):
+        return read_failed(g, failure, failure[3])
+    if check_snapshot(g) != OK:
+        return g[ERROR]
+    if status == BAD_RUN:
+        job = jobs[failure[0]]
+        return fail(g, BAD_RUN, job[0], job[0] * g[PAGE_SIZE], job[1], job[3], job[4])
+    return OK
+
+
+@inner
+def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
+    """The value of the node at pool[at]; a long one is noted in `job`, see `value_of`."""
+    nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
+    data = data_at(pool, at, g)
+    if not flags & BIGDATA:
+        return bytes_new(uintp(pool.ctypes.data + data), intp(nbytes))
+    run = _run_of(g, data, nbytes, pgno)
+    if run < 0:
+        return uintp(0)
+    value = bytes_new(uintp(0), intp(nbytes))
+    if value == 0:
+        g[ERROR] = OK
+    else:
+        job[0], job[1], job[2] = run, nbytes, intp(bytes_start(value))
+        job[3], job[4] = _stamp_of(g, data)
+    return value
+
+
+@inner
+def _pair(g, key, value):  # type: ignore[no-untyped-def]
+    """(key, value), which are given away; 0 if one of them is 0."""
+    pair = uintp(0)
+    if key != 0 and value != 0:
+        pair = tuple_new(intp(2))
+        if pair == 0:
+            g[ERROR] = OK
+    if pair == 0:
+        if key != 0:
+            decref(key)
+        if value != 0:
+            decref(value)
+        return pair
+    tuple_set(pair, intp(0), key)
+    tuple_set(pair, intp(1), value)
+    return pair
+
+
+@inner
+def node_item(g, pool, at, pgno, what, job):  # type: ignore[no-untyped-def]
+    """Key, value or both of the node at pool[at]."""
+    if what == VALUE:
+        return _node_value(g, pool, at, pgno, job)
+    key = bytes_new(uintp(pool.ctypes.data + at + 8), intp(u16(pool, at + 6, g[BIG])))
+    if what == KEY or key == 0:
+        return key
+    return _pair(g, key, _node_value(g, pool, at, pgno, job))
+
+
+@inner
+def item_of(g, handle, c, what, job):  # type: ignore[no-untyped-def]
+    """The key, the value or both where the cursor stands; 0: an error is noted or raised."""
+    if what == KEY:
+        return _key_of(g, handle, c)
+    if what == VALUE:
+        return value_of(g, handle, c, job)
+    key = _key_of(g, handle, c)
+    if key == 0:
+        return key
+    return _pair(g, key, value_of(g, handle, c, job))
