@@ -125,6 +125,21 @@ def test_at_most_four_metadata_operations_per_node(
     print(f"{ranks} ranks, {nodes} nodes: {total / nodes / len(names):.2f} metadata operations per node and start")
 
 
+def test_a_first_start_that_saves_the_index(sets: Path, tmp_path: Path, slow: Callable[..., LatencyStore]) -> None:
+    """Once per data set, rank 0's node writes besides; the others ask no more than ever."""
+    source = tmp_path / "sets"
+    shutil.copytree(sets, source, copy_function=shutil.copy2)
+    # Two views of one folder: what one node writes, the other's kernel finds, as it had not asked before.
+    stores = [slow(source, read_s=0.005, metadata_s=0.002, cache_s=60, writable=True) for _ in range(2)]
+    done = job(tmp_path, "NAMES = ['dir-fresh']\n" + FIRST_BATCH, 4, 2, stores)
+    assert (source / "dir-fresh" / "data.mdb.pario.h5").exists()
+    first, second = ({path: of for path, of in store.counts().items() if path != "/"} for store in stores)
+    assert sum(n for of in second.values() for op, n in of.items() if op in METADATA) <= 4, f"{second}\n{done.output}"
+    to_read = {path: of for path, of in first.items() if path in ("/dir-fresh", "/dir-fresh/data.mdb")}
+    assert sum(n for of in to_read.values() for op, n in of.items() if op in METADATA) <= 4, f"{first}\n{done.output}"
+    print(f"writing: { ({path: of for path, of in first.items() if path not in to_read}) }")
+
+
 WAIT = """
 import pario
 store, out = os.path.join(here, "set"), sys.argv[2]
