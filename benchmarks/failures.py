@@ -61,7 +61,7 @@ def main() -> int:
         rows = [json.loads(line) for line in Path(given.rows).read_text().splitlines()]
     else:
         with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-            env = {**os.environ, "PARIO_FAILURES_JSON": file.name}
+            env = {**os.environ, "PARIO_FAILURES_JSON": file.name, "PARIO_REQUIRE_SYSTEM": "1"}
             for _ in range(given.runs):
                 words = [sys.executable, "-m", "pytest", "-q", *TESTS, *(["-k", given.only] if given.only else [])]
                 if subprocess.run(words, cwd=ROOT, env=env, check=False).returncode:

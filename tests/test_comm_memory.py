@@ -84,7 +84,7 @@ def test_pages_that_cannot_be_had(tmp_path: Path) -> None:
         assert memory.reserve(window) is None
         assert not window.any()
         file.truncate(16 << 10)
-        assert "65,536 bytes wanted, 16,384 bytes could be had" in str(memory.reserve(window))
+        assert "of 65,536 bytes only 16,384 could be had" in str(memory.reserve(window))
         file.truncate(0)
-        assert "0 bytes could be had" in str(memory.reserve(window))
+        assert "only 0 could be had" in str(memory.reserve(window))
     assert memory.reserve(np.empty(0, np.uint8)) is None

@@ -508,3 +508,12 @@ def test_an_index_is_saved_for_the_file_it_was_made_from(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pario.Loader(path, 50) as loader:
         assert values(next(iter(loader))) == [bytes([100 + i]) * 3000 for i in range(50)]
+
+
+def test_a_feed_that_finds_its_threads_closed_says_so(path):
+    """As when a loader is dropped while its feed hands over a group: no thread comes back, and nothing waits for it."""
+    loader = pario.Loader(path, 32)
+    loader._reader.pool.close()
+    with pytest.raises(ClosedError, match="read threads have ended"):
+        next(iter(loader))
+    assert not [t for t in threading.enumerate() if t.name.startswith(("pario-read", "pario-feed"))]

@@ -50,7 +50,7 @@ def refusal(nbytes: int, *, shared: bool) -> ParioError | None:
 
 
 def reserve(memory: np.ndarray) -> ParioError | None:
-    """Zero `memory` (u8, of a shared window) so that its pages are there from now on; why it cannot be had, or None."""
+    """Zero `memory` (u8, part of a shared window), so that its pages are there from now on; or why they cannot be."""
     # read() into memory that cannot be had fails with EFAULT, or early, where a store would end the process.
     # (madvise with MADV_POPULATE_WRITE would do the same, from Linux 5.14 on.)
     done = 0
@@ -63,7 +63,7 @@ def reserve(memory: np.ndarray) -> ParioError | None:
     if done == memory.nbytes:
         return None
     return ParioError(
-        f"this node's shared memory is too small: {memory.nbytes:,} bytes wanted, {done:,} bytes could be had",
+        f"this node's shared memory is too small: of {memory.nbytes:,} bytes only {done:,} could be had",
         hint=_SHM_HINT,
     )
 

@@ -19,6 +19,11 @@ from required import skip_or_fail
 
 from benchmarks.latency_store import LatencyStore
 
+pytestmark = pytest.mark.skipif(
+    os.environ.get("PARIO_REQUIRE_SYSTEM") != "1",
+    reason="mounts file systems and sets memory limits: set PARIO_REQUIRE_SYSTEM=1 and be root",
+)
+
 table = Table()
 
 EVERYBODY = range(4)
