@@ -18,6 +18,7 @@ from pario.fetch.base import STOP_S, ReadPool, open_dataset
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.posix import PosixFetcher
 from pario.format.meta import Snapshot
+from pario.kernels.jit import warm_up
 from pario.locate.index import RecordIndex, Saved, find_saved, open_index
 from pario.locate.snapshot import check_snapshot, read_snapshot
 from pario.options import Options
@@ -102,6 +103,8 @@ class Reader:
                 self._pool = self._open_pool()
             if world.rank == 0:
                 snapshot, saved = self._look(name)
+            else:
+                warm_up()  # while this rank has nothing to do but wait for rank 0
         except BaseException as e:
             error = e
         # One rank decides which snapshot everybody reads.

@@ -41,6 +41,9 @@ PAGE = 4096
 #: Bytes of one MPI call.
 CHUNK = 1 << 30
 
+#: Bytes of the first message of an object's broadcast: below the eager limit of the MPI libraries we know.
+HEAD = 1024
+
 #: Waiting: the first pauses yield only, later ones are this part of what was waited so far, up to so many seconds. So
 #: a wait costs little more than it takes, and a long one next to no processor time, however many ranks share a core.
 PAUSE_PART = 1 / 16
@@ -610,12 +613,20 @@ def _wait(request: Any, on_wait: Callable[[], None] | None = None) -> None:
 
 def _bcast(comm: Any, obj: Any, root: int, wait: Callable[[Any], None]) -> Any:
     is_root = comm.Get_rank() == root
-    payload = np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), dtype=np.uint8) if is_root else None
-    length = np.array([payload.size if payload is not None else 0], dtype=np.int64)
-    wait(comm.Ibcast(length, root=root))
-    if payload is None:
-        payload = np.empty(int(length[0]), dtype=np.uint8)
-    _bcast_bytes(comm, payload, root, wait)
+    # The length and what fits beside it go first: for most objects that is all, and one wait instead of two.
+    head = np.zeros(HEAD, dtype=np.uint8)
+    payload = np.empty(0, dtype=np.uint8)
+    if is_root:
+        payload = np.frombuffer(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), dtype=np.uint8)
+        head[:8] = np.array([payload.size], dtype=np.int64).view(np.uint8)
+        head[8 : 8 + payload.size] = payload[: HEAD - 8]
+    wait(comm.Ibcast([head, _mpi().BYTE], root=root))
+    length = int(head[:8].view(np.int64)[0])
+    first = head[8 : 8 + length]
+    if not is_root:
+        payload = np.empty(length, dtype=np.uint8)
+        payload[: first.size] = first
+    _bcast_bytes(comm, payload[first.size :], root, wait)
     return obj if is_root else pickle.loads(payload)
 
 

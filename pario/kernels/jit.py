@@ -29,7 +29,7 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.types import unliteral  # type: ignore[attr-defined]
 
-__all__ = ["c_function", "cache_directory", "cache_is_usable", "entry", "inner", "kernel"]
+__all__ = ["c_function", "cache_directory", "cache_is_usable", "entry", "inner", "kernel", "warm_up"]
 
 _BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"
 
@@ -128,6 +128,11 @@ def c_function(function: Callable[..., Any], signature: Any) -> int:
     return address
 
 
+def warm_up() -> None:
+    """Let Numba load its own parts now: some 0.3 s, which the first kernel that is called costs otherwise."""
+    _nothing()
+
+
 #: What owns the code behind the entries.
 _ENTRIES: list[Any] = []
 
@@ -212,3 +217,8 @@ def _locked(path: str) -> int:
             pass
         os.close(fd)
         return -1
+
+
+@kernel
+def _nothing():  # type: ignore[no-untyped-def]
+    return 0
