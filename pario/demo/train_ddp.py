@@ -57,7 +57,8 @@ class DDP:
 
     def step(self, data: np.ndarray, label: np.ndarray) -> float:
         """Sum of the loss of this rank's records. The last step of an epoch may have fewer, or none."""
-        x = torch.from_numpy(data).to(self.device, torch.float32) / 255
+        x = torch.from_numpy(data).to(self.device, torch.float32)
+        x = x / x.amax(dim=(1, 2, 3), keepdim=True).clamp(min=1)  # the brightest pixel of each picture is 1
         y = torch.from_numpy(label).to(self.device)
         loss = torch.nn.functional.cross_entropy(self.network(x), y, reduction="sum")
         self.optimizer.zero_grad()
@@ -78,7 +79,8 @@ class Linear:
         self.weights = np.zeros((int(np.prod(shape)), args.classes))
 
     def step(self, data: np.ndarray, label: np.ndarray) -> float:
-        x = data.reshape(len(data), len(self.weights)) / 255.0
+        x = data.reshape(len(data), len(self.weights)).astype(float)
+        x /= x.max(axis=1, keepdims=True, initial=1.0)  # the brightest pixel of each picture is 1
         scores = x @ self.weights
         p = np.exp(scores - scores.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)

@@ -39,7 +39,8 @@ class Model:
 
     def gradient(self, data: np.ndarray, label: np.ndarray) -> np.ndarray:
         """[records, sum of the loss, sum of the gradient ...] of one batch, u8[b, c, h, w] and i64[b]; b may be 0."""
-        x = data.reshape(len(data), int(np.prod(data.shape[1:]))) / 255.0
+        x = data.reshape(len(data), int(np.prod(data.shape[1:]))).astype(float)
+        x /= x.max(axis=1, keepdims=True, initial=1.0)  # the brightest pixel of each picture is 1
         if not len(self.weights):
             self.weights = np.zeros((x.shape[1], self.classes))
         scores = x @ self.weights

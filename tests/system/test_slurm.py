@@ -163,7 +163,7 @@ def test_read_bench(cluster: Cluster, env: dict[str, str], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("how", ["srun, pmi2", "mpiexec", "Open MPI, srun, pmix", "Open MPI, mpiexec"])
 def test_train(cluster: Cluster, env: dict[str, str], tmp_path: Path, how: str) -> None:
-    """The same training with each launcher: two nodes, two ranks on each."""
+    """The same training with each launcher."""
     env["LAUNCHER"] = "mpiexec" if "mpiexec" in how else "srun"
     if "Open MPI" in how:
         launcher = shutil.which("mpiexec.openmpi")
@@ -173,8 +173,7 @@ def test_train(cluster: Cluster, env: dict[str, str], tmp_path: Path, how: str) 
         if env["LAUNCHER"] == "mpiexec":
             env["LAUNCHER"] = str(launcher)
     env["MPI_TYPE"] = how.rpartition(", ")[2] if "srun" in how else ""
-    sizes = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1")
-    done = cluster.run(*sizes, SCRIPTS / "train.slurm", cwd=tmp_path, env=env, limit_s=120)
+    done = cluster.run(*FOUR, SCRIPTS / "train.slurm", cwd=tmp_path, env=env, limit_s=120)
     assert (done.state, done.status) == ("COMPLETED", 0), done.output
     trained(done.output, 4)
 
@@ -195,6 +194,8 @@ def test_ranks_have_nodes_and_cores_of_their_own(
         "    print('place', *one, sep='|')\n"
     )
     env |= {"SCRIPT": str(script), "LAUNCHER": launcher}
+    if launcher == "srun":
+        env |= OPEN_MPI | {"MPI_TYPE": "pmix"}
     sizes = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1")
     done = cluster.run(*sizes, SCRIPTS / "train.slurm", cwd=tmp_path, env=env, limit_s=60)
     assert done.status == 0, done.output
