@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -52,6 +53,7 @@ SchedulerType=sched/builtin
 SchedulerParameters=sched_min_interval=100000,batch_sched_delay=0
 SlurmdParameters=config_overrides
 JobRequeue=1
+FirstJobId={first_job}
 KillWait=5
 ReturnToService=2
 StateSaveLocation={folder}/state
@@ -180,7 +182,11 @@ def _start(made: Cluster) -> None:
         f"Sockets=1 CoresPerSocket={cores} ThreadsPerCore=1 RealMemory=2000 State=UNKNOWN"
         for i in range(1, NODES + 1)
     )
-    (folder / "slurm.conf").write_text(CONF.format(folder=folder, host=host, ports=ports, nodes=nodes, count=NODES))
+    # MPICH's files in /dev/shm are named after the job: ranks of two clusters that both run a job 1 would meet there.
+    first_job = random.SystemRandom().randrange(1, 60_000_000)
+    (folder / "slurm.conf").write_text(
+        CONF.format(folder=folder, host=host, ports=ports, nodes=nodes, count=NODES, first_job=first_job)
+    )
     for i in range(1, NODES + 1):
         for kind in ("spool", "tmp"):
             (folder / f"{kind}-node{i}").mkdir()
