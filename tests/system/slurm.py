@@ -16,12 +16,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import launch
 from launch import segments, sweep
 
 NODES = 4
@@ -159,6 +161,13 @@ def cluster() -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="pario-slurm-"))
     folder.chmod(0o755)
     made = Cluster(folder)
+    # A pytest that is killed cleans nothing up: then this one does, when the pipe between them closes.
+    heir = subprocess.Popen(
+        [sys.executable, __file__, str(folder)],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(launch.__file__).parent)},
+        start_new_session=True,
+    )
     try:
         _start(made)
         yield made
@@ -166,6 +175,7 @@ def cluster() -> Iterator[Cluster]:
         _stop(made)
         sweep(before)
         shutil.rmtree(folder)
+        heir.communicate()
 
 
 def _start(made: Cluster) -> None:
@@ -244,3 +254,11 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    left = Path(sys.argv[1])
+    if left.exists():
+        _stop(Cluster(left))
+        shutil.rmtree(left)

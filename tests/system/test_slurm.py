@@ -143,6 +143,31 @@ def test_the_cluster_leaves_nothing_behind() -> None:
     assert not made.folder.exists()
 
 
+def test_a_killed_pytest_leaves_nothing_behind() -> None:
+    if os.environ.get("PARIO_REQUIRE_SYSTEM") != "1":
+        pytest.skip("starts a Slurm of its own: set PARIO_REQUIRE_SYSTEM=1 and be root")
+    program = "import slurm\nwith slurm.cluster() as made: print(made.folder, flush=True); input()"
+    folders = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests" / "system")])
+    killed = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": folders},
+        text=True,
+    )
+    assert killed.stdout is not None
+    folder = Path(killed.stdout.readline().strip())
+    made = Cluster(folder)
+    assert len(made.processes()) >= slurm.NODES + 2
+    killed.kill()
+    killed.communicate()
+    end = time.monotonic() + 30
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not folder.exists()
+    assert made.processes() == []
+
+
 def cmdline(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
