@@ -148,7 +148,7 @@ def left_segments(before: set[str], seconds: float = 5.0) -> set[str]:
     moment.
     """
     end = time.monotonic() + seconds
-    theirs = ("mpich_shm_", "ucx_shm", "vader", "sm_")
+    theirs = ("mpich_shm_", "ucx_shm", "vader", "sm_", "sem.mp-")
     while left := {name for name in segments() - before if not name.startswith(theirs)}:
         if time.monotonic() > end:
             return left
