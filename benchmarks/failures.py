@@ -38,8 +38,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         left = sorted({name for row in of_case for name in row["left"]})
         cells = [what, when, happens, _seconds(of_case, "error_s"), _seconds(of_case, "end_s")]
         lines.append(f"| {' | '.join([*cells, ', '.join(left) or 'nothing'])} |")
-    runs = max(map(len, cases.values()))
-    lines += ["", f"Seconds after the harm, median (min … max) of {runs} runs; "]
+    runs = sorted({len(of_case) for of_case in cases.values()})
+    lines += [
+        "",
+        f"Seconds after the harm, median (min … max) of {' to '.join(map(str, runs[:1] + runs[1:][-1:]))} runs; ",
+    ]
     lines[-1] += f"{os.cpu_count()} cores, Linux {platform.release()}, default options."
     return "\n".join(lines)
 

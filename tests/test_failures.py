@@ -153,7 +153,7 @@ def test_the_file_is_replaced(path: str, tmp_path: Path) -> None:
     def harm(*_) -> None:
         os.replace(f"{other}/data.mdb", f"{path}/data.mdb")
 
-    ended = run(path, tmp_path, place="mid-epoch", victims=range(4), harm=harm, epochs=3)
+    ended = run(path, tmp_path, place="mid-epoch", victims=range(4), harm=harm, epochs=3, pause_s=0.01)
     assert ended.job.status == 0, ended
     assert sum(ended.of(rank, "end")[0]["records"] for rank in range(4)) == 3 * RECORDS
     assert "was replaced by another file" in ended.job.output, ended

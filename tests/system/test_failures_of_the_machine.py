@@ -63,6 +63,7 @@ def test_a_store_that_stalls_and_comes_back(store: LatencyStore, tmp_path: Path)
         victims=EVERYBODY,
         harm=harm,
         epochs=2,
+        pause_s=0.01,
         options={"alive_seconds": alive},
     )
     all_right(ended, 2)
