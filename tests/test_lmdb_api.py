@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -215,6 +216,35 @@ def test_transactions(directory: Path) -> None:
         dead = [other.abort, lambda t=other: t.get(b"key1"), env.stat, env.begin, env.path, env.close]
         found[-1] += [answer(call) for call in dead]
     assert found[1] == found[0]
+
+
+def test_get_is_a_compiled_method(directory: Path) -> None:
+    """After the first call; it hands over to the one in Python whatever is not a key alone."""
+    with read(ours, directory) as env, env.begin() as txn:
+        before = txn.get  # bound to whatever is there now
+        assert txn.get(b"key1") == before(b"key1") == b"value1" * 1000
+        assert type(ours.Transaction.get).__name__ == "method_descriptor"
+        assert list(inspect.signature(txn.get).parameters) == ["key", "default", "db"]
+        assert txn.get(key=b"none", default=7) == txn.get(b"none", 7) == before(b"none", 7) == 7
+        nothing = txn.get(b"none")
+        assert nothing is None
+        for wrong in ((), (b"key1", 1, None, 4), tuple(range(99))):
+            with pytest.raises(TypeError, match=r"Transaction\.get\(\)"):
+                txn.get(*wrong)
+        with pytest.raises(TypeError, match="colour"):
+            txn.get(b"key1", colour=1)
+        with pytest.raises(TypeError):
+            ours.Transaction.get(env, b"key1")
+
+        class Mine(ours.Transaction):
+            def get(self, key: Any, *more: Any, **named: Any) -> Any:
+                return key, super().get(key, *more, **named)
+
+        assert Mine(env).get(b"key1") == (b"key1", b"value1" * 1000)
+        counts = [sys.getrefcount(x) for x in (None, False, b"key1")]
+        for _ in range(1000):
+            txn.get(b"key1"), txn.get(b"none"), txn.get(b"key1", None)
+        assert [sys.getrefcount(x) for x in (None, False, b"key1")] == pytest.approx(counts, abs=100)
 
 
 def test_buffers(directory: Path) -> None:
