@@ -18,6 +18,7 @@ from pario.errors import ParioError, PeerError
 
 __all__ = ["main"]
 
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. An error of pario is raised, and printed by the hook set here."""
     try:

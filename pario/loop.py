@@ -125,11 +125,12 @@ class Loop(Iterator[Batch]):
         while self._submitted < last:
             self._ahead.append(conductor.submit(self._hooks.prepare, self._submitted, self._check_ahead))
             self._submitted += 1
-        future = self._ahead.popleft()
+        future = self._ahead[0]  # it stays there meanwhile: end() wakes what is under way
         while True:
             self._hooks.check()
             # The conductor calls no MPI: while it works, this thread listens for the other nodes.
             if wait([future], timeout=self._alive_seconds).done:
+                self._ahead.popleft()
                 return future.result()
 
     def _check_ahead(self) -> None:

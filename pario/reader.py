@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pario.comm.agree import guard
 from pario.comm.world import AnyWorld, Solo, World, get_world
 from pario.errors import ClosedError, FileError, MissingError, OptionError, SnapshotError
 from pario.fetch.base import STOP_S, ReadPool, open_dataset
@@ -86,6 +87,8 @@ class Reader:
             if self._pool is not None and self._pool.close(STOP_S):
                 self._pool.fetcher.close()
             raise
+        if self.world is not comm:  # a Loader has its own guard
+            guard(self.world, self)
 
     def _open(
         self,
@@ -280,9 +283,12 @@ class Reader:
         if error is None:
             self.close()
         else:
-            # Other ranks may not come: an error on one rank must not wait for them.
-            self.world.abandon(error)
-            self.abandon(STOP_S)
+            self._abandon(error)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Tell the others; they may not come, so that an error on one rank must not wait for them."""
+        self.world.abandon(error)
+        self.abandon(STOP_S)
 
     def __repr__(self) -> str:
         return f"Reader({self.path!r}, records={len(self):,}, ranks={self.world.size})"

@@ -21,7 +21,7 @@ from pario.kernels.jit import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: What the issue of a failure promises: every rank that lives has its error within so many seconds, and the job has
+#: What docs/failures.md promises: every rank that lives has its error within so many seconds, and the job has
 #: ended.
 PROMISED_S = 10.0
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pario.comm import alive
 from pario.comm.alive import Lifeline, Watch, myself
 from pario.errors import DeadRankError
 
@@ -136,3 +137,16 @@ def test_neighbours() -> None:
     with pytest.raises(DeadRankError, match=rf"process {process.pid}\) \[rank 11\]"):
         watch.check()
     watch.check(lambda node_rank: node_rank == 1)  # it had left
+
+
+def test_neighbours_who_look_together_see_everybody(monkeypatch) -> None:
+    """One look of one rank checks the start times of some of 100 neighbours, one look of all those of all."""
+    asked = []
+    monkeypatch.setattr(alive, "_started", lambda pid: asked.append(pid) or 7)
+    monkeypatch.setattr(alive, "_exists", lambda pid: True)
+    people = [[pid, 7, 1] for pid in range(1000, 1100)]
+    for me in range(100):
+        before = len(asked)
+        Watch(people, range(100), me).check()
+        assert len(asked) - before == alive.STATS_PER_LOOK
+    assert set(asked) == set(range(1000, 1100))

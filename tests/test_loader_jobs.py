@@ -192,3 +192,20 @@ for _ in range(10000):
     assert done.status not in (0, None), done.output
     assert "the network has diverged" in done.output
     assert done.seconds < 30
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_error_of_the_user_while_the_others_close_a_reader(path):
+    code = """
+reader = pario.Reader(sys.argv[1], comm=comm, options=options)
+if comm.rank == 1:
+    raise ValueError("not this one")
+try:
+    reader.close()
+except PeerError as error:
+    say("heard", error)
+    raise
+"""
+    done = job(code, path)
+    assert done.status not in (0, None), done.output
+    assert done.output.count("heard another rank failed: ValueError: not this one") == 2, done.output

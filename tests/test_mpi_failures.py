@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ mpi4py_MPI = pytest.importorskip("mpi4py.MPI")
 from pario.comm.agree import Alarm  # noqa: E402
 from pario.comm.window import Ring  # noqa: E402
 from pario.comm.world import get_world  # noqa: E402
-from pario.errors import CorruptedError, OptionError, PeerError  # noqa: E402
+from pario.errors import CorruptedError, OptionError, ParioError, PeerError  # noqa: E402
 
 MPI = mpi4py_MPI
 pytestmark = pytest.mark.mpi
@@ -165,3 +166,49 @@ def test_a_ring_that_does_not_fit_fails_everywhere(world) -> None:
     with pytest.raises(Exception, match=r"shared memory is too small|MemoryError|Unable to allocate"):
         Ring(world, 2, 1 << 48, 4, 4)
     assert world.allreduce_sum(1) == world.size
+
+
+def test_a_window_that_one_rank_is_refused_fails_everywhere(world, monkeypatch) -> None:
+    if world.node_size == 1:
+        pytest.skip("one rank per node has private memory")
+    MPI = world.mpi
+
+    class Win:
+        @staticmethod
+        def Allocate_shared(nbytes, unit, comm):
+            if world.node_rank == 1:
+                raise MPI.Exception(MPI.ERR_NO_MEM)
+            return MPI.Win.Allocate_shared(1 << 16, unit, comm=MPI.COMM_SELF)  # as if all had one
+
+    monkeypatch.setattr(world, "mpi", SimpleNamespace(Win=Win, Exception=MPI.Exception, MIN=MPI.MIN))
+    with pytest.raises(ParioError, match="found no memory for 8,192 bytes"):
+        world.shared_bytes(8192)
+    monkeypatch.undo()
+    assert world.allreduce_sum(1) == world.size
+    world._windows = []
+
+
+def test_an_alarm_outlives_a_send_that_fails(world, monkeypatch) -> None:
+    """To a rank that is gone: what is raised stays the error that is told."""
+    sent = []
+
+    class Failing:
+        def __init__(self, request) -> None:
+            self.request = request
+
+        def Test(self):
+            sent.append(self.request)
+            raise world.mpi.Exception(world.mpi.ERR_OTHER)
+
+    comm = world.comm
+    world.comm = SimpleNamespace(Isend=lambda *args, **more: Failing(comm.Isend(*args, **more)))
+    if world.rank == 0:
+        world.alarm.raise_all(ValueError("told anyway"))
+        assert len(sent) == world.size - 1
+    world.comm = comm
+    comm.Barrier()
+    if world.rank:
+        with pytest.raises(PeerError, match="told anyway"):
+            listen(world.alarm)
+    comm.Barrier()
+    world.free(collective=False)

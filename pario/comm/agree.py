@@ -136,8 +136,14 @@ class Alarm:
                     sends.append(self._world.comm.Isend([data, self._world.mpi.BYTE], dest=rank, tag=TAG))
         _in_flight.append((data, sends))
         end = time.monotonic() + SEND_S
-        while not self._world.mpi.Request.Testall(sends) and time.monotonic() < end:
+        while (sends := [send for send in sends if self._under_way(send)]) and time.monotonic() < end:
             time.sleep(1e-3)
+
+    def _under_way(self, send: Any) -> bool:
+        try:
+            return not send.Test()
+        except self._world.mpi.Exception:  # to a rank that is gone: the error that is told counts, and not this one
+            return False
 
     def close(self) -> None:
         """Stop listening; idempotent, waits for nobody. The communicator may be freed then: no note is on its way."""

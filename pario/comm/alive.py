@@ -65,7 +65,8 @@ class Watch:
             for node_rank, (rank, (pid, start, namespace)) in enumerate(zip(ranks, people, strict=True))
             if node_rank != me and start and namespace == people[me][2]
         ]
-        self._turn = 0
+        # Neighbours who look at the same time look at different ones: together they see everybody each time.
+        self._turn = me * STATS_PER_LOOK
         self._lifeline = lifeline
 
     def check(self, left: Callable[[int], bool] | None = None) -> None:
@@ -148,11 +149,13 @@ class Lifeline:
             if each is not None:
                 each.close()
         self._links = {}
+        self._lock = threading.Lock()  # a thread that is not here may have held it
 
     def goodbye(self) -> None:
-        for link in self._links.values():
-            with suppress(OSError):
-                link.send(_GOODBYE)
+        with self._lock:  # the thread may still be taking connections
+            for link in self._links.values():
+                with suppress(OSError):
+                    link.send(_GOODBYE)
 
     def _start(self, target: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=target, name="pario-lifeline", daemon=True)

@@ -489,25 +489,27 @@ class World:
             return _private_bytes(nbytes)
         MPI = self.mpi
         self._node_agree(_memory.refusal(nbytes + PAGE, shared=True) if self.is_leader else None)
+        refused: ParioError | None = None
+        memory = np.empty(0, dtype=np.uint8)
         try:
             window = MPI.Win.Allocate_shared(nbytes + PAGE if self.is_leader else 0, 1, comm=self._node)
-        except MPI.Exception as e:
+        except MPI.Exception as e:  # on this rank, and perhaps on no other
             why = " ".join(e.Get_error_string().split())
-            raise ParioError(
-                f"the MPI library found no memory for {nbytes:,} bytes that the node shares: {why}",
-                rank=self.rank,
-                hint=_memory.HINT,
-            ) from e
-        base, _ = window.Shared_query(0)
-        # Mappings start at a page on every rank, so the distance to the next page is the same everywhere.
-        start = base.address + (-base.address) % PAGE
-        owner = (ctypes.c_uint8 * nbytes).from_address(start)
-        self._windows.append((window, weakref.ref(owner)))
-        memory = np.frombuffer(owner, dtype=np.uint8) if nbytes else np.empty(0, dtype=np.uint8)
-        # The kernel zeroes some 2 GB/s on one core: each rank takes a part.
-        first, end = (nbytes * k // self.node_size // PAGE * PAGE for k in (self.node_rank, self.node_rank + 1))
-        part = memory[first:] if self.node_rank + 1 == self.node_size else memory[first:end]
-        self._node_agree(_memory.reserve(part))
+            refused = ParioError(
+                f"the MPI library found no memory for {nbytes:,} bytes that the node shares: {why}", hint=_memory.HINT
+            )
+        else:
+            base, _ = window.Shared_query(0)
+            # Mappings start at a page on every rank, so the distance to the next page is the same everywhere.
+            start = base.address + (-base.address) % PAGE
+            owner = (ctypes.c_uint8 * nbytes).from_address(start)
+            self._windows.append((window, weakref.ref(owner)))
+            if nbytes:
+                memory = np.frombuffer(owner, dtype=np.uint8)
+            # The kernel zeroes some 2 GB/s on one core: each rank takes a part.
+            first, end = (nbytes * k // self.node_size // PAGE * PAGE for k in (self.node_rank, self.node_rank + 1))
+            refused = _memory.reserve(memory[first:] if self.node_rank + 1 == self.node_size else memory[first:end])
+        self._node_agree(refused)
         return memory
 
     def _node_agree(self, refused: ParioError | None) -> None:
