@@ -43,7 +43,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "",
         f"Seconds after the harm, median (min … max) of {' to '.join(map(str, runs[:1] + runs[1:][-1:]))} runs; ",
     ]
-    lines[-1] += f"{os.cpu_count()} cores, Linux {platform.release()}, default options."
+    lines[-1] += f"{os.cpu_count()} cores, Linux {platform.release()}, `alive_seconds` of 1."
     return "\n".join(lines)
 
 

@@ -120,6 +120,15 @@ def test_a_wrong_address_is_nobody() -> None:
         assert lifeline.gone() is None
 
 
+def test_too_many_nodes_leave_the_script_its_open_files(monkeypatch) -> None:
+    monkeypatch.setattr(alive.resource, "getrlimit", lambda _: (20, 1000))
+    assert Lifeline().listen(11) is None
+    monkeypatch.setattr(Lifeline, "_start", lambda *_: None)
+    lifeline = Lifeline()
+    assert lifeline.listen(10) is not None
+    lifeline.forget()
+
+
 def test_neighbours() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:

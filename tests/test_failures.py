@@ -177,7 +177,7 @@ def test_the_file_is_written_over(path: str, tmp_path: Path) -> None:
     table.row(
         "the file is written over (`cp`)",
         "mid-epoch",
-        "`ReadError` or `SnapshotError` on a reading rank, `PeerError` elsewhere",
+        "`ReadError`, `SnapshotError` or `CorruptedError` on a reading rank, `PeerError` elsewhere",
         ended,
         range(4),
     )

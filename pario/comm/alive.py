@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import resource
 import secrets
 import socket
 import threading
@@ -106,7 +107,11 @@ class Lifeline:
         _all.add(self)
 
     def listen(self, peers: int) -> tuple[list[str], int, bytes] | None:
-        """Rank 0's side. (addresses, port, token) for `peers` leaders; None: no network here."""
+        """Rank 0's side. (addresses, port, token) for `peers` leaders; None: no network here, or too many of them."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files != resource.RLIM_INFINITY and peers > files // 2:  # the other half is the script's
+            _log.debug("no connections between nodes: %d of them, and at most %d open files", peers, files)
+            return None
         try:
             listener = socket.create_server(("", 0), backlog=peers)
         except OSError as e:
