@@ -203,7 +203,7 @@ class Loader:
             try:
                 found = self._learn(), self._slot_bytes(whole, most)
                 if options.metrics_file is not None:  # what cannot be written is said now, and not after an epoch
-                    write_metrics(Report(self._reader.path, [self._stats]), options.metrics_file)
+                    self._try_metrics(options.metrics_file)
             except BaseException as e:
                 error = e
         world.agree(error, "looking at the first record")
@@ -232,6 +232,17 @@ class Loader:
         self._stats.ahead = self.decoder.parallel
         if self.decoder.parallel:
             self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
+
+    def _try_metrics(self, place: str) -> None:
+        try:
+            write_metrics(Report(self._reader.path, [self._stats]), place)
+        except OSError as e:
+            raise OptionError(
+                f"metrics_file cannot be written: {e.strerror}",
+                path=place,
+                rank=self.world.rank,
+                hint="Rank 0 writes it: name a folder of rank 0's node that exists and is writable.",
+            ) from e
 
     def _fair_threads(self) -> int:
         """Collective."""

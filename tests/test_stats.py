@@ -365,7 +365,7 @@ def test_metrics_that_cannot_be_written(
             pario.Loader(path, 16, options=pario.Options(metrics_file=str(tmp_path / "x.prom")))
     pytest.importorskip("prometheus_client")
     gone = tmp_path / "gone"
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(OptionError, match=r"metrics_file cannot be written: No such file.*gone/x\.prom"):
         pario.Loader(path, 16, options=pario.Options(metrics_file=str(gone / "x.prom")))
     gone.mkdir()
     with pario.Loader(path, 16, options=pario.Options(metrics_file=str(gone / "x.prom"))) as loader:
