@@ -157,9 +157,9 @@ def left_segments(before: set[str], seconds: float = 5.0) -> set[str]:
 
 
 def sweep(before: set[str]) -> None:
-    """Remove what MPICH itself leaves in /dev/shm when its processes are killed (its message queues, 1 MiB per rank),
-    so that a test run leaves nothing; only files that came since `before` and that no process maps."""
-    mine = {name for name in segments() - before if name.startswith("mpich_shm_")}
+    """Remove what MPICH and Open MPI themselves leave in /dev/shm when their processes are killed (message queues, some
+    MiB per rank), so that a test run leaves nothing; only files that came since `before` and that no process maps."""
+    mine = {name for name in segments() - before if name.startswith(("mpich_shm_", "sm_segment."))}
     if not mine:
         return
     for pid in filter(str.isdigit, os.listdir("/proc")):
