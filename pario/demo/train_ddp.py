@@ -38,6 +38,8 @@ class DDP:
         node.Free()
         gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", on_node % torch.cuda.device_count()) if gpu else torch.device("cpu")
+        if gpu:
+            torch.cuda.set_device(self.device)
         # Rank 0 chooses a port of its machine at which all ranks meet.
         with socket.socket() as s:
             s.bind(("", 0))
