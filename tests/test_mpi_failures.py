@@ -184,7 +184,7 @@ def test_a_window_that_one_rank_is_refused_fails_everywhere(world, monkeypatch) 
     with pytest.raises(ParioError, match="found no memory for 8,192 bytes"):
         world.shared_bytes(8192)
     monkeypatch.undo()
-    assert world.allreduce_sum(1) == world.size
+    world.node_barrier()  # of the node alone: another one may have a single rank, and skip this
     world._windows = []
 
 
