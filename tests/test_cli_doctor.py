@@ -19,8 +19,8 @@ pytest.importorskip("tqdm")
 from launch import Job, run_job
 
 import pario
+from pario import machine
 from pario.cli import main
-from pario.commands import machine
 from pario.commands.doctor import advice
 
 ROOT = Path(__file__).parents[1]

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pario import machine as kernel
 from pario.comm import memory
 
 GIB = 1 << 30
 
 
+MOUNTS = """\
+20 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw
+21 1 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+"""
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """/proc and /sys/fs/cgroup of a machine with 10 GiB free and no limits."""
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "cgroup").write_text("")
-    (tmp_path / "meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 8388608 kB\nSwapFree: 2097152 kB\n")
-    monkeypatch.setattr(memory, "PROC", str(tmp_path))
-    monkeypatch.setattr(memory, "CGROUPS", str(tmp_path / "cgroup"))
+    """The root of a machine with 10 GiB free and no limits."""
+    proc = tmp_path / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("")
+    (proc / "self" / "mountinfo").write_text(MOUNTS)
+    (proc / "meminfo").write_text("MemTotal: 99999999 kB\nMemAvailable: 8388608 kB\nSwapFree: 2097152 kB\n")
+    lines, isdir = kernel._lines, os.path.isdir
+    monkeypatch.setattr(kernel, "_lines", lambda path: lines(f"{tmp_path}{path}"))
+    monkeypatch.setattr(os.path, "isdir", lambda path: isdir(f"{tmp_path}{path}"))
     return tmp_path
 
 
@@ -44,16 +55,16 @@ def free(shared: bool = False) -> int:
 
 def test_the_machine(machine: Path) -> None:
     assert free() == 10 * GIB
-    (machine / "meminfo").unlink()
+    (machine / "proc" / "meminfo").unlink()
     assert memory.refusal(1 << 60, shared=False) is None  # nothing is known: nothing is refused
 
 
 def test_limits_of_version_2(machine: Path) -> None:
-    (machine / "self" / "cgroup").write_text("0::/slurm/job_7\n")
+    (machine / "proc" / "self" / "cgroup").write_text("0::/slurm/job_7\n")
     stat = "anon 5\ninactive_file 1048576\nactive_file 1048576\nshmem 7"
-    group(machine / "cgroup" / "slurm" / "job_7", memory__max="max", memory__current=GIB, memory__stat=stat)
+    group(machine / "sys/fs/cgroup" / "slurm" / "job_7", memory__max="max", memory__current=GIB, memory__stat=stat)
     assert free() == 10 * GIB
-    above = machine / "cgroup" / "slurm"
+    above = machine / "sys/fs/cgroup" / "slurm"
     for name, content in (("memory.max", 3 * GIB), ("memory.current", GIB), ("memory.stat", stat)):
         (above / name).write_text(f"{content}\n")
     assert free() == 2 * GIB + (2 << 20)
@@ -62,9 +73,9 @@ def test_limits_of_version_2(machine: Path) -> None:
 
 
 def test_limits_of_version_1(machine: Path) -> None:
-    (machine / "self" / "cgroup").write_text("12:cpu,cpuacct:/\n4:memory:/job\n1:name=systemd:/\n")
+    (machine / "proc" / "self" / "cgroup").write_text("12:cpu,cpuacct:/\n4:memory:/job\n1:name=systemd:/\n")
     files = {"memory__limit_in_bytes": 2 * GIB, "memory__usage_in_bytes": GIB, "memory__stat": "total_active_file 5"}
-    group(machine / "cgroup" / "memory" / "job", **files)
+    group(machine / "sys/fs/cgroup" / "memory" / "job", **files)
     assert free() == GIB + 5
 
 

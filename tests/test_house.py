@@ -18,7 +18,7 @@ import pario
 HOUSE = Path(pario.__file__).parent
 FACE = "__init__"  # names of all rooms, loaded on first use; only the rooms of the top floor look at it
 FLOORS = [
-    {"errors", "records", "words"},
+    {"errors", "machine", "records", "words"},
     {"options", "kernels", "buffers", "stats"},
     {"format", "comm", "checkpoint"},
     {"fetch"},

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pario
+from pario import machine
 from pario.assemble import allowed_cores, fair_threads
 from pario.comm.launcher import launcher, library, node_name
 from pario.comm.world import AnyWorld, Solo, get_world
-from pario.commands import machine
 from pario.commands.mpiexec import mpiexec_family, mpiexec_place
 from pario.commands.screen import counted, decimal_bytes, screen
 from pario.errors import LauncherError, ParioError

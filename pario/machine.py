@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-__all__ = ["FileSystem", "core_quota", "file_system", "lock_holders", "memory", "shared_memory"]
+__all__ = [
+    "FileSystem", "core_quota", "file_system", "free_memory", "lock_holders", "memory", "memory_limits",
+    "shared_memory",
+]  # fmt: skip
 
 #: (type, kind); a type of fuse.NAME is "FUSE"
 _KINDS = {
@@ -76,25 +79,37 @@ def shared_memory() -> tuple[int, int] | None:
     return room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
 
 
-def memory() -> tuple[int, int]:
-    """(bytes that this process and its neighbours in the control group may use, of them available now)."""
-    info = {name: int(rest.split()[0]) * 1024 for name, _, rest in (n.partition(":") for n in _lines("/proc/meminfo"))}
-    total = info.get("MemTotal", 0)
-    available = info.get("MemAvailable", total)
+def free_memory() -> int | None:
+    """Bytes that programs on this node can still have, swap included; None if that is not known."""
+    info = _meminfo()
+    known = [info[name] for name in ("MemAvailable", "SwapFree") if name in info]
+    return sum(known) if known else None
+
+
+def memory_limits() -> Iterator[tuple[int, int]]:
+    """(limit, bytes of it left) of each control group around this process that has one: a job's, a container's."""
     for folder in _groups("memory"):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
         used = _number(folder, "memory.current", "memory.usage_in_bytes")
-        if limit is not None and limit < total:
-            total = limit
         if limit is not None and used is not None:
-            available = min(available, limit - used + _reclaimable(folder))
-    return total, max(0, available)
+            # File pages in the cache count as used, and make room when memory is wanted.
+            stat = dict(line.split()[:2] for line in _lines(os.path.join(folder, "memory.stat")))
+            names = ("active_file", "inactive_file")
+            yield limit, limit - used + sum(int(stat.get(f"total_{name}") or stat.get(name) or 0) for name in names)
 
 
-def _reclaimable(folder: str) -> int:
-    """Bytes of the page cache: the kernel takes them back before it refuses memory."""
-    stat = dict(line.split()[:2] for line in _lines(os.path.join(folder, "memory.stat")))
-    return sum(int(stat.get(name) or stat.get(f"total_{name}") or 0) for name in ("active_file", "inactive_file"))
+def memory() -> tuple[int, int]:
+    """(bytes that this process and its neighbours in the control group may use, of them available now)."""
+    limits = list(memory_limits())
+    total = min([_meminfo().get("MemTotal", 0), *(limit for limit, _ in limits)])
+    free = free_memory()
+    return total, max(0, min([total if free is None else free, total, *(left for _, left in limits)]))
+
+
+def _meminfo() -> dict[str, int]:
+    """In bytes."""
+    lines = (line.partition(":") for line in _lines("/proc/meminfo"))
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in lines}
 
 
 def core_quota() -> float | None:
