@@ -30,7 +30,7 @@ from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, R
 from pario.feed import Feed, Tap
 from pario.fetch.base import STOP_S
 from pario.loop import Hooks, Loop
-from pario.options import ORDERS, POLICIES, Options
+from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, Options
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
 from pario.reader import Reader
@@ -177,11 +177,11 @@ class Loader:
             # A function of the dataset and the options alone: the order is the same for every number of ranks.
             self._block_records = records_per_block(mean_bytes, options.block_bytes)
             pool = min(index.n, self._block_records * options.mix_blocks)
-            # A group holds as many records as a step, so that no step waits for more than three slots.
+            # A group holds as many records as a step, so that no step waits for more than these slots.
             self._per_group = max(
                 units_per_group(mean_bytes * pool * most / seats, options.slot_bytes), -(-per_step // pool)
             )
-            self._slots = 3
+            self._slots = BLOCK_SLOTS
         else:
             step_bytes = mean_bytes * self._batch_size * most
             self._per_group = units_per_group(step_bytes, options.slot_bytes)
@@ -222,7 +222,7 @@ class Loader:
         self._assembler = Assembler(
             self.decoder,
             self._held,
-            threads=options.decode_threads or self._fair_threads(),
+            threads=options.decode_threads or self._fair_threads,
             on_error=self._on_error,
             path=reader.path,
             rank=world.rank,
@@ -243,12 +243,6 @@ class Loader:
                 rank=self.world.rank,
                 hint="Rank 0 writes it: name a folder of rank 0's node that exists and is writable.",
             ) from e
-
-    def _fair_threads(self) -> int:
-        """Collective."""
-        mine = allowed_cores()
-        everyones = self.world.allgather((self.world.node, mine))
-        return fair_threads(mine, [cores for node, cores in everyones if node == self.world.node])
 
     def _learn(self) -> tuple[Any, str]:
         """(what the decoder makes of the first record, what identifies the dataset in a saved state)."""
@@ -286,16 +280,19 @@ class Loader:
     def _check_same_arguments(self, path: str | os.PathLike[str], db: str | bytes | None) -> None:
         mine: tuple[Any, ...] = (os.path.abspath(os.fspath(path)), db)
         mine += (self._batch_size, self._shuffle, self._seed, self._drop_last, self._on_error, repr(self._options))
-        everyones = self.world.allgather(mine)
-        for rank, theirs in enumerate(everyones):
-            if theirs != everyones[0]:
+        cores = allowed_cores()
+        everyones = self.world.allgather((mine, self.world.node, cores))
+        first = everyones[0][0]
+        for rank, (theirs, *_) in enumerate(everyones):
+            if theirs != first:
                 error = OptionError(
-                    f"rank {rank} was given other arguments than rank 0: {theirs} against {everyones[0]} "
+                    f"rank {rank} was given other arguments than rank 0: {theirs} against {first} "
                     "(path, db, batch_size, shuffle, seed, drop_last, on_error, options)",
                     hint="The constructor is collective: call it with the same arguments on every rank. For a file "
                     "per rank pass comm=MPI.COMM_SELF.",
                 )
                 raise spread(self.world, error)  # on all ranks: nobody needs to be told
+        self._fair_threads = fair_threads(cores, [theirs for _, node, theirs in everyones if node == self.world.node])
 
     def _make_order(self, epoch: int) -> Order:
         return epoch_order(

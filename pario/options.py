@@ -15,6 +15,9 @@ FETCHERS = ("auto", "posix", "direct")
 ORDERS = (False, "global", "block")
 POLICIES = ("raise", "skip")
 
+#: Slots of the ring with shuffle="block", each of a whole pool of blocks: no step waits for more than these.
+BLOCK_SLOTS = 3
+
 
 @dataclass(frozen=True)
 class Options:

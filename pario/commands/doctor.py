@@ -29,7 +29,7 @@ from pario.format.tree import Tree, named_database
 from pario.kernels.jit import cache_directory, cache_is_usable
 from pario.locate.index import saved_index, sidecar_places
 from pario.locate.snapshot import read_snapshot
-from pario.options import Options
+from pario.options import BLOCK_SLOTS, Options
 
 __all__ = ["advice", "doctor"]
 
@@ -37,9 +37,6 @@ _PACKAGES = ("numpy", "numba", "mpi4py", "h5py", "lmdb")
 
 #: What the index takes per record in shared memory, in bytes: offset and size, and the record's number in file order.
 _INDEX_BYTES = 24
-
-#: "block" keeps so many slots, each of a whole pool (Options).
-_BLOCK_SLOTS = 3
 
 
 def doctor(path: str | None, db: str | None, as_json: bool) -> int:
@@ -203,7 +200,7 @@ def _wants(nodes: list[dict[str, Any]]) -> dict[str, int]:
     pool = options.block_bytes * options.mix_blocks
     return {
         "ring": options.slots * options.slot_bytes,
-        "block_ring": _BLOCK_SLOTS * max(options.slot_bytes, pool // len(nodes)),
+        "block_ring": BLOCK_SLOTS * max(options.slot_bytes, pool // len(nodes)),
         "index": records * _INDEX_BYTES,
     }
 
