@@ -5,14 +5,14 @@ other result is.
 
 from __future__ import annotations
 
+from pario.format.layout import MAX_DEPTH
 from pario.kernels.nodes import FILE
 
 #: A store: one open file at one snapshot, and its cached pages. The first words are nodes.FILE.
 _F = len(FILE)
-FD, OPEN, NOWAIT, AHEAD = _F, _F + 1, _F + 2, _F + 3
-META_AT, META_BYTES, META = _F + 4, _F + 5, _F + 6
-POOL, SLOTS, TABLE, MASK, PAGE_OF, LIVES, HAND = _F + 7, _F + 8, _F + 9, _F + 10, _F + 11, _F + 12, _F + 13
-ERROR = _F + 14
+(
+    FD, OPEN, NOWAIT, META_AT, META_BYTES, META, POOL, SLOTS, TABLE, MASK, PAGE_OF, LIVES, HAND, ERROR,
+) = range(_F, _F + 14)  # fmt: skip
 ERROR_WORDS = 6
 
 #: Reads, their bytes, and how many of those of values had to wait for the storage.
@@ -44,7 +44,7 @@ C_SUB_I = 5  # sub-page: which item
 C_END = 6  # a move beyond the last key was tried: the moves to next items fail until the cursor goes elsewhere
 C_DUP_ROOT, C_DUP_DEPTH, C_DUP_PAD, C_DUP_ENTRIES = 7, 8, 9, 10
 C_SCAN, C_AHEAD_PAGE, C_AHEAD_I = 11, 12, 13  # scanning: leaves below this page are asked for up to here
-LEVELS = 32
+LEVELS = MAX_DEPTH
 C_PAGES, C_ITEMS, C_DUP_PAGES, C_DUP_ITEMS = 16, 16 + LEVELS, 16 + 2 * LEVELS, 16 + 3 * LEVELS
 CURSOR_WORDS = 16 + 4 * LEVELS
 NO_DUPS, SUB_PAGE, DUP_TREE = range(3)
@@ -61,7 +61,7 @@ OBJECT_BYTES = object.__basicsize__
 #: What an item is made of.
 KEY, VALUE, ITEM = 1, 2, 3
 
-#: Statuses of the functions below; from CLOSED on they are errors: (code, page, offset, a, b, c).
+#: Statuses of the compiled functions; from CLOSED on they are errors: (code, page, offset, a, b, c).
 OK, MISSING = 0, 1
 CLOSED = 2  # the transaction, cursor or environment is closed
 NOT_BYTES = 3  # a key or value that is not a bytes object: make one and call again
@@ -75,25 +75,3 @@ SHORT = 10  # offset, a = bytes wanted, b = bytes there
 FAILED = 11  # offset, a = bytes wanted, b = errno
 OVERTAKEN = 12  # a writer committed twice: the snapshot is not to be trusted any more
 NOTED = 13  # the object that tells of an error has been made
-BRANCH, LEAF, LEAF2, OVERFLOW = 0x01, 0x02, 0x20, 0x04
-BIGDATA, SUBDATA, DUPDATA = 0x01, 0x02, 0x04
-DUPFIXED, INTEGERKEY = 0x10, 0x08
-FIRST_PAGE = 2
-EMPTY_PAGE = -1
-EINTR, EINVAL, ENOSYS, EOPNOTSUPP = 4, 22, 38, 95
-RWF_NOWAIT = 8
-WILLNEED = 3
-
-#: Reads of up to this many bytes are tried with the interpreter's lock held (some 5 us of copying).
-SHORT_READ = 32 << 10
-
-#: Values with at most this many bytes between them are read by one call, of at most so many bytes and vectors.
-GAP_BYTES = 16 << 10
-RUN_BYTES = 4 << 20
-VECTORS = 1024
-
-#: A page in the cache survives so many turns of the clock without use.
-LIVES_LEAF, LIVES_BRANCH = 1, 8
-
-#: Leaves that a scan asks for ahead.
-LEAVES_AHEAD = 64

@@ -14,6 +14,9 @@ from pario.kernels.jit import inner
 from pario.kernels.nodes import PAGE_SIZE
 from pario.lmdb.abi import POOL, SLOTS
 
+#: Linux: a read that would wait fails; POSIX_FADV_WILLNEED.
+RWF_NOWAIT, WILLNEED = 8, 3
+
 intp, uintp, intc = types.intp, types.uintp, types.intc
 preadv = types.ExternalFunction("preadv", intp(intc, uintp, intc, types.int64))
 preadv2 = types.ExternalFunction("preadv2", intp(intc, uintp, intc, types.int64, intc))

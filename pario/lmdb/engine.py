@@ -36,6 +36,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import NativeValue, box, intrinsic, models, register_model, unbox
 
+from pario.format.layout import F_DUPDATA
 from pario.kernels.jit import c_function, entry, inner, kernel
 from pario.kernels.nodes import BIG, PAGE_SIZE, count, key_span, node_at, search_leaf, u16, word
 from pario.lmdb.abi import (
@@ -55,7 +56,6 @@ from pario.lmdb.abi import (
     DAMAGED,
     DEPTH,
     DUP_TREE,
-    DUPDATA,
     DUPSORT,
     EMPTY_KEY,
     ERROR,
@@ -170,7 +170,7 @@ def _lookup(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
         pool = pages_of(g)
         at = node_at(pool, o, i, g)
         pgno = word(pool, o, g)
-        if u16(pool, at + 4, g[BIG]) & DUPDATA:
+        if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
             value = _first_dup(g, handle, pgno, i)
         else:
             value = value_at(g, at, pgno)
@@ -350,7 +350,7 @@ def _collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no
                     break
                 # The first page of the pool starts at 0, which here means "none": then each item takes the long way.
             at = node_at(pool, o, c[C_ITEMS + level], g)
-            if u16(pool, at + 4, g[BIG]) & DUPDATA:
+            if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
                 status = fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
                 break
             thing = node_item(g, pool, at, pgno, what, jobs[m] if what & VALUE else no_job)
@@ -468,7 +468,7 @@ def _find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
             pool = pages_of(g)
             at = node_at(pool, o, item, g)
             pgno = word(pool, o, g)
-            if u16(pool, at + 4, g[BIG]) & DUPDATA:
+            if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
                 status = fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
                 break
             thing = node_item(g, pool, at, pgno, what, job)

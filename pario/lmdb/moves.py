@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
+from pario.format.layout import F_DUPDATA, F_SUBDATA, MDB_DUPFIXED, MDB_INTEGERKEY, NUM_METAS
 from pario.kernels.jit import inner
 from pario.kernels.nodes import (
     BIG,
@@ -43,22 +44,17 @@ from pario.lmdb.abi import (
     DUP_RULES,
     DUP_TREE,
     DUP_WAY,
-    DUPDATA,
-    DUPFIXED,
     DUPSORT,
     EMPTY_KEY,
     ERROR,
     FD,
     FIRST,
     FIRST_DUP,
-    FIRST_PAGE,
     INCOMPATIBLE,
-    INTEGERKEY,
     KEY_INTEGER,
     KEY_WAY,
     LAST,
     LAST_DUP,
-    LEAVES_AHEAD,
     LEVELS,
     MISSING,
     NEXT,
@@ -74,12 +70,13 @@ from pario.lmdb.abi import (
     SET_RANGE,
     SET_RANGE_DUP,
     SUB_PAGE,
-    SUBDATA,
     UNPOSITIONED,
-    WILLNEED,
 )
-from pario.lmdb.capi import as_words, fadvise, intc, pages_of, scratch_memory
+from pario.lmdb.capi import WILLNEED, as_words, fadvise, intc, pages_of, scratch_memory
 from pario.lmdb.pages import cached, data_at, fail, page_at
+
+#: Leaves that a scan asks for ahead.
+LEAVES_AHEAD = 64
 
 
 @inner
@@ -196,23 +193,23 @@ def enter(g, handle, c, last):  # type: ignore[no-untyped-def]
         return g[ERROR]
     pool = pages_of(g)
     flags = u16(pool, at + 4, g[BIG])
-    if not flags & DUPDATA:
+    if not flags & F_DUPDATA:
         return OK
     if not handle[DUPSORT]:
         return fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
     data = data_at(pool, at, g)
-    if not flags & SUBDATA:
+    if not flags & F_SUBDATA:
         c[C_DUPS], c[C_SUB_I] = SUB_PAGE, count(pool, data, g) - 1 if last else 0
         return OK
     wide = g[WORD]
     tree_flags = u16(pool, data + 4, g[BIG])
     depth = u16(pool, data + 6, g[BIG])
     entries, root = word(pool, data + 8 + 3 * wide, g), word(pool, data + 8 + 4 * wide, g)
-    sound = tree_flags == 0 or tree_flags == DUPFIXED or tree_flags == DUPFIXED | INTEGERKEY
-    if not sound or not 1 <= depth <= LEVELS or entries < 1 or root < FIRST_PAGE or root > g[LAST_PGNO]:
+    sound = tree_flags == 0 or tree_flags == MDB_DUPFIXED or tree_flags == MDB_DUPFIXED | MDB_INTEGERKEY
+    if not sound or not 1 <= depth <= LEVELS or entries < 1 or root < NUM_METAS or root > g[LAST_PGNO]:
         return fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
-    pad = u32(pool, data, g[BIG]) if tree_flags & DUPFIXED else 0
-    if tree_flags & DUPFIXED and pad == 0:
+    pad = u32(pool, data, g[BIG]) if tree_flags & MDB_DUPFIXED else 0
+    if tree_flags & MDB_DUPFIXED and pad == 0:
         return fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
     c[C_DUPS], c[C_DUP_ROOT], c[C_DUP_DEPTH], c[C_DUP_PAD], c[C_DUP_ENTRIES] = DUP_TREE, root, depth, pad, entries
     return _down(g, root, 0, depth, pad, handle[DUP_RULES], last, _dup_pages(c), _dup_items(c))
@@ -235,7 +232,7 @@ def sub_page(g, handle, c):  # type: ignore[no-untyped-def]
     if at < 0:
         return at
     pool = pages_of(g)
-    if u16(pool, at + 4, g[BIG]) != DUPDATA:
+    if u16(pool, at + 4, g[BIG]) != F_DUPDATA:
         moved(g)
         return np.int64(-1)
     return data_at(pool, at, g)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+from errno import EINTR, EINVAL, ENOSYS, EOPNOTSUPP
+
 import numpy as np
 from numba import carray, types
 
+from pario.format.layout import NUM_METAS, P_BRANCH, P_LEAF, P_LEAF2
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, SOUND, VERSION, check_page, u16
 from pario.kernels.pack import copy_bytes
 from pario.lmdb.abi import (
-    BRANCH,
     DAMAGED,
-    EINTR,
-    EINVAL,
-    EMPTY_PAGE,
-    ENOSYS,
-    EOPNOTSUPP,
     ERROR,
     ERROR_WORDS,
     FAILED,
     FD,
-    FIRST_PAGE,
     HAND,
-    LEAF,
-    LEAF2,
     LIVES,
-    LIVES_BRANCH,
-    LIVES_LEAF,
     MASK,
     META,
     META_AT,
@@ -38,13 +30,12 @@ from pario.lmdb.abi import (
     PAGE_OF,
     READ_BYTES,
     READS,
-    RWF_NOWAIT,
     SHORT,
-    SHORT_READ,
     SLOTS,
     TABLE,
 )
 from pario.lmdb.capi import (
+    RWF_NOWAIT,
     as_bytes,
     as_words,
     bytearray_new,
@@ -61,6 +52,13 @@ from pario.lmdb.capi import (
     scratch_memory,
     uintp,
 )
+
+#: A place of the cache without a page.
+EMPTY_PAGE = -1
+#: A page in the cache survives so many turns of the clock without use.
+LIVES_LEAF, LIVES_BRANCH = 1, 8
+#: Reads of up to this many bytes are tried with the interpreter's lock held (some 5 us of copying).
+SHORT_READ = 32 << 10
 
 
 @inner
@@ -246,7 +244,7 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
     slot = cached(g, pgno)
     if slot < 0:
         size = g[PAGE_SIZE]
-        if pgno < FIRST_PAGE or pgno > g[LAST_PGNO]:
+        if pgno < NUM_METAS or pgno > g[LAST_PGNO]:
             fail(g, DAMAGED, pgno, pgno * size, 0, 0, 0)
             return np.int64(-1)
         if (pgno + 1) * size > g[FILE_BYTES]:
@@ -264,7 +262,7 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
             return np.int64(-1)
         slot = _keep(g, pgno, page)
     o = slot * g[PAGE_SIZE]
-    branch = pages_of(g)[o + g[HEADER] - (5 if g[BIG] else 6)] & BRANCH
+    branch = pages_of(g)[o + g[HEADER] - (5 if g[BIG] else 6)] & P_BRANCH
     as_bytes(g[LIVES], g[SLOTS])[slot] = LIVES_BRANCH if branch else LIVES_LEAF
     return o
 
@@ -273,7 +271,7 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
 def page_at(g, pgno, level, depth, pad, rules):  # type: ignore[no-untyped-def]
     """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree of `depth` levels.
 
-    pad : bytes of the items of LEAF2 leaves, 0 for leaves of nodes
+    pad : bytes of the items of P_LEAF2 leaves, 0 for leaves of nodes
     """
     o = _page(g, pgno, rules)
     if o < 0:
@@ -281,11 +279,11 @@ def page_at(g, pgno, level, depth, pad, rules):  # type: ignore[no-untyped-def]
     pool = pages_of(g)
     flags = u16(pool, o + g[HEADER] - 6, g[BIG])
     if level < depth - 1:
-        fits = flags == BRANCH
+        fits = flags == P_BRANCH
     elif pad:
-        fits = flags == LEAF | LEAF2 and u16(pool, o + g[HEADER] - 8, g[BIG]) == pad
+        fits = flags == P_LEAF | P_LEAF2 and u16(pool, o + g[HEADER] - 8, g[BIG]) == pad
     else:
-        fits = flags == LEAF
+        fits = flags == P_LEAF
     if not fits:
         fail(g, MISPLACED, pgno, pgno * g[PAGE_SIZE], level, depth, pad)
         return np.int64(-1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
+from pario.format.layout import F_BIGDATA, P_OVERFLOW
 from pario.kernels.jit import inner
 from pario.kernels.nodes import (
     BIG,
@@ -24,7 +25,6 @@ from pario.kernels.nodes import (
 )
 from pario.lmdb.abi import (
     BAD_RUN,
-    BIGDATA,
     C_DUP_DEPTH,
     C_DUP_ITEMS,
     C_DUP_PAD,
@@ -39,22 +39,18 @@ from pario.lmdb.abi import (
     ERROR,
     FAILED,
     FD,
-    GAP_BYTES,
     KEY,
     NOWAIT,
     OK,
-    OVERFLOW,
     READ_BYTES,
     READS,
-    RUN_BYTES,
     SHORT,
     SUB_PAGE,
     VALUE,
-    VECTORS,
     WAITED,
-    WILLNEED,
 )
 from pario.lmdb.capi import (
+    WILLNEED,
     as_bytes,
     as_words,
     bytes_new,
@@ -73,6 +69,11 @@ from pario.lmdb.capi import (
 )
 from pario.lmdb.moves import moved, node_of, sub_page
 from pario.lmdb.pages import check_snapshot, data_at, error, fail, page_at, read, read_failed, read_waiting, try_now
+
+#: Values with at most this many bytes between them are read by one call, of at most so many bytes and vectors.
+GAP_BYTES = 16 << 10
+RUN_BYTES = 4 << 20
+VECTORS = 1024
 
 
 @inner
@@ -102,7 +103,7 @@ def _stamp_of(g, at):  # type: ignore[no-untyped-def]
 def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """Does an overflow run for `nbytes`, with this stamp, begin with these bytes?"""
     h = at + g[HEADER]
-    if word(header, at, g) != run or u16(header, h - 6, g[BIG]) != OVERFLOW:
+    if word(header, at, g) != run or u16(header, h - 6, g[BIG]) != P_OVERFLOW:
         return False
     if u32(header, h - 4, g[BIG]) * g[PAGE_SIZE] < g[HEADER] + nbytes:
         return False
@@ -137,7 +138,7 @@ def value_at(g, at, pgno):  # type: ignore[no-untyped-def]
     pool = pages_of(g)
     nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
     data = data_at(pool, at, g)
-    if flags & BIGDATA:
+    if flags & F_BIGDATA:
         run = _run_of(g, data, nbytes, pgno)
         if run < 0:
             return uintp(0)
@@ -309,7 +310,7 @@ def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
     """The value of the node at pool[at]; a long one is noted in `job`, see `value_of`."""
     nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
     data = data_at(pool, at, g)
-    if not flags & BIGDATA:
+    if not flags & F_BIGDATA:
         return bytes_new(uintp(pool.ctypes.data + data), intp(nbytes))
     run = _run_of(g, data, nbytes, pgno)
     if run < 0:
