@@ -33,7 +33,7 @@ from pario.loop import Hooks, Loop
 from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, Options
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
-from pario.reader import Reader
+from pario.reader import RECIPES, Reader
 from pario.records import Batch
 from pario.stats.prometheus import write_metrics
 from pario.stats.rank import RankStats
@@ -68,6 +68,8 @@ class Loader:
     on_error : what to do with a record that the decoder cannot read: "raise" (all ranks raise), or "skip" (it is
         missing from its batch; counted in `batch.skipped` and `loader.skipped`)
     options : see `Options`
+    recipe : "auto", or for a study one of the others in `pario.reader.RECIPES`; it changes how the records are read and
+        not which ones are delivered
     save_index, progress : see `Reader`
 
     Use it in a `with` block: that is how an exception of yours on one rank reaches the others at once. Batches are
@@ -91,6 +93,7 @@ class Loader:
         drop_last: bool = False,
         on_error: str = "raise",
         options: Options | None = None,
+        recipe: str = "auto",
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -103,6 +106,7 @@ class Loader:
         self._seed = seed
         self._drop_last = drop_last
         self._on_error = on_error
+        self._recipe = recipe
         self._closed = True  # until there is something to close
         self._epoch = 0
         self._position = 0
@@ -151,7 +155,15 @@ class Loader:
         except BaseException as e:
             self.world.abandon(e)
             raise
-        return Reader(path, comm=self.world, db=db, options=self._options, save_index=save_index, progress=progress)
+        return Reader(
+            path,
+            comm=self.world,
+            db=db,
+            options=self._options,
+            recipe=self._recipe,
+            save_index=save_index,
+            progress=progress,
+        )
 
     def _check_arguments(self) -> None:
         shuffle, on_error, size, seed = self._shuffle, self._on_error, self._batch_size, self._seed
@@ -159,6 +171,8 @@ class Loader:
             raise OptionError(f"options must be a pario.Options, got {self._given_options!r}")
         if not (shuffle is False or (isinstance(shuffle, str) and shuffle in ORDERS)):
             raise OptionError(f'shuffle must be False, "global" or "block", got {shuffle!r}')
+        if not (isinstance(self._recipe, str) and self._recipe in RECIPES):
+            raise OptionError(f"recipe must be one of {', '.join(RECIPES)}, got {self._recipe!r}")
         if on_error not in POLICIES:
             raise OptionError(f'on_error must be "raise" or "skip", got {on_error!r}')
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
@@ -279,7 +293,8 @@ class Loader:
 
     def _check_same_arguments(self, path: str | os.PathLike[str], db: str | bytes | None) -> None:
         mine: tuple[Any, ...] = (os.path.abspath(os.fspath(path)), db)
-        mine += (self._batch_size, self._shuffle, self._seed, self._drop_last, self._on_error, repr(self._options))
+        mine += (self._batch_size, self._shuffle, self._seed, self._drop_last, self._on_error, self._recipe)
+        mine += (repr(self._options),)
         cores = allowed_cores()
         everyones = self.world.allgather((mine, self.world.node, cores))
         first = everyones[0][0]
@@ -287,7 +302,8 @@ class Loader:
             if theirs != first:
                 error = OptionError(
                     f"rank {rank} was given other arguments than rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, options)",
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, "
+                    "options)",
                     hint="The constructor is collective: call it with the same arguments on every rank. For a file "
                     "per rank pass comm=MPI.COMM_SELF.",
                 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from pario.errors import OptionError
 
-__all__ = ["KiB", "MiB", "Options"]
+__all__ = ["KiB", "MiB", "Options", "Recipe"]
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -101,3 +101,28 @@ class Options:
             raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, got {self.fetch!r}")
         if not self.alive_seconds > 0:
             raise OptionError(f"alive_seconds must be above 0, got {self.alive_seconds!r}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way of reading a dataset: a word for each room that takes part. The table of them is `pario.reader.RECIPES`.
+
+    per_rank: every rank reads alone, through the real py-lmdb; nothing below applies.
+    locate: how the places of records become known: "walk" (exact, from branch and leaf pages, divided among the ranks,
+        before the first record), "sidecar" (the walk's result of an earlier run; made by a walk where there is none),
+        "cursor" (leaf after leaf in key order, each reader for itself, as far as needed), "speculate" (page ranges are
+        guessed and read, and settled by the leaf pages among them), "auto" (what suits the dataset and the order).
+    fetch: the fetcher; None: what `Options.fetch` says.
+    span: one read from a step's first record to its last, with all that lies between, instead of merged extents.
+    ahead: groups are read in the background while others are used; False: by the reader's own thread, when asked for.
+    fill: as many steps at once as fill a slot; False: one step.
+    stagger: no more than some of all readers read at once, in the order of the file.
+    """
+
+    per_rank: bool = False
+    locate: str = "auto"
+    fetch: str | None = None
+    span: bool = False
+    ahead: bool = True
+    fill: bool = True
+    stagger: bool = False

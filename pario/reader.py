@@ -22,17 +22,31 @@ from pario.format.meta import Snapshot
 from pario.kernels.jit import warm_up
 from pario.locate.index import RecordIndex, Saved, find_saved, open_index
 from pario.locate.snapshot import check_snapshot, read_snapshot
-from pario.options import Options
+from pario.options import Options, Recipe
 from pario.plan.coalesce import coalesce
 from pario.records import Records
 
-__all__ = ["Reader"]
+__all__ = ["RECIPES", "Reader"]
 
 _log = logging.getLogger("pario")
 
 #: fetch option -> class. "auto" reads through the page cache: on the machines we measured it reaches the same cold
 #: bandwidth as O_DIRECT (benchmarks/), and a set that fits into memory is read from the storage once.
 _FETCHERS: dict[str, type[PosixFetcher]] = {"auto": PosixFetcher, "posix": PosixFetcher, "direct": DirectFetcher}
+
+#: recipe -> its words. All but "auto" re-create a step of LMDBIO (Pumma, Si, Feng, Balaji, "Scalable Deep Learning via
+#: I/O Analysis and Optimization", ACM TOPC 6(2), 2019), for studies: each adds one optimisation to those before it, but
+#: for "dm", which is a branch of its own. What is delivered is the same for all of them, in every order.
+RECIPES: dict[str, Recipe] = {
+    "auto": Recipe(),
+    "plain": Recipe(per_rank=True, ahead=False, fill=False),
+    "lmm": Recipe(locate="cursor", fetch="mapped", ahead=False, fill=False),
+    "dm": Recipe(locate="speculate", fetch="posix", ahead=False, fill=False),
+    "dio": Recipe(locate="walk", fetch="posix", span=True, ahead=False, fill=False),
+    "prov": Recipe(locate="sidecar", fetch="posix", span=True, ahead=False, fill=False),
+    "coal": Recipe(locate="sidecar", fetch="posix", span=True, ahead=False),
+    "stag": Recipe(locate="sidecar", fetch="posix", span=True, ahead=False, stagger=True),
+}
 
 
 class Reader:
@@ -49,6 +63,7 @@ class Reader:
         without any MPI library.
     db : name of a named database; None is the main one
     options : see `Options`
+    recipe : a name of `RECIPES`; "auto" unless a study wants another
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
 
@@ -64,10 +79,12 @@ class Reader:
         comm: Any = None,
         db: str | bytes | None = None,
         options: Options | None = None,
+        recipe: str = "auto",
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.options = options or Options()
+        self.recipe = RECIPES[recipe]
         self.world: AnyWorld = comm if isinstance(comm, (World, Solo)) else get_world(comm)
         self.world.alive_seconds = self.options.alive_seconds
         self._pool: ReadPool | None = None
