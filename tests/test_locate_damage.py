@@ -267,7 +267,9 @@ def opens(path: str, native: bool | None = None) -> None:
     """What every way to the records does first: find them, put them into file order."""
     from pario.locate.index import _arrange
 
-    _arrange(located(path, native=native), path)
+    extents = located(path, native=native).extents
+    assert extents is not None
+    _arrange(extents, path)
 
 
 @pytest.mark.parametrize("name", [*DAMAGE, *FORMAT_3])

@@ -35,10 +35,11 @@ from pario.comm.world import AnyWorld
 from pario.errors import CorruptedError, OptionError, SnapshotError
 from pario.fetch.base import Fetcher, ReadPool
 from pario.format.meta import Snapshot
-from pario.locate.walk import Located, build
+from pario.locate.speculate import Growth, may_grow
+from pario.locate.walk import Begun, begin, build, check_size
 from pario.records import EXTENT
 
-__all__ = ["RecordIndex", "Saved", "find_saved", "open_index", "saved_index", "sidecar_places"]
+__all__ = ["Grow", "RecordIndex", "Saved", "find_saved", "open_index", "saved_index", "sidecar_places"]
 
 #: Of the side-car; one that says something else is rebuilt.
 INDEX_VERSION = 1
@@ -56,6 +57,10 @@ _log = logging.getLogger(__name__)
 class RecordIndex:
     """All records of one database in one snapshot. Ids are 0..n-1 in key order.
 
+    It may be growing still (`growth`): then the places of records become known while they are read, and what asks for
+    all of them (`extents`, `by_offset`, `content_id`) reads the missing leaf pages first, on the rank that asks, and
+    raises CorruptedError, ReadError or SnapshotError like reading does.
+
     n : records
     extents : EXTENT[n], read-only, shared by the ranks of a node
     by_offset : i64[n], record ids in file order, shared likewise; None where file order is id order
@@ -63,11 +68,13 @@ class RecordIndex:
     snapshot : the state of the file that it was made from
     header_bytes : H; the value on overflow pages starts so many bytes after its page
     page_size : bytes
-    mean_bytes : of a value
+    mean_bytes : of a value; while the index grows an estimate that is rather too large
     fingerprint : hex, of the file and its state (size, mtime, inode, transaction, ...): what the side-car must repeat
-    content_id : hex, of the extents: the same for every copy of the file; what a saved training state must repeat
+    content_id : hex, of the extents: the same for every copy of the file
     sidecar : path of the saved index, or None
-    bytes_read : of branch and leaf pages by all ranks together to make it; 0 if it was loaded
+    bytes_read : of branch and leaf pages by all ranks together to make it; 0 if it was loaded. Of an index that grows,
+        of what was read before the first record.
+    growth : what is known of an index that grows, else None
     """
 
     def __init__(
@@ -76,10 +83,8 @@ class RecordIndex:
         path: str,
         database: bytes | None,
         snapshot: Snapshot,
-        extents: np.ndarray,
-        by_offset: np.ndarray | None,
+        parts: _Parts | Growth,
         fingerprint: str,
-        content_id: str,
         mean_bytes: float,
         keys: _Keys | None,
         ends: dict[int, bytes],
@@ -89,13 +94,12 @@ class RecordIndex:
         self.path = path
         self.database = database
         self.snapshot = snapshot
-        self.n = len(extents)
-        self.extents = extents
-        self.by_offset = by_offset
+        self.n = len(parts.extents)
+        self.growth = parts if isinstance(parts, Growth) else None
+        self._parts = parts if isinstance(parts, _Parts) else None
         self.header_bytes = snapshot.header
         self.page_size = snapshot.page_size
         self.fingerprint = fingerprint
-        self.content_id = content_id
         self.mean_bytes = mean_bytes
         self.sidecar = sidecar
         self.bytes_read = bytes_read
@@ -109,11 +113,57 @@ class RecordIndex:
     def __repr__(self) -> str:
         return f"RecordIndex({self.path!r}, records={self.n:,}, sidecar={self.sidecar!r})"
 
+    @property
+    def extents(self) -> np.ndarray:
+        return self._whole().extents
+
+    @property
+    def by_offset(self) -> np.ndarray | None:
+        return self._whole().by_offset
+
+    @property
+    def content_id(self) -> str:
+        return self._whole().content_id
+
+    def _whole(self) -> _Parts:
+        with self._lock:
+            if self._parts is None:
+                assert self.growth is not None
+                self.growth.complete()
+                extents = self.growth.extents.view()
+                extents.flags.writeable = False
+                self._parts = _arrange(extents, self.path)
+                self.mean_bytes = self._parts.mean_bytes
+            return self._parts
+
+    def places(self, ids: np.ndarray) -> np.ndarray:
+        """EXTENT[m] of these records (i64[m], in 0..n-1); of an index that grows as soon as they are known."""
+        if self.growth is None:
+            return self.extents[ids]
+        self.growth.reach(ids)
+        return self.growth.extents[ids]
+
+    def save(self) -> None:
+        """Complete an index that grows, and keep it as a side-car. On rank 0, where `Growth` kept the keys; later calls
+        do nothing. Raises what completing it raises; where it cannot be saved, a warning is logged."""
+        growth = self.growth
+        if growth is None or not growth.keeps_keys:
+            return
+        parts = self._whole()
+        data, nbytes = growth.all_keys()
+        with self._lock:
+            self._keys = _key_table(data, nbytes, None)
+            saved = Saved(self.snapshot, self.fingerprint, parts, keys=self._keys)
+            _save_any(self.path, self.database, saved)
+            self.sidecar = saved.sidecar
+            growth.forget_keys()
+
     def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
         """The keys of these records, in this order; not collective, from any thread.
 
         ids : i64[m], in 0..n-1
-        Raises OptionError for an id out of range, SnapshotError if the side-car was replaced since.
+        Raises OptionError for an id out of range, SnapshotError if the side-car was replaced since; while the index
+        grows what reading leaf pages raises.
         """
         wanted = np.asarray(ids, np.int64).reshape(-1)
         if len(wanted) == 0:
@@ -125,6 +175,8 @@ class RecordIndex:
         if all(i in self._ends for i in wanted.tolist()):
             return [self._ends[i] for i in wanted.tolist()]
         with self._lock:
+            if self._keys is None and self.growth is not None:
+                return self.growth.keys(wanted)
             if self._keys is None:
                 assert self.sidecar is not None  # either the keys or a place to find them
                 self._keys = _open_keys(self.sidecar, self.fingerprint)
@@ -137,8 +189,9 @@ class RecordIndex:
             if self._keys is not None and self._keys.in_file:
                 self._keys.close()
             self._keys = None
-            self.extents = np.empty(0, EXTENT)
-            self.by_offset = None
+            if self.growth is not None:
+                self.growth.close()
+            self._parts = _Parts(np.empty(0, EXTENT), None, "", 0.0)
 
 
 class _Keys:
@@ -198,6 +251,14 @@ class Saved:
     keys: _Keys | None = None
 
 
+@dataclass(frozen=True)
+class Grow:
+    """How an index may grow: `readers` ranks scan all leaves, `pool` brings this rank's open file when it must."""
+
+    readers: int
+    pool: Callable[[], ReadPool]
+
+
 #: size and mtime in nanoseconds of a side-car
 _Mark = tuple[int, int]
 
@@ -205,11 +266,13 @@ _Mark = tuple[int, int]
 class _Parts:
     """What the ranks will share."""
 
-    def __init__(self, extents: np.ndarray, by_offset: np.ndarray | None, content_id: str) -> None:
+    def __init__(
+        self, extents: np.ndarray, by_offset: np.ndarray | None, content_id: str, mean_bytes: float
+    ) -> None:
         self.extents = extents
         self.by_offset = by_offset
         self.content_id = content_id
-        self.mean_bytes = float(extents["nbytes"].mean())
+        self.mean_bytes = mean_bytes
 
 
 def find_saved(fetcher: Fetcher, snapshot: Snapshot, db: bytes | None) -> Saved:
@@ -235,8 +298,9 @@ def open_index(
     progress: Callable[[int, int], None] | None = None,
     *,
     saved: Saved | None = None,
+    grow: Grow | None = None,
 ) -> RecordIndex:
-    """The index of a database: from its side-car if that is valid, else made anew and saved.
+    """The index of a database: from its side-car if that is valid, else made anew and saved, or growing.
 
     Collective over `world`; an error is raised on all ranks. Only rank 0 touches the side-car, others when asked for
     keys. Where it cannot be saved, a warning is logged and the keys stay in memory.
@@ -247,6 +311,7 @@ def open_index(
     save : write a side-car (one that is there is used in any case)
     saved : on rank 0: what `find_saved` said already
     progress : called as progress(done, total) on rank 0 while the index is made, in its leaf pages
+    grow : let it grow while records are read, where that reads little more; None: make it now
 
     Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
     """
@@ -263,12 +328,18 @@ def open_index(
 
     bytes_read = 0
     if not loaded:
-        located = build(pool, snapshot, name, world, progress, path=path)
+        begun = begin(pool, snapshot, name, world, path)
+        if grow is not None and may_grow(snapshot, begun[1], grow.readers):
+            return _growing(path, pool, snapshot, world, name, save, begun, saved, grow)
+        located = build(pool, snapshot, name, world, progress, path=path, begun=begun)
         bytes_read = located.bytes_read
         if saved is not None:
             try:
-                saved.parts = _arrange(located, path)
-                saved.keys = _key_table(located)
+                assert located.extents is not None
+                assert located.key_data is not None
+                assert located.key_nbytes is not None
+                saved.parts = _arrange(located.extents, path)
+                saved.keys = _key_table(located.key_data, located.key_nbytes, located.key_counts)
                 saved.ends = _ends(saved.keys, len(saved.parts.extents))
                 if save:
                     _save_any(path, name, saved)
@@ -283,19 +354,77 @@ def open_index(
         else None
     )
     keys = _spread_keys(world, saved.keys if saved is not None else None, sidecar, mark, fingerprint)
+    extents = world.share_array(parts.extents if parts is not None else None)
+    by_offset = world.share_array(parts.by_offset if parts is not None else None) if has_order else None
     return RecordIndex(
         path=path,
         database=name,
         snapshot=snapshot,
-        extents=world.share_array(parts.extents if parts is not None else None),
-        by_offset=world.share_array(parts.by_offset if parts is not None else None) if has_order else None,
+        parts=_Parts(extents, by_offset, content_id, mean_bytes),
         fingerprint=fingerprint,
-        content_id=content_id,
         mean_bytes=mean_bytes,
         keys=keys,
         ends=saved.ends if saved is not None else {},
         sidecar=sidecar,
         bytes_read=bytes_read,
+    )
+
+
+def _growing(
+    path: str,
+    pool: ReadPool | None,
+    snapshot: Snapshot,
+    world: AnyWorld,
+    db: bytes | None,
+    save: bool,
+    begun: Begun,
+    saved: Saved | None,
+    grow: Grow,
+) -> RecordIndex:
+    """An index of which the first and the last record are known, on rank 0. Collective."""
+    walk, record, leaves = begun
+    n, m = record.md_entries, len(leaves)
+    growth: Growth | None = None
+    ends: dict[int, bytes] = {}
+    error: BaseException | None = None
+    try:
+        Growth.check_entries(record, m, snapshot.page_size, path)
+        if pool is not None:
+            check_size(pool, snapshot)
+    except BaseException as e:
+        error = e
+    world.agree(error, "looking at the tree")
+    try:
+        memory = world.shared_bytes(n * EXTENT.itemsize + (m + 1) * 8)
+        growth = Growth(
+            snapshot=snapshot,
+            record=record,
+            named=db is not None,
+            leaves=leaves,
+            extents=memory[: n * EXTENT.itemsize].view(EXTENT),
+            first=memory[n * EXTENT.itemsize :].view(np.int64),
+            pool=grow.pool,
+            path=path,
+            keep_keys=save and world.rank == 0,
+        )
+        if world.rank == 0:
+            ends = dict(zip((0, n - 1), growth.end(), strict=True))
+    except BaseException as e:
+        error = e
+    world.agree(error, "reading the first and the last leaf page")
+    assert growth is not None  # agree raised otherwise
+    tree_bytes = (record.md_overflow_pages + record.md_leaf_pages) * snapshot.page_size
+    return RecordIndex(
+        path=path,
+        database=db,
+        snapshot=snapshot,
+        parts=growth,
+        fingerprint=world.bcast(saved.fingerprint if saved is not None else None),
+        mean_bytes=max(1.0, tree_bytes / n - snapshot.header),
+        keys=None,
+        ends=ends,
+        sidecar=None,
+        bytes_read=world.allreduce_sum(walk.pages.bytes_read + growth.bytes_read),
     )
 
 
@@ -369,10 +498,8 @@ def _content_id(extents: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _arrange(located: Located, path: str) -> _Parts:
+def _arrange(extents: np.ndarray, path: str) -> _Parts:
     """File order, and the check that no two values share bytes."""
-    extents = located.extents
-    assert extents is not None
     by_offset: np.ndarray | None = None
     offsets = extents["offset"]
     ordered = extents
@@ -387,12 +514,10 @@ def _arrange(located: Located, path: str) -> _Parts:
         raise CorruptedError(
             f"the values of records {first} and {second} overlap", path=path, offset=offset, record=second
         )
-    return _Parts(extents, by_offset, _content_id(extents))
+    return _Parts(extents, by_offset, _content_id(extents), float(extents["nbytes"].mean()))
 
 
-def _key_table(located: Located) -> _Keys:
-    nbytes = located.key_nbytes
-    assert nbytes is not None
+def _key_table(data: np.ndarray, nbytes: np.ndarray, counts: np.ndarray | None) -> _Keys:
     width = int(nbytes[0])
     starts = None
     if not (nbytes == width).all():
@@ -400,9 +525,9 @@ def _key_table(located: Located) -> _Keys:
         starts = np.zeros(len(nbytes) + 1, np.int64)
         np.cumsum(nbytes, out=starts[1:])
     first = None
-    if located.key_counts is not None:
-        first = np.cumsum(located.key_counts) - located.key_counts
-    return _Keys(located.key_data, width, starts, first)
+    if counts is not None:
+        first = np.cumsum(counts) - counts
+    return _Keys(data, width, starts, first)
 
 
 def _spread_keys(
@@ -541,7 +666,7 @@ def _load_parts(file: Any, snapshot: Snapshot) -> _Parts:
     # Strictly ascending offsets: every id occurs once.
     if not (offsets[1:] > offsets[:-1]).all():
         raise ValueError("its file order does not ascend")
-    return _Parts(found, by_offset, content_id)
+    return _Parts(found, by_offset, content_id, float(found["nbytes"].mean()))
 
 
 def _open_keys(place: str, fingerprint: str) -> _Keys:

@@ -25,7 +25,7 @@ from pario.locate.snapshot import check_snapshot
 from pario.plan.shard import even_split
 from pario.records import EXTENT
 
-__all__ = ["Located", "build"]
+__all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_size", "explain"]
 
 #: Pages are read and scanned in batches of so many bytes, neighbours in the file by one read of at most READ_BYTES.
 BATCH_BYTES = 4 << 20
@@ -66,6 +66,7 @@ def build(
     *,
     path: str = "",
     native: bool | None = None,
+    begun: Begun | None = None,
 ) -> Located:
     """Find all records of a database. Collective over `world`; an error is raised on all ranks.
 
@@ -74,25 +75,35 @@ def build(
     db : name of a named database; None is the main one
     progress : called as progress(done, total) on rank 0, in its leaf pages
     native : see LeafScan
+    begun : the branch pages are read already
 
     Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
     """
-    walk = _Walk(pool, snapshot, db, world, pool.fetcher.path if pool else path)
-    record, leaves = walk.find_leaves()
+    walk, record, leaves = begun or begin(pool, snapshot, db, world, path)
     scan = walk.scan(record, leaves, progress, native)
     return walk.settle(record, scan)
 
 
-class _Walk:
+#: a walk whose branch pages are read; the database's record; i64[m], its leaf pages in key order, shared by the node
+Begun = tuple["Walk", Db, np.ndarray]
+
+
+def begin(pool: ReadPool | None, snapshot: Snapshot, db: bytes | None, world: AnyWorld, path: str) -> Begun:
+    """The first half of `build`: rank 0 reads the branch pages. Collective; raises as `build` does."""
+    walk = Walk(pool, snapshot, db, world, pool.fetcher.path if pool else path)
+    return walk, *walk.find_leaves()
+
+
+class Walk:
     def __init__(self, pool: ReadPool | None, snapshot: Snapshot, db: bytes | None, world: AnyWorld, path: str) -> None:
         self.pool = pool
         self.snapshot = snapshot
         self.db = db
         self.world = world
         self.path = path
-        self.pages = _PageReader(pool, snapshot)
+        self.pages = PageReader(pool, snapshot)
         #: of its own: the leaf pages around a tree of duplicates stay in the other's buffer
-        self.dup_pages = _PageReader(pool, snapshot)
+        self.dup_pages = PageReader(pool, snapshot)
         self.branch_pages = 0
         self.leaf_pages = 0
 
@@ -139,12 +150,8 @@ class _Walk:
         )
         error: BaseException | None = None
         try:
-            if self.pool is not None and self.pool.fetcher.nbytes < self.snapshot.file_bytes:
-                raise SnapshotError(
-                    f"this rank opened the file when it had {self.pool.fetcher.nbytes:,} bytes, the one that read the "
-                    f"meta pages when it had {self.snapshot.file_bytes:,}",
-                    hint="A writer is at work, or this node's view of the file lags behind; open it again",
-                )
+            if self.pool is not None:
+                check_size(self.pool, self.snapshot)
             mine = leaves[start:stop]
             done = 0
             for pgnos, buf, at in self.pages.batches(mine):
@@ -204,7 +211,7 @@ class _Walk:
             bytes_read=world.allreduce_sum(self.pages.bytes_read + self.dup_pages.bytes_read),
         )
 
-    def descend(self, trees: list[Tree], pages: _PageReader) -> list[np.ndarray]:
+    def descend(self, trees: list[Tree], pages: PageReader) -> list[np.ndarray]:
         """Page numbers of the leaves of each tree, in key order; reads the branch pages of all trees level by level."""
         levels = [np.array([tree.db.md_root], np.int64) for tree in trees]
         for level in range(1, MAX_DEPTH):
@@ -251,27 +258,42 @@ class _Walk:
         return np.split(scan.extents, np.cumsum(per_tree)[:-1])
 
     def explain(self, error: BaseException) -> BaseException:
-        """With the path; and when a writer overtook us, damage is its work."""
-        if self.pool is not None and isinstance(error, FileError) and not isinstance(error, DatabaseError):
-            try:
-                check_snapshot(self.pool.fetcher, self.snapshot)
-            except SnapshotError as overtaken:
-                return overtaken
-            except FileError:
-                pass
-        if isinstance(error, ParioError):
-            return error.at(path=self.path)
-        return error
+        return explain(error, self.pool, self.snapshot, self.path)
 
 
-class _PageReader:
+def check_size(pool: ReadPool, snapshot: Snapshot) -> None:
+    """Raises SnapshotError on a rank that opened an earlier state of the file."""
+    if pool.fetcher.nbytes < snapshot.file_bytes:
+        raise SnapshotError(
+            f"this rank opened the file when it had {pool.fetcher.nbytes:,} bytes, the one that read the "
+            f"meta pages when it had {snapshot.file_bytes:,}",
+            hint="A writer is at work, or this node's view of the file lags behind; open it again",
+        ).at(path=pool.fetcher.path)
+
+
+def explain(error: BaseException, pool: ReadPool | None, snapshot: Snapshot, path: str) -> BaseException:
+    """With the path; and when a writer overtook us, damage is its work."""
+    if pool is not None and isinstance(error, FileError) and not isinstance(error, DatabaseError):
+        try:
+            check_snapshot(pool.fetcher, snapshot)
+        except SnapshotError as overtaken:
+            return overtaken
+        except FileError:
+            pass
+    if isinstance(error, ParioError):
+        return error.at(path=path)
+    return error
+
+
+class PageReader:
     """Reads pages: neighbours in the file by one read, the others one by one, nothing in between.
 
-    bytes_read : so far
+    bytes_read, reads : so far
     """
 
     def __init__(self, pool: ReadPool | None, snapshot: Snapshot) -> None:
         self.bytes_read = 0
+        self.reads = 0
         self._opened = pool
         self._snapshot = snapshot
         self._size = snapshot.page_size
@@ -288,6 +310,7 @@ class _PageReader:
         self._check_inside(np.array([pgno]))
         data = self._pool.fetcher.pread(pgno * self._size, self._size)
         self.bytes_read += len(data)
+        self.reads += 1
         return data
 
     def batches(self, pgnos: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -321,6 +344,7 @@ class _PageReader:
             for (offset, nbytes), start in zip(reads.tolist(), starts.tolist(), strict=True):
                 buf[start : start + nbytes] = np.frombuffer(fetcher.pread(offset, nbytes), np.uint8)
         self.bytes_read += len(ordered) * size
+        self.reads += len(reads)
         at = np.empty(len(pgnos), np.int64)
         at[by_place] = np.arange(len(pgnos)) * size
         return buf, at
