@@ -2,170 +2,24 @@
 
     python -m benchmarks.data DIR [--only 3k|197k] [--records N]
 
-Each set is a folder DIR/<name>/ with data.mdb and set.json (what it holds; written last, so that its presence means
-"complete"). A complete set with the same parameters is used again, an incomplete one is made anew.
+They are made by pario/study/sets.py, which the study of the recipes uses too.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import os
-import shutil
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import lmdb
-import numpy as np
+from pario.study import sets
+from pario.study.sets import SETS, DataSet, record_digest
 
-__all__ = ["SETS", "DataSet", "content", "datum_parts", "make", "record_digest"]
-
-PAGE = 4096
-PAGE_HEADER = 16  # bytes before a value that lies in pages of its own
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What one set is made of; sizes in bytes, the image as (channels, height, width)."""
-
-    name: str
-    records: int
-    image: tuple[int, int, int]
-    commit_every: int = 1000  # Caffe's convert_imageset commits every 1,000 records
-    seed: int = 20190601
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """A complete set on disk. `head` + image + `tail` bytes make one value; the image starts at `head`."""
-
-    path: str  # folder that holds data.mdb
-    name: str
-    records: int
-    image: tuple[int, int, int]
-    head: int
-    value_bytes: int
-    page_size: int
-    record_pages: int  # pages that hold values: what an epoch must read at least
-    tree_pages: int  # branch and leaf pages: what an exact index must read at least
-    file_bytes: int
-
-    @property
-    def file(self) -> str:
-        return os.path.join(self.path, "data.mdb")
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of the records' pages: the unit of every throughput and redundancy figure."""
-        return self.record_pages * self.page_size
-
-    @property
-    def image_bytes(self) -> int:
-        return int(np.prod(self.image))
-
-    def at(self, folder: str) -> DataSet:
-        """The same set, copied to another folder."""
-        return DataSet(**{**asdict(self), "path": folder})
-
-
-SETS = {
-    "3k": Shape("datum-3k", 400_000, (3, 32, 32)),
-    "197k": Shape("datum-197k", 10_000, (3, 256, 256)),
-}
-
-
-def varint(value: int) -> bytes:
-    """Protocol buffers' base-128 integer."""
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def datum_parts(image: tuple[int, int, int], label: int) -> tuple[bytes, bytes]:
-    """Bytes before and after the pixels of a Caffe Datum: fields 1-3 (shape), the head of 4 (data); field 5 (label)."""
-    c, h, w = image
-    head = b"\x08" + varint(c) + b"\x10" + varint(h) + b"\x18" + varint(w) + b"\x22" + varint(c * h * w)
-    return head, b"\x28" + varint(label)
-
-
-def label_of(record: int) -> int:
-    return record * 7 % 100  # below 128: one byte, so that all values have the same size
-
-
-def content(shape: Shape, block: int, count: int) -> np.ndarray:
-    """u8[count, pixels]: the pixels of records block*commit_every ..., from a stream of its own per block."""
-    pixels = int(np.prod(shape.image))
-    rng = np.random.Generator(np.random.SFC64([shape.seed, block]))
-    return np.frombuffer(rng.bytes(count * pixels), np.uint8).reshape(count, pixels)
-
-
-def record_digest(data: bytes | memoryview | np.ndarray, label: int) -> int:
-    """A 64-bit hash of what a decoded record delivers."""
-    digest = hashlib.blake2b(data, digest_size=8)
-    digest.update(int(label).to_bytes(8, "little", signed=True))
-    return int.from_bytes(digest.digest(), "little")
+__all__ = ["SETS", "DataSet", "make", "record_digest"]
 
 
 def make(folder: str | Path, which: str, records: int | None = None, log: bool = True) -> DataSet:
-    """Make one of `SETS` below `folder`, or return the one that is there.
-
-    records : fewer (or more) records than the frozen workload; the folder's name then tells the number.
-    """
-    shape = SETS[which]
-    if records is not None and records != shape.records:
-        shape = Shape(f"{shape.name}-{records}", records, shape.image, shape.commit_every, shape.seed)
-    path = Path(folder) / shape.name
-    note = path / "set.json"
-    wanted = asdict(shape) | {"image": list(shape.image)}
-    if note.exists():
-        held = json.loads(note.read_text())
-        if held["shape"] == wanted and os.path.getsize(path / "data.mdb") == held["set"]["file_bytes"]:
-            held["set"]["image"] = tuple(held["set"]["image"])
-            return DataSet(**{**held["set"], "path": str(path)})
-    if path.exists():
-        shutil.rmtree(path)
-    path.mkdir(parents=True)
-    head, tail = datum_parts(shape.image, 0)
-    value_bytes = len(head) + int(np.prod(shape.image)) + len(tail)
-    value_pages = -(-(PAGE_HEADER + value_bytes) // PAGE)
-    need = shape.records * value_pages * PAGE
-    if log:
-        print(f"making {path}: {shape.records} records of {value_bytes} bytes, {need / 1e9:.2f} GB", file=sys.stderr)
-    env = lmdb.open(str(path), map_size=2 * need + (64 << 20), sync=False, metasync=False, lock=False)
-    values = np.empty((shape.commit_every, value_bytes), np.uint8)
-    values[:, : len(head)] = np.frombuffer(head, np.uint8)
-    values[:, -2] = tail[0]
-    for block, start in enumerate(range(0, shape.records, shape.commit_every)):
-        count = min(shape.commit_every, shape.records - start)
-        values[:count, len(head) : -2] = content(shape, block, count)
-        values[:count, -1] = [label_of(i) for i in range(start, start + count)]
-        with env.begin(write=True) as txn:
-            for i in range(count):
-                txn.put(b"%08d" % (start + i), values[i])
-    env.sync(True)
-    stat, page_size = env.stat(), env.stat()["psize"]
-    env.close()
-    size = os.path.getsize(path / "data.mdb")
-    (path / "lock.mdb").unlink(missing_ok=True)
-    made = DataSet(
-        path=str(path),
-        name=shape.name,
-        records=shape.records,
-        image=shape.image,
-        head=len(head),
-        value_bytes=value_bytes,
-        page_size=page_size,
-        record_pages=stat["overflow_pages"],
-        tree_pages=stat["branch_pages"] + stat["leaf_pages"],
-        file_bytes=size,
-    )
-    note.write_text(json.dumps({"shape": wanted, "set": asdict(made) | {"path": ""}}, indent=1))
-    return made
+    """Make one of `SETS` below `folder`, or return the one that is there; see `pario.study.sets.make`."""
+    return sets.make(folder, which, records, (lambda line: print(line, file=sys.stderr)) if log else lambda _: None)
 
 
 def main(argv: list[str] | None = None) -> int:

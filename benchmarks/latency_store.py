@@ -51,7 +51,8 @@ class LatencyStore:
     """A mounted store, seen from the process that started it. `folder` is the mount point.
 
     Counts are a dict: path in the store ("/data.mdb") -> {operation: number}. The operations are those of METADATA,
-    "read", "write", "bytes" (read), and "head": the reads that begin in the first 4 KiB, where LMDB's meta pages begin.
+    "read", "write", "bytes" (read), "head": the reads that begin in the first 4 KiB, where LMDB's meta pages begin,
+    and "most": the largest number of reads of the path that were under way at once.
     """
 
     def __init__(self, folder: str, process: subprocess.Popen[bytes]) -> None:
@@ -211,6 +212,7 @@ class _Operations:
         self._lock = threading.Lock()
         self._free_at = 0.0  # the bandwidth's clock: when the last byte that was asked for will have come
         self._counts: dict[str, Counter[str]] = {}
+        self._reading: Counter[str] = Counter()  # reads under way, per path
         self._faults: list[dict[str, Any]] = []
         self.ending = threading.Event()
         if not setup["writable"]:
@@ -282,6 +284,17 @@ class _Operations:
         return os.open(self._metadata(path, "open"), flags & ~os.O_DIRECT)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        with self._lock:
+            self._reading[path] += 1
+            counts = self._counts.setdefault(path, Counter())
+            counts["most"] = max(counts["most"], self._reading[path])
+        try:
+            return self._read(path, size, offset, fh)
+        finally:
+            with self._lock:
+                self._reading[path] -= 1
+
+    def _read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         self._spend(path, "read", self._read_s)
         for fault in self._faults:
             if fault["only"] in path and offset + size > fault.get("from_byte", 0):

@@ -12,7 +12,6 @@ What needs root or fio and does not have it raises `Unavailable` with the reason
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -24,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from pario.study.cache import Unavailable, cached_bytes, drop_file, warm_file
 
 __all__ = [
     "Group",
@@ -44,10 +45,6 @@ PAGE = 4096
 UNLIMITED = 1 << 40  # bytes/s; the controller counts only for devices that have a rule
 
 
-class Unavailable(RuntimeError):
-    """This machine or user cannot do it; the message says what is missing."""
-
-
 def require_root(what: str) -> None:
     if os.geteuid() != 0:
         raise Unavailable(f"{what} needs root (this is user id {os.geteuid()})")
@@ -63,70 +60,11 @@ def require_fio() -> str:
 # -- the page cache ---------------------------------------------------------------------------------------------------
 
 
-class _CachestatRange(ctypes.Structure):
-    _fields_ = [("off", ctypes.c_uint64), ("len", ctypes.c_uint64)]
-
-
-class _Cachestat(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("cache", "dirty", "writeback", "evicted", "recently_evicted")]
-
-
-_SYS_CACHESTAT = 451  # the same number on every architecture; Linux >= 6.5
-
-
-def cached_bytes(path: str) -> int | None:
-    """Bytes of the file in the page cache; None where the kernel cannot tell (cachestat is in Linux >= 6.5).
-
-    RWF_NOWAIT reads would be the older way, but they start read-ahead and so change what they measure.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open(path, "rb") as file:
-        span, found = _CachestatRange(0, 0), _Cachestat()  # length 0: to the end of the file
-        number = ctypes.c_long(_SYS_CACHESTAT)
-        if libc.syscall(number, ctypes.c_uint(file.fileno()), ctypes.byref(span), ctypes.byref(found), 0) != 0:
-            return None
-    return int(found.cache) * os.sysconf("SC_PAGESIZE")
-
-
-def drop_file(path: str, allow: float = 0.001) -> None:
-    """Drop one file's pages from the page cache, leaving everybody else's alone.
-
-    allow : fraction of the file that may stay before this is an error (a page that somebody maps cannot be dropped).
-    """
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        size = os.fstat(fd).st_size
-        for _ in range(5):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            left = cached_bytes(path)
-            if left is None or left <= allow * size:
-                return
-            time.sleep(0.1)  # pages just read sit in per-CPU lists for a moment
-    finally:
-        os.close(fd)
-    raise Unavailable(f"{left} of {size} bytes of {path} stay in the page cache: does another process map it?")
-
-
 def drop_all() -> None:
     """Drop every clean page of the machine (root)."""
     require_root("dropping all caches")
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3\n")
-
-
-def warm_file(path: str) -> None:
-    """Read the whole file into the page cache, and check that it stays there."""
-    buffer = bytearray(8 << 20)
-    size = os.path.getsize(path)
-    for _ in range(3):  # pages can be lost again while others want memory
-        with open(path, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-        held = cached_bytes(path)
-        if held is None or held >= 0.999 * size:
-            return
-    raise Unavailable(f"only {held} of {size} bytes of {path} stay in the page cache: too little memory to be warm")
 
 
 # -- devices and control groups ---------------------------------------------------------------------------------------
@@ -216,7 +154,14 @@ class Group:
 
     def bytes_read(self) -> int:
         """Bytes that the device has read for this group since it exists."""
-        for line in (self.path / "blkio.throttle.io_service_bytes").read_text().splitlines():
+        return self._count("blkio.throttle.io_service_bytes")
+
+    def reads(self) -> int:
+        """Reads of the device for this group since it exists, as the block layer made them."""
+        return self._count("blkio.throttle.io_serviced")
+
+    def _count(self, file: str) -> int:
+        for line in (self.path / file).read_text().splitlines():
             if line.startswith(f"{self.device} Read"):
                 return int(line.split()[2])
         return 0

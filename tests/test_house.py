@@ -27,6 +27,7 @@ FLOORS = [
     {"feed", "reader", "lmdb"},
     {"assemble", "loop"},
     {"loader", "tune"},
+    {"study"},
     {"commands", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -45,14 +46,15 @@ STRANGERS = {
 KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
     "h5py": ("locate/index.py", "commands/"),
-    "lmdb": ("commands/", "demo/", "lmdb/real.py"),
-    "mmap": ("fetch/mapped.py",),
+    "lmdb": ("commands/", "demo/", "study/sets.py", "lmdb/real.py"),
+    "mmap": ("fetch/mapped.py", "study/requests.py"),
+    "matplotlib": ("study/plots.py",),
     "torch": ("demo/",),
     "prometheus_client": ("stats/prometheus.py",),
 }
 #: folders that show names of their own: pario.decode.Datum; `import pario.lmdb as lmdb`
 FACES = ("decode/__init__.py", "lmdb/__init__.py")
-ENVIRONMENT = ("kernels/jit.py", "comm/launcher.py", "locate/index.py")
+ENVIRONMENT = ("kernels/jit.py", "comm/launcher.py", "locate/index.py", "study/jobs.py")
 SCREEN = ("cli.py", "commands/", "demo/")
 
 FILES = sorted(str(path.relative_to(HOUSE)) for path in HOUSE.rglob("*.py"))

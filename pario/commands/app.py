@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -130,7 +131,73 @@ def verify(path: str, db: str | None) -> int:
     return run(path, db)
 
 
-@group.command()
+@click.command(name="study")
+@click.option(
+    "--preset",
+    default="small",
+    show_default=True,
+    type=click.Choice(["small", "full", "tiny"]),
+    help="small: under 10 minutes on 2 cores; full: all ranks, nodes, stores and sets, hours; tiny: does it run?",
+)
+@click.option("--out", metavar="DIR", default="pario-study", show_default=True, help="JSON, tables and figures.")
+@click.option("--data", metavar="DIR", help="Data sets are made and kept here. Without: in DIR of --out, for this run.")
+@click.option("--recipes", metavar="NAME,...", help="Only these.")
+@click.option("--stores", metavar="NAME,...", help="Only these: disk, throttled, latency, latency-cached.")
+@click.option("--ranks", metavar="N,...", help="Only cells of so many ranks.")
+@click.option("--rounds", type=click.IntRange(1), help="Timed runs of each recipe in a cell. Default: the preset's, 5.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the shuffled orders.")
+def study(
+    preset: str,
+    out: str,
+    data: str | None,
+    recipes: str | None,
+    stores: str | None,
+    ranks: str | None,
+    rounds: int | None,
+    seed: int,
+) -> int:
+    """Compare all recipes on this machine.
+
+    A recipe is a way to read: `plain` is py-lmdb on every rank, `lmm`, `dm`, `dio`, `prov`, `coal` and `stag` are the
+    steps of LMDBIO, `auto` is pario's own. Data sets are made, jobs of several ranks are started by mpiexec, and the
+    recipes read in turns, cold and warm; their content is compared with what py-lmdb reads. The bare disk is always
+    measured; a throttled block device and a store with latency where this machine lets you (a source checkout, root,
+    FUSE). Ends with tables and bars; figures need `pip install "pario[study]"`.
+
+    Ctrl-C keeps what is measured by then.
+
+    \b
+    Examples:
+      python -m pario bench study
+      python -m pario bench study --preset full --out results --data /scratch/sets
+      python -m pario bench study --recipes plain,auto --stores disk --ranks 1,4
+    """
+    from pario.commands import study as room
+    from pario.study.cells import RECIPES, STORES
+
+    try:
+        chosen = room.chosen(recipes, RECIPES, "recipe")
+        places = room.chosen(stores, tuple(STORES), "store")
+        numbers = [int(number) for number in (ranks or "").split(",") if number]
+    except ValueError as e:
+        raise click.UsageError(str(e)) from None
+    return room.study(
+        preset, out, data, recipes=chosen, stores=places, ranks=numbers, rounds=rounds, seed=seed
+    )
+
+
+class _Bench(click.Command):
+    """`bench PATH`, and below the same name `bench study`."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == ["study"]:
+            return study.make_context(f"{info_name} study", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@group.command(cls=_Bench)
 @_path
 @_db
 @click.option("-b", "--batch-size", default=64, show_default=True, type=int, help="Records per rank and batch.")
@@ -181,10 +248,13 @@ def bench(
     the way you start your job. A large "share" means that the ranks waited for the storage; a large "turn" means that
     the storage waited for the ranks. --report has a line per rank, and says in a sentence what was slow.
 
+    "study" instead of a PATH compares all ways to read (`bench study --help`); a dataset of that name is ./study.
+
     \b
     Examples:
       python -m pario bench train.lmdb --decoder datum
       mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
+      python -m pario bench study
     """
     from pario.commands.bench import bench as run
 

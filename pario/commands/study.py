@@ -1,0 +1,110 @@
+"""`bench study`: every recipe beside the others on this machine; tables, figures and bars (pario/study)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pario.commands.mpiexec import find_mpiexec, mpiexec_family
+from pario.commands.screen import screen
+from pario.machine import file_system
+from pario.study import plots, tables
+from pario.study.cells import PRESETS
+from pario.study.run import Study
+from pario.study.verdicts import MUST, verdicts
+
+__all__ = ["chosen", "study"]
+
+
+def chosen(text: str | None, among: Sequence[str], what: str) -> tuple[str, ...]:
+    """The comma-separated names of an option; () if it is not given. Raises ValueError."""
+    names = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    for name in names:
+        if name not in among:
+            raise ValueError(f"{name!r} is no {what}; there are {', '.join(among)}")
+    return names
+
+
+def study(
+    preset: str,
+    out: str,
+    data: str | None,
+    *,
+    recipes: Sequence[str],
+    stores: Sequence[str],
+    ranks: Sequence[int],
+    rounds: int | None,
+    seed: int,
+) -> int:
+    """Exit status: 1 if a recipe failed or delivered something wrong."""
+    if screen.launched:
+        screen.say("error: the study starts mpiexec itself; run it without mpiexec or srun", err=True)
+        return 2
+    what = PRESETS[preset].only(recipes, stores, ranks, rounds)
+    if not what.cells and not what.group_cells:
+        screen.say("error: no cell of this preset has these recipes, stores and ranks", err=True)
+        return 2
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = data or out
+    Path(beside).mkdir(parents=True, exist_ok=True)
+    there = file_system(beside)
+    if there is not None and there.kind == "memory":
+        screen.say(f"error: {beside} is kept in memory ({there.type}): give --data a folder on a disk", err=True)
+        return 2
+    mpiexec, why = find_mpiexec()
+    if not mpiexec:
+        screen.say(f"note: {why}, so that only one rank is measured (pip install 'pario[mpich]')", err=True)
+    with tempfile.TemporaryDirectory(prefix="data-", dir=out) as temporary:
+        made = Study(
+            what,
+            name=preset,
+            launcher=mpiexec,
+            emulates=bool(mpiexec) and mpiexec_family(mpiexec[0]) == "MPICH",
+            data=data or temporary,
+            seed=seed,
+            say=lambda line: bar.write(line),
+            tick=lambda many: bar.update(many),
+            keep=lambda: _save(made.document, folder / "study.json"),
+        )
+        bar: Any = screen.bar(made.ticks, f"study, {preset}", "run")
+        before = {number: signal.signal(number, _interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            made.run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            screen.end_bar()
+            if made.document["cells"]:
+                _tell(made.document, folder)
+    return int(any(row.met is False for name in MUST for row in verdicts(made.document)[name]))
+
+
+def _interrupted(*_: object) -> None:
+    """Once: what ends the jobs and unmounts the stores must not be interrupted itself."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _save(document: dict[str, Any], path: Path) -> None:
+    """Whole or not at all."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(new, path)
+
+
+def _tell(document: dict[str, Any], folder: Path) -> None:
+    screen.say(tables.on_screen(document))
+    (folder / "study.md").write_text(tables.markdown(document))
+    figures = plots.plot(document, folder / "figures")
+    screen.say()
+    screen.say(f"Everything is in {folder}: study.json, study.md" + (", figures/" if figures else ""))
+    if importlib.util.find_spec("matplotlib") is None:
+        screen.say("No figures, as matplotlib is not installed: pip install 'pario[study]'")

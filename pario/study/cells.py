@@ -1,0 +1,167 @@
+"""What a study measures: cells, each of which has all recipes side by side, and the presets that name many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+__all__ = ["PRESETS", "RECIPES", "STORES", "Cell", "Preset", "words"]
+
+#: in the order of the paper's figures, the default last
+RECIPES = ("plain", "lmm", "dm", "dio", "prov", "coal", "stag", "auto")
+
+#: store -> what it is
+STORES = {
+    "disk": "bare disk",
+    "throttled": "block device, 200 MB/s",
+    "latency": "latency store, 20 ms and 200 MB/s",
+    "latency-cached": "latency store through the page cache",
+}
+
+#: state -> what it is
+STATES = {
+    "cold": "file dropped from the page cache, index saved",
+    "warm": "file in the page cache, index saved",
+    "first": "file dropped from the page cache, no index: time from Loader(...) on",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison: all its recipes read the same records, in turns."""
+
+    store: str
+    dataset: str
+    ranks: int
+    nodes: int
+    state: str
+    order: str = "none"
+    recipes: tuple[str, ...] = RECIPES
+
+    @property
+    def title(self) -> str:
+        order = "" if self.order == "none" else f', "{self.order}"'
+        return f"{self.store}, {self.dataset}, {words(self.ranks, self.nodes)}, {self.state}{order}"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A whole study.
+
+    records : data set -> records
+    limit_s : a run that would take longer ends after so many steps as fit (slow recipes on slow stores)
+    requests : sizes in bytes of the sub-study "read time against request size"; request_bytes are read per size
+    groups : values of Options(stagger=...) of the sub-study "staggering"; group_cells are measured with each
+    """
+
+    cells: tuple[Cell, ...]
+    rounds: int
+    records: dict[str, int]
+    limit_s: float
+    requests: tuple[int, ...] = ()
+    request_bytes: int = 0
+    groups: tuple[int, ...] = ()
+    group_cells: tuple[Cell, ...] = field(default=())
+
+    def only(
+        self,
+        recipes: Sequence[str] = (),
+        stores: Sequence[str] = (),
+        ranks: Sequence[int] = (),
+        rounds: int | None = None,
+    ) -> Preset:
+        """A part of it; what is not named stays whole."""
+
+        def kept(cells: tuple[Cell, ...]) -> Iterator[Cell]:
+            for cell in cells:
+                if (not stores or cell.store in stores) and (not ranks or cell.ranks in ranks):
+                    chosen = tuple(name for name in cell.recipes if not recipes or name in recipes)
+                    if chosen:
+                        yield replace(cell, recipes=chosen)
+
+        return replace(
+            self,
+            cells=tuple(kept(self.cells)),
+            group_cells=tuple(kept(self.group_cells)),
+            requests=() if stores and "disk" not in stores else self.requests,
+            rounds=rounds or self.rounds,
+        )
+
+
+def words(ranks: int, nodes: int) -> str:
+    """ "4 ranks on 2 nodes" """
+    return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+
+
+def _small() -> Preset:
+    sets = ("3k", "197k", "variable")
+    cells = [
+        Cell("disk", which, ranks, nodes, state)
+        for ranks, nodes in ((1, 1), (2, 1), (4, 2))
+        for which in sets
+        for state in ("cold", "warm")
+    ]
+    cells += [Cell("disk", "197k", 2, 1, "cold", "global", ("plain", "auto"))]
+    cells += [Cell("disk", which, 4, 2, "first") for which in ("3k", "197k")]
+    cells += [Cell("throttled", which, 4, 2, "cold") for which in ("3k", "197k")]
+    cells += [Cell("latency", which, 4, 2, "cold") for which in ("3k", "197k")]
+    cells += [Cell("latency", "197k", 4, 2, "cold", "global", ("auto",))]
+    return Preset(
+        cells=tuple(cells),
+        rounds=5,
+        records={"3k": 40_000, "197k": 800, "variable": 4_000},
+        limit_s=1.5,
+        requests=tuple(4096 << k for k in range(0, 11, 2)),
+        request_bytes=32 << 20,
+        groups=(1, 2, 4),
+        group_cells=(Cell("disk", "197k", 4, 4, "cold", "none", ("stag",)),),
+    )
+
+
+def _full() -> Preset:
+    sets = ("3k", "197k", "variable")
+    jobs = [(ranks, nodes) for ranks in (1, 2, 4, 8, 16) for nodes in (1, 2, 4) if nodes <= ranks]
+    few = ((1, 1), (4, 1), (4, 4), (16, 4))
+    cells = [
+        Cell("disk", which, ranks, nodes, state)
+        for ranks, nodes in jobs
+        for which in sets
+        for state in ("cold", "warm", "first")
+        if state != "first" or (ranks, nodes) in few
+    ]
+    cells += [Cell("disk", which, *job, "cold", "global", ("plain", "auto")) for job in few for which in sets]
+    cells += [Cell("throttled", which, *job, "cold") for job in few for which in sets]
+    cells += [Cell("latency", which, *job, state) for job in few for which in sets for state in ("cold", "first")]
+    cells += [Cell("latency", which, *job, "cold", "global", ("plain", "auto")) for job in few for which in sets]
+    cells += [Cell("latency-cached", which, *job, "cold") for job in ((1, 1), (4, 4)) for which in sets]
+    return Preset(
+        cells=tuple(cells),
+        rounds=5,
+        records={"3k": 200_000, "197k": 4_000, "variable": 30_000},
+        limit_s=10.0,
+        requests=tuple(4096 << k for k in range(11)),
+        request_bytes=256 << 20,
+        groups=(1, 2, 4, 8),
+        group_cells=tuple(
+            Cell(store, which, 8, 4, "cold", "none", ("stag",))
+            for store in ("disk", "throttled", "latency")
+            for which in ("3k", "197k")
+        ),
+    )
+
+
+#: In the tests: the whole way, in seconds.
+_TINY = Preset(
+    cells=(
+        Cell("disk", "3k", 1, 1, "cold"),
+        Cell("disk", "3k", 2, 1, "warm"),
+        Cell("disk", "variable", 2, 1, "first"),
+    ),
+    rounds=1,
+    records={"3k": 2_000, "197k": 40, "variable": 200},
+    limit_s=1.0,
+    requests=(4096, 1 << 20),
+    request_bytes=4 << 20,
+)
+
+PRESETS: dict[str, Preset] = {"tiny": _TINY, "small": _small(), "full": _full()}

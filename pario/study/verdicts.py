@@ -1,0 +1,163 @@
+"""The bars of a study, held against what it measured. Each is a list of rows, one per cell, met or not."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pario.study.cells import Cell
+from pario.study.numbers import Row, spread
+
+__all__ = ["BARS", "MUST", "best_other", "rates", "title", "verdicts", "worst"]
+
+#: reads under way at once that a store must bear
+IN_FLIGHT = 16
+
+
+def verdicts(document: dict[str, Any]) -> dict[str, list[Row]]:
+    """Bar -> its rows, those of `BARS`; a bar for which nothing was measured has none."""
+    return {title: list(rows(document)) for title, rows in BARS.items()}
+
+
+def worst(rows: Sequence[Row]) -> Row | None:
+    """The row with the least margin: of those that are not met if there are any."""
+    held = [row for row in rows if row.bar is not None]
+    if not held:
+        return None
+
+    def margin(row: Row) -> float:
+        return row.figure - row.bar if row.sense == ">=" else row.bar - row.figure  # type: ignore[operator]
+
+    return min(held, key=margin)
+
+
+def title(cell: dict[str, Any]) -> str:
+    """A measured cell in words."""
+    names = ("store", "dataset", "ranks", "nodes", "state", "order")
+    return Cell(**{name: cell[name] for name in names}).title
+
+
+def rates(cell: dict[str, Any], recipe: str, what: str = "rate") -> list[float]:
+    """One figure per round."""
+    return [run[what] for run in cell["runs"].get(recipe, [])]
+
+
+def best_other(cell: dict[str, Any]) -> str | None:
+    """The fastest recipe but for auto, by its median."""
+    others = [name for name in cell["runs"] if name != "auto" and cell["runs"][name]]
+    return max(others, key=lambda name: statistics.median(rates(cell, name)), default=None)
+
+
+def _against(cell: dict[str, Any], other: str | None, bar: float) -> Iterator[Row]:
+    mine = rates(cell, "auto")
+    theirs = rates(cell, other) if other is not None else []
+    if mine and theirs:
+        pairs = [ours / others for ours, others in zip(mine, theirs, strict=False)]
+        words = f"auto {_megabytes(mine)}", f"{other} {_megabytes(theirs)}"
+        yield _row(cell, pairs, ">=", bar, "×", *words)
+
+
+def _megabytes(values: Sequence[float]) -> str:
+    return f"{statistics.median(values) / 1e6:,.0f} MB/s"
+
+
+def _best(document: dict[str, Any]) -> Iterator[Row]:
+    for cell in document["cells"]:
+        yield from _against(cell, best_other(cell), 0.95)
+
+
+def _plain(document: dict[str, Any]) -> Iterator[Row]:
+    for cell in document["cells"]:
+        yield from _against(cell, "plain", 0.95 if cell["state"] == "warm" else 1.0)
+
+
+def _cap(document: dict[str, Any]) -> Iterator[Row]:
+    for cell in document["cells"]:
+        mine = rates(cell, "auto", "page_rate")
+        if cell["store"] == "latency" and cell["state"] == "cold" and mine:
+            yield _row(cell, [rate / cell["cap"] for rate in mine], ">=", 0.90, "×", f"auto {_megabytes(mine)}")
+
+
+def _in_flight(document: dict[str, Any]) -> Iterator[Row]:
+    for cell in document["cells"]:
+        most = [run["store"]["most"] for run in cell["runs"].get("auto", []) if "most" in (run["store"] or {})]
+        if most:
+            yield _row(cell, most, "<=", IN_FLIGHT, "reads")
+
+
+def _collectives(document: dict[str, Any]) -> Iterator[Row]:
+    for cell in document["cells"]:
+        calls = [run["collectives"] / max(1, run["batches"]) for run in cell["runs"].get("auto", [])]
+        if calls:
+            yield _row(cell, calls, "<=", 0, "calls")
+
+
+def _switches(document: dict[str, Any]) -> Iterator[Row]:
+    """Of the medians of both sides: the plain reader's of one run may be zero."""
+    for cell in document["cells"]:
+        mine, plain = (
+            [run["voluntary"] / run["records"] for run in cell["runs"].get(name, [])] for name in ("auto", "plain")
+        )
+        if mine and plain:
+            bar = statistics.median(plain)
+            yield _row(cell, mine, "<=", bar, "per record", theirs=f"plain {bar:.4f}")
+
+
+def _missed(document: dict[str, Any]) -> Iterator[Row]:
+    for cell in document["cells"]:
+        late = [run["stats"]["missed_late"] for run in cell["runs"].get("dm", []) if "missed_late" in run["stats"]]
+        if late and cell["order"] == "none":
+            yield _row(cell, late, "<=", 0, "pages")
+
+
+def _read_once(document: dict[str, Any]) -> Iterator[Row]:
+    """Of whole epochs, against the file's pages: what a reader that reads everything once would read."""
+    for cell in document["cells"]:
+        file_bytes = document["sets"][cell["dataset"]]["file_bytes"]
+        read = [
+            run["stats"]["bytes_read"] / run["epochs"] / file_bytes
+            for run in cell["runs"].get("dm", [])
+            if not cell["steps"].get("dm")
+        ]
+        if read and cell["order"] == "none":
+            yield _row(cell, read, "<=", 1.05, "×")
+
+
+def _content(document: dict[str, Any]) -> Iterator[Row]:
+    for check in document["checks"]:
+        bad = check["missing"] + check["repeated"] + check["wrong"]
+        cell = {**check, "store": check["recipe"], "state": f"{check['records']:,} records"}
+        yield _row(cell, [bad], "<=", 0, "records")
+
+
+def _failures(document: dict[str, Any]) -> Iterator[Row]:
+    for cell in document["cells"]:
+        many = len(cell["failed"])
+        yield Row(title(cell), many, many, many, "<=", 0, "recipes", ours=", ".join(cell["failed"]))
+
+
+def _row(
+    cell: dict[str, Any], values: Sequence[float], sense: str, bar: float, unit: str, ours: str = "", theirs: str = ""
+) -> Row:
+    """One value per round."""
+    found = spread(values)
+    return Row(title(cell), found["median"], found["min"], found["max"], sense, bar, unit, ours, theirs)
+
+
+#: in the order in which they are told
+BARS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
+    "every record exactly once, every byte as py-lmdb reads it": _content,
+    "recipes that failed": _failures,
+    "auto ÷ the best other recipe": _best,
+    "auto ÷ plain": _plain,
+    "latency store: auto ÷ the store's cap": _cap,
+    "latency store: reads of auto in flight at once": _in_flight,
+    "collective calls of auto per batch": _collectives,
+    "voluntary context switches of auto per record, against plain's": _switches,
+    "dm: missed pages after two steps": _missed,
+    "dm: bytes read ÷ the file's": _read_once,
+}
+
+#: those that no slow machine excuses
+MUST = tuple(BARS)[:2]
