@@ -235,14 +235,8 @@ class Study:
         made = self._sets[cell.dataset]
         steps = math.ceil(made.records / (task["batch"] * cell.ranks))
         key = (cell.dataset, cell.order, cell.ranks, cell.nodes, task["recipe"], str(task["options"]))
-        limit = 0
         slow = cell.store not in ("disk", "throttled") or cell.order != "none"
-        if slow:
-            drop_file(_file(task))
-            probe = jobs.do({**task, "steps": PROBE_STEPS})
-            each = _seconds(probe, 0) / min(PROBE_STEPS, steps)
-            if each * steps > self._preset.limit_s:
-                limit = max(PROBE_STEPS, int(self._preset.limit_s / each))
+        limit = self._affordable(jobs, task, steps) if slow else 0
         if key not in self._checked and not 0 < limit * CHECK_TIMES < steps:
             ranks = jobs.do({**task, "check": self._digests(made)})
             check = {name: ranks[0][name] for name in ("missing", "repeated", "wrong")}
@@ -251,7 +245,20 @@ class Study:
             self.document["checks"].append({**dict(zip(names, key, strict=True)), "records": made.records, **check})
         elif not slow:
             jobs.do({**task, "steps": PROBE_STEPS})
-        return 0 if limit >= steps else limit
+        return limit
+
+    def _affordable(self, jobs: _Jobs, task: dict[str, Any], steps: int) -> int:
+        """Steps that take no longer than the preset's limit; 0: all of them. From runs that grow: the first steps of a
+        recipe that reads ahead tell little about the later ones."""
+        tried = min(PROBE_STEPS, steps)
+        while True:
+            drop_file(_file(task))
+            took = _seconds(jobs.do({**task, "steps": tried}), 0)
+            if took >= self._preset.limit_s / 2 or tried == steps:
+                break
+            tried = min(steps, 4 * tried)
+        fit = max(PROBE_STEPS, int(tried * self._preset.limit_s / took))
+        return 0 if fit >= steps else fit
 
     def _timed(self, place: Place, jobs: _Jobs, cell: Cell, task: dict[str, Any]) -> dict[str, Any]:
         file = _file(task)

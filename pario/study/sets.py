@@ -1,4 +1,4 @@
-"""The data sets of the study and of benchmarks/: Caffe Datum records of 3 KB and of 197 KB, and records of varying sizes.
+"""The data sets of the study and of benchmarks/: Caffe Datum records of 3 KB and 197 KB, and records of varying sizes.
 
 They are laid out as Caffe's converter does. Each set is a folder DIR/<name>/ with data.mdb and set.json (what it holds;
 written last, so that its presence means "complete"). A complete set with the same parameters is used again, an
