@@ -4,7 +4,11 @@
     pool threads                   read straight into the slot; the last one checks and publishes the group
     every rank of the node         wait for the groups of its step -> views of its records -> decode -> done
 
-Nothing here calls MPI: all of it is memory shared by the node, and futexes in it.
+Nothing of that calls MPI: all of it is memory shared by the node, and futexes in it.
+
+A synchronous recipe (`Recipe.ahead` is False) has no thread: the feeding rank's tap lets the feed bring a group when it
+is asked for, so that one read at a time is under way and the rank's own thread waits for it, and for its turn among the
+readers of other nodes (`comm/turns.py`) if the recipe has turns.
 """
 
 from __future__ import annotations
@@ -13,34 +17,56 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pario.errors import CorruptedError, RankError
+from pario.errors import CorruptedError, ParioError, RankError
 from pario.kernels.verify import check_runs
-from pario.plan.coalesce import coalesce
+from pario.plan.coalesce import Reads, coalesce, span_reads
 from pario.plan.schedule import node_share
 from pario.records import Records
 from pario.stats.rank import RankStats
 
 if TYPE_CHECKING:
+    from pario.comm.turns import Turns
     from pario.comm.window import Ring
     from pario.fetch.base import ReadPool
     from pario.locate.index import RecordIndex
-    from pario.options import Options
+    from pario.options import Options, Recipe
     from pario.plan.epoch import Order
     from pario.plan.schedule import Schedule
 
 __all__ = ["Feed", "Tap"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Group `number` of this node, planned.
+
+    ids : i64[k], record ids; steps i64[k] and rows i32[k], their places in the ring's tables
+    offsets, nbytes : i64[k], where the values lie in the file
+    reads : what to read, and where it goes in a slot
+    """
+
+    number: int
+    ids: np.ndarray
+    steps: np.ndarray
+    rows: np.ndarray
+    offsets: np.ndarray
+    nbytes: np.ndarray
+    reads: Reads
+
+
 class Feed:
-    """Reads one epoch for this node. `start()` returns at once; `stop()` ends it wherever it is.
+    """Reads one epoch for this node: in the background between `start()` and `stop()`, or group by group by `bring()`.
 
     check_snapshot : called after the bytes of a group are there and before they are handed out; raises SnapshotError
     feeder, feeders : this rank reads the groups j with j % feeders == feeder
     stats : of this rank; the feed adds to it what it does
+    turns : with `bring` only: this rank reads when those before it have read; set before the first group
     """
 
     def __init__(
@@ -52,6 +78,7 @@ class Feed:
         ring: Ring,
         pool: ReadPool,
         options: Options,
+        recipe: Recipe,
         check_snapshot: Callable[[], None],
         node_seat: int,
         node_size: int,
@@ -66,10 +93,12 @@ class Feed:
         self._ring = ring
         self._pool = pool
         self._options = options
+        self._span = recipe.span
         self._check_snapshot = check_snapshot
         self._seats = (node_seat, node_size)
         self._rank = rank
-        self._turns = (feeder, feeders)
+        self._shares = (feeder, feeders)
+        self.turns: Turns | None = None
         self.stats = stats or RankStats()
         self.error: BaseException | None = None
         self._stop = threading.Event()
@@ -78,7 +107,10 @@ class Feed:
         self._busy_since = 0.0  # while something is under way: until then `read` is counted
         self._thread: threading.Thread | None = None
 
+    # -- in the background -----------------------------------------------------------------------------------------
+
     def start(self) -> None:
+        """Read the whole epoch in a thread of its own; returns at once."""
         self._thread = threading.Thread(target=self._run, name="pario-feed", daemon=True)
         self._thread.start()
 
@@ -91,64 +123,34 @@ class Feed:
         return self._thread is None
 
     def _run(self) -> None:
-        feeder, feeders = self._turns
+        feeder, feeders = self._shares
         try:
             for j in range(feeder, self._schedule.groups, feeders):
                 if self._stop.is_set() or self.error is not None:
                     break
-                self._group(j)
+                self._submit(j)
         except BaseException as e:
             self._fail(e)
         with self._idle:
             while self._under_way:
                 self._idle.wait()
 
-    def _group(self, j: int) -> None:
-        ring, options, stats = self._ring, self._options, self.stats
-        t0 = time.perf_counter()
-        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
-        by_offset = self._index.by_offset
-        ids = numbers if self._order.space == "id" or by_offset is None else by_offset[numbers]
-        extents = self._index.extents[ids]
-        offsets = np.ascontiguousarray(extents["offset"])
-        nbytes = np.ascontiguousarray(extents["nbytes"])
-        slot_bytes = ring.data.shape[1]
-        plan = coalesce(
-            offsets,
-            nbytes,
-            lead_bytes=self._index.header_bytes,
-            align=self._pool.fetcher.align,
-            gap_bytes=options.gap_bytes,
-            read_bytes=options.read_bytes,
-            file_bytes=self._pool.fetcher.nbytes,
-            capacity=slot_bytes,
-        )
-        t1 = time.perf_counter()
-        free_after = self._schedule.group_release_tick(j - len(ring.data)) if j >= len(ring.data) else 0
-        if not ring.wait_done(free_after, None, self._stop):
+    def _submit(self, j: int) -> None:
+        """Plan group j, wait for its slot, and leave the rest to the pool."""
+        group = self._plan(j)
+        if not self._wait_slot(j, None):
             return
-        if ring.deserted():
+        if self._ring.deserted():
             # Nobody waited for the group that was in this slot, so it may even be under way still.
             self._stop.set()
             return
-        t2 = time.perf_counter()
-        slot = j % len(ring.data)
-        table = (steps % len(ring.ids), rows)
-        ring.ids[table] = ids
-        ring.starts[table] = plan.record_starts + slot * slot_bytes
-        ring.nbytes[table] = nbytes
-        data = ring.data[slot]
+        data = self._lay_out(group)
 
         def done(error: BaseException | None, seconds: float) -> None:
             try:
                 if error is None:
-                    self._check(data, plan.record_starts, offsets, nbytes, ids)
-                    with self._idle:  # counted first: who takes the bytes may ask for the numbers next
-                        now = time.perf_counter()
-                        stats.read += now - self._busy_since
-                        stats.reading += seconds
-                        self._busy_since = now
-                    ring.publish(j, self._schedule.group_ready_ticks(j))
+                    self._check(group, data)
+                    self._publish(group, seconds)
             except BaseException as e:
                 error = e
             if error is not None:
@@ -158,28 +160,122 @@ class Feed:
                 if not self._under_way:
                     self._idle.notify_all()
 
-        with self._idle:
-            if not self._under_way:
-                self._busy_since = time.perf_counter()
-            self._under_way += 1
-        stats.locate += t1 - t0 + time.perf_counter() - t2
-        stats.turn += t2 - t1
-        stats.bytes_read += int(plan.reads["nbytes"].sum())
-        stats.reads += len(plan.reads)
+        self._begin_read()
         try:
-            self._pool.submit(plan.reads, data, plan.starts, done)
+            self._pool.submit(group.reads.reads, data, group.reads.starts, done)
         except BaseException as e:  # the pool was closed meanwhile
             done(e, 0.0)
 
-    def _check(
-        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
-    ) -> None:
+    # -- when asked --------------------------------------------------------------------------------------------------
+
+    def bring(self, j: int, check: Callable[[], None]) -> None:
+        """Read group j now, in this thread, if this rank is the one that reads it; `check` is called while it waits."""
+        feeder, feeders = self._shares
+        if j % feeders != feeder:
+            return
+        try:
+            group = self._plan(j)
+            self._wait_slot(j, check)
+            data = self._lay_out(group)
+            if self.turns is not None:
+                begin = time.perf_counter()
+                self.turns.wait(j)
+                self.stats.turn += time.perf_counter() - begin
+            begin = self._begin_read()
+            self._pool.fetcher.read(group.reads.reads, data, group.reads.starts)
+            seconds = time.perf_counter() - begin
+            if self.turns is not None:
+                self.turns.pass_on(j)
+            self._check(group, data)
+            self._publish(group, seconds)
+            self._under_way = 0
+        except BaseException as e:
+            self._fail(e)
+            raise
+
+    def try_read(self, j: int) -> None:
+        """Read group j into the memory of slot 0, for nobody: between two epochs, to see how long it takes."""
+        reads = self._plan(j).reads
+        self._pool.fetcher.read(reads.reads, self._ring.data[0], reads.starts)
+
+    # -- what both have in common --------------------------------------------------------------------------------------
+
+    def _plan(self, j: int) -> _Group:
+        """Which records, where they lie, which reads."""
+        begin = time.perf_counter()
+        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
+        by_offset = self._index.by_offset
+        ids = numbers if self._order.space == "id" or by_offset is None else by_offset[numbers]
+        extents = self._index.places(ids)
+        offsets = np.ascontiguousarray(extents["offset"])
+        nbytes = np.ascontiguousarray(extents["nbytes"])
+        options, fetcher = self._options, self._pool.fetcher
+        how: Callable[..., Reads] = coalesce
+        if self._span:
+            # Neighbours in a block order are those of a pool, whichever steps they go to.
+            how = partial(span_reads, runs=steps if self._schedule.pools is None else np.zeros(len(steps), np.int64))
+        reads = how(
+            offsets,
+            nbytes,
+            lead_bytes=self._index.header_bytes,
+            align=fetcher.align,
+            gap_bytes=options.gap_bytes,
+            read_bytes=options.read_bytes,
+            file_bytes=fetcher.nbytes,
+            capacity=self._ring.slot_bytes,
+        )
+        self.stats.locate += time.perf_counter() - begin
+        return _Group(j, ids, steps, rows, offsets, nbytes, reads)
+
+    def _wait_slot(self, j: int, check: Callable[[], None] | None) -> bool:
+        """Wait until all ranks of the node have released what was in group j's slot. False: the feed was stopped."""
+        slots = self._ring.slots
+        begin = time.perf_counter()
+        free_after = self._schedule.group_release_tick(j - slots) if j >= slots else 0
+        free = self._ring.wait_done(free_after, check, self._stop)
+        self.stats.turn += time.perf_counter() - begin
+        return free
+
+    def _lay_out(self, group: _Group) -> np.ndarray:
+        """Write the group's rows of the tables; u8[slot_bytes], the memory of its slot."""
+        begin = time.perf_counter()
+        ring = self._ring
+        slot = group.number % ring.slots
+        table = (group.steps % len(ring.ids), group.rows)
+        ring.ids[table] = group.ids
+        ring.starts[table] = group.reads.record_starts + slot * ring.slot_bytes
+        ring.nbytes[table] = group.nbytes
+        stats, reads = self.stats, group.reads.reads
+        stats.bytes_read += int(reads["nbytes"].sum())
+        stats.reads += len(reads)
+        stats.locate += time.perf_counter() - begin
+        return ring.data[slot]
+
+    def _begin_read(self) -> float:
+        now = time.perf_counter()
+        with self._idle:
+            if not self._under_way:
+                self._busy_since = now
+            self._under_way += 1
+        return now
+
+    def _publish(self, group: _Group, seconds: float) -> None:
+        """seconds : that its reads took, added up"""
+        with self._idle:  # counted first: who takes the bytes may ask for the numbers next
+            now = time.perf_counter()
+            self.stats.read += now - self._busy_since
+            self.stats.reading += seconds
+            self._busy_since = now
+        self._ring.publish(group.number, self._schedule.group_ready_ticks(group.number))
+
+    def _check(self, group: _Group, data: np.ndarray) -> None:
         t0 = time.perf_counter()
         # The snapshot first: when a writer overtook us, wrong headers are its work and not damage.
         self._check_snapshot()
-        index = self._index
+        index, offsets = self._index, group.offsets
         if index.snapshot.native:
-            bad = check_runs(data, starts, offsets, nbytes, index.page_size, index.header_bytes)
+            starts = group.reads.record_starts
+            bad = check_runs(data, starts, offsets, group.nbytes, index.page_size, index.header_bytes)
             if bad >= 0:
                 offset = int(offsets[bad]) - index.header_bytes
                 raise CorruptedError(
@@ -187,7 +283,7 @@ class Feed:
                     path=index.path,
                     page=offset // index.page_size,
                     offset=offset,
-                    record=int(ids[bad]),
+                    record=int(group.ids[bad]),
                     hint="The file is damaged, or was rewritten since its index was made: delete the .pario.h5 beside "
                     "it and try again; `python -m pario verify` looks at every record.",
                 )
@@ -205,10 +301,21 @@ class Tap:
     """One rank's side of the ring: steps in ascending order, piece by piece, each taken once and then released.
 
     stats : of this rank; the tap adds to it what it waits for and takes, once per group and not per step
+    feed : of a synchronous recipe, on a rank that reads: brings the groups that are this rank's to read
+    reader_of : of a synchronous recipe: reader_of(group) -> node rank that reads it
     """
 
     def __init__(
-        self, ring: Ring, schedule: Schedule, *, seat: int, node_seat: int, node_rank: int, stats: RankStats
+        self,
+        ring: Ring,
+        schedule: Schedule,
+        *,
+        seat: int,
+        node_seat: int,
+        node_rank: int,
+        stats: RankStats,
+        feed: Feed | None = None,
+        reader_of: Callable[[int], int] | None = None,
     ) -> None:
         self._ring = ring
         self._schedule = schedule
@@ -217,6 +324,8 @@ class Tap:
         self._row = (seat - node_seat) * schedule.batch_size
         self._flat = ring.data.reshape(-1)
         self._stats = stats
+        self._feed = feed
+        self._reader_of = reader_of
         self._next_group = 0
         self._ready = 0
         self.pieces = schedule.pieces
@@ -248,7 +357,9 @@ class Tap:
         stats.groups += 1
         stats.ready += full
         begin = time.perf_counter()
-        ready = ring.wait_group(group, check)
+        if self._feed is not None:
+            self._feed.bring(group, check)
+        ready = ring.wait_group(group, check if self._reader_of is None else lambda: self._check_reader(group, check))
         if not full:
             waited = time.perf_counter() - begin
             stats.share += waited
@@ -258,6 +369,17 @@ class Tap:
         stats.node_bytes += self._bytes(self._ready, ready)
         self._ready = ready
         self._next_group = group + 1
+
+    def _check_reader(self, group: int, check: Callable[[], None]) -> None:
+        """Somebody reads this group when asked only: is that rank still there to be asked?"""
+        check()
+        assert self._reader_of is not None
+        reader = self._reader_of(group)
+        if self._ring.has_left(reader) and not self._ring.full_slots(group):
+            raise ParioError(
+                f"the rank that reads for this node (number {reader} on it) left the loop before this rank did",
+                hint="With this recipe all ranks must leave a loop at the same step; the recipe auto does not mind.",
+            )
 
     def _bytes(self, first: int, stop: int) -> int:
         """Of this rank's records in ticks [first, stop)."""

@@ -22,6 +22,7 @@ from pario.assemble import Assembler, allowed_cores, fair_threads
 from pario.buffers import BatchBuffers
 from pario.checkpoint import VERSION, LoaderState
 from pario.comm.agree import guard, spread
+from pario.comm.turns import Turns
 from pario.comm.window import LEFT, Ring
 from pario.comm.world import get_world
 from pario.decode.base import Decoder, Draw
@@ -33,11 +34,13 @@ from pario.loop import Hooks, Loop
 from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, Options
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
+from pario.plan.stagger import candidates, turn
 from pario.reader import RECIPES, Reader
 from pario.records import Batch
 from pario.stats.prometheus import write_metrics
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
+from pario.tune import choose_stagger
 
 __all__ = ["Loader"]
 
@@ -115,6 +118,9 @@ class Loader:
         self._run: Loop | None = None
         self._feed: Feed | None = None
         self._made_ring: Ring | None = None
+        self._plain: Any = None  # PlainLmdb of the recipe "plain"
+        self._turns: Turns | None = None
+        self._stagger: tuple[int, dict[int, float]] | None = None  # readers at once; seconds of those that were tried
         self._stats = RankStats()
         self._loop_since = 0.0
         self._ended: tuple[int, bool] | None = None  # (epoch, was it complete) of a loop that the log does not know yet
@@ -182,7 +188,7 @@ class Loader:
         self._batch_size, self._seed = int(size), int(seed)
 
     def _prepare(self, decoder: Decoder | Callable[..., Any] | None) -> None:
-        world, index, options = self.world, self._reader.index, self._options
+        world, index, options, recipe = self.world, self._reader.index, self._options, self._reader.recipe
         mean_bytes = index.mean_bytes + index.header_bytes
         seats, most = world.size, world.allreduce_max(world.node_size)
         self.decoder = copy.copy(as_decoder(decoder))  # what it learns is this loader's own
@@ -192,16 +198,15 @@ class Loader:
             self._block_records = records_per_block(mean_bytes, options.block_bytes)
             pool = min(index.n, self._block_records * options.mix_blocks)
             # A group holds as many records as a step, so that no step waits for more than these slots.
-            self._per_group = max(
-                units_per_group(mean_bytes * pool * most / seats, options.slot_bytes), -(-per_step // pool)
-            )
+            fill = units_per_group(mean_bytes * pool * most / seats, options.slot_bytes) if recipe.fill else 1
+            self._per_group = max(fill, -(-per_step // pool))
             self._slots = BLOCK_SLOTS
         else:
             step_bytes = mean_bytes * self._batch_size * most
-            self._per_group = units_per_group(step_bytes, options.slot_bytes)
-            if self.decoder.by_rows:
+            self._per_group = units_per_group(step_bytes, options.slot_bytes) if recipe.fill else 1
+            if self.decoder.by_rows and recipe.ahead:
                 self._pieces = max(1, min(self._batch_size, round(step_bytes / options.slot_bytes)))
-            self._slots = options.slots
+            self._slots = options.slots if recipe.ahead else 1
         self._schedule = self._make_schedule(0)
         if self._schedule.steps == 0:
             raise OptionError(
@@ -215,20 +220,22 @@ class Loader:
         error: BaseException | None = None
         if world.rank == 0:
             try:
-                found = self._learn(), self._slot_bytes(whole, most)
+                found = self._learn(), 1 if recipe.per_rank else self._slot_bytes(whole, most)
                 if options.metrics_file is not None:  # what cannot be written is said now, and not after an epoch
                     self._try_metrics(options.metrics_file)
             except BaseException as e:
                 error = e
         world.agree(error, "looking at the first record")
         (self.decoder.spec, self._fingerprint), slot_bytes = world.bcast(found)
-        self._stats.reader = self._reader.feeder is not None
+        self._stats.reader = self._reader.feeder is not None and not recipe.per_rank
+        self._table_steps = whole.max_steps_in_flight(max(self._slots, BLOCK_SLOTS))
+        # With a recipe whose ranks read alone the ring carries no records, but still the news of errors and losses.
         self._made_ring = Ring(
             world,
             slots=self._slots,
             slot_bytes=slot_bytes,
-            table_steps=whole.max_steps_in_flight(self._slots),
-            table_rows=self._batch_size * world.node_size,
+            table_steps=1 if recipe.per_rank else self._table_steps,
+            table_rows=1 if recipe.per_rank else self._batch_size * world.node_size,
             alive_seconds=options.alive_seconds,
         )
         world.on_wait = _weakly(self._check)
@@ -243,9 +250,25 @@ class Loader:
             key_of=lambda record: reader.keys([record])[0],
             stats=self._stats,
         )
-        self._stats.ahead = self.decoder.parallel
-        if self.decoder.parallel:
+        # A synchronous recipe reads, and may send messages, when a step is prepared: in the caller's thread only.
+        self._stats.ahead = self.decoder.parallel and recipe.ahead
+        if self._stats.ahead:
             self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
+        if recipe.per_rank:
+            self._plain = self._open_plain()
+
+    def _open_plain(self) -> Any:
+        """Each rank's own py-lmdb. Collective."""
+        from pario.lmdb.plain import PlainLmdb  # and with it py-lmdb
+
+        reader, error, plain = self._reader, None, None
+        try:
+            keys = None if self._shuffle is False else reader.keys(np.arange(len(reader)))
+            plain = PlainLmdb(reader.path, reader.snapshot, reader.index.database, keys)
+        except BaseException as e:
+            error = e
+        self.world.agree(error, "opening the dataset with py-lmdb")
+        return plain
 
     def _try_metrics(self, place: str) -> None:
         try:
@@ -397,13 +420,21 @@ class Loader:
 
     def stats(self) -> dict[str, Any]:
         """What happened so far on this rank: the fields of `pario.stats.rank.RankStats`, and the sizes of the ring's
-        slots, their number, and the memory of batches, in bytes. Not collective; cheap at any time."""
+        slots, their number, and the memory of batches, in bytes; with the recipe "stag" how many readers read at once
+        and what the trial took, in seconds by number of readers. Not collective; cheap at any time."""
         return {
             **asdict(self._so_far()),
             "slot_bytes": self._ring.slot_bytes,
             "slots": self._slots,
+            **self._stagger_stats(),
             "batch_memory": self._held.allocated_bytes,
         }
+
+    def _stagger_stats(self) -> dict[str, Any]:
+        """Of a recipe with turns, once the first loop has begun."""
+        if self._stagger is None:
+            return {}
+        return {"stagger": self._stagger[0], "stagger_seconds": self._stagger[1]}
 
     def report(self) -> Report:
         """What each rank did so far, all together, and a sentence that says which part was the slow one.
@@ -433,6 +464,8 @@ class Loader:
         except BaseException as e:
             self._abandon(e)
             raise
+        if self._turns is not None:
+            self._turns.settle()
         self.world.on_wait = None
         self._closed = True
         self._stop_threads()
@@ -506,6 +539,8 @@ class Loader:
         if self._feed is not None:
             self._feed.stop()
             self._feed = None
+        if self._turns is not None:
+            self._turns.settle()
         world.node_barrier()
         if world.is_leader:
             self._reader.warn_if_replaced()
@@ -513,35 +548,33 @@ class Loader:
         world.node_barrier()
         # The pools of a block order differ from epoch to epoch, and every rank must know them; a permutation of all
         # records is needed by those that read only.
-        feeder = self._reader.feeder
-        order = self._make_order(self._epoch) if feeder is not None or self._shuffle == "block" else None
+        recipe, reads = self._reader.recipe, self._reader.feeder is not None or self._reader.recipe.per_rank
+        order = self._make_order(self._epoch) if reads or self._shuffle == "block" else None
         schedule = self._make_schedule(self._position, order)
-        if feeder is not None:
+        tap: Any = None
+        if recipe.per_rank:
             assert order is not None
-            self._feed = Feed(
-                schedule=schedule,
-                order=order,
-                index=self._reader.index,
-                ring=self._ring,
-                pool=self._reader.pool,
-                options=self._options,
-                check_snapshot=self._reader.check_snapshot,
+            tap = self._plain_tap(schedule, order)
+        else:
+            if self._reader.feeder is not None:
+                assert order is not None
+                self._feed = self._make_feed(schedule, order)
+            if recipe.stagger and schedule.groups:
+                self._take_turns(schedule)
+            if self._feed is not None and recipe.ahead:
+                self._feed.start()
+            reader_of = None if recipe.ahead else self._reader.reader_of
+            feed = None if recipe.ahead else self._feed
+            tap = Tap(
+                self._ring,
+                schedule,
+                seat=world.seat,
                 node_seat=world.node_seat,
-                node_size=world.node_size,
-                rank=world.rank,
-                feeder=feeder,
-                feeders=self._reader.feeders,
+                node_rank=world.node_rank,
                 stats=self._stats,
+                feed=feed,
+                reader_of=reader_of,
             )
-            self._feed.start()
-        tap = Tap(
-            self._ring,
-            schedule,
-            seat=world.seat,
-            node_seat=world.node_seat,
-            node_rank=world.node_rank,
-            stats=self._stats,
-        )
         assembler, draw = self._assembler, Draw(self._seed, self._epoch)
         assert assembler is not None  # from the end of the constructor on
         hooks = Hooks(
@@ -564,6 +597,84 @@ class Loader:
             alive_seconds=self._options.alive_seconds,
             stats=self._stats,
         )
+
+    def _make_feed(self, schedule: Schedule, order: Order) -> Feed:
+        world, reader = self.world, self._reader
+        assert reader.feeder is not None
+        return Feed(
+            schedule=schedule,
+            order=order,
+            index=reader.index,
+            ring=self._ring,
+            pool=reader.pool,
+            options=self._options,
+            recipe=reader.recipe,
+            check_snapshot=reader.check_snapshot,
+            node_seat=world.node_seat,
+            node_size=world.node_size,
+            rank=world.rank,
+            feeder=reader.feeder,
+            feeders=reader.feeders,
+            stats=self._stats,
+        )
+
+    def _plain_tap(self, schedule: Schedule, order: Order) -> Any:
+        from pario.lmdb.plain import PlainTap
+
+        index = self._reader.index
+        return PlainTap(
+            self._plain,
+            schedule,
+            order,
+            by_offset=index.by_offset,
+            map_bytes=index.snapshot.file_bytes,
+            first_offset=int(index.extents["offset"][0]),
+            seat=self.world.seat,
+            table_steps=self._table_steps,
+            check_snapshot=self._reader.check_snapshot,
+            stats=self._stats,
+        )
+
+    def _take_turns(self, schedule: Schedule) -> None:
+        """Readers of several nodes read in turns; before the first loop it is tried how many should at once.
+        Collective."""
+        world, feed = self.world, self._feed
+        if self._stagger is None:
+            everyones = world.allgather((world.node, self._reader.feeder))
+            readers: list[list[int]] = [[] for _ in range(world.nodes)]
+            for _, rank in sorted((place, rank) for rank, (node, place) in enumerate(everyones) if place is not None):
+                readers[everyones[rank][0]].append(rank)
+            size = self._options.stagger
+            if size:
+                self._stagger = size, {}
+            else:
+                first = [some[:1] for some in readers]
+                self._stagger = choose_stagger(
+                    world,
+                    candidates(world.nodes),
+                    lambda size: self._chain(first, size),
+                    feed.try_read if feed is not None else None,
+                    schedule.groups,
+                )
+            self._turns = self._chain(readers, self._stagger[0])
+        if feed is not None:
+            feed.turns = self._turns
+
+    def _chain(self, readers: list[list[int]], size: int) -> Turns | None:
+        """This rank's turns when `size` nodes read at once; None if it is none of `readers`, by node and in the order
+        in which a node's readers take its groups."""
+        world, mine = self.world, readers[self.world.node]
+        if world.rank not in mine:
+            return None
+        place = turn(world.node, world.nodes, size)
+
+        def partners(node: int | None) -> list[int | None]:
+            theirs = readers[node] if node is not None else []
+            rounds = math.lcm(len(mine), max(1, len(theirs)))
+            here = [mine[j % len(mine)] == world.rank for j in range(rounds)]
+            return [theirs[j % len(theirs)] if theirs and here[j] else None for j in range(rounds)]
+
+        return Turns(world, partners(place.before), partners(place.after))
 
     def _meet(self, doing: str) -> Report:
         """All ranks do the same next, or all raise; what everybody did so far. Collective."""
@@ -617,6 +728,8 @@ class Loader:
             self._ended = (self._epoch, complete)
             run.end()
             self._ring.finish(self.world.node_rank, LEFT)
+            if self._turns is not None:
+                self._turns.leave()
 
     def _check(self) -> None:
         """Does everybody else still live and work? Raises PeerError or DeadRankError."""
@@ -661,6 +774,8 @@ class Loader:
             self._conductor.shutdown(wait=wait, cancel_futures=True)
         if self._assembler is not None:
             self._assembler.end(wait)
+        if self._plain is not None and wait:  # nobody decodes out of its mapping any more
+            self._plain.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -34,6 +34,8 @@ class Options:
         read_bytes: the longest single read.
         gap_bytes: two extents of one group are read by one read if at most this many unwanted bytes lie between them
             (a leaf page or two between runs of overflow pages).
+        stagger: for the recipe "stag" (docs/recipes.md): how many readers of all nodes may read at once; 0: found by a
+            trial when the first loop starts.
         fetch: "posix" reads through the page cache, "direct" past it (O_DIRECT); "auto" is "posix" so far: on the
             machines we measured it reaches the same cold bandwidth, and what stays in memory is read once.
 
@@ -62,6 +64,7 @@ class Options:
     inflight: int = 8
     read_bytes: int = 4 * MiB
     gap_bytes: int = 16 * KiB
+    stagger: int = 0
     fetch: str = "auto"
 
     block_bytes: int = 2 * MiB
@@ -83,6 +86,7 @@ class Options:
             "inflight": 1,
             "read_bytes": 4 * KiB,
             "gap_bytes": 0,
+            "stagger": 0,
             "block_bytes": 4 * KiB,
             "mix_blocks": 1,
             "decode_threads": 0,
@@ -108,8 +112,8 @@ class Recipe:
     """One way of reading a dataset: a word for each room that takes part. The table of them is `pario.reader.RECIPES`.
 
     per_rank: every rank reads alone, through the real py-lmdb; nothing below applies.
-    locate: how the places of records become known: "walk" (exact, from branch and leaf pages, divided among the ranks,
-        before the first record), "sidecar" (the walk's result of an earlier run; made by a walk where there is none),
+    locate: how the places of records become known: "walk" (exact, from branch and leaf pages, by rank 0 alone at every
+        start), "sidecar" (a walk's result of an earlier run; made by all ranks together where there is none),
         "cursor" (leaf after leaf in key order, each reader for itself, as far as needed), "speculate" (page ranges are
         guessed and read, and settled by the leaf pages among them), "auto" (what suits the dataset and the order).
     fetch: the fetcher; None: what `Options.fetch` says.

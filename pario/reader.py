@@ -17,6 +17,7 @@ from pario.comm.world import AnyWorld, Solo, World, get_world
 from pario.errors import ClosedError, FileError, MissingError, OptionError, SnapshotError
 from pario.fetch.base import STOP_S, ReadPool, open_dataset
 from pario.fetch.direct import DirectFetcher
+from pario.fetch.mapped import MappedFetcher
 from pario.fetch.posix import PosixFetcher
 from pario.format.meta import Snapshot
 from pario.kernels.jit import warm_up
@@ -32,7 +33,12 @@ _log = logging.getLogger("pario")
 
 #: fetch option -> class. "auto" reads through the page cache: on the machines we measured it reaches the same cold
 #: bandwidth as O_DIRECT (benchmarks/), and a set that fits into memory is read from the storage once.
-_FETCHERS: dict[str, type[PosixFetcher]] = {"auto": PosixFetcher, "posix": PosixFetcher, "direct": DirectFetcher}
+_FETCHERS: dict[str, type[PosixFetcher]] = {
+    "auto": PosixFetcher,
+    "posix": PosixFetcher,
+    "direct": DirectFetcher,
+    "mapped": MappedFetcher,  # for recipes only
+}
 
 #: recipe -> its words. All but "auto" re-create a step of LMDBIO (Pumma, Si, Feng, Balaji, "Scalable Deep Learning via
 #: I/O Analysis and Optimization", ACM TOPC 6(2), 2019), for studies: each adds one optimisation to those before it, but
@@ -96,6 +102,7 @@ class Reader:
         # The ranks that read: spread over the node, the leader first. `feeder` is this one's number or None.
         places = [f * self.world.node_size // feeders for f in range(feeders)]
         self.feeder = places.index(self.world.node_rank) if self.world.node_rank in places else None
+        self._places = places
         self._given = path
         try:
             self._open(db, save_index, progress)
@@ -148,12 +155,22 @@ class Reader:
         self._agree(error)
         assert snapshot is not None  # _agree raised otherwise
         self.snapshot = snapshot
+        # LMDBIO's readers get their places from one process that walks through the whole tree ("walk").
+        alone = self.recipe.locate == "walk" and world.rank != 0
         self.index: RecordIndex = open_index(
-            self.path, self._pool, snapshot, world, db=name, save=save_index, progress=progress, saved=saved
+            self.path,
+            None if alone else self._pool,
+            snapshot,
+            world,
+            db=name,
+            save=save_index and self._uses_sidecar,
+            progress=progress,
+            saved=saved,
         )
 
     def _open_pool(self) -> ReadPool:
-        return ReadPool(open_dataset(self._given, _FETCHERS[self.options.fetch]), self.options.inflight)
+        fetcher = _FETCHERS[self.recipe.fetch or self.options.fetch]
+        return ReadPool(open_dataset(self._given, fetcher), self.options.inflight)
 
     def _look(self, db: bytes | None) -> tuple[Snapshot, Saved | None]:
         """The file's newest state, and the side-car if one is known to be of it: then one read tells."""
@@ -163,10 +180,14 @@ class Reader:
 
         def known(snapshot: Snapshot) -> bool:
             nonlocal saved
-            saved = find_saved(fetcher, snapshot, db)
+            saved = find_saved(fetcher, snapshot, db, look=self._uses_sidecar)
             return saved.parts is not None
 
         return read_snapshot(fetcher, believe=known), saved
+
+    @property
+    def _uses_sidecar(self) -> bool:
+        return self.recipe.locate in ("auto", "sidecar")
 
     def _compare(self, snapshot: Snapshot) -> None:
         """A copy on this node, or a file that was replaced a moment ago, must be the one that rank 0 describes."""
@@ -226,6 +247,10 @@ class Reader:
     def __len__(self) -> int:
         """Number of records."""
         return self.index.n
+
+    def reader_of(self, group: int) -> int:
+        """The rank, by its number on this node, that reads a group of the schedule."""
+        return self._places[group % self.feeders]
 
     def read(self, ids: Iterable[int] | np.ndarray) -> Records:
         """The bytes of these records, in this order, in memory of their own.

@@ -25,8 +25,8 @@ FLOORS = [
     {"plan", "decode"},
     {"locate"},
     {"feed", "reader", "lmdb"},
-    {"assemble", "loop"},
-    {"loader", "tune"},
+    {"assemble", "loop", "tune"},
+    {"loader"},
     {"study"},
     {"commands", "demo"},
 ]

@@ -165,7 +165,11 @@ class Ring:
 
     def deserted(self) -> bool:
         """Every rank of the node has left this epoch: what is read now is for nobody."""
-        return all(self._words[self._done_at + LINE * rank] == LEFT for rank in range(len(self._done_address)))
+        return all(self.has_left(rank) for rank in range(len(self._done_address)))
+
+    def has_left(self, node_rank: int) -> bool:
+        """This rank of the node takes nothing more from this epoch."""
+        return bool(self._words[self._done_at + LINE * node_rank] == LEFT)
 
     def stop_feeder(self, stop: threading.Event, thread: threading.Thread, limit_s: float = math.inf) -> bool:
         """Set `stop` and wait until `thread`, which may be inside wait_done, has ended; whether it has in `limit_s`."""
@@ -311,9 +315,9 @@ class Ring:
 
     def _check_alive(self) -> None:
         try:
-            self._world.check_alive(self._has_left)
+            self._world.check_alive(self._is_closed)
         except DeadRankError as error:
             raise agree.spread(self._world, error) from None
 
-    def _has_left(self, node_rank: int) -> bool:
+    def _is_closed(self, node_rank: int) -> bool:
         return bool(self._left[node_rank])

@@ -440,6 +440,11 @@ class World:
                 self.alarm.raise_all(error)
         self.free(collective=False)
 
+    def wait(self, request: Any) -> None:
+        """Wait politely for a nonblocking call on `comm`. Raises PeerError, DeadRankError."""
+        self._check_open()
+        self._wait(request)
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _wait(self, request: Any) -> None:

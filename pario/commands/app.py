@@ -211,6 +211,13 @@ class _Bench(click.Command):
     type=click.Choice(["raw", "datum", "image"]),
     help="raw: bytes as they are; datum: Caffe Datum; image: JPEG, PNG, ...",
 )
+@click.option(
+    "--recipe",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "plain", "lmm", "dm", "dio", "prov", "coal", "stag"]),
+    help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (docs/recipes.md).",
+)
 @click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels, as unequal images do not stack.")
 @click.option("-e", "--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")
 @click.option(
@@ -232,6 +239,7 @@ def bench(
     batch_size: int,
     shuffle: str,
     decoder: str,
+    recipe: str,
     size: int | None,
     epochs: int,
     fetch: str,
@@ -265,6 +273,7 @@ def bench(
         batch_size=batch_size,
         shuffle=shuffle,
         decoder=decoder,
+        recipe=recipe,
         size=size,
         epochs=epochs,
         fetch=fetch,

@@ -17,13 +17,15 @@ from pario.errors import ParioError
 from pario.fetch.base import resolve
 from pario.loader import Loader
 from pario.options import Options
+from pario.reader import RECIPES
 
 __all__ = ["bench", "cached_share"]
 
-#: (name in Loader.stats(), what it is); the first block runs in the background on the ranks that read
+#: (name in Loader.stats(), what it is); the first block is of the ranks that read, in the background unless a recipe
+#: does without
 _READING = (
     ("locate", "which records, where, which reads"),
-    ("turn", "waited for a free slot: all were being filled or still in use"),
+    ("turn", "waited for a free slot: all were being filled or still in use (stag: or for its turn)"),
     ("read", "a read was under way"),
     ("check", "snapshot and page headers"),
 )
@@ -44,6 +46,7 @@ def bench(
     batch_size: int,
     shuffle: str,
     decoder: str,
+    recipe: str,
     size: int | None,
     epochs: int,
     fetch: str,
@@ -62,7 +65,9 @@ def bench(
     knobs = Options(fetch=fetch, **options)
     chosen = _decoder(decoder, size)
     progress = screen.progress("leaf pages", "page")
-    with Loader(path, batch_size, chosen, shuffle=order, db=db, options=knobs, progress=progress) as loader:
+    with Loader(
+        path, batch_size, chosen, shuffle=order, db=db, options=knobs, recipe=recipe, progress=progress
+    ) as loader:
         screen.running = True
         world = loader.world
         value_bytes = int(loader.index.extents["nbytes"].sum())
@@ -97,6 +102,7 @@ def bench(
             "page_bytes": page_bytes(loader.index),
             "batch_size": batch_size,
             "shuffle": shuffle,
+            "recipe": recipe,
             "decoder": repr(loader.decoder),
             "fetch": fetch,
             "cached_before": cached,
@@ -120,7 +126,8 @@ def bench(
 def _words(r: dict[str, Any], epochs: int) -> str:
     sums, wall = r["rank_seconds"], sum(e["seconds"] for e in r["epochs"])
     rows = [("", "rank seconds", "of the wall time", "")]
-    for title, block in (("reading, in the background:", _READING), ("the ranks:", _RANKS)):
+    reading = "reading, in the background:" if RECIPES[r["recipe"]].ahead else "reading, by the ranks that wait for it:"
+    for title, block in ((reading, _READING), ("the ranks:", _RANKS)):
         rows.append((title, "", "", ""))
         whole = wall * (1 if block is _READING else r["ranks"])
         for name, what in block:
@@ -131,7 +138,8 @@ def _words(r: dict[str, Any], epochs: int) -> str:
     lines = [
         f"{counted(r['ranks'], 'rank')} on {counted(r['nodes'], 'node')}, "
         f"{counted(r['batch_size'], 'record')} per rank and batch, "
-        f"shuffle {r['shuffle']}, decoder {r['decoder']}, fetch {r['fetch']}",
+        f"shuffle {r['shuffle']}, decoder {r['decoder']}, fetch {r['fetch']}"
+        + (f", recipe {r['recipe']}" if r["recipe"] != "auto" else ""),
         f"in the page cache before: {state}" + (" (of rank 0's node)" if r["nodes"] > 1 and cached is not None else ""),
         f"time to first batch: {seconds(r['first_batch_seconds'])}, of it opening {seconds(r['open_seconds'])}",
         f"read per epoch: {decimal_bytes(r['bytes_read'] / epochs)} in {r['reads'] / epochs:,.0f} reads "

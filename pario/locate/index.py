@@ -275,10 +275,10 @@ class _Parts:
         self.mean_bytes = mean_bytes
 
 
-def find_saved(fetcher: Fetcher, snapshot: Snapshot, db: bytes | None) -> Saved:
-    """The first valid side-car of the open file; not collective."""
+def find_saved(fetcher: Fetcher, snapshot: Snapshot, db: bytes | None, *, look: bool = True) -> Saved:
+    """The first valid side-car of the open file; not collective. look=False: as if there were none."""
     found = Saved(snapshot, _fingerprint(fetcher.status(), snapshot, db))
-    for place in _places(fetcher.path, db):
+    for place in _places(fetcher.path, db) if look else ():
         try:
             return _load(place, found)
         except FileNotFoundError:

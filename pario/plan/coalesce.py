@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -10,13 +11,15 @@ from pario.errors import CorruptedError, OptionError, ParioError
 from pario.kernels.runs import cut_runs, merge_runs
 from pario.records import EXTENT
 
-__all__ = ["Reads", "coalesce"]
+__all__ = ["Reads", "coalesce", "span_reads"]
 
 #: What the page cache reads at least. Unwanted bytes are counted in whole pages: those beside a record come anyway.
 _PAGE = 4096
 #: Memory is laid out so that a value lies at its file offset modulo this at least: LMDB puts large values at multiples
 #: of 8, and arrays that are views of records want that.
 _LEAST_UNIT = 8
+#: A span is one read, up to what one pread of the kernel brings.
+_LONGEST_READ = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +109,67 @@ def coalesce(
     starts = np.empty(most, np.int64)
     m = cut_runs(runs, count, read_bytes, reads["offset"], reads["nbytes"], starts)
     return Reads(reads[:m], starts[:m], record_starts, used)
+
+
+def span_reads(
+    offsets: np.ndarray,
+    nbytes: np.ndarray,
+    runs: np.ndarray,
+    *,
+    lead_bytes: int,
+    align: int,
+    gap_bytes: int,
+    read_bytes: int,
+    file_bytes: int,
+    capacity: int | None = None,
+) -> Reads:
+    """Like `coalesce`, but one read for each run of values, from its first byte to its last with all that lies between,
+    as LMDBIO reads: right for values that lie in the file in the order in which they are wanted.
+
+    A run is cut where a gap is longer than all its values together; a part whose gaps together are still longer than
+    its values (values in random places) is read as `coalesce` would, and so is everything if it does not fit otherwise.
+
+    runs : i64[k], which run each value belongs to, ascending; the others as for `coalesce`
+    """
+    merged = partial(coalesce, lead_bytes=lead_bytes, align=align, file_bytes=file_bytes)
+    plain = partial(merged, offsets, nbytes, gap_bytes=gap_bytes, read_bytes=read_bytes, capacity=capacity)
+    k = len(offsets)
+    if k < 2 or bool((nbytes > file_bytes - offsets).any()) or int(offsets.min()) < 0:
+        return plain()
+    order = np.lexsort((offsets, runs))
+    at, size, run = offsets[order], nbytes[order], runs[order]
+    # Whole pages: those of neighbouring values may be the same one. Ends so far, run by run.
+    first = np.maximum(at - lead_bytes, 0) // _PAGE * _PAGE
+    stop = -(-(at + size) // _PAGE) * _PAGE
+    high = int(stop.max()) + 1
+    numbers = np.cumsum(np.diff(run, prepend=run[0]) != 0)  # 0, 1, ...
+    seen = np.maximum.accumulate(stop + numbers * high) - numbers * high
+    before = np.concatenate([first[:1], seen[:-1]])
+    before = np.where(np.diff(numbers, prepend=-1) != 0, first, before)
+    gap = np.maximum(first - before, 0)
+    wanted = np.maximum(stop - np.maximum(first, before), 0)
+    cut = (np.diff(numbers, prepend=-1) != 0) | (gap > np.bincount(numbers, wanted)[numbers])
+    begins = np.flatnonzero(cut)
+    part = np.cumsum(cut) - 1
+    gap[begins] = 0
+    dense = np.bincount(part, gap) <= np.bincount(part, wanted)
+    # A dense part is one value to `coalesce`, from the first one's place to the last one's end.
+    end = np.maximum.reduceat(at + size, begins)
+    single = np.flatnonzero(~dense[part])
+    ranges = np.concatenate([at[begins[dense]], at[single]])
+    lengths = np.concatenate([(end - at[begins])[dense], size[single]])
+    for gaps in (gap_bytes, 0):
+        reads = merged(ranges, lengths, gap_bytes=gaps, read_bytes=_LONGEST_READ)
+        if capacity is None or reads.nbytes <= capacity:
+            break
+    else:
+        return plain()
+    place = np.zeros(len(begins), np.int64)  # of each dense part's first value
+    dense_parts = np.flatnonzero(dense)
+    place[dense_parts] = reads.record_starts[: len(dense_parts)]
+    starts = np.empty(k, np.int64)
+    starts[:] = place[part] + at - at[begins][part]
+    starts[single] = reads.record_starts[len(dense_parts) :]
+    record_starts = np.empty(k, np.int64)
+    record_starts[order] = starts
+    return Reads(reads.reads, reads.starts, record_starts, reads.nbytes)

@@ -28,13 +28,13 @@ class RankStats:
     waiting: float = 0.0  # for the next batch, whatever the reason
 
     # seconds of the thread that makes the batches: the same one, or one ahead of it
-    share: float = 0.0  # waiting for bytes in the ring of the own node
+    share: float = 0.0  # waiting for bytes in the ring of the own node, while somebody reads or reading them itself
     stalled: float = 0.0  # of `share`, what came after the first bytes of a loop
     decode: float = 0.0  # bytes to arrays
 
-    # seconds of the feed; on ranks that read
+    # seconds of the feed; on ranks that read (of a synchronous recipe they are part of `share`)
     locate: float = 0.0  # which records, where, which reads
-    turn: float = 0.0  # waiting for a slot of the ring
+    turn: float = 0.0  # waiting for a slot of the ring, or for this rank's turn to read
     read: float = 0.0  # with at least one read under way
     check: float = 0.0  # snapshot and page headers
     reading: float = 0.0  # sum over all reads of the time that each was under way
