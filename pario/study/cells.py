@@ -150,7 +150,7 @@ def _full() -> Preset:
     )
 
 
-#: In the tests: the whole way, in seconds.
+#: Does everything run? The whole way, in seconds.
 _TINY = Preset(
     cells=(
         Cell("disk", "3k", 1, 1, "cold"),

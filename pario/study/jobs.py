@@ -92,7 +92,8 @@ class Job:
                 command = self._prefix(command)
             self._process = subprocess.Popen(
                 command,
-                env=job_environment(self.ranks, self.nodes),
+                # Indexes lie beside the data, and none in the user's own cache directory may be taken for one.
+                env=job_environment(self.ranks, self.nodes) | {"XDG_CACHE_HOME": folder},
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=subprocess.STDOUT,

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from pario.comm.world import Solo
+from pario.reader import Reader
 from pario.study.cache import Unavailable, cached_bytes, drop_file, warm_file
 from pario.study.cells import Cell, Preset, words
 from pario.study.facts import machine
@@ -126,6 +128,7 @@ class Study:
             made = held(self._data, which, self._preset.records[which], self._say)
             self._sets[which] = made
             np.save(self._digests(made), made.digests())
+            _save_index(made.folder)
             self.document["sets"][which] = asdict(made) | {"folder": ""}
 
     def _digests(self, made: Held) -> str:
@@ -137,6 +140,8 @@ class Study:
         sets = {cell.dataset: self._sets[cell.dataset] for cell, _ in cells}
         try:
             with open_store(name, sets, self._data) as place:
+                for made in sets.values():
+                    _save_index(place.where(made, "prov"))
                 for (ranks, nodes), of_job in groupby(
                     sorted(cells, key=lambda one: (one[0].ranks, one[0].nodes)),
                     key=lambda one: (one[0].ranks, one[0].nodes),
@@ -160,12 +165,12 @@ class Study:
                     if by_groups
                     else [(recipe, recipe, {}) for recipe in cell.recipes]
                 )
-                try:
-                    found = self._cell(place, jobs, cell, variants)
-                except Unavailable as reason:
-                    self._note(f"{cell.title}: not measured, {reason}")
-                    continue
+                found = self._new_cell(place, cell, [name for name, *_ in variants])
                 self.document["groups" if by_groups else "cells"].append(found)
+                try:
+                    self._cell(place, jobs, cell, variants, found)
+                except Unavailable as reason:
+                    self._note(f"{cell.title}: cut short, {reason}")
                 self._keep()
         finally:
             jobs.close()
@@ -176,19 +181,25 @@ class Study:
 
     # -- cells -----------------------------------------------------------------------------------------------------
 
-    def _cell(
-        self, place: Place, jobs: _Jobs, cell: Cell, variants: list[tuple[str, str, dict[str, Any]]]
-    ) -> dict[str, Any]:
-        """variants : (name, recipe, options)"""
-        made = self._sets[cell.dataset]
-        found: dict[str, Any] = {
+    def _new_cell(self, place: Place, cell: Cell, names: list[str]) -> dict[str, Any]:
+        return {
             **{name: value for name, value in asdict(cell).items() if name != "recipes"},
             "cap": place.cap,
-            "batch": max(1, made.step_records // cell.ranks),
-            "runs": {name: [] for name, *_ in variants},
+            "batch": max(1, self._sets[cell.dataset].step_records // cell.ranks),
+            "runs": {name: [] for name in names},
             "steps": {},
             "failed": {},
         }
+
+    def _cell(
+        self,
+        place: Place,
+        jobs: _Jobs,
+        cell: Cell,
+        variants: list[tuple[str, str, dict[str, Any]]],
+        found: dict[str, Any],
+    ) -> None:
+        """Fill `found`. variants : (name, recipe, options)"""
         for name, recipe, options in variants:
             task = self._task(place, cell, found["batch"], recipe, options)
             try:
@@ -206,7 +217,6 @@ class Study:
                     except WorkerError as e:
                         self._failed(found, cell, name, e)
                 self._tick(1)
-        return found
 
     def _failed(self, found: dict[str, Any], cell: Cell, name: str, error: WorkerError) -> None:
         text = str(error)
@@ -378,6 +388,11 @@ class _Jobs:
         job, self._job = self._job, None
         if job is not None:
             job.__exit__(None, None, None)
+
+
+def _save_index(folder: str) -> None:
+    """Make the side-car if it is not there: cells that do not say "first" have it."""
+    Reader(folder, comm=Solo(), recipe="prov").close()
 
 
 def _file(task: dict[str, Any]) -> str:
