@@ -15,7 +15,7 @@ from pario.errors import StateError
 __all__ = ["VERSION", "LoaderState"]
 
 #: Of the fields and of the orders in plan/epoch.py: a state must never go on in another order than it was saved in.
-VERSION = 1
+VERSION = 2
 
 #: What to do about a field that differs.
 _HINTS = {

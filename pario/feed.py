@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from pario.plan.epoch import Order
     from pario.plan.schedule import Schedule
 
-__all__ = ["Feed", "Tap"]
+__all__ = ["Feed", "Group", "Tap"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """Group `number` of this node, planned.
 
     ids : i64[k], record ids; steps i64[k] and rows i32[k], their places in the ring's tables
@@ -123,28 +123,38 @@ class Feed:
         return self._thread is None
 
     def _run(self) -> None:
-        feeder, feeders = self._shares
         try:
-            for j in range(feeder, self._schedule.groups, feeders):
-                if self._stop.is_set() or self.error is not None:
-                    break
-                self._submit(j)
+            self._read_all()
         except BaseException as e:
             self._fail(e)
         with self._idle:
             while self._under_way:
                 self._idle.wait()
 
+    def _read_all(self) -> None:
+        feeder, feeders = self._shares
+        for j in range(feeder, self._schedule.groups, feeders):
+            if self._stop.is_set() or self.error is not None:
+                break
+            self._submit(j)
+
     def _submit(self, j: int) -> None:
         """Plan group j, wait for its slot, and leave the rest to the pool."""
         group = self._plan(j)
         if not self._wait_slot(j, None):
             return
-        if self._ring.deserted():
-            # Nobody waited for the group that was in this slot, so it may even be under way still.
-            self._stop.set()
+        if self._is_deserted():
             return
-        data = self._lay_out(group)
+        self._submit_group(group, self._lay_out(group))
+
+    def _is_deserted(self) -> bool:
+        """Nobody waited for the group that was in a free slot, so it may even be under way still: end it then."""
+        if self._ring.deserted():
+            self._stop.set()
+        return self._stop.is_set()
+
+    def _submit_group(self, group: Group, data: np.ndarray) -> None:
+        """Hand its reads to the pool; the thread that finishes last checks and publishes it."""
 
         def done(error: BaseException | None, seconds: float) -> None:
             try:
@@ -155,10 +165,7 @@ class Feed:
                 error = e
             if error is not None:
                 self._fail(error)
-            with self._idle:
-                self._under_way -= 1
-                if not self._under_way:
-                    self._idle.notify_all()
+            self._forget_read()
 
         self._begin_read()
         try:
@@ -174,24 +181,27 @@ class Feed:
         if j % feeders != feeder:
             return
         try:
-            group = self._plan(j)
-            self._wait_slot(j, check)
-            data = self._lay_out(group)
-            if self.turns is not None:
-                begin = time.perf_counter()
-                self.turns.wait(j)
-                self.stats.turn += time.perf_counter() - begin
-            begin = self._begin_read()
-            self._pool.fetcher.read(group.reads.reads, data, group.reads.starts)
-            seconds = time.perf_counter() - begin
-            if self.turns is not None:
-                self.turns.pass_on(j)
-            self._check(group, data)
-            self._publish(group, seconds)
+            self._bring(j, check)
             self._under_way = 0
         except BaseException as e:
             self._fail(e)
             raise
+
+    def _bring(self, j: int, check: Callable[[], None]) -> None:
+        group = self._plan(j)
+        self._wait_slot(j, check)
+        data = self._lay_out(group)
+        if self.turns is not None:
+            begin = time.perf_counter()
+            self.turns.wait(j)
+            self.stats.turn += time.perf_counter() - begin
+        begin = self._begin_read()
+        self._pool.fetcher.read(group.reads.reads, data, group.reads.starts)
+        seconds = time.perf_counter() - begin
+        if self.turns is not None:
+            self.turns.pass_on(j)
+        self._check(group, data)
+        self._publish(group, seconds)
 
     def try_read(self, j: int) -> None:
         """Read group j into the memory of slot 0, for nobody: between two epochs, to see how long it takes."""
@@ -200,12 +210,12 @@ class Feed:
 
     # -- what both have in common --------------------------------------------------------------------------------------
 
-    def _plan(self, j: int) -> _Group:
+    def _plan(self, j: int) -> Group:
         """Which records, where they lie, which reads."""
         begin = time.perf_counter()
         numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
-        by_offset = self._index.by_offset
-        ids = numbers if self._order.space == "id" or by_offset is None else by_offset[numbers]
+        by_offset = self._index.by_offset if self._order.space == "place" else None
+        ids = numbers if by_offset is None else by_offset[numbers]
         extents = self._index.places(ids)
         offsets = np.ascontiguousarray(extents["offset"])
         nbytes = np.ascontiguousarray(extents["nbytes"])
@@ -225,18 +235,21 @@ class Feed:
             capacity=self._ring.slot_bytes,
         )
         self.stats.locate += time.perf_counter() - begin
-        return _Group(j, ids, steps, rows, offsets, nbytes, reads)
+        return Group(j, ids, steps, rows, offsets, nbytes, reads)
 
     def _wait_slot(self, j: int, check: Callable[[], None] | None) -> bool:
         """Wait until all ranks of the node have released what was in group j's slot. False: the feed was stopped."""
-        slots = self._ring.slots
         begin = time.perf_counter()
-        free_after = self._schedule.group_release_tick(j - slots) if j >= slots else 0
-        free = self._ring.wait_done(free_after, check, self._stop)
+        free = self._ring.wait_done(self._free_after(j), check, self._stop)
         self.stats.turn += time.perf_counter() - begin
         return free
 
-    def _lay_out(self, group: _Group) -> np.ndarray:
+    def _free_after(self, j: int) -> int:
+        """Ticks that all ranks of the node must have finished before group j may fill its slot."""
+        slots = self._ring.slots
+        return self._schedule.group_release_tick(j - slots) if j >= slots else 0
+
+    def _lay_out(self, group: Group) -> np.ndarray:
         """Write the group's rows of the tables; u8[slot_bytes], the memory of its slot."""
         begin = time.perf_counter()
         ring = self._ring
@@ -245,11 +258,13 @@ class Feed:
         ring.ids[table] = group.ids
         ring.starts[table] = group.reads.record_starts + slot * ring.slot_bytes
         ring.nbytes[table] = group.nbytes
-        stats, reads = self.stats, group.reads.reads
-        stats.bytes_read += int(reads["nbytes"].sum())
-        stats.reads += len(reads)
-        stats.locate += time.perf_counter() - begin
+        self._count(group.reads)
+        self.stats.locate += time.perf_counter() - begin
         return ring.data[slot]
+
+    def _count(self, reads: Reads) -> None:
+        self.stats.bytes_read += int(reads.reads["nbytes"].sum())
+        self.stats.reads += len(reads.reads)
 
     def _begin_read(self) -> float:
         now = time.perf_counter()
@@ -259,16 +274,26 @@ class Feed:
             self._under_way += 1
         return now
 
-    def _publish(self, group: _Group, seconds: float) -> None:
-        """seconds : that its reads took, added up"""
-        with self._idle:  # counted first: who takes the bytes may ask for the numbers next
+    def _end_read(self, seconds: float) -> None:
+        """seconds : that the threads spent in its reads, added up"""
+        with self._idle:
             now = time.perf_counter()
             self.stats.read += now - self._busy_since
             self.stats.reading += seconds
             self._busy_since = now
+
+    def _forget_read(self) -> None:
+        with self._idle:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.notify_all()
+
+    def _publish(self, group: Group, seconds: float) -> None:
+        """seconds : that its reads took, added up"""
+        self._end_read(seconds)  # counted first: who takes the bytes may ask for the numbers next
         self._ring.publish(group.number, self._schedule.group_ready_ticks(group.number))
 
-    def _check(self, group: _Group, data: np.ndarray) -> None:
+    def _check(self, group: Group, data: np.ndarray) -> None:
         t0 = time.perf_counter()
         # The snapshot first: when a writer overtook us, wrong headers are its work and not damage.
         self._check_snapshot()
@@ -303,6 +328,7 @@ class Tap:
     stats : of this rank; the tap adds to it what it waits for and takes, once per group and not per step
     feed : of a synchronous recipe, on a rank that reads: brings the groups that are this rank's to read
     reader_of : of a synchronous recipe: reader_of(group) -> node rank that reads it
+    read : where sizes were not known when the ring was made: brings records that did not fit into it
     """
 
     def __init__(
@@ -316,6 +342,7 @@ class Tap:
         stats: RankStats,
         feed: Feed | None = None,
         reader_of: Callable[[int], int] | None = None,
+        read: Callable[[np.ndarray], Records] | None = None,
     ) -> None:
         self._ring = ring
         self._schedule = schedule
@@ -326,6 +353,7 @@ class Tap:
         self._stats = stats
         self._feed = feed
         self._reader_of = reader_of
+        self._read = read
         self._next_group = 0
         self._ready = 0
         self.pieces = schedule.pieces
@@ -348,7 +376,10 @@ class Tap:
         ring = self._ring
         table = step % len(ring.ids)
         rows = slice(self._row + first, self._row + stop)
-        return first, Records(ring.ids[table, rows], self._flat, ring.starts[table, rows], ring.nbytes[table, rows])
+        ids, starts = ring.ids[table, rows], ring.starts[table, rows]
+        if self._read is not None and len(starts) and int(starts.min()) < 0:
+            return first, self._read(ids.copy())
+        return first, Records(ids, self._flat, starts, ring.nbytes[table, rows])
 
     def _next(self, check: Callable[[], None]) -> None:
         """Wait for the next group."""

@@ -27,16 +27,17 @@ from pario.comm.window import LEFT, Ring
 from pario.comm.world import get_world
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
-from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, RankError
+from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, ParioError, RankError
 from pario.feed import Feed, Tap
 from pario.fetch.base import STOP_S
 from pario.loop import Hooks, Loop
-from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, Options
+from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, KiB, Options
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
 from pario.plan.stagger import candidates, turn
 from pario.reader import RECIPES, Reader
 from pario.records import Batch
+from pario.scout import Scout
 from pario.stats.prometheus import write_metrics
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
@@ -47,6 +48,9 @@ __all__ = ["Loader"]
 _log = logging.getLogger("pario")
 #: With on_error="skip" the decoder may learn from one of this many first records.
 _SKIPPED_FIRST = 64
+#: Slots for records of unknown sizes: times the mean size, and this many bytes more.
+_ROOM = 1.25
+_LEAST_ROOM = 64 * KiB
 
 
 class Loader:
@@ -169,6 +173,7 @@ class Loader:
             recipe=self._recipe,
             save_index=save_index,
             progress=progress,
+            grow=self._shuffle is False,  # the other orders need all places before the first record
         )
 
     def _check_arguments(self) -> None:
@@ -286,8 +291,11 @@ class Loader:
         reader, n = self._reader, self._reader.index.n
         ends = [0, n - 1]
         records, keys = reader.read(ends), reader.keys(ends)
-        # Where all records lie, and the first and the last one: two sets of equal layout still differ in these.
-        identity = hashlib.sha256(reader.index.content_id.encode())
+        # How many pages of which kind the tree has, and the first and the last record: sets that agree in this are the
+        # same. Not where all records lie, which may be found out only while they are read.
+        tree = reader.tree()
+        counts = (n, tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
+        identity = hashlib.sha256(repr(counts).encode())
         for part in (*keys, *records):
             identity.update(len(part).to_bytes(8, "little") + bytes(part))
         tries = min(n, _SKIPPED_FIRST) if self._on_error == "skip" else 1
@@ -303,6 +311,10 @@ class Loader:
     def _slot_bytes(self, schedule: Schedule, node_size: int) -> int:
         """No group needs more."""
         index = self._reader.index
+        if index.growth is not None:
+            # An estimate. What does not fit is read by the rank that takes it.
+            most = schedule.max_group_records(node_size)
+            return int(_ROOM * most * (index.mean_bytes + index.header_bytes)) + _LEAST_ROOM
         capacity = slot_capacity(
             index.extents,
             schedule,
@@ -574,6 +586,7 @@ class Loader:
                 stats=self._stats,
                 feed=feed,
                 reader_of=reader_of,
+                read=self._reader.read if self._reader.index.growth is not None else None,
             )
         assembler, draw = self._assembler, Draw(self._seed, self._epoch)
         assert assembler is not None  # from the end of the constructor on
@@ -601,7 +614,10 @@ class Loader:
     def _make_feed(self, schedule: Schedule, order: Order) -> Feed:
         world, reader = self.world, self._reader
         assert reader.feeder is not None
-        return Feed(
+        kind: Callable[..., Feed] = Feed
+        if reader.index.growth is not None:
+            kind = partial(Scout, guess=reader.recipe.locate != "cursor")
+        return kind(
             schedule=schedule,
             order=order,
             index=reader.index,
@@ -718,6 +734,11 @@ class Loader:
 
     def _complete(self) -> None:
         self._leave(complete=True)
+        if self.world.rank == 0:
+            try:
+                self._reader.index.save()
+            except ParioError as e:  # all of this epoch's records were good; the next one meets it where it counts
+                _log.warning("the index of %s is not complete: %s", self._reader.path, e)
         self._set_place(self._epoch + 1, 0)
 
     def _leave(self, complete: bool = False) -> None:

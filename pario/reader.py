@@ -19,10 +19,13 @@ from pario.fetch.base import STOP_S, ReadPool, open_dataset
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.mapped import MappedFetcher
 from pario.fetch.posix import PosixFetcher
+from pario.format.layout import Db
 from pario.format.meta import Snapshot
+from pario.format.tree import Tree, named_database
 from pario.kernels.jit import warm_up
 from pario.locate.index import RecordIndex, Saved, find_saved, open_index
 from pario.locate.snapshot import check_snapshot, read_snapshot
+from pario.locate.walk import PageReader
 from pario.options import Options, Recipe
 from pario.plan.coalesce import coalesce
 from pario.records import Records
@@ -72,6 +75,7 @@ class Reader:
     recipe : a name of `RECIPES`; "auto" unless a study wants another
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
+    grow : let the index grow while records are read, where the recipe allows that and no saved one fits
 
     Raises
     ------
@@ -88,6 +92,7 @@ class Reader:
         recipe: str = "auto",
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
+        grow: bool = False,
     ) -> None:
         self.options = options or Options()
         self.recipe = RECIPES[recipe]
@@ -103,6 +108,7 @@ class Reader:
         places = [f * self.world.node_size // feeders for f in range(feeders)]
         self.feeder = places.index(self.world.node_rank) if self.world.node_rank in places else None
         self._places = places
+        self._grow = grow and not self.recipe.per_rank and self.recipe.locate in ("auto", "speculate", "cursor")
         self._given = path
         try:
             self._open(db, save_index, progress)
@@ -166,6 +172,7 @@ class Reader:
             save=save_index and self._uses_sidecar,
             progress=progress,
             saved=saved,
+            grow=(lambda: self.pool) if self._grow else None,
         )
 
     def _open_pool(self) -> ReadPool:
@@ -268,7 +275,7 @@ class Reader:
                 f"record ids must lie in 0..{len(self) - 1}, got {int(wanted.min())}..{int(wanted.max())}",
                 path=self.path,
             )
-        extents = self.index.extents[wanted]
+        extents = self.index.places(wanted)
         align = pool.fetcher.align
         plan = coalesce(
             np.ascontiguousarray(extents["offset"]),
@@ -289,6 +296,16 @@ class Reader:
         """The keys of these records."""
         self._check_open()
         return self.index.keys(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64))
+
+    def tree(self) -> Db:
+        """The entry of the database's tree in the file: how many pages of which kind. Reads a few pages where the
+        database is a named one; not collective."""
+        main, name = self.snapshot.main, self.index.database
+        if name is None:
+            return main
+        if self.index.growth is not None:
+            return self.index.growth.record
+        return named_database(Tree(PageReader(self.pool, self.snapshot).one, self.snapshot, main), name)
 
     def check_snapshot(self) -> None:
         """Raises SnapshotError if a writer may have overwritten pages of the snapshot that this reader opened."""

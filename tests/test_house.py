@@ -25,7 +25,7 @@ FLOORS = [
     {"plan", "decode"},
     {"locate"},
     {"feed", "reader", "lmdb"},
-    {"assemble", "loop", "tune"},
+    {"assemble", "loop", "scout", "tune"},
     {"loader"},
     {"study"},
     {"commands", "demo"},

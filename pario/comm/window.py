@@ -163,6 +163,13 @@ class Ring:
         futex.fence()
         return stop is None or not stop.is_set()
 
+    def is_done(self, at_least_steps: int) -> bool:
+        """Has every rank of the node finished so many steps? `wait_done` without waiting."""
+        first = self._done_at
+        done = all(self._words[first + LINE * rank] >= at_least_steps for rank in range(len(self._done_address)))
+        futex.fence()
+        return done
+
     def deserted(self) -> bool:
         """Every rank of the node has left this epoch: what is read now is for nobody."""
         return all(self.has_left(rank) for rank in range(len(self._done_address)))

@@ -39,7 +39,7 @@ from pario.locate.speculate import Growth, may_grow
 from pario.locate.walk import Begun, begin, build, check_size
 from pario.records import EXTENT
 
-__all__ = ["Grow", "RecordIndex", "Saved", "find_saved", "open_index", "saved_index", "sidecar_places"]
+__all__ = ["RecordIndex", "Saved", "find_saved", "open_index", "saved_index", "sidecar_places"]
 
 #: Of the side-car; one that says something else is rebuilt.
 INDEX_VERSION = 1
@@ -251,14 +251,6 @@ class Saved:
     keys: _Keys | None = None
 
 
-@dataclass(frozen=True)
-class Grow:
-    """How an index may grow: `readers` ranks scan all leaves, `pool` brings this rank's open file when it must."""
-
-    readers: int
-    pool: Callable[[], ReadPool]
-
-
 #: size and mtime in nanoseconds of a side-car
 _Mark = tuple[int, int]
 
@@ -298,7 +290,7 @@ def open_index(
     progress: Callable[[int, int], None] | None = None,
     *,
     saved: Saved | None = None,
-    grow: Grow | None = None,
+    grow: Callable[[], ReadPool] | None = None,
 ) -> RecordIndex:
     """The index of a database: from its side-car if that is valid, else made anew and saved, or growing.
 
@@ -311,7 +303,8 @@ def open_index(
     save : write a side-car (one that is there is used in any case)
     saved : on rank 0: what `find_saved` said already
     progress : called as progress(done, total) on rank 0 while the index is made, in its leaf pages
-    grow : let it grow while records are read, where that reads little more; None: make it now
+    grow : let it grow while records are read, where that reads little more; brings this rank's open file when it is
+        asked for places that are not known yet. None: make it now
 
     Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
     """
@@ -329,7 +322,7 @@ def open_index(
     bytes_read = 0
     if not loaded:
         begun = begin(pool, snapshot, name, world, path)
-        if grow is not None and may_grow(snapshot, begun[1], grow.readers):
+        if grow is not None and may_grow(snapshot, begun[1], world.allreduce_sum(pool is not None)):
             return _growing(path, pool, snapshot, world, name, save, begun, saved, grow)
         located = build(pool, snapshot, name, world, progress, path=path, begun=begun)
         bytes_read = located.bytes_read
@@ -379,7 +372,7 @@ def _growing(
     save: bool,
     begun: Begun,
     saved: Saved | None,
-    grow: Grow,
+    pool_of: Callable[[], ReadPool],
 ) -> RecordIndex:
     """An index of which the first and the last record are known, on rank 0. Collective."""
     walk, record, leaves = begun
@@ -403,7 +396,7 @@ def _growing(
             leaves=leaves,
             extents=memory[: n * EXTENT.itemsize].view(EXTENT),
             first=memory[n * EXTENT.itemsize :].view(np.int64),
-            pool=grow.pool,
+            pool=pool_of,
             path=path,
             keep_keys=save and world.rank == 0,
         )

@@ -40,6 +40,7 @@ from pario.locate.snapshot import check_snapshot
 from pario.locate.walk import BATCH_BYTES, PageReader, explain
 from pario.plan.coalesce import Reads
 from pario.records import EXTENT
+from pario.stats.rank import RankStats
 
 __all__ = ["LEAST_LEAVES", "Fetched", "Growth", "Outlook", "Speculator", "may_grow"]
 
@@ -425,16 +426,12 @@ class Outlook:
 class Speculator:
     """Guesses for one feed, group after group in the order of the epoch.
 
-    growth : of the node; guess : False: leaves ahead and then exactly, always
-
-    Attributes
-    ----------
-    guessed : pages in ranges that were read on a guess
-    missed : pages of records and leaves that such a range should have held and did not
-    extra : pages in such ranges that were read in vain
+    growth : of the node
+    stats : of this rank; its `guessed`, `missed` and `extra` grow
+    guess : False: leaves ahead and then exactly, always
     """
 
-    def __init__(self, growth: Growth, *, guess: bool = True) -> None:
+    def __init__(self, growth: Growth, stats: RankStats, *, guess: bool = True) -> None:
         self._growth = growth
         self._size = growth.snapshot.page_size
         self._header = growth.snapshot.header
@@ -443,7 +440,8 @@ class Speculator:
         self._settled = 0
         self._streak = 0
         self._errors: deque[tuple[float, float]] = deque(maxlen=8)
-        self.guessed = self.missed = self.extra = 0
+        self._extra = 0
+        self._stats = stats
 
     @property
     def ahead(self) -> int:
@@ -475,7 +473,7 @@ class Speculator:
                 low = np.array([span.low for span in spans], np.int64)
                 high = np.array([span.high for span in spans], np.int64)
                 ranges.append((low * size, (high - low) * size))
-                self.guessed += int((high - low).sum())
+                self._stats.guessed += int((high - low).sum())
             wanted = growth.leaves[max(leaf, self._asked) : chain.stop]
             ranges.append((wanted * size, np.full(len(wanted), size)))
             self._asked = max(self._asked, chain.stop)
@@ -486,7 +484,7 @@ class Speculator:
         return (
             self._guess
             and self._streak >= _PROOFS
-            and self.extra <= _BUDGET * (self._growth.snapshot.last_pgno + 1)
+            and self._extra <= _BUDGET * (self._growth.snapshot.last_pgno + 1)
             and chain.pages_per_record >= 0.2  # else the values lie in the leaves themselves
         )
 
@@ -539,8 +537,9 @@ class Speculator:
         good = missed <= _MOST_MISSED * need and extra <= _MOST_EXTRA * need
         self._streak = self._streak + 1 if good else 0
         if outlook.believed:
-            self.missed += missed + missing
-            self.extra += extra
+            self._stats.missed += missed + missing
+            self._stats.extra += extra
+            self._extra += extra
 
     def _leaves_of(self, span: _Span) -> slice:
         leaf, _ = self._growth.frontier()

@@ -48,6 +48,9 @@ class RankStats:
     stalls: int = 0  # how often the next slot was not full when it was wanted, the first of a loop apart
     reads: int = 0  # on ranks that read: from the store
     bytes_read: int = 0
+    guessed: int = 0  # pages read on a guess where their records lie, while there was no index
+    missed: int = 0  # pages that such guesses missed
+    extra: int = 0  # pages that such guesses read in vain
 
     def __sub__(self, earlier: RankStats) -> RankStats:
         """What happened since."""
