@@ -47,7 +47,7 @@ __all__ = ["LEAST_LEAVES", "Fetched", "Growth", "Outlook", "Speculator", "may_gr
 #: Fewer leaf pages are read faster than they are avoided.
 LEAST_LEAVES = 16
 #: Of all pages: what several readers may read of leaf pages that others read too.
-_MOST_REPEATED = 0.02
+MOST_REPEATED = 0.02
 #: A leaf's item takes so many bytes at least: node header, pointer.
 _LEAST_ITEM = 10
 #: Leaves and records just before the frontier from which the next ones are guessed.
@@ -74,7 +74,7 @@ def may_grow(snapshot: Snapshot, record: Db, readers: int) -> bool:
         snapshot.native
         and not record.md_flags & MDB_DUPSORT
         and record.md_leaf_pages >= LEAST_LEAVES
-        and repeated <= _MOST_REPEATED * (snapshot.last_pgno + 1)
+        and repeated <= MOST_REPEATED * (snapshot.last_pgno + 1)
     )
 
 
