@@ -238,6 +238,7 @@ class Study:
             "epochs": 1,
             "save_index": True,
             "check": "",
+            "drop": "",
         }
 
     def _prepare(self, place: Place, jobs: _Jobs, cell: Cell, task: dict[str, Any]) -> int:
@@ -263,7 +264,7 @@ class Study:
         tried = min(PROBE_STEPS, steps)
         while True:
             drop_file(_file(task))
-            took = _seconds(jobs.do({**task, "steps": tried}), 0)
+            took = _seconds(jobs.do({**task, "steps": tried, "drop": _file(task)}), 0)
             if took >= self._preset.limit_s / 2 or tried == steps:
                 break
             tried = min(steps, 4 * tried)
@@ -279,6 +280,8 @@ class Study:
             task = {**task, "epochs": WARM_EPOCHS}
         else:
             drop_file(file)
+            if cell.state == "cold":
+                task = {**task, "drop": file}
         try:
             if cell.state == "first":
                 hidden = self._hide_index(place, task)
@@ -328,7 +331,11 @@ class Study:
                 name: [rank["epochs"][epochs[-1]][name] for rank in ranks] for name in ("voluntary", "records")
             },
             "store": counted,
-            "stats": {name: sum(one["stats"][name] for one in mine) for name in mine[0]["stats"]},
+            **{
+                when: {name: sum(one[when][name] for one in mine) for name in mine[0][when]}
+                for when in ("stats", "stats_late")
+            },
+            "settings": ranks[0]["settings"],
         }
 
     # -- the rest --------------------------------------------------------------------------------------------------

@@ -239,12 +239,13 @@ def speculated(document: dict[str, Any]) -> list[dict[str, Any]]:
     for cell in document["cells"]:
         pages = document["sets"][cell["dataset"]]["file_bytes"] / 4096
         for recipe in _recipes([cell]):
-            stats = [run["stats"] for run in cell["runs"][recipe]]
-            if any(one.get("guessed_pages") for one in stats):
+            runs = cell["runs"][recipe]
+            if any(run["stats"].get("guessed") for run in runs):
                 case = f"{cell['dataset']}, {cell['store']}, {words(cell['ranks'], cell['nodes'])}"
-                one = {"case": case, "recipe": recipe, "state": cell["state"]}
-                for name, field in (("missed", "missed_pages"), ("late", "missed_late"), ("extra", "extra_pages")):
-                    one[name] = spread([of_run.get(field, 0) for of_run in stats])
+                one: dict[str, Any] = {"case": case, "recipe": recipe, "state": cell["state"]}
+                one["missed"] = spread([run["stats"]["missed"] for run in runs])
+                one["late"] = spread([run["stats_late"]["missed"] for run in runs])
+                one["extra"] = spread([run["stats"]["extra"] for run in runs])
                 found.append(one | {"part": one["extra"]["median"] / pages})
     return found
 

@@ -106,8 +106,8 @@ def _switches(document: dict[str, Any]) -> Iterator[Row]:
 
 def _missed(document: dict[str, Any]) -> Iterator[Row]:
     for cell in document["cells"]:
-        late = [run["stats"]["missed_late"] for run in cell["runs"].get("dm", []) if "missed_late" in run["stats"]]
-        if late and cell["order"] == "none":
+        late = [run["stats_late"]["missed"] for run in cell["runs"].get("dm", []) if "missed" in run["stats_late"]]
+        if late and cell["order"] == "none" and cell["dataset"] != "variable":
             yield _row(cell, late, "<=", 0, "pages")
 
 
