@@ -17,14 +17,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pario.errors import CorruptedError, ParioError, RankError
-from pario.kernels.verify import check_runs
+from pario.kernels.verify import check_nodes, check_runs
 from pario.plan.coalesce import Reads, coalesce, span_reads
 from pario.plan.schedule import node_share
 from pario.records import Records
@@ -94,6 +94,8 @@ class Feed:
         self._pool = pool
         self._options = options
         self._span = recipe.span
+        # A side-car that the recipe relies on: each value in a leaf page must be that of a node of this page.
+        self._check_nodes = recipe.locate == "sidecar" and not index.trusted and index.snapshot.native
         self._check_snapshot = check_snapshot
         self._seats = (node_seat, node_size)
         self._rank = rank
@@ -220,13 +222,18 @@ class Feed:
         offsets = np.ascontiguousarray(extents["offset"])
         nbytes = np.ascontiguousarray(extents["nbytes"])
         options, fetcher = self._options, self._pool.fetcher
+        begins, lengths = offsets, nbytes
+        if self._check_nodes:
+            # Read from the beginning of the page, where its header and the places of its nodes stand.
+            begins = offsets - ((offsets - 1) % self._index.page_size + 1) + self._index.header_bytes
+            lengths = nbytes + (offsets - begins)
         how: Callable[..., Reads] = coalesce
         if self._span:
             # Neighbours in a block order are those of a pool, whichever steps they go to.
             how = partial(span_reads, runs=steps if self._schedule.pools is None else np.zeros(len(steps), np.int64))
         reads = how(
-            offsets,
-            nbytes,
+            begins,
+            lengths,
             lead_bytes=self._index.header_bytes,
             align=fetcher.align,
             gap_bytes=options.gap_bytes,
@@ -234,6 +241,8 @@ class Feed:
             file_bytes=fetcher.nbytes,
             capacity=self._ring.slot_bytes,
         )
+        if self._check_nodes:
+            reads = replace(reads, record_starts=reads.record_starts + offsets - begins)
         self.stats.locate += time.perf_counter() - begin
         return Group(j, ids, steps, rows, offsets, nbytes, reads)
 
@@ -300,11 +309,16 @@ class Feed:
         index, offsets = self._index, group.offsets
         if index.snapshot.native:
             starts = group.reads.record_starts
-            bad = check_runs(data, starts, offsets, group.nbytes, index.page_size, index.header_bytes)
+            where = (data, starts, offsets, group.nbytes, index.page_size, index.header_bytes)
+            bad, at = check_runs(*where), index.header_bytes
+            what = "the page header before this record's value is not that of its overflow pages"
+            if bad < 0 and self._check_nodes:
+                bad, at = check_nodes(*where, index.snapshot.base, index.snapshot.version == 3), 0
+                what = "this record's value is none of its leaf page"
             if bad >= 0:
-                offset = int(offsets[bad]) - index.header_bytes
+                offset = int(offsets[bad]) - at
                 raise CorruptedError(
-                    "the page header before this record's value is not that of its overflow pages",
+                    what,
                     path=index.path,
                     page=offset // index.page_size,
                     offset=offset,

@@ -269,7 +269,7 @@ class Loader:
         reader, error, plain = self._reader, None, None
         try:
             keys = None if self._shuffle is False else reader.keys(np.arange(len(reader)))
-            plain = PlainLmdb(reader.path, reader.snapshot, reader.index.database, keys)
+            plain = PlainLmdb(reader.path, reader.index, keys)
         except BaseException as e:
             error = e
         self.world.agree(error, "opening the dataset with py-lmdb")
@@ -637,14 +637,11 @@ class Loader:
     def _plain_tap(self, schedule: Schedule, order: Order) -> Any:
         from pario.lmdb.plain import PlainTap
 
-        index = self._reader.index
         return PlainTap(
             self._plain,
             schedule,
             order,
-            by_offset=index.by_offset,
-            map_bytes=index.snapshot.file_bytes,
-            first_offset=int(index.extents["offset"][0]),
+            index=self._reader.index,
             seat=self.world.seat,
             table_steps=self._table_steps,
             check_snapshot=self._reader.check_snapshot,

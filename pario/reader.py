@@ -48,7 +48,7 @@ _FETCHERS: dict[str, type[PosixFetcher]] = {
 #: for "dm", which is a branch of its own. What is delivered is the same for all of them, in every order.
 RECIPES: dict[str, Recipe] = {
     "auto": Recipe(),
-    "plain": Recipe(per_rank=True, ahead=False, fill=False),
+    "plain": Recipe(per_rank=True, locate="sidecar", ahead=False),
     "lmm": Recipe(locate="cursor", fetch="mapped", ahead=False, fill=False),
     "dm": Recipe(locate="speculate", fetch="posix", ahead=False, fill=False),
     "dio": Recipe(locate="walk", fetch="posix", span=True, ahead=False, fill=False),

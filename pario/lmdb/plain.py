@@ -2,8 +2,9 @@
 against (recipe "plain").
 
 In key order a cursor walks over all records, those of the other ranks too, as Caffe's does; in other orders `get` with
-the record's key. Values are views of LMDB's mapping, which the decoder copies into the batch: one copy, as in the best
-loop that one can write oneself.
+the record's key. Values are views of the mapping, which the decoder copies into the batch: one copy, as in the best
+loop that one can write oneself. Where a view lies in it the index tells, since the mapping is the file: to ask each of
+them would cost more than the search in the tree.
 
 What comes with LMDB's mapping and cannot be helped: a store that fails, or a file that is cut off after it was opened,
 ends the process with SIGBUS. (That the file is as long as its meta pages say is checked when it is opened.)
@@ -21,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
-from pario.format.meta import Snapshot
 from pario.lmdb.real import real
+from pario.locate.index import RecordIndex
 from pario.plan.epoch import Order
 from pario.plan.schedule import Schedule, node_share
 from pario.records import Records
@@ -35,16 +36,16 @@ class PlainLmdb:
     """One rank's environment of the real py-lmdb, with a transaction that lasts until `close`.
 
     path : the data file
-    snapshot : the state that the index describes; the transaction must be of the same one
-    db : name of a named database or None
+    index : of the database; the transaction must be of the same state of the file
     keys : of all records in key order, for orders other than key order; None: not wanted
 
     Raises OptionError where py-lmdb is missing, FileError where it cannot open the file, SnapshotError.
     """
 
-    def __init__(self, path: str, snapshot: Snapshot, db: bytes | None, keys: list[bytes] | None) -> None:
+    def __init__(self, path: str, index: RecordIndex, keys: list[bytes] | None) -> None:
         if real is None:
             raise OptionError("the recipe plain reads through py-lmdb, which is not here", hint="pip install lmdb")
+        db, snapshot = index.database, index.snapshot
         self.path = path
         self.keys = keys
         self._env: Any = None
@@ -52,7 +53,6 @@ class PlainLmdb:
             self._env = real.open(path, subdir=False, readonly=True, lock=False, max_dbs=1 if db is not None else 0)
             handle = self._env.open_db(db, create=False) if db is not None else None
             self.txn = self._env.begin(db=handle, buffers=True)
-            self.entries: int = self.txn.stat()["entries"]
             dupsort = self._env.open_db(db, txn=self.txn, create=False).flags(self.txn)["dupsort"]
         except real.Error as e:
             self.close()
@@ -65,13 +65,19 @@ class PlainLmdb:
             )
         #: dupsort with keys: i64[n], the how-manieth value of its key a record is
         self.places = _places(keys) if dupsort and keys is not None else None
+        #: address of the mapping: a value's place in memory less its place in the file
+        self.base = self._find_base(index)
+
+    def _find_base(self, index: RecordIndex) -> int:
         with self.txn.cursor() as cursor:
-            self.first = cursor.value() if cursor.first() else b""
+            for record, value in enumerate(cursor.iternext(keys=False, values=True)):
+                if len(value):
+                    return _address(value) - int(index.places(np.array([record]))["offset"][0])
+        return 0  # no record has any bytes
 
     def close(self) -> None:
         """Idempotent. No view of a value may be used afterwards."""
         env, self._env = self._env, None
-        self.first = b""
         if env is not None:
             env.close()
 
@@ -91,9 +97,7 @@ class PlainTap:
         schedule: Schedule,
         order: Order,
         *,
-        by_offset: np.ndarray | None,
-        map_bytes: int,
-        first_offset: int,
+        index: RecordIndex,
         seat: int,
         table_steps: int,
         check_snapshot: Callable[[], None],
@@ -102,16 +106,14 @@ class PlainTap:
         self._source = source
         self._schedule = schedule
         self._order = order
-        self._by_offset = by_offset
+        self._index = index
         self._seat = seat
         self._check_snapshot = check_snapshot
         self._stats = stats
         self._ids = np.empty((table_steps, schedule.batch_size), np.int64)
         self._next_group = 0
         self._ready = 0
-        #: where the mapping begins: the first record's place in memory less its place in the file
-        self._base = _address(source.first) - first_offset
-        memory = (ctypes.c_uint8 * map_bytes).from_address(self._base)
+        memory = (ctypes.c_uint8 * index.snapshot.file_bytes).from_address(source.base)
         self._map = np.frombuffer(memory, np.uint8)
         self._cursor: Any = source.txn.cursor()
         #: keys only: stepping over a record touches no byte of its value
@@ -129,14 +131,14 @@ class PlainTap:
             self._next()
         ids = self._ids[step % len(self._ids), : self.rows(step)]
         views = self._get(ids) if self._source.keys is not None else self._step_to(ids)
-        nbytes = np.fromiter(map(len, views), np.int64, len(views))
-        starts = np.fromiter((_address(view) for view in views), np.int64, len(views)) - self._base
-        starts[nbytes == 0] = 0
+        places = self._index.places(ids)
+        nbytes = np.ascontiguousarray(places["nbytes"])
+        self._compare(ids, views, places)
         took = time.perf_counter() - begin
         self._stats.share += took
         self._stats.locate += took
         self._stats.node_bytes += int(nbytes.sum())
-        return 0, Records(ids, self._map, starts, nbytes)
+        return 0, Records(ids, self._map, np.ascontiguousarray(places["offset"]), nbytes)
 
     def release(self, step: int, piece: int) -> None:
         """The records were used. Raises SnapshotError if a writer may have overwritten them meanwhile."""
@@ -146,8 +148,9 @@ class PlainTap:
         """Which records the next steps have."""
         group = self._next_group
         numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
-        if self._order.space != "id" and self._by_offset is not None:
-            numbers = self._by_offset[numbers]
+        by_offset = self._index.by_offset if self._order.space != "id" else None
+        if by_offset is not None:
+            numbers = by_offset[numbers]
         self._ids[steps % len(self._ids), rows] = numbers
         self._ready = self._schedule.group_ready_ticks(group)
         self._next_group = group + 1
@@ -175,6 +178,19 @@ class PlainTap:
             record = int(ids[views.index(None)])
             raise CorruptedError("LMDB finds no record of this key", path=self._source.path, record=record)
         return views
+
+    def _compare(self, ids: np.ndarray, views: list[Any], places: np.ndarray) -> None:
+        """Is what LMDB found what the index says? All lengths, and where the first one lies."""
+        fits = list(map(len, views)) == places["nbytes"].tolist()
+        if fits and len(ids) and len(views[0]):
+            fits = _address(views[0]) - self._source.base == places["offset"][0]
+        if not fits:
+            raise CorruptedError(
+                "LMDB finds other values than the index says",
+                path=self._source.path,
+                record=int(ids[0]),
+                hint="Delete the .pario.h5 beside the file and try again.",
+            )
 
     def _duplicate(self, key: bytes, place: int) -> Any:
         cursor = self._cursor

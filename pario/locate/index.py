@@ -75,6 +75,8 @@ class RecordIndex:
     bytes_read : of branch and leaf pages by all ranks together to make it; 0 if it was loaded. Of an index that grows,
         of what was read before the first record.
     growth : what is known of an index that grows, else None
+    trusted : it was made just now from the file itself, or holds several values per key, of which the nodes that hold
+        them say less
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class RecordIndex:
         ends: dict[int, bytes],
         sidecar: str | None,
         bytes_read: int,
+        trusted: bool = True,
     ) -> None:
         self.path = path
         self.database = database
@@ -103,6 +106,7 @@ class RecordIndex:
         self.mean_bytes = mean_bytes
         self.sidecar = sidecar
         self.bytes_read = bytes_read
+        self.trusted = trusted
         self._keys = keys
         self._ends = ends
         self._lock = threading.Lock()
@@ -240,6 +244,7 @@ class Saved:
 
     mark : of the side-car, what every node that sees the same one sees
     ends : keys of the first and the last record; all keys only if the index was just made
+    trusted : see RecordIndex
     """
 
     snapshot: Snapshot
@@ -249,6 +254,7 @@ class Saved:
     mark: _Mark | None = None
     ends: dict[int, bytes] = field(default_factory=dict)
     keys: _Keys | None = None
+    trusted: bool = True
 
 
 #: size and mtime in nanoseconds of a side-car
@@ -341,8 +347,11 @@ def open_index(
         del located
         world.agree(error, "saving the index")
     parts = saved.parts if saved is not None else None
-    fingerprint, sidecar, mark, has_order, content_id, mean_bytes = world.bcast(
-        (saved.fingerprint, saved.sidecar, saved.mark, parts.by_offset is not None, parts.content_id, parts.mean_bytes)
+    fingerprint, sidecar, mark, trusted, has_order, content_id, mean_bytes = world.bcast(
+        (
+            *(saved.fingerprint, saved.sidecar, saved.mark, saved.trusted),
+            *(parts.by_offset is not None, parts.content_id, parts.mean_bytes),
+        )
         if saved is not None and parts is not None
         else None
     )
@@ -360,6 +369,7 @@ def open_index(
         ends=saved.ends if saved is not None else {},
         sidecar=sidecar,
         bytes_read=bytes_read,
+        trusted=trusted,
     )
 
 
@@ -633,7 +643,8 @@ def _load(place: str, wanted: Saved) -> Saved:
             parts = _load_parts(file, wanted.snapshot)
             # Everybody who loads data asks for these two: no need to open it once more.
             ends = _ends(_keys_in(file, raw), len(parts.extents))
-    return replace(wanted, parts=parts, sidecar=place, mark=mark, ends=ends)
+            trusted = "key_first" in file
+    return replace(wanted, parts=parts, sidecar=place, mark=mark, ends=ends, trusted=trusted)
 
 
 def _load_parts(file: Any, snapshot: Snapshot) -> _Parts:
