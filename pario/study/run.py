@@ -335,6 +335,7 @@ class Study:
                 when: {name: sum(one[when][name] for one in mine) for name in mine[0][when]}
                 for when in ("stats", "stats_late")
             },
+            "cached": ranks[0]["cached"],
             "settings": ranks[0]["settings"],
         }
 

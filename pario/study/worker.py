@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ from pario.loader import Loader
 from pario.options import Options
 from pario.records import Batch
 from pario.stats.rank import COUNTED
-from pario.study.cache import drop_file
+from pario.study.cache import Unavailable, cached_bytes, drop_file
 from pario.study.sets import record_digest
 
 #: World's calls in which all ranks (or all of a node) meet
@@ -38,9 +39,6 @@ COLLECTIVES = (
 
 #: Steps after which a reader that guesses should know its data: what its counters say from then on is told apart.
 SETTLED = 2
-
-#: Part of a file that may stay in the page cache although it was dropped: a recipe that maps it holds what it touched.
-DROPPED = 0.15
 
 
 def main(address: str) -> None:
@@ -87,10 +85,13 @@ def _run(world: AnyWorld, task: dict[str, Any]) -> dict[str, Any]:
     )
     calls = _count_collectives(loader.world)
     opened = time.monotonic()
+    cached = None
     if task["drop"]:  # what opening brought into the page cache, by the kernel's read-ahead above all
         world.barrier()
         if world.rank == 0:
-            drop_file(task["drop"], allow=DROPPED)
+            with suppress(Unavailable):  # a recipe that maps the file holds what it touched; it is told how much
+                drop_file(task["drop"])
+            cached = cached_bytes(task["drop"])
     epochs: list[dict[str, Any]] = []
     ids: list[np.ndarray] = []
     hashes: list[np.ndarray] = []
@@ -135,7 +136,7 @@ def _run(world: AnyWorld, task: dict[str, Any]) -> dict[str, Any]:
         )
     settings = {name: value for name, value in loader.stats().items() if name not in COUNTED}
     loader.close()
-    said: dict[str, Any] = {"began": began, "opened": opened, "settings": settings, "epochs": epochs}
+    said: dict[str, Any] = {"began": began, "opened": opened, "cached": cached, "settings": settings, "epochs": epochs}
     if task["check"]:
         said |= _check(world, np.load(task["check"]), ids, hashes)
     return said
