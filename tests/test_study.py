@@ -191,7 +191,10 @@ def test_figures(tmp_path):
         ],
     )
     files = plots.plot(document, tmp_path, kinds=("svg",))
-    assert {file.stem for file in files} == {"gain-disk", "switches-disk", "speculation", "requests", "staggering"}
+    assert {file.stem for file in files} == {
+        *("gain-disk-cold", "gain-disk-warm", "switches-disk-cold", "switches-disk-warm"),
+        *("speculation", "requests", "staggering"),
+    }
     for file in files:
         assert "<svg" in file.read_text()
         assert file.stat().st_size < 100_000
@@ -279,7 +282,7 @@ def test_a_tiny_study(data, tmp_path):
     assert all(check["missing"] == check["repeated"] == check["wrong"] == 0 for check in checks)
     assert {row["size"] for row in document["requests"]} == {4096, 1 << 20}
     assert "**3k, bare disk" in (out / "study.md").read_text()
-    assert (out / "figures" / "gain-disk.svg").exists()
+    assert (out / "figures" / "gain-disk-cold.svg").exists()
     assert not [path for path in out.iterdir() if path.name.startswith("data-")]
 
 

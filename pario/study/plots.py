@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pario.study.cells import RECIPES, STORES
+from pario.study.cells import RECIPES, STATES, STORES
 from pario.study.numbers import spread
 from pario.study.tables import gain, per_record, speculated
 from pario.study.verdicts import rates
@@ -49,10 +49,12 @@ def plot(document: dict[str, Any], folder: str | Path, kinds: Sequence[str] = ("
 
 def _figures(pyplot: Any, document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for store in STORES:
-        panels = _panels(document, store)
-        if panels:
-            yield f"gain-{store}", _gains(pyplot, panels, store)
-            yield f"switches-{store}", _switches(pyplot, panels, store)
+        for state in STATES:
+            panels = _panels(document, store, state)
+            if panels:
+                where = f"{STORES[store]}, {state}"
+                yield f"gain-{store}-{state}", _gains(pyplot, panels, where)
+                yield f"switches-{store}-{state}", _switches(pyplot, panels, where)
     speculation = speculated(document)
     if speculation:
         yield "speculation", _speculation(pyplot, speculation)
@@ -62,29 +64,26 @@ def _figures(pyplot: Any, document: dict[str, Any]) -> Iterator[tuple[str, Any]]
         yield "staggering", _groups(pyplot, document["groups"])
 
 
-def _panels(document: dict[str, Any], store: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """(state, set) -> cells in key order, by ranks and nodes."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+def _panels(document: dict[str, Any], store: str, state: str) -> dict[str, list[dict[str, Any]]]:
+    """Set -> cells in key order, by ranks and nodes."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for cell in document["cells"]:
-        if cell["store"] == store and cell["order"] == "none" and any(cell["runs"].values()):
-            found.setdefault((cell["state"], cell["dataset"]), []).append(cell)
+        if (cell["store"], cell["state"], cell["order"]) == (store, state, "none") and any(cell["runs"].values()):
+            found.setdefault(cell["dataset"], []).append(cell)
     for cells in found.values():
         cells.sort(key=lambda cell: (cell["ranks"], cell["nodes"]))
     return found
 
 
-def _grid(pyplot: Any, panels: dict[tuple[str, str], Any]) -> Iterator[tuple[Any, tuple[str, str], Any]]:
-    """(figure, key, axes) of each panel: a line per state, a column per set."""
-    states = list(dict.fromkeys(state for state, _ in panels))
-    sets = list(dict.fromkeys(which for _, which in panels))
-    size = (_WIDTH * len(sets), _HEIGHT * len(states) + 0.6)
-    figure, axes = pyplot.subplots(len(states), len(sets), figsize=size, squeeze=False, layout="constrained")
-    for row, state in enumerate(states):
-        for column, which in enumerate(sets):
-            if (state, which) in panels:
-                yield figure, (state, which), axes[row][column]
-            else:
-                axes[row][column].set_axis_off()
+def _readable(axis: Any, low: float, high: float) -> None:
+    """A logarithmic axis with plain numbers, also between the powers of ten where these are few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(plain)
+    few = high < 30 * low
+    axis.set_minor_locator(LogLocator(subs=(0.2, 0.3, 0.5, 0.7) if few else (0.5,)))
+    axis.set_minor_formatter(plain if few else NullFormatter())
 
 
 def _errors(found: Sequence[dict[str, float]]) -> list[list[float]]:
@@ -110,6 +109,9 @@ def _lines(axes: Any, cells: Sequence[dict[str, Any]], value: Any) -> None:
                 **_STYLE[recipe],
             )
     axes.set_xticks(range(len(cells)), [f"{cell['ranks']}\n{cell['nodes']}" for cell in cells])
+    axes.set_xlim(-0.6, len(cells) - 0.4)
+    axes.set_yscale("log")
+    _readable(axes.yaxis, *axes.get_ylim())
     axes.set_xlabel("ranks, and below them nodes")
 
 
@@ -118,29 +120,33 @@ def _legend(figure: Any, axes: Any) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
 
-def _gains(pyplot: Any, panels: dict[tuple[str, str], list[dict[str, Any]]], store: str) -> Any:
-    for figure, (state, which), axes in _grid(pyplot, panels):  # noqa: B007
-        _lines(axes, panels[state, which], gain)
+def _gains(pyplot: Any, panels: dict[str, list[dict[str, Any]]], where: str) -> Any:
+    figure = _row_of_panels(pyplot, panels, gain, "gain over plain (×)")
+    for axes in figure.axes:
         axes.axhline(1.0, color="#999999", linewidth=0.8)
-        axes.set_yscale("log")
-        axes.set_ylabel("gain over plain (×)")
-        axes.set_title(f"{which}, {state}")
-    _legend(figure, axes)
-    figure.suptitle(f"What each step brings: {STORES[store]}")
+    figure.suptitle(f"What each step brings: {where}")
     return figure
 
 
-def _switches(pyplot: Any, panels: dict[tuple[str, str], list[dict[str, Any]]], store: str) -> Any:
-    def value(cell: dict[str, Any], recipe: str) -> dict[str, float]:
-        return per_record(cell, recipe, "voluntary")
+def _switches(pyplot: Any, panels: dict[str, list[dict[str, Any]]], where: str) -> Any:
+    def value(cell: dict[str, Any], recipe: str) -> dict[str, float] | None:
+        found = per_record(cell, recipe, "voluntary")
+        return found if found["median"] > 0 else None  # a logarithmic axis has no place for none at all
 
-    for figure, (state, which), axes in _grid(pyplot, panels):  # noqa: B007
-        _lines(axes, panels[state, which], value)
-        axes.set_yscale("log")
-        axes.set_ylabel("voluntary switches per record")
-        axes.set_title(f"{which}, {state}")
-    _legend(figure, axes)
-    figure.suptitle(f"Context switches of all ranks: {STORES[store]}")
+    figure = _row_of_panels(pyplot, panels, value, "voluntary switches per record")
+    figure.suptitle(f"Context switches of all ranks: {where}")
+    return figure
+
+
+def _row_of_panels(pyplot: Any, panels: dict[str, list[dict[str, Any]]], value: Any, unit: str) -> Any:
+    size = (_WIDTH * len(panels) + 0.5, _HEIGHT + 0.6)
+    figure, every = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for axes, (which, cells) in zip(every[0], panels.items(), strict=True):
+        _lines(axes, cells, value)
+        axes.set_title(which)
+    every[0][0].set_ylabel(unit)
+    handles, labels = every[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
 
 
@@ -178,8 +184,11 @@ def _requests(pyplot: Any, rows: list[dict[str, Any]]) -> Any:
             linewidth=1,
             capsize=2,
         )
+    sizes = sorted({row["size"] for row in rows})
     axes.set_xscale("log", base=2)
+    axes.set_xticks([size / 1024 for size in sizes], [str(size >> 10) for size in sizes])
     axes.set_yscale("log")
+    _readable(axes.yaxis, *axes.get_ylim())
     axes.set_xlabel("request size (KiB)")
     axes.set_ylabel("read time (s per GB)")
     axes.legend(frameon=False)
@@ -206,7 +215,9 @@ def _groups(pyplot: Any, cells: list[dict[str, Any]]) -> Any:
             linewidth=1,
             capsize=2,
         )
+    groups = sorted({int(name.removeprefix("G=")) for cell in cells for name in cell["runs"]})
     axes.set_xscale("log", base=2)
+    axes.set_xticks(groups, [str(group) for group in groups])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("readers that may read at once, G")
     axes.set_ylabel("rate ÷ the best G's (×)")

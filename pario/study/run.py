@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pario.comm.world import Solo
-from pario.reader import Reader
+from pario.reader import RECIPES, Reader
 from pario.study.cache import Unavailable, cached_bytes, drop_file, warm_file
 from pario.study.cells import Cell, Preset, words
 from pario.study.facts import machine
@@ -188,6 +188,7 @@ class Study:
             "batch": max(1, self._sets[cell.dataset].step_records // cell.ranks),
             "runs": {name: [] for name in names},
             "steps": {},
+            "options": {},
             "failed": {},
         }
 
@@ -200,20 +201,20 @@ class Study:
         found: dict[str, Any],
     ) -> None:
         """Fill `found`. variants : (name, recipe, options)"""
+        tasks: dict[str, dict[str, Any]] = {}
         for name, recipe, options in variants:
             task = self._task(place, cell, found["batch"], recipe, options)
             try:
-                found["steps"][name] = self._prepare(place, jobs, cell, task)
+                tasks[name] = self._prepare(place, jobs, cell, task)
+                found["steps"][name], found["options"][name] = tasks[name]["steps"], tasks[name]["options"]
             except WorkerError as e:
                 self._failed(found, cell, name, e)
             self._tick(1)
         for _ in range(self._preset.rounds):
-            for name, recipe, options in variants:
+            for name, *_ in variants:
                 if name not in found["failed"]:
-                    task = self._task(place, cell, found["batch"], recipe, options)
-                    task["steps"] = found["steps"][name]
                     try:
-                        found["runs"][name].append(self._timed(place, jobs, cell, task))
+                        found["runs"][name].append(self._timed(place, jobs, cell, tasks[name]))
                     except WorkerError as e:
                         self._failed(found, cell, name, e)
                 self._tick(1)
@@ -241,11 +242,15 @@ class Study:
             "drop": "",
         }
 
-    def _prepare(self, place: Place, jobs: _Jobs, cell: Cell, task: dict[str, Any]) -> int:
-        """Untimed: kernels, side-car, content. Steps of a timed run, 0 for all of them."""
+    def _prepare(self, place: Place, jobs: _Jobs, cell: Cell, task: dict[str, Any]) -> dict[str, Any]:
+        """Untimed: kernels, content, what a recipe chooses by measuring. The task of the timed runs."""
         made = self._sets[cell.dataset]
         steps = math.ceil(made.records / (task["batch"] * cell.ranks))
         key = (cell.dataset, cell.order, cell.ranks, cell.nodes, task["recipe"], str(task["options"]))
+        if RECIPES[task["recipe"]].stagger and not task["options"]:
+            # The number of readers that suits this store is tried out at the start of an epoch; once is enough.
+            tried = jobs.do({**task, "steps": PROBE_STEPS, "drop": _file(task)})
+            task = {**task, "options": {"stagger": tried[0]["settings"]["stagger"]}}
         slow = cell.store not in ("disk", "throttled") or cell.order != "none"
         limit = self._affordable(jobs, task, steps) if slow else 0
         if key not in self._checked and not 0 < limit * CHECK_TIMES < steps:
@@ -256,14 +261,13 @@ class Study:
             self.document["checks"].append({**dict(zip(names, key, strict=True)), "records": made.records, **check})
         elif not slow:
             jobs.do({**task, "steps": PROBE_STEPS})
-        return limit
+        return {**task, "steps": limit}
 
     def _affordable(self, jobs: _Jobs, task: dict[str, Any], steps: int) -> int:
         """Steps that take no longer than the preset's limit; 0: all of them. From runs that grow: the first steps of a
         recipe that reads ahead tell little about the later ones."""
         tried = min(PROBE_STEPS, steps)
         while True:
-            drop_file(_file(task))
             took = _seconds(jobs.do({**task, "steps": tried, "drop": _file(task)}), 0)
             if took >= self._preset.limit_s / 2 or tried == steps:
                 break
