@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from launch import tree
 from required import skip_or_fail
 
 from pario.commands.mpiexec import find_mpiexec
@@ -15,15 +16,10 @@ from pario.study.run import Study
 from pario.study.stores import CAP
 
 
-def mounts() -> set[str]:
-    return {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
-
-
 def test_recipes_on_a_throttled_device_and_on_a_store_with_latency(tmp_path: Path) -> None:
     if os.environ.get("PARIO_REQUIRE_SYSTEM") != "1":
         pytest.skip("mounts a loop device and a FUSE store: set PARIO_REQUIRE_SYSTEM=1 and be root")
     folder = os.environ.get("PARIO_SYSTEM_DIR") or str(tmp_path)
-    before = mounts()
     launcher, why = find_mpiexec()
     assert launcher, why
     recipes = ("plain", "auto")
@@ -47,4 +43,5 @@ def test_recipes_on_a_throttled_device_and_on_a_store_with_latency(tmp_path: Pat
         if cell["store"] == "latency":
             assert 1 <= auto["store"]["most"] <= 16
             assert auto["page_rate"] <= 1.05 * CAP
-    assert mounts() == before
+    assert tree(os.getpid()) == [os.getpid()]  # the store's daemon ends with its mount
+    assert f" {folder}" not in Path("/proc/self/mounts").read_text()
