@@ -9,6 +9,7 @@ import pytest
 from pario.errors import ClosedError, MissingError, OptionError, ReadError
 from pario.fetch.base import ReadPool, resolve
 from pario.fetch.direct import DirectFetcher
+from pario.fetch.mapped import MappedFetcher
 from pario.fetch.posix import PosixFetcher
 from pario.records import EXTENT
 
@@ -27,7 +28,7 @@ def path(content, tmp_path_factory):
     return str(file)
 
 
-@pytest.fixture(params=[PosixFetcher, DirectFetcher], ids=["posix", "direct"])
+@pytest.fixture(params=[PosixFetcher, DirectFetcher, MappedFetcher], ids=["posix", "direct", "mapped"])
 def fetcher(request, path):
     try:
         one = request.param(path)
