@@ -155,7 +155,7 @@ class Feed:
             self._stop.set()
         return self._stop.is_set()
 
-    def _submit_group(self, group: Group, data: np.ndarray) -> None:
+    def _submit_group(self, group: Group, data: np.ndarray, urgent: bool = False) -> None:
         """Hand its reads to the pool; the thread that finishes last checks and publishes it."""
 
         def done(error: BaseException | None, seconds: float) -> None:
@@ -171,7 +171,7 @@ class Feed:
 
         self._begin_read()
         try:
-            self._pool.submit(group.reads.reads, data, group.reads.starts, done)
+            self._pool.submit(group.reads.reads, data, group.reads.starts, done, urgent)
         except BaseException as e:  # the pool was closed meanwhile
             done(e, 0.0)
 

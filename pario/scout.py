@@ -29,6 +29,8 @@ __all__ = ["Scout"]
 
 #: What is read after a group was settled begins at a multiple of this in its slot, as reads past the page cache want.
 _ALIGN = 4096
+#: Values lie in memory as in the file modulo this (see plan/coalesce.py).
+_UNIT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Scout(Feed):
                 if one.errors:
                     raise one.errors[0]
                 group = self._settle(one)
-                self._submit_group(group, self._lay_out(group))
+                self._submit_group(group, self._lay_out(group), urgent=True)  # others are under way behind it
 
     def _is_free(self, j: int) -> bool:
         """Without waiting: was group j's slot released by all?"""
@@ -135,27 +137,33 @@ class Scout(Feed):
         growth, data = self._growth, self._slot(one.number)
         before = growth.bytes_read, growth.reads
         found = Fetched(data, one.reads, growth.snapshot)
-        extents, places = self._speculator.settle(one.outlook, found)
+        settled = self._speculator.settle(one.outlook, found)
         self.stats.bytes_read += growth.bytes_read - before[0]
         self.stats.reads += growth.reads - before[1]
-        offsets = np.ascontiguousarray(extents["offset"])
-        nbytes = np.ascontiguousarray(extents["nbytes"])
-        ids = one.outlook.ids
-        base = -(-one.reads.nbytes // _ALIGN) * _ALIGN
+        offsets = np.ascontiguousarray(settled.extents["offset"])
+        nbytes = np.ascontiguousarray(settled.extents["nbytes"])
+        places, lead = settled.places, self._index.header_bytes
+        base = one.reads.nbytes
+        for i, some in settled.spare:
+            at = base + (int(offsets[i]) - lead - base) % _UNIT
+            if at + len(some) <= len(data):
+                data[at : at + len(some)] = some
+                places[i], base = at + lead, at + len(some)
+        base = -(-base // _ALIGN) * _ALIGN
         # One piece of a step on one rank is in the slot as a whole, or that rank reads it.
         piece = one.steps * self._seats[1] + one.rows // self._schedule.batch_size
         missing = np.flatnonzero(places < 0)
         pieces = np.unique(piece[missing])
-        rest = self._merge(offsets[missing], nbytes[missing], self._index.header_bytes)
+        rest = self._merge(offsets[missing], nbytes[missing], lead)
         while base + rest.nbytes > self._ring.slot_bytes and len(pieces):
             spilled, pieces = pieces[len(pieces) // 2 :], pieces[: len(pieces) // 2]
             places[np.isin(piece, spilled)] = -1
             missing = missing[~np.isin(piece[missing], spilled)]
-            rest = self._merge(offsets[missing], nbytes[missing], self._index.header_bytes)
+            rest = self._merge(offsets[missing], nbytes[missing], lead)
         places[missing] = rest.record_starts + base
         reads = Reads(rest.reads, rest.starts + base, places, base + rest.nbytes)
         self.stats.locate += time.perf_counter() - begin
-        return Group(one.number, ids, one.steps, one.rows, offsets, nbytes, reads)
+        return Group(one.number, one.outlook.ids, one.steps, one.rows, offsets, nbytes, reads)
 
     def _merge(self, offsets: np.ndarray, nbytes: np.ndarray, lead_bytes: int) -> Reads:
         options, fetcher = self._options, self._pool.fetcher

@@ -7,7 +7,9 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from errno import EFAULT
 from itertools import pairwise
 from pathlib import Path
@@ -105,7 +107,7 @@ class ReadPool:
     cost no interpreter time and a few long ones still spread over all threads.
     """
 
-    #: A unit holds at least this many bytes if the job does: below it the hand-over to a thread (some 10 us) shows.
+    #: What the hand-over to a thread (some 10 us) and the way to the storage cost, in bytes.
     UNIT_BYTES = 256 << 10
 
     def __init__(self, fetcher: Fetcher, inflight: int) -> None:
@@ -114,6 +116,7 @@ class ReadPool:
         self.fetcher = fetcher
         self.inflight = inflight
         self._units: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._urgent: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -124,10 +127,12 @@ class ReadPool:
         out: np.ndarray,
         starts: np.ndarray,
         done: Callable[[BaseException | None, float], None],
+        urgent: bool = False,
     ) -> None:
         """Start a job; `done(error or None, seconds)` is called once, by the thread that finishes last.
 
         seconds : that the threads spent in its reads, added up
+        urgent : before all others that wait for a thread
         Raises ClosedError after `close`.
         """
         m = len(reads)
@@ -135,10 +140,12 @@ class ReadPool:
         if m == 0:
             units.append(lambda: done(None, 0.0))
         else:
-            total = int(reads["nbytes"].sum())
-            aim = max(self.UNIT_BYTES, total // self.inflight)
-            # Reads are cut where the running sum of bytes passes a multiple of the aim.
-            ends = np.flatnonzero(np.diff(np.cumsum(reads["nbytes"]) // aim)) + 1
+            # Each read counts as if it were longer: where the way to the storage is long, a few short ones must not
+            # stand in line behind each other.
+            cost = np.cumsum(reads["nbytes"] + self.UNIT_BYTES)
+            aim = max(self.UNIT_BYTES, int(cost[-1]) // self.inflight)
+            # Reads are cut where the running sum passes a multiple of the aim.
+            ends = np.flatnonzero(np.diff(cost // aim)) + 1
             cuts = [0, *ends.tolist(), m]
             job = _Job(len(cuts) - 1, done)
             for first, last in pairwise(cuts):
@@ -146,6 +153,9 @@ class ReadPool:
         with self._lock:
             self._start()
             for unit in units:
+                if urgent:
+                    self._urgent.append(unit)
+                    unit = _nothing  # a thread that waits wakes; one that is busy looks there first
                 self._units.put(unit)
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
@@ -191,10 +201,22 @@ class ReadPool:
             for thread in self._threads:
                 thread.start()
 
+    def _next_urgent(self) -> Callable[[], None] | None:
+        with suppress(IndexError):
+            return self._urgent.popleft()
+        return None
+
     def _work(self) -> None:
         while (unit := self._units.get()) is not None:
+            while (urgent := self._next_urgent()) is not None:
+                urgent()
+                del urgent
             unit()
             del unit  # it refers to who submitted it, and the next one may never come
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Job:

@@ -14,15 +14,16 @@ places are known:
                           frontier  ^       : a group of records behind it: so many leaves further, so many pages each
 
 A leaf stands before its values, but where a commit moved it; then the pages counted from the leaf before it hold. What
-a guess misses is read exactly once the leaves are scanned. Every group is guessed, but only when the last two guesses
-were good is one believed; else the leaves are read first and then the records exactly.
+a guess misses is read exactly once the leaves are scanned, unless it was read before: LMDB puts short values into pages
+that an earlier commit freed, and those were among the pages of an earlier guess (`Spare`). Every group is guessed, but
+only when the last two guesses were good is one believed; else leaves are read first and then the records exactly.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ from pario.plan.coalesce import Reads
 from pario.records import EXTENT
 from pario.stats.rank import RankStats
 
-__all__ = ["LEAST_LEAVES", "Fetched", "Growth", "Outlook", "Speculator", "may_grow"]
+__all__ = ["LEAST_LEAVES", "MOST_REPEATED", "Fetched", "Growth", "Outlook", "Settled", "Speculator", "may_grow"]
 
 #: Fewer leaf pages are read faster than they are avoided.
 LEAST_LEAVES = 16
@@ -62,6 +63,8 @@ _WIDEST = 0.012
 _PROOFS = 2
 #: Of the file's pages: so many read in vain, and nothing more is guessed.
 _BUDGET = 0.03
+#: Bytes of pages that are kept because a later group may want them.
+_SPARE_BYTES = 4 << 20
 
 
 def may_grow(snapshot: Snapshot, record: Db, readers: int) -> bool:
@@ -76,6 +79,38 @@ def may_grow(snapshot: Snapshot, record: Db, readers: int) -> bool:
         and record.md_leaf_pages >= LEAST_LEAVES
         and repeated <= MOST_REPEATED * (snapshot.last_pgno + 1)
     )
+
+
+class Spare:
+    """Pages that were read and may be wanted still: the oldest ones make room for new ones."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._size = snapshot.page_size
+        self._most = max(16, _SPARE_BYTES // snapshot.page_size)
+        self._pages: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def keep(self, pgnos: np.ndarray, data: np.ndarray, at: np.ndarray) -> None:
+        """The pages that begin at `at` in `data`; copies."""
+        for pgno, start in zip(pgnos[-self._most :].tolist(), at[-self._most :].tolist(), strict=True):
+            self._pages[pgno] = data[start : start + self._size].copy()
+        while len(self._pages) > self._most:
+            self._pages.popitem(last=False)
+
+    def holds(self, offsets: np.ndarray) -> np.ndarray:
+        """bool[k]: whether the pages are there in which these bytes of the file lie."""
+        if not self._pages:
+            return np.zeros(len(offsets), bool)
+        return np.isin(offsets // self._size, np.fromiter(self._pages, np.int64, len(self._pages)))
+
+    def get(self, offset: int, nbytes: int) -> np.ndarray | None:
+        """u8[nbytes] from byte `offset` of the file on, if all of it is there."""
+        first, last = offset // self._size, (offset + nbytes - 1) // self._size
+        pages = [self._pages[pgno] for pgno in range(first, last + 1) if pgno in self._pages]
+        if len(pages) <= last - first:
+            return None
+        whole = np.concatenate(pages) if len(pages) > 1 else pages[0]
+        start = offset - first * self._size
+        return whole[start : start + nbytes]
 
 
 class Growth:
@@ -94,6 +129,7 @@ class Growth:
     Attributes
     ----------
     bytes_read, reads : of leaf pages, by this object alone
+    spare : where to keep leaf pages that hold values and are in no slot; None: nowhere
     """
 
     def __init__(
@@ -123,6 +159,7 @@ class Growth:
         self._leaf = 0
         self._last_key: bytes | None = None
         self._keys: list[tuple[np.ndarray, np.ndarray]] | None = [] if keep_keys else None
+        self.spare: Spare | None = None
         self._closed = False
         self._check_leaves()
 
@@ -196,7 +233,7 @@ class Growth:
                     return missing
                 missing += int((at[:take] < 0).sum())
                 try:
-                    self._scan(leaf, known, self._gather(pgnos[:take], at[:take], found))
+                    self._scan(leaf, known, self._gather(pgnos[:take], at[:take], found), at[:take] >= 0, until)
                 except BaseException as e:
                     raise explain(e, self._pages_pool(), self.snapshot, self.path) from None
 
@@ -321,8 +358,9 @@ class Growth:
             )
         return scan
 
-    def _scan(self, leaf: int, known: int, buf: np.ndarray) -> None:
-        """The leaves from `leaf` on, whose first record is `known`."""
+    def _scan(self, leaf: int, known: int, buf: np.ndarray, there: np.ndarray, until: int) -> None:
+        """The leaves from `leaf` on, whose first record is `known`; bool[m] which of them are in the slot of a group
+        that ends before record `until`."""
         m = len(buf) // self.snapshot.page_size
         pgnos = self.leaves[leaf : leaf + m]
         scan = self._scanned(buf, pgnos)
@@ -343,6 +381,10 @@ class Growth:
         self._leaf = leaf + m
         if self._keys is not None:
             self._keys.append((scan.key_data.copy(), scan.key_nbytes.copy()))
+        size = self.snapshot.page_size
+        if self.spare is not None and (scan.extents["offset"] % size != self.snapshot.header).any():
+            rest = np.flatnonzero(~there | (known + np.cumsum(scan.page_records) > until))
+            self.spare.keep(pgnos[rest], buf, rest * size)
 
     def _store(self, first: int, extents: np.ndarray) -> None:
         place = self.extents[first : first + len(extents)]
@@ -423,6 +465,20 @@ class Outlook:
     believed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Where the records of a group lie.
+
+    extents : EXTENT[k], exact
+    places : i64[k], where each value begins in the buffer, -1 for those that are not in it
+    spare : (i, bytes) of some of the latter that were read earlier: page header or what stands there, then the value
+    """
+
+    extents: np.ndarray
+    places: np.ndarray
+    spare: list[tuple[int, np.ndarray]]
+
+
 class Speculator:
     """Guesses for one feed, group after group in the order of the epoch.
 
@@ -442,6 +498,7 @@ class Speculator:
         self._errors: deque[tuple[float, float]] = deque(maxlen=8)
         self._extra = 0
         self._stats = stats
+        self._spare = growth.spare = Spare(growth.snapshot)
 
     @property
     def ahead(self) -> int:
@@ -458,6 +515,7 @@ class Speculator:
         leaf, known = growth.frontier()
         exact = int(np.searchsorted(ids, known))
         places = growth.extents[ids[:exact]]
+        places = places[~self._spare.holds(places["offset"])]
         ranges = [(places["offset"] - self._header, places["nbytes"] + self._header)]
         spans: tuple[_Span, ...] = ()
         believed = False
@@ -497,39 +555,50 @@ class Speculator:
 
     # -- after -------------------------------------------------------------------------------------------------------
 
-    def settle(self, outlook: Outlook, found: Fetched) -> tuple[np.ndarray, np.ndarray]:
-        """(exact EXTENT[k], i64[k] where each value begins in the buffer or -1) of a group that was read; in order.
-
-        Raises as `Growth.grow` does.
-        """
-        growth, ids = self._growth, outlook.ids
+    def settle(self, outlook: Outlook, found: Fetched) -> Settled:
+        """Where the records of a group lie that was read; in the order of the groups. Raises as `Growth.grow` does."""
+        growth, ids, lead = self._growth, outlook.ids, self._header
         missing = growth.grow(int(ids[-1]) + 1, found) if len(ids) else 0
         extents = growth.extents[ids]
-        lead = self._header
         places = found.places(extents["offset"] - lead, extents["nbytes"] + lead)
         places = np.where(places >= 0, places + lead, -1)
+        spare = []
+        wanted = np.flatnonzero(places < 0)
+        for i in wanted[self._spare.holds(extents["offset"][wanted])].tolist():
+            bytes_ = self._spare.get(int(extents["offset"][i]) - lead, int(extents["nbytes"][i]) + lead)
+            if bytes_ is not None:
+                spare.append((i, bytes_))
         self._settled += 1
         if outlook.spans:
-            self._judge(outlook, missing)
-        return extents, places
+            self._judge(outlook, found, missing, {int(ids[i]) for i, _ in spare})
+        return Settled(extents, places, spare)
 
-    def _judge(self, outlook: Outlook, missing: int) -> None:
-        """Were these guesses good, believed or not?"""
+    def _judge(self, outlook: Outlook, found: Fetched, missing: int, spare: set[int]) -> None:
+        """Were these guesses good, believed or not? What they brought in vain may be wanted later."""
         need = missed = extra = 0
         for span in outlook.spans:
             some = self._growth.extents[span.first : span.stop]
             begin = some["offset"] // self._size
             pages = (self._header - 1 + some["nbytes"]) // self._size + 1
             own = some["offset"] % self._size == self._header  # not in a leaf
+            again = sum(int(pages[i - span.first]) for i in spare if span.first <= i < span.stop)
             begin, pages = begin[own], pages[own]
             if not len(begin):
                 continue
             inside = (begin >= span.low) & (begin + pages <= span.high)
             need += int(pages.sum())
-            missed += int(pages[~inside].sum())
+            missed += int(pages[~inside].sum()) - again
+            used = np.zeros(span.pages + 1, np.int64)
+            np.add.at(used, begin[inside] - span.low, 1)
+            np.add.at(used, begin[inside] + pages[inside] - span.low, -1)
+            used = np.cumsum(used)[:-1]
             leaves = self._growth.leaves[self._leaves_of(span)]
-            among = int(((leaves >= span.low) & (leaves < span.high)).sum())
-            extra += max(0, span.pages - int(pages[inside].sum()) - among)
+            used[leaves[(leaves >= span.low) & (leaves < span.high)] - span.low] = 1
+            vain = np.flatnonzero(used == 0) + span.low
+            extra += len(vain)
+            if outlook.believed:
+                at = found.pages(vain)
+                self._spare.keep(vain[at >= 0], found.data, at[at >= 0])
             low, high = span.low + span.margins[0], span.high - span.margins[1]
             errors = float(begin[0] - low), float(begin[-1] + pages[-1] - high)
             if max(map(abs, errors)) <= 16 + 0.1 * span.pages:  # else it stands apart, and a margin is no help
@@ -537,7 +606,7 @@ class Speculator:
         good = missed <= _MOST_MISSED * need and extra <= _MOST_EXTRA * need
         self._streak = self._streak + 1 if good else 0
         if outlook.believed:
-            self._stats.missed += missed + missing
+            self._stats.missed += max(0, missed) + missing
             self._stats.extra += extra
             self._extra += extra
 
