@@ -4,7 +4,7 @@
     python -m benchmarks.study OUT/study.json --into docs/study.md --figures docs/figures
 
 A place for a table: `<!-- study: NAME -->` and `<!-- end -->`, each alone on its line; the names are `machine`, `bars`,
-`rates`, `gains`, `switches`, `times`, `store`, `speculation`, `requests` and `groups`.
+`missed`, `rates`, `gains`, `switches`, `times`, `store`, `speculation`, `requests` and `groups`.
 """
 
 from __future__ import annotations

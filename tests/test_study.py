@@ -23,9 +23,11 @@ from launch import tree
 
 from pario.commands.app import group
 from pario.commands.study import chosen
-from pario.study import plots, tables
-from pario.study.cells import PRESETS, RECIPES, STORES, Cell
+from pario.study import plots, stores, tables
+from pario.study.cache import Unavailable
+from pario.study.cells import PRESETS, RECIPES, STORES, Cell, Preset
 from pario.study.numbers import ratios, spread
+from pario.study.run import Study
 from pario.study.sets import held
 from pario.study.verdicts import BARS, best_other, title, verdicts, worst
 
@@ -121,7 +123,7 @@ def test_collectives_switches_and_reads_in_flight():
 
 def test_speculation_is_held_to_its_bars_in_whole_epochs_in_key_order():
     cell = made_cell({"dm": [1e6]})
-    cell["runs"]["dm"][0]["stats"] |= {"bytes_read": 1_300_000 * 1.04}
+    cell["runs"]["dm"][0]["stats"] |= {"guessed": 9, "bytes_read": 1_300_000 * 1.04}
     cell["runs"]["dm"][0]["stats_late"] = {"missed": 1}
     shuffled, cut = made_cell({"dm": [1e6]}, order="global"), made_cell({"dm": [1e6]}, steps={"dm": 5})
     found = verdicts(made_document(cell, shuffled, cut))
@@ -241,6 +243,27 @@ def test_digests_are_those_of_the_records(which, tmp_path):
     assert len(np.unique(digests)) == 20
     if which == "variable":
         assert max(map(len, values)) > 20 * min(map(len, values))
+
+
+def test_what_a_machine_cannot_do_is_told_and_left_out(tmp_path, monkeypatch):
+    def missing(name: str) -> Any:
+        raise Unavailable(f"no {name} here")
+
+    monkeypatch.setattr(stores, "_bench", missing)
+    cells = (Cell("disk", "variable", 2, 1, "cold"), Cell("throttled", "variable", 1, 1, "cold"))
+    preset = Preset(cells=cells, rounds=3, records={"variable": 50}, limit_s=1.0)
+    ticks: list[int] = []
+    said: list[str] = []
+    study = Study(preset, name="made", launcher=[], emulates=False, data=tmp_path, tick=ticks.append, say=said.append)
+    study.run()
+    assert sum(ticks) == study.ticks == 2 * 8 * (3 + 1)
+    assert study.document["complete"]
+    assert study.document["cells"] == []
+    assert study.document["notes"] == [
+        "2 ranks on 1 node: not measured, no mpiexec",
+        "store throttled: not measured, no store here",
+    ]
+    assert any("not measured" in line for line in said)
 
 
 # -- from end to end ---------------------------------------------------------------------------------------------------

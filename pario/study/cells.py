@@ -105,7 +105,7 @@ def _small() -> Preset:
     cells += [Cell("disk", which, 4, 2, "first") for which in ("3k", "197k")]
     cells += [Cell("throttled", which, 4, 2, "cold") for which in ("3k", "197k")]
     cells += [Cell("latency", which, 4, 2, "cold") for which in ("3k", "197k")]
-    cells += [Cell("latency", "197k", 4, 2, "cold", "global", ("auto",))]
+    cells += [Cell("latency", "197k", 4, 2, "cold", order, ("auto",)) for order in ("block", "global")]
     return Preset(
         cells=tuple(cells),
         rounds=5,
@@ -129,7 +129,12 @@ def _full() -> Preset:
     cells += [Cell("throttled", which, *job, "cold") for job in few for which in sets]
     cells += [Cell("latency", which, *job, "cold") for job in few for which in sets]
     cells += [Cell("latency", which, 4, 4, "first") for which in sets]
-    cells += [Cell("latency", which, *job, "cold", "global", shuffling) for job in few for which in sets]
+    cells += [
+        Cell("latency", which, *job, "cold", order, shuffling)
+        for job in few
+        for which in sets
+        for order in ("block", "global")
+    ]
     cells += [Cell("latency-cached", which, 4, 4, "cold") for which in sets]
     return Preset(
         cells=tuple(cells),

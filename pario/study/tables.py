@@ -22,7 +22,7 @@ def on_screen(document: dict[str, Any]) -> str:
     blocks = [machine_line(document)]
     for name, rows in _rates(document, short=True):
         blocks.append(f"{name}\n{table(rows)}")
-    blocks.append(f"Bars (the case with the least margin)\n{table(_bars(document), left=2, words=True)}")
+    blocks.append("Bars, each with the case of the least margin\n" + "\n".join(_bar_lines(document)))
     if document["notes"]:
         blocks.append("\n".join(f"note: {note}" for note in document["notes"]))
     return "\n\n".join(blocks)
@@ -33,6 +33,7 @@ def markdown(document: dict[str, Any]) -> str:
     made = parts(document)
     titles = {
         "bars": "Bars",
+        "missed": "Not met, case by case",
         "rates": "Rates",
         "gains": "Gain over the plain reader",
         "switches": "Context switches",
@@ -52,6 +53,7 @@ def markdown(document: dict[str, Any]) -> str:
 def parts(document: dict[str, Any]) -> dict[str, str]:
     """Name -> Markdown; what `fill` puts into a page."""
     kinds: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, Table]]]] = {
+        "missed": _not_met,
         "rates": _rates,
         "gains": _gains,
         "switches": _switches,
@@ -116,6 +118,23 @@ def _bars(document: dict[str, Any]) -> Table:
         sides = "; ".join(side for side in (least.ours, least.theirs) if side)
         made.append([verdict, name, least.case, _figure(least), f"{met} of {len(rows)}", sides])
     return made
+
+
+def _bar_lines(document: dict[str, Any]) -> Iterator[str]:
+    """For the screen: two lines per bar."""
+    for verdict, name, case, figure, met, sides in _bars(document)[1:]:
+        yield f"  {verdict:14}{name}" + (f": met in {met}" if met else "")
+        if case:
+            yield " " * 16 + f"{case}: {figure}" + (f"; {sides}" if sides else "")
+
+
+def _not_met(document: dict[str, Any]) -> Iterator[tuple[str, Table]]:
+    """Every case in which a bar is not met."""
+    for name, rows in verdicts(document).items():
+        bad = [row for row in rows if row.met is False]
+        if bad:
+            lines = [[row.case, _figure(row), row.ours, row.theirs] for row in bad]
+            yield name, [["case", "figure (min … max)", "", ""], *lines]
 
 
 def _figure(row: Row) -> str:

@@ -105,10 +105,11 @@ def _switches(document: dict[str, Any]) -> Iterator[Row]:
 
 
 def _missed(document: dict[str, Any]) -> Iterator[Row]:
+    """Where anything was guessed at all, on the sets whose records were written in key order and are of one size."""
     for cell in document["cells"]:
-        late = [run["stats_late"]["missed"] for run in cell["runs"].get("dm", []) if "missed" in run["stats_late"]]
-        if late and cell["order"] == "none" and cell["dataset"] != "variable":
-            yield _row(cell, late, "<=", 0, "pages")
+        runs = [run for run in cell["runs"].get("dm", []) if run["stats"].get("guessed")]
+        if runs and cell["order"] == "none" and cell["dataset"] != "variable":
+            yield _row(cell, [run["stats_late"]["missed"] for run in runs], "<=", 0, "pages")
 
 
 def _read_once(document: dict[str, Any]) -> Iterator[Row]:
