@@ -75,8 +75,8 @@ class Loader:
     on_error : what to do with a record that the decoder cannot read: "raise" (all ranks raise), or "skip" (it is
         missing from its batch; counted in `batch.skipped` and `loader.skipped`)
     options : see `Options`
-    recipe : "auto", or for a study one of the others in `pario.reader.RECIPES`; it changes how the records are read and
-        not which ones are delivered
+    recipe : "auto", or for a study one of the others in `pario.reader.RECIPES` (docs/recipes.md); it changes how the
+        records are read and not which ones are delivered
     save_index, progress : see `Reader`
 
     Use it in a `with` block: that is how an exception of yours on one rank reaches the others at once. Batches are

@@ -72,7 +72,8 @@ class Reader:
         without any MPI library.
     db : name of a named database; None is the main one
     options : see `Options`
-    recipe : a name of `RECIPES`; "auto" unless a study wants another
+    recipe : a name of `RECIPES` (docs/recipes.md); "auto" unless a study wants another. `read` follows its words for
+        locating and fetching only, so that "plain", which is about whole epochs, reads here as "prov" does
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
     grow : let the index grow while records are read, where the recipe allows that and no saved one fits
@@ -95,8 +96,12 @@ class Reader:
         grow: bool = False,
     ) -> None:
         self.options = options or Options()
-        self.recipe = RECIPES[recipe]
         self.world: AnyWorld = comm if isinstance(comm, (World, Solo)) else get_world(comm)
+        if self.world is not comm:  # a Loader has compared its arguments
+            known = recipe in RECIPES
+            wrong = None if known else OptionError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+            self.world.agree(wrong, "looking at the arguments of Reader")
+        self.recipe = RECIPES[recipe]
         self.world.alive_seconds = self.options.alive_seconds
         self._pool: ReadPool | None = None
         self._closed = False

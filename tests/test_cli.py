@@ -30,6 +30,7 @@ from pario.commands.bench import cached_share
 from pario.commands.head import guess
 from pario.commands.screen import screen
 from pario.errors import ParioError
+from pario.reader import RECIPES
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("bench", "demo", "doctor", "head", "index", "info", "verify")
@@ -432,6 +433,21 @@ def test_head_refuses_the_same(bad, call, what):
     status, _, err = call("head", bad[what])
     assert status == 1
     assert SAYS[what] in err
+
+
+def test_bench_knows_every_recipe(sets, call):
+    for recipe in RECIPES:
+        status, out, err = call("bench", sets["datum"].folder, "--recipe", recipe, "--json")
+        assert (status, err) == (0, "")
+        told = json.loads(out)
+        assert told["recipe"] == recipe
+        assert told["epochs"][0]["records"] == told["records"]
+    status, out, _ = call("bench", sets["datum"].folder, "--recipe", "dio")
+    assert status == 0
+    assert "recipe dio" in out
+    status, _, err = call("bench", sets["datum"].folder, "--recipe", "magic")
+    assert status == 2
+    assert "magic" in err
 
 
 def test_bad_arguments_of_bench(sets, call):

@@ -242,6 +242,8 @@ def test_plain_says_what_it_cannot_open(dataset):
 def test_an_unknown_recipe(dataset):
     with pytest.raises(OptionError, match="recipe must be one of auto, plain, lmm"):
         pario.Loader(dataset("caffe_datum").path, 8, recipe="magic")
+    with pytest.raises(OptionError, match="recipe must be one of auto, plain, lmm"):
+        pario.Reader(dataset("caffe_datum").path, recipe="magic")
 
 
 def test_reader_knows_the_recipes_too(dataset):
