@@ -94,12 +94,9 @@ def words(ranks: int, nodes: int) -> str:
 
 
 def _small() -> Preset:
-    sets = ("3k", "197k", "variable")
+    jobs = {(1, 1): ("3k", "197k"), (2, 1): ("3k",), (4, 2): ("3k", "197k", "variable")}
     cells = [
-        Cell("disk", which, ranks, nodes, state)
-        for ranks, nodes in ((1, 1), (2, 1), (4, 2))
-        for which in (sets if ranks != 2 else sets[:1])
-        for state in ("cold", "warm")
+        Cell("disk", which, *job, state) for job, sets in jobs.items() for which in sets for state in ("cold", "warm")
     ]
     cells += [Cell("disk", "197k", 2, 1, "cold", "global", ("plain", "auto"))]
     cells += [Cell("disk", which, 4, 2, "first") for which in ("3k", "197k")]
@@ -110,7 +107,7 @@ def _small() -> Preset:
         cells=tuple(cells),
         rounds=5,
         records={"3k": 40_000, "197k": 800, "variable": 4_000},
-        limit_s=1.5,
+        limit_s=1.0,
         requests=tuple(4096 << k for k in range(0, 11, 2)),
         request_bytes=32 << 20,
         groups=(1, 2, 4),

@@ -25,7 +25,7 @@ from pario.comm.world import Solo
 from pario.reader import RECIPES, Reader
 from pario.study.cache import Unavailable, cached_bytes, drop_file, warm_file
 from pario.study.cells import Cell, Preset, words
-from pario.study.facts import machine
+from pario.study.facts import machine, read_ahead_bytes
 from pario.study.jobs import Job, WorkerError
 from pario.study.requests import measure_requests
 from pario.study.sets import STEPS, Held, held
@@ -130,6 +130,7 @@ class Study:
             np.save(self._digests(made), made.digests())
             _save_index(made.folder)
             self.document["sets"][which] = asdict(made) | {"folder": ""}
+        self.document["machine"]["read_ahead_bytes"] = read_ahead_bytes(self._data)
 
     def _digests(self, made: Held) -> str:
         return os.path.join(self._work, f"{made.which}.npy")

@@ -89,12 +89,14 @@ def machine_line(document: dict[str, Any]) -> str:
         f"{which} {held['records']:,} records, {held['file_bytes'] / 1e6:,.0f} MB"
         for which, held in document["sets"].items()
     )
+    ahead = facts.get("read_ahead_bytes")
+    disk = f" The kernel reads ahead {ahead >> 10:,} KiB on the bare disk." if ahead is not None else ""
     cut = "" if document["complete"] else " Cut short."
     return (
         f"Measured {facts['date']} on {facts['cpus']} cores ({facts['cpu'] or 'unknown processor'}), "
         f"{facts['memory_bytes'] / (1 << 30):.0f} GiB, Linux {facts['kernel']}, Python {facts['python']}, {versions}. "
         f"Preset {document['preset']}, seed {document['seed']}: {document['rounds']} interleaved rounds, "
-        f"median (min … max), {document['seconds'] / 60:.1f} minutes. Data: {sets}.{cut}"
+        f"median (min … max), {document['seconds'] / 60:.1f} minutes. Data: {sets}.{disk}{cut}"
     )
 
 
