@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pario.feed import Feed, Group
-from pario.locate.speculate import Fetched, Outlook, Speculator
+from pario.locate.speculate import Fetched, Later, Outlook, Speculator
 from pario.plan.coalesce import Reads, coalesce
 from pario.plan.schedule import node_share
 
@@ -74,7 +74,7 @@ class Scout(Feed):
                 one = scouted.popleft()
                 if one.errors:
                     raise one.errors[0]
-                group = self._settle(one)
+                group = self._settle(one, scouted[0] if scouted else None)
                 self._submit_group(group, self._lay_out(group), urgent=True)  # others are under way behind it
 
     def _is_free(self, j: int) -> bool:
@@ -106,7 +106,7 @@ class Scout(Feed):
         begin = self._begin_read()
         read = self._pool.fetcher.read
         read(one.reads.reads, self._slot(j), one.reads.starts)
-        group = self._settle(one)
+        group = self._settle(one, None)
         data = self._lay_out(group)
         read(group.reads.reads, data, group.reads.starts)
         seconds = time.perf_counter() - begin
@@ -131,13 +131,13 @@ class Scout(Feed):
         self.stats.locate += time.perf_counter() - begin
         return _Scouted(j, steps, rows, outlook, reads, threading.Event(), [])
 
-    def _settle(self, one: _Scouted) -> Group:
+    def _settle(self, one: _Scouted, following: _Scouted | None) -> Group:
         """Exact places, and the reads that are missing still."""
         begin = time.perf_counter()
         growth, data = self._growth, self._slot(one.number)
         before = growth.bytes_read, growth.reads
         found = Fetched(data, one.reads, growth.snapshot)
-        settled = self._speculator.settle(one.outlook, found)
+        settled = self._speculator.settle(one.outlook, found, self._later(following))
         self.stats.bytes_read += growth.bytes_read - before[0]
         self.stats.reads += growth.reads - before[1]
         offsets = np.ascontiguousarray(settled.extents["offset"])
@@ -164,6 +164,18 @@ class Scout(Feed):
         reads = Reads(rest.reads, rest.starts + base, places, base + rest.nbytes)
         self.stats.locate += time.perf_counter() - begin
         return Group(one.number, one.outlook.ids, one.steps, one.rows, offsets, nbytes, reads)
+
+    def _later(self, following: _Scouted | None) -> Later | None:
+        if following is None:
+            return None
+
+        def wait() -> bool:
+            while not following.there.wait(self._options.alive_seconds):
+                if self._stop.is_set():
+                    return False
+            return not following.errors
+
+        return Later(Fetched(self._slot(following.number), following.reads, self._growth.snapshot), wait)
 
     def _merge(self, offsets: np.ndarray, nbytes: np.ndarray, lead_bytes: int) -> Reads:
         options, fetcher = self._options, self._pool.fetcher

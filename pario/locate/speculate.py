@@ -43,7 +43,17 @@ from pario.plan.coalesce import Reads
 from pario.records import EXTENT
 from pario.stats.rank import RankStats
 
-__all__ = ["LEAST_LEAVES", "MOST_REPEATED", "Fetched", "Growth", "Outlook", "Settled", "Speculator", "may_grow"]
+__all__ = [
+    "LEAST_LEAVES",
+    "MOST_REPEATED",
+    "Fetched",
+    "Growth",
+    "Later",
+    "Outlook",
+    "Settled",
+    "Speculator",
+    "may_grow",
+]
 
 #: Fewer leaf pages are read faster than they are avoided.
 LEAST_LEAVES = 16
@@ -52,8 +62,10 @@ MOST_REPEATED = 0.02
 #: A leaf's item takes so many bytes at least: node header, pointer.
 _LEAST_ITEM = 10
 #: Leaves and records just before the frontier from which the next ones are guessed.
-_RECENT_LEAVES = 64
+_RECENT_LEAVES = 512
 _RECENT_RECORDS = 1024
+#: The last one in the file is among so many records before the frontier.
+_LAST_RECORDS = 64
 #: Of a group's pages: what a good guess may miss, and read in vain.
 _MOST_MISSED = 0.02
 _MOST_EXTRA = 0.035
@@ -214,10 +226,10 @@ class Growth:
             self._leaf += int(np.argmax(some)) if some.any() else len(some)
             self._last_key = None
 
-    def grow(self, until: int, found: Fetched | None = None) -> int:
+    def grow(self, until: int, found: Fetched | None = None, later: Later | None = None) -> int:
         """Scan leaves until the places of records below `until` are known, and those that `found` holds next.
 
-        found : pages that were read already
+        found : pages that were read already; later : others that are on their way
         Returns how many leaf pages had to be read. Raises CorruptedError, DatabaseError, ReadError, SnapshotError.
         """
         missing = 0
@@ -226,14 +238,25 @@ class Growth:
                 leaf, known = self.frontier()
                 window = self._window(leaf, known, until)
                 pgnos = self.leaves[leaf : leaf + max(window, _RECENT_LEAVES)]
-                at = found.pages(pgnos) if found is not None else np.full(len(pgnos), -1)
-                there = int(np.argmin(at >= 0)) if (at < 0).any() else len(at)
-                take = max(there, window)
+                source = found
+                at = _pages_in(source, pgnos)
+                if window and at[0] < 0 and later is not None:
+                    source = later.found
+                    at = _pages_in(source, pgnos)
+                    if at[0] >= 0 and not later.wait():
+                        at[:] = -1
+                held = at >= 0
+                # A run of leaves that are there, or else of those that are not, as far as they are needed.
+                if len(held) and held[0]:
+                    take = len(held) if held.all() else int(np.argmin(held))
+                else:
+                    take = int(np.argmax(held[:window])) if held[:window].any() else window
                 if not take:
                     return missing
-                missing += int((at[:take] < 0).sum())
+                missing += take * (not held[0])
                 try:
-                    self._scan(leaf, known, self._gather(pgnos[:take], at[:take], found), at[:take] >= 0, until)
+                    buf = source.copy(at[:take]) if held[0] and source is not None else self._read(pgnos[:take])
+                    self._scan(leaf, known, buf, bool(held[0] and source is found), until)
                 except BaseException as e:
                     raise explain(e, self._pages_pool(), self.snapshot, self.path) from None
 
@@ -332,20 +355,6 @@ class Growth:
     def _page(self, leaf: int) -> Page:
         return Page(self._read(self.leaves[leaf : leaf + 1]), int(self.leaves[leaf]), self.snapshot)
 
-    def _gather(self, pgnos: np.ndarray, at: np.ndarray, found: Fetched | None) -> np.ndarray:
-        """u8[m * P]: those that were read already, and the others read now."""
-        size = self.snapshot.page_size
-        missing = np.flatnonzero(at < 0)
-        if len(missing) == len(pgnos):
-            return self._read(pgnos)
-        assert found is not None
-        out = np.empty((len(pgnos), size), np.uint8)
-        if len(missing):
-            out[missing] = self._read(pgnos[missing]).reshape(-1, size)
-        for i in np.flatnonzero(at >= 0).tolist():
-            out[i] = found.data[at[i] : at[i] + size]
-        return out.reshape(-1)
-
     def _scanned(self, buf: np.ndarray, pgnos: np.ndarray) -> LeafScan:
         size = self.snapshot.page_size
         scan = LeafScan(self.snapshot, self.record.md_flags, named=self._named, records=len(pgnos) * size // 24)
@@ -358,9 +367,9 @@ class Growth:
             )
         return scan
 
-    def _scan(self, leaf: int, known: int, buf: np.ndarray, there: np.ndarray, until: int) -> None:
-        """The leaves from `leaf` on, whose first record is `known`; bool[m] which of them are in the slot of a group
-        that ends before record `until`."""
+    def _scan(self, leaf: int, known: int, buf: np.ndarray, own: bool, until: int) -> None:
+        """The leaves from `leaf` on, whose first record is `known`; own : they are in the slot of the group that ends
+        before record `until`."""
         m = len(buf) // self.snapshot.page_size
         pgnos = self.leaves[leaf : leaf + m]
         scan = self._scanned(buf, pgnos)
@@ -383,7 +392,7 @@ class Growth:
             self._keys.append((scan.key_data.copy(), scan.key_nbytes.copy()))
         size = self.snapshot.page_size
         if self.spare is not None and (scan.extents["offset"] % size != self.snapshot.header).any():
-            rest = np.flatnonzero(~there | (known + np.cumsum(scan.page_records) > until))
+            rest = np.flatnonzero(known + np.cumsum(scan.page_records) > (until if own else 0))
             self.spare.keep(pgnos[rest], buf, rest * size)
 
     def _store(self, first: int, extents: np.ndarray) -> None:
@@ -399,6 +408,10 @@ class Growth:
             path=self.path,
             page=self.record.md_root,
         )
+
+
+def _pages_in(found: Fetched | None, pgnos: np.ndarray) -> np.ndarray:
+    return found.pages(pgnos) if found is not None else np.full(len(pgnos), -1, np.int64)
 
 
 class Fetched:
@@ -427,9 +440,29 @@ class Fetched:
         there = (run >= 0) & (offset + nbytes <= self._stop[run])
         return np.where(there, self._place[run] + offset - self._first[run], -1)
 
+    def bytes_at(self, offset: int, nbytes: int) -> np.ndarray | None:
+        """u8[nbytes] from byte `offset` of the file on, if all of it is there."""
+        at = int(self.places(np.array([offset]), np.array([nbytes]))[0])
+        return self.data[at : at + nbytes] if at >= 0 else None
+
+    def copy(self, at: np.ndarray) -> np.ndarray:
+        """u8[m * P]: the pages that begin there, one after the other."""
+        return np.concatenate([self.data[start : start + self._size] for start in at.tolist()])
+
     def pages(self, pgnos: np.ndarray) -> np.ndarray:
         """i64[m]: where these pages begin in the buffer, or -1."""
         return self.places(pgnos * self._size, np.full(len(pgnos), self._size))
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """What the following group brings: a border may lie otherwise than it was guessed.
+
+    found : where it will be; wait : returns when it is there, False if it will not come
+    """
+
+    found: Fetched
+    wait: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,19 +588,26 @@ class Speculator:
 
     # -- after -------------------------------------------------------------------------------------------------------
 
-    def settle(self, outlook: Outlook, found: Fetched) -> Settled:
+    def settle(self, outlook: Outlook, found: Fetched, later: Later | None = None) -> Settled:
         """Where the records of a group lie that was read; in the order of the groups. Raises as `Growth.grow` does."""
         growth, ids, lead = self._growth, outlook.ids, self._header
-        missing = growth.grow(int(ids[-1]) + 1, found) if len(ids) else 0
+        missing = growth.grow(int(ids[-1]) + 1, found, later) if len(ids) else 0
         extents = growth.extents[ids]
         places = found.places(extents["offset"] - lead, extents["nbytes"] + lead)
         places = np.where(places >= 0, places + lead, -1)
         spare = []
+        # Some that are not there were read with other groups: between theirs, or because they seemed to be theirs.
         wanted = np.flatnonzero(places < 0)
-        for i in wanted[self._spare.holds(extents["offset"][wanted])].tolist():
-            bytes_ = self._spare.get(int(extents["offset"][i]) - lead, int(extents["nbytes"][i]) + lead)
-            if bytes_ is not None:
-                spare.append((i, bytes_))
+        offsets, nbytes = extents["offset"][wanted] - lead, extents["nbytes"][wanted] + lead
+        known = self._spare.holds(offsets)
+        if later is not None:
+            known |= later.found.places(offsets, nbytes) >= 0
+        for i, offset, size in zip(*(a[known].tolist() for a in (wanted, offsets, nbytes)), strict=True):
+            held = self._spare.get(offset, size)
+            if held is None and later is not None and later.wait():
+                held = later.found.bytes_at(offset, size)
+            if held is not None:
+                spare.append((i, held))
         self._settled += 1
         if outlook.spans:
             self._judge(outlook, found, missing, {int(ids[i]) for i, _ in spare})
@@ -619,6 +659,9 @@ class Speculator:
 class _Chain:
     """Where the values of leaves behind the frontier probably begin, one leaf after the other up to that of a record.
 
+    LMDB makes a leaf when a record does not fit into the one before: that record's value stands before the leaf then,
+    and those of the following records behind it.
+
     pages_per_record : mean, of values on pages of their own; stop : the leaf after the last one
     """
 
@@ -636,9 +679,9 @@ class _Chain:
         begins: list[float] = []
         for pgno in growth.leaves[leaf : min(m, self.stop + 1)].tolist():
             at = float(pgno) if abs(pgno - at) <= near else at
-            begins.append(at + 1)
+            begins.append(at + 1 - pages)
             at += 1 + length
-        begins.append(at + 1)
+        begins.append(at + 1 - pages)
         self._begins = begins
 
     def span(self, first: int, stop: int, margins: tuple[int, int]) -> _Span:
@@ -653,7 +696,8 @@ class _Chain:
         behind, k = divmod(record - self._known, self._per_leaf)
         j = min(int(behind), len(self._begins) - 2)
         begin, end = self._begins[j], self._begins[j + 1] - 1
-        return begin + (k + more) * (end - begin) / self._per_leaf
+        before = 1 if k < 0.5 and not more else 0  # the leaf stands between
+        return begin + (k + more) * (end - begin) / self._per_leaf - before
 
 
 def _recent_pages(growth: Growth, known: int) -> tuple[float, float, float]:
@@ -663,5 +707,5 @@ def _recent_pages(growth: Growth, known: int) -> tuple[float, float, float]:
         return growth.record.md_overflow_pages / growth.n, 0.0, float(growth.leaves[0])
     some = growth.extents[max(0, known - _RECENT_RECORDS) : known]
     pages = np.where(some["offset"] % size == header, (header - 1 + some["nbytes"]) // size + 1, 0)
-    end = (some["offset"] // size + pages)[-_RECENT_LEAVES:]
+    end = (some["offset"] // size + pages)[-_LAST_RECORDS:]
     return float(pages.mean()), float(pages.std()), float(end.max())
