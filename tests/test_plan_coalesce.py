@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pario.errors import CorruptedError, OptionError, ParioError
-from pario.plan.coalesce import coalesce
+from pario.plan.coalesce import coalesce, span_reads
 
 FILE = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
 PAGE = 4096
@@ -190,3 +190,77 @@ def test_wrong_arguments_are_named(wrong):
     options = {"lead_bytes": 0, "align": 1, "gap_bytes": 0, "read_bytes": 4096, "file_bytes": 100, **wrong}
     with pytest.raises(OptionError, match=next(iter(wrong))):
         coalesce(np.array([0]), np.array([1]), **options)
+
+
+# -- spans -----------------------------------------------------------------------------------------------------------
+
+
+def spans(offsets, nbytes, runs=None, **more):
+    how = {"lead_bytes": 16, "align": 1, "gap_bytes": 16 << 10, "read_bytes": 64 << 10, "file_bytes": len(FILE)}
+    offsets, nbytes = np.array(offsets, np.int64), np.array(nbytes, np.int64)
+    runs = np.zeros(len(offsets), np.int64) if runs is None else np.array(runs, np.int64)
+    return span_reads(offsets, nbytes, runs, **{**how, **more})
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    k=st.integers(0, 90),
+    steps=st.integers(1, 5),
+    kind=st.sampled_from(["file order", "random", "leaves", "jumps"]),
+    align=st.sampled_from([1, 4096]),
+    capacity=st.sampled_from([None, "least"]),
+)
+def test_spans_bring_the_same_bytes(seed, k, steps, kind, align, capacity):
+    rng = np.random.default_rng(seed)
+    nbytes = rng.integers(0, 6000, k)
+    if kind == "random":
+        offsets = rng.integers(16, len(FILE) - 6000, k)
+    else:
+        offsets = 16 + np.concatenate([[0], np.cumsum(nbytes + 32)[:-1]]).astype(np.int64)[:k]
+        if kind == "leaves":  # values grow downwards in a page
+            offsets = offsets[::-1].copy()
+            nbytes = nbytes[::-1].copy()
+        if kind == "jumps":
+            offsets = offsets + (np.arange(k) % 17 == 3) * 400_000
+    runs = np.sort(rng.integers(0, steps, k))
+    room = None if capacity is None else alone(offsets, nbytes, 16, align)
+    plan = spans(offsets, nbytes, runs, align=align, capacity=room)
+    assert room is None or plan.nbytes <= room
+    check(plan, offsets, nbytes, lead_bytes=16, align=align, read_bytes=len(FILE))
+
+
+def test_a_span_is_one_read_with_what_lies_between():
+    offsets = np.arange(50) * 5000 + 16
+    plan = spans(offsets, np.full(50, 3000))
+    assert plan.reads.tolist() == [(0, 49 * 5000 + 3016)]
+    # the same in another order, and of several steps that follow each other
+    assert spans(offsets[::-1], np.full(50, 3000)).reads.tolist() == plan.reads.tolist()
+    assert spans(offsets, np.full(50, 3000), np.arange(50) // 10).reads.tolist() == plan.reads.tolist()
+
+
+def test_steps_that_lie_apart_are_read_apart():
+    """The records of other nodes lie between."""
+    near = np.arange(10) * 4096 + 16
+    offsets = np.concatenate([near, near + 300_000, near + 600_000])
+    plan = spans(offsets, np.full(30, 3000), np.repeat([0, 1, 2], 10))
+    assert plan.reads["offset"].tolist() == [0, 300_000, 600_000]
+    assert set(plan.reads["nbytes"].tolist()) == {9 * 4096 + 3016}
+
+
+def test_a_value_far_away_does_not_stretch_the_span():
+    offsets = np.concatenate([np.arange(20) * 4096 + 500_016, [16]])
+    plan = spans(offsets, np.full(21, 3000))
+    assert plan.reads["offset"].tolist() == [0, 500_000]
+
+
+def test_random_places_are_read_one_by_one():
+    offsets = np.random.default_rng(3).permutation(200)[:12] * 5000 + 16
+    plan = spans(offsets, np.full(12, 100), gap_bytes=0)
+    assert len(plan.reads) == 12
+    assert int(plan.reads["nbytes"].sum()) == 12 * 116
+
+
+def test_a_value_outside_of_the_file_in_a_span():
+    with pytest.raises(CorruptedError, match="outside of the file"):
+        spans([16, len(FILE) - 50], [100, 100])
