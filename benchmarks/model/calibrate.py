@@ -30,7 +30,7 @@ from benchmarks.model import paper
 from benchmarks.model.engine import Machine
 from benchmarks.model.recipes import Training, Workload, ior, reading_s
 
-__all__ = ["BEBOP", "STORED", "Fit", "bebop", "calibration_ranks", "direct", "load", "rms", "search", "training_s"]
+__all__ = ["BEBOP", "STORED", "Fit", "bebop", "calibration_ranks", "direct", "load", "search", "training_s"]
 
 STORED = Path(__file__).with_name("calibrated.json")
 ALMOST = 1.25  # trials with at most this times the best one's objective fit about equally well
@@ -201,16 +201,6 @@ def _unlike(fits: list[Fit]) -> list[Fit]:
         apart = np.abs((places[:, None] - places[taken]) / spans).sum(axis=2).min(axis=1)
         taken.append(int(apart.argmax()))
     return [fits[i] for i in [0, *sorted(taken[1:], key=lambda i: fits[i].rms)]]
-
-
-def rms(fit: Fit, ranks: Iterable[int]) -> float:
-    """Root mean square of log(model / paper) of all recipes at these ranks."""
-    errors = [
-        math.log(training_s(fit, number, recipe) / seconds)
-        for number in ranks
-        for recipe, seconds in zip(paper.NAMES, paper.TRAINING[number], strict=True)
-    ]
-    return math.sqrt(sum(error * error for error in errors) / len(errors))
 
 
 def load(path: Path = STORED) -> list[Fit]:
