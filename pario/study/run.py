@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pario.comm.world import Solo
+from pario.options import Options
 from pario.reader import RECIPES, Reader
 from pario.study.cache import Unavailable, cached_bytes, drop_file, warm_file
 from pario.study.cells import Cell, Preset, words
@@ -37,6 +38,8 @@ __all__ = ["Study"]
 TASK_S = 120.0
 #: Steps of the run from which the time of a whole one is estimated.
 PROBE_STEPS = 2
+#: A run of so many times the limit is not made longer, and a whole epoch that takes no longer is not cut.
+ENOUGH = 4
 #: A content check may take this many times a timed run's limit.
 CHECK_TIMES = 4
 #: Warm runs: epochs of one loader, of which the first is not counted.
@@ -228,6 +231,8 @@ class Study:
 
     def _task(self, place: Place, cell: Cell, batch: int, recipe: str, options: dict[str, Any]) -> dict[str, Any]:
         made = self._sets[cell.dataset]
+        if place.in_flight is not None:
+            options = {"inflight": max(1, min(Options().inflight, place.in_flight // cell.nodes)), **options}
         return {
             "path": place.where(made, recipe),
             "recipe": recipe,
@@ -248,10 +253,10 @@ class Study:
         made = self._sets[cell.dataset]
         steps = math.ceil(made.records / (task["batch"] * cell.ranks))
         key = (cell.dataset, cell.order, cell.ranks, cell.nodes, task["recipe"], str(task["options"]))
-        if RECIPES[task["recipe"]].stagger and not task["options"]:
+        if RECIPES[task["recipe"]].stagger and "stagger" not in task["options"]:
             # The number of readers that suits this store is tried out at the start of an epoch; once is enough.
             tried = jobs.do({**task, "steps": PROBE_STEPS, "drop": _file(task)})
-            task = {**task, "options": {"stagger": tried[0]["settings"]["stagger"]}}
+            task = {**task, "options": {**task["options"], "stagger": tried[0]["settings"]["stagger"]}}
         slow = cell.store not in ("disk", "throttled") or cell.order != "none"
         limit = self._affordable(jobs, task, steps) if slow else 0
         if key not in self._checked and not 0 < limit * CHECK_TIMES < steps:
@@ -265,16 +270,19 @@ class Study:
         return {**task, "steps": limit}
 
     def _affordable(self, jobs: _Jobs, task: dict[str, Any], steps: int) -> int:
-        """Steps that take no longer than the preset's limit; 0: all of them. From runs that grow: the first steps of a
-        recipe that reads ahead tell little about the later ones."""
-        tried = min(PROBE_STEPS, steps)
+        """Steps that take no longer than the preset's limit; 0: all of them. From runs that grow, by what the later
+        steps cost: the first ones of a recipe that reads many steps at once, or ahead, tell nothing about these."""
+        limit = self._preset.limit_s
+        before, since, tried = 0, 0.0, min(PROBE_STEPS, steps)
         while True:
             took = _seconds(jobs.do({**task, "steps": tried, "drop": _file(task)}), 0)
-            if took >= self._preset.limit_s / 2 or tried == steps:
-                break
-            tried = min(steps, 4 * tried)
-        fit = max(PROBE_STEPS, int(tried * self._preset.limit_s / took))
-        return 0 if fit >= steps else fit
+            if tried == steps and took <= ENOUGH * limit:
+                return 0
+            # At the first run, or while four times the steps take less than twice the time, most of it is the start.
+            if took > ENOUGH * limit or (took > limit and before and took > 2 * since):
+                each = max(1e-6, took - since) / (tried - before)
+                return max(PROBE_STEPS, min(tried, before + int((limit - since) / each)))
+            before, since, tried = tried, took, min(steps, 4 * tried)
 
     def _timed(self, place: Place, jobs: _Jobs, cell: Cell, task: dict[str, Any]) -> dict[str, Any]:
         file = _file(task)

@@ -20,11 +20,13 @@ from pario.reader import RECIPES
 from pario.study.cache import Unavailable
 from pario.study.sets import Held
 
-__all__ = ["CAP", "Counts", "Place", "open_store"]
+__all__ = ["CAP", "IN_FLIGHT", "Counts", "Place", "open_store"]
 
 #: bytes per second of both emulated stores, all readers together
 CAP = 200_000_000
 READ_S, METADATA_S = 0.020, 0.002
+#: reads under way at once on the store with latency, all nodes together
+IN_FLIGHT = 16
 
 Counts = dict[str, int]
 
@@ -38,6 +40,7 @@ class Place:
         the store can tell}; None: it does not count
     prefix : what starts a job so that it is counted and held to the cap
     cap : bytes per second, None without a limit
+    in_flight : reads under way at once that all readers together may have; None: what each is used to
     settle_s : wait so long after files have come or gone, until everybody sees it
     """
 
@@ -46,6 +49,7 @@ class Place:
     reset: Callable[[], None]
     prefix: Callable[[Sequence[str]], Sequence[str]] | None = None
     cap: int | None = None
+    in_flight: int | None = None
     settle_s: float = 0.0
 
 
@@ -138,4 +142,4 @@ def _latency(sets: Mapping[str, Held], folder: str, cached: bool) -> Iterator[Pl
             for mount in (mapped, straight):
                 mount.reset()
 
-        yield Place(where, counts, reset, cap=CAP, settle_s=1.2)
+        yield Place(where, counts, reset, cap=CAP, in_flight=IN_FLIGHT, settle_s=1.2)

@@ -8,11 +8,9 @@ from typing import Any
 
 from pario.study.cells import Cell
 from pario.study.numbers import Row, spread
+from pario.study.stores import IN_FLIGHT
 
 __all__ = ["BARS", "MUST", "best_other", "rates", "title", "verdicts", "worst"]
-
-#: reads under way at once that a store must bear
-IN_FLIGHT = 16
 
 
 def verdicts(document: dict[str, Any]) -> dict[str, list[Row]]:
