@@ -29,6 +29,8 @@ __all__ = ["Scout"]
 
 #: What is read after a group was settled begins at a multiple of this in its slot, as reads past the page cache want.
 _ALIGN = 4096
+#: Seconds after which a feed that waits for a group looks whether a slot is free for another one.
+_PAUSE_S = 5e-3
 #: Values lie in memory as in the file modulo this (see plan/coalesce.py).
 _UNIT = 8
 
@@ -70,7 +72,7 @@ class Scout(Feed):
                 if not self._wait_slot(todo[0], None) or self._is_deserted():
                     return
                 scouted.append(self._submit_scouted(todo.popleft()))
-            elif scouted[0].there.wait(self._options.alive_seconds):
+            elif scouted[0].there.wait(_PAUSE_S if todo else self._options.alive_seconds):
                 one = scouted.popleft()
                 if one.errors:
                     raise one.errors[0]
