@@ -657,7 +657,7 @@ class Loader:
             readers: list[list[int]] = [[] for _ in range(world.nodes)]
             for _, rank in sorted((place, rank) for rank, (node, place) in enumerate(everyones) if place is not None):
                 readers[everyones[rank][0]].append(rank)
-            size = self._options.stagger
+            size = self._options.stagger or (1 if world.nodes == 1 else 0)
             if size:
                 self._stagger = size, {}
             else:

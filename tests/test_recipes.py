@@ -300,7 +300,7 @@ def test_the_mapping_notices_a_cut_before_it_is_touched(dataset, tmp_path):
 
 @pytest.mark.parametrize(
     ("ranks", "nodes", "what"),
-    [(8, 4, "every_recipe and (commits or block)"), (5, 5, "turn or once or best or early")],
+    [(8, 4, "every_recipe and (commits-False or mixed-global)"), (5, 5, "turn or once or best or early")],
 )
 def test_more_nodes(ranks, nodes, what):
     """MPICH shows the ranks of one machine as several nodes; other libraries run on one node again."""
