@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pario.errors import CorruptedError, ParioError, RankError
-from pario.kernels.verify import check_nodes, check_runs
+from pario.errors import ParioError, RankError
+from pario.kernels.verify import check_nodes
 from pario.plan.coalesce import Reads, coalesce, span_reads
 from pario.plan.schedule import node_share
 from pario.records import Records
@@ -306,26 +306,14 @@ class Feed:
         t0 = time.perf_counter()
         # The snapshot first: when a writer overtook us, wrong headers are its work and not damage.
         self._check_snapshot()
-        index, offsets = self._index, group.offsets
-        if index.snapshot.native:
-            starts = group.reads.record_starts
-            where = (data, starts, offsets, group.nbytes, index.page_size, index.header_bytes)
-            bad, at = check_runs(*where), index.header_bytes
-            what = "the page header before this record's value is not that of its overflow pages"
-            if bad < 0 and self._check_nodes:
-                bad, at = check_nodes(*where, index.snapshot.base, index.snapshot.version == 3), 0
-                what = "this record's value is none of its leaf page"
+        index = self._index
+        index.check_headers(data, group.reads.record_starts, group.offsets, group.nbytes, group.ids)
+        if self._check_nodes:
+            where = (data, group.reads.record_starts, group.offsets, group.nbytes, index.page_size, index.header_bytes)
+            bad = check_nodes(*where, index.snapshot.base, index.snapshot.version == 3)
             if bad >= 0:
-                offset = int(offsets[bad]) - at
-                raise CorruptedError(
-                    what,
-                    path=index.path,
-                    page=offset // index.page_size,
-                    offset=offset,
-                    record=int(group.ids[bad]),
-                    hint="The file is damaged, or was rewritten since its index was made: delete the .pario.h5 beside "
-                    "it and try again; `python -m pario verify` looks at every record.",
-                )
+                what = "this record's value is none of its leaf page"
+                raise index.damaged(what, int(group.offsets[bad]), int(group.ids[bad]))
         with self._idle:
             self.stats.check += time.perf_counter() - t0
 

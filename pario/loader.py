@@ -30,8 +30,10 @@ from pario.decode.function import as_decoder
 from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, ParioError, RankError
 from pario.feed import Feed, Tap
 from pario.fetch.base import STOP_S
+from pario.fetch.posix import PosixFetcher
 from pario.loop import Hooks, Loop
 from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, KiB, Options
+from pario.own import OwnRows, holds, suits
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
 from pario.plan.stagger import candidates, turn
@@ -46,6 +48,8 @@ from pario.tune import choose_stagger
 __all__ = ["Loader"]
 
 _log = logging.getLogger("pario")
+#: prepare(step, check), what calls it in other threads, batches that these prepare ahead
+_Way = tuple[Callable[[int, Callable[[], None]], Any], Callable[..., Any] | None, int]
 #: With on_error="skip" the decoder may learn from one of this many first records.
 _SKIPPED_FIRST = 64
 #: Slots for records of unknown sizes: times the mean size, and this many bytes more.
@@ -256,8 +260,7 @@ class Loader:
             stats=self._stats,
         )
         # A synchronous recipe reads, and may send messages, when a step is prepared: in the caller's thread only.
-        self._stats.ahead = self.decoder.parallel and recipe.ahead
-        if self._stats.ahead:
+        if self.decoder.parallel and recipe.ahead:
             self._conductor = ThreadPoolExecutor(1, thread_name_prefix="pario-ahead")
         if recipe.per_rank:
             self._plain = self._open_plain()
@@ -343,7 +346,9 @@ class Loader:
                     "per rank pass comm=MPI.COMM_SELF.",
                 )
                 raise spread(self.world, error)  # on all ranks: nobody needs to be told
-        self._fair_threads = fair_threads(cores, [theirs for _, node, theirs in everyones if node == self.world.node])
+        on_node = [theirs for _, node, theirs in everyones if node == self.world.node]
+        self._fair_threads = fair_threads(cores, on_node)
+        self._crowded = len(on_node) > len(set().union(*on_node))  # more ranks than cores
 
     def _make_order(self, epoch: int) -> Order:
         return epoch_order(
@@ -455,7 +460,7 @@ class Loader:
         """
         self._check_open()
         try:
-            return self._meet("report")
+            return self._meet("report")[0]
         except BaseException as e:
             self._abandon(e)
             raise
@@ -546,7 +551,8 @@ class Loader:
         if self._run is not None:  # a loop that was left early
             self._leave()
             self._set_place(self._epoch + 1, 0)
-        self._meet(f"epoch {self._epoch} from record {self._position}")
+        doing = f"epoch {self._epoch} from record {self._position}"
+        _, own = self._meet(doing, own=world.is_leader and self._choose_own())
         self._loop_since = time.perf_counter()
         if self._feed is not None:
             self._feed.stop()
@@ -560,40 +566,18 @@ class Loader:
         world.node_barrier()
         # The pools of a block order differ from epoch to epoch, and every rank must know them; a permutation of all
         # records is needed by those that read only.
-        recipe, reads = self._reader.recipe, self._reader.feeder is not None or self._reader.recipe.per_rank
+        reads = own or self._reader.feeder is not None or self._reader.recipe.per_rank
         order = self._make_order(self._epoch) if reads or self._shuffle == "block" else None
         schedule = self._make_schedule(self._position, order)
-        tap: Any = None
-        if recipe.per_rank:
-            assert order is not None
-            tap = self._plain_tap(schedule, order)
-        else:
-            if self._reader.feeder is not None:
-                assert order is not None
-                self._feed = self._make_feed(schedule, order)
-            if recipe.stagger and schedule.groups:
-                self._take_turns(schedule)
-            if self._feed is not None and recipe.ahead:
-                self._feed.start()
-            reader_of = None if recipe.ahead else self._reader.reader_of
-            feed = None if recipe.ahead else self._feed
-            tap = Tap(
-                self._ring,
-                schedule,
-                seat=world.seat,
-                node_seat=world.node_seat,
-                node_rank=world.node_rank,
-                stats=self._stats,
-                feed=feed,
-                reader_of=reader_of,
-                read=self._reader.read if self._reader.index.growth is not None else None,
-            )
-        assembler, draw = self._assembler, Draw(self._seed, self._epoch)
+        self._stats.reader, self._stats.own = reads and not self._reader.recipe.per_rank, own
+        prepare, submit, ahead = self._own_way(schedule, order) if own else self._ring_way(schedule, order)
+        self._stats.ahead = submit is not None
+        assembler = self._assembler
         assert assembler is not None  # from the end of the constructor on
         hooks = Hooks(
             check=self._check,
             check_ahead=self._check_node,
-            prepare=lambda step, check: assembler.parts(tap, step, draw, check),
+            prepare=prepare,
             finish=partial(assembler.batch, epoch=self._epoch),
             taken=partial(self._taken, schedule),
             complete=self._complete,
@@ -605,11 +589,75 @@ class Loader:
             hooks,
             epoch=self._epoch,
             steps=schedule.steps,
-            conductor=self._conductor,
-            ahead=self._options.decode_ahead,
+            submit=submit,
+            ahead=ahead,
             alive_seconds=self._options.alive_seconds,
             stats=self._stats,
         )
+
+    def _ring_way(self, schedule: Schedule, order: Order | None) -> _Way:
+        """Batches out of the node's ring, or of the recipe's py-lmdb. Collective where readers take turns."""
+        world, reader, assembler, draw = self.world, self._reader, self._assembler, Draw(self._seed, self._epoch)
+        recipe = reader.recipe
+        assert assembler is not None  # from the end of the constructor on
+        tap: Any = None
+        if recipe.per_rank:
+            assert order is not None
+            tap = self._plain_tap(schedule, order)
+        else:
+            if reader.feeder is not None:
+                assert order is not None
+                self._feed = self._make_feed(schedule, order)
+            if recipe.stagger and schedule.groups:
+                self._take_turns(schedule)
+            if self._feed is not None and recipe.ahead:
+                self._feed.start()
+            tap = Tap(
+                self._ring,
+                schedule,
+                seat=world.seat,
+                node_seat=world.node_seat,
+                node_rank=world.node_rank,
+                stats=self._stats,
+                feed=None if recipe.ahead else self._feed,
+                reader_of=None if recipe.ahead else reader.reader_of,
+                read=reader.read if reader.index.growth is not None else None,
+            )
+        submit = None if self._conductor is None else self._conductor.submit
+        return lambda step, check: assembler.parts(tap, step, draw, check), submit, self._options.decode_ahead
+
+    def _choose_own(self) -> bool:
+        """Do the ranks of this node, whose leader this is, need no ring in the next epoch?"""
+        chosen, reader = self._options.own_rows, self._reader
+        if chosen == "never" or self._recipe != "auto" or not suits(self.decoder):
+            return False
+        if reader.index.growth is not None and not reader.index.growth.is_complete:
+            return False
+        fetcher = reader.pool.fetcher
+        return type(fetcher) is PosixFetcher and (chosen == "always" or holds(fetcher, reader.index))
+
+    def _own_way(self, schedule: Schedule, order: Order | None) -> _Way:
+        """Batches straight out of the page cache."""
+        reader, pool, options = self._reader, self._reader.pool, self._options
+        assert order is not None
+        assert isinstance(pool.fetcher, PosixFetcher)
+        rows = OwnRows(
+            schedule=schedule,
+            order=order,
+            index=reader.index,
+            fetcher=pool.fetcher,
+            decoder=self.decoder,
+            held=self._held,
+            check_snapshot=reader.check_snapshot,
+            seat=self.world.seat,
+            stats=self._stats,
+        )
+        ahead = 0  # where ranks share cores, another thread would only take turns with this one
+        if not self._crowded and 4 * rows.batch_bytes <= options.held_bytes:
+            # One per core, in as much memory as the node's ring has; one at least.
+            room = options.slots * options.slot_bytes // (self.world.node_size * rows.batch_bytes)
+            ahead = max(1, min(self._fair_threads, options.inflight, room))
+        return partial(rows.prepare, draw=Draw(self._seed, self._epoch)), pool.call if ahead else None, ahead
 
     def _make_feed(self, schedule: Schedule, order: Order) -> Feed:
         world, reader = self.world, self._reader
@@ -689,9 +737,10 @@ class Loader:
 
         return Turns(world, partners(place.before), partners(place.after))
 
-    def _meet(self, doing: str) -> Report:
-        """All ranks do the same next, or all raise; what everybody did so far. Collective."""
-        everyones = self.world.allgather((doing, *vars(self._so_far()).values()))
+    def _meet(self, doing: str, own: bool = False) -> tuple[Report, bool]:
+        """All ranks do the same next, or all raise; (what everybody did so far, does any rank of this node say `own`).
+        Collective."""
+        everyones = self.world.allgather((doing, own, *vars(self._so_far()).values()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
@@ -701,11 +750,12 @@ class Loader:
                     "report and close alike.",
                 )
                 raise spread(self.world, error)  # on all ranks
-        report = Report(self._reader.path, [RankStats(*numbers) for _, *numbers in everyones])
+        report = Report(self._reader.path, [RankStats(*numbers) for _, _, *numbers in everyones])
+        here = [own for (_, own, *_), rank in zip(everyones, report.ranks, strict=True) if rank.node == self.world.node]
         ended, self._ended = self._ended, None
         if ended is not None and self.world.rank == 0:
             self._tell(report, *ended)
-        return report
+        return report, any(here)
 
     def _tell(self, report: Report, epoch: int, complete: bool) -> None:
         """Write down the loop that ended since the last time."""
@@ -773,7 +823,7 @@ class Loader:
             if self._made_ring is not None and not known:
                 self._made_ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
         if self._run is not None:
-            self._run.end()
+            self._run.end(STOP_S)
         ended = self._stop_threads(STOP_S)
         if self._made_ring is not None:
             self._made_ring.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +47,8 @@ class Hooks:
 class Loop(Iterator[Batch]):
     """`steps` batches of epoch `epoch`.
 
-    conductor : one thread that prepares up to `ahead` steps more than the one that is waited for; None: each step is
-        prepared when it is asked for
+    submit : submit(function, *arguments) calls it in another thread; up to `ahead` steps more than the one that is
+        waited for are prepared so. None: each step is prepared when it is asked for
     alive_seconds : how often a waiting rank calls `check`
     stats : of this rank; its `consumer` grows by the caller's seconds between two batches, its `waiting` by the others
     """
@@ -58,7 +59,7 @@ class Loop(Iterator[Batch]):
         *,
         epoch: int,
         steps: int,
-        conductor: ThreadPoolExecutor | None,
+        submit: Callable[..., Future[Any]] | None,
         ahead: int,
         alive_seconds: float,
         stats: RankStats,
@@ -66,7 +67,7 @@ class Loop(Iterator[Batch]):
         self._hooks = hooks
         self._epoch = epoch
         self._steps = steps
-        self._conductor = conductor
+        self._submit = submit
         self._most_ahead = ahead
         self._alive_seconds = alive_seconds
         self._stats = stats
@@ -105,11 +106,11 @@ class Loop(Iterator[Batch]):
             hooks.complete()
             raise StopIteration
         try:
-            if self._conductor is None:
+            if self._submit is None:
                 hooks.check()
                 prepared = hooks.prepare(step, hooks.check)
             else:
-                prepared = self._next_ahead(self._conductor)
+                prepared = self._next_ahead(self._submit)
             batch = hooks.finish(prepared, step)
         except BaseException as e:
             hooks.failed(e)
@@ -120,15 +121,15 @@ class Loop(Iterator[Batch]):
         self._stats.waiting += now - asked
         return batch
 
-    def _next_ahead(self, conductor: ThreadPoolExecutor) -> Any:
+    def _next_ahead(self, submit: Callable[..., Future[Any]]) -> Any:
         last = min(self._steps, self._step + 1 + self._most_ahead)
         while self._submitted < last:
-            self._ahead.append(conductor.submit(self._hooks.prepare, self._submitted, self._check_ahead))
+            self._ahead.append(submit(self._hooks.prepare, self._submitted, self._check_ahead))
             self._submitted += 1
         future = self._ahead[0]  # it stays there meanwhile: end() wakes what is under way
         while True:
             self._hooks.check()
-            # The conductor calls no MPI: while it works, this thread listens for the other nodes.
+            # Other threads call no MPI: while they work, this thread listens for the other nodes.
             if wait([future], timeout=self._alive_seconds).done:
                 self._ahead.popleft()
                 return future.result()
@@ -138,13 +139,14 @@ class Loop(Iterator[Batch]):
         if self._ended.is_set():
             raise ClosedError("the epoch was left")
 
-    def end(self) -> None:
-        """Stop preparing further batches; returns when none is under way."""
+    def end(self, limit_s: float = math.inf) -> None:
+        """Stop preparing further batches; returns when none is under way, after `limit_s` at most."""
         self._ended.set()
         for future in self._ahead:
             future.cancel()
-        while not_done := [future for future in self._ahead if not future.done()]:
-            # Again and again: the conductor may have looked at `_ended` just before, and fall asleep just after a wake.
+        end = time.monotonic() + limit_s
+        while (not_done := [f for f in self._ahead if not f.done()]) and time.monotonic() < end:
+            # Again and again: a thread may have looked at `_ended` just before, and fall asleep just after a wake.
             self._hooks.wake()
             wait(not_done, timeout=0.01)
         self._ahead.clear()

@@ -14,6 +14,7 @@ MiB = 1 << 20
 FETCHERS = ("auto", "posix", "direct")
 ORDERS = (False, "global", "block")
 POLICIES = ("raise", "skip")
+OWN_ROWS = ("auto", "never", "always")
 
 #: Slots of the ring with shuffle="block", each of a whole pool of blocks: no step waits for more than these.
 BLOCK_SLOTS = 3
@@ -47,6 +48,9 @@ class Options:
         decode_threads: threads for decoders that work record by record (images, Python functions); 0 = one per core
             that this rank may use, those that several ranks of the node may use divided among them.
         decode_ahead: batches that such a decoder prepares ahead of the training step.
+        own_rows: "auto": where the page cache of a node holds the records when an epoch begins, each of its ranks fills
+            its batches straight from there (pario/own.py), unless a record is worth a decoding thread of its own;
+            "never": all comes through the node's ring, as from a cold file; "always": also from a cold file.
         held_bytes: memory of batch arrays in use at once, those that the user still refers to among them.
 
     Waiting
@@ -72,6 +76,7 @@ class Options:
 
     decode_threads: int = 0
     decode_ahead: int = 2
+    own_rows: str = "auto"
     held_bytes: int = 2048 * MiB
 
     alive_seconds: float = 1.0
@@ -103,6 +108,8 @@ class Options:
             raise OptionError(f"metrics_file must be a path or None, got {self.metrics_file!r}")
         if self.fetch not in FETCHERS:
             raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, got {self.fetch!r}")
+        if self.own_rows not in OWN_ROWS:
+            raise OptionError(f"own_rows must be one of {', '.join(OWN_ROWS)}, got {self.own_rows!r}")
         if not self.alive_seconds > 0:
             raise OptionError(f"alive_seconds must be above 0, got {self.alive_seconds!r}")
 

@@ -24,7 +24,7 @@ FLOORS = [
     {"fetch"},
     {"plan", "decode"},
     {"locate"},
-    {"feed", "reader", "lmdb"},
+    {"feed", "own", "reader", "lmdb"},
     {"assemble", "loop", "scout", "tune"},
     {"loader"},
     {"study"},

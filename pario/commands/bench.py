@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -14,7 +13,8 @@ import numpy as np
 from pario import decode
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.errors import ParioError
-from pario.fetch.base import resolve
+from pario.fetch.base import open_dataset, resolve
+from pario.fetch.posix import PosixFetcher
 from pario.loader import Loader
 from pario.options import Options
 from pario.reader import RECIPES
@@ -167,31 +167,16 @@ def _decoder(name: str, size: int | None) -> Any:
 
 
 def cached_share(path: str) -> float | None:
-    """How much of the data file is in this node's page cache (0..1), from a sample; None where the system cannot say.
-
-    A read with RWF_NOWAIT returns only bytes that are there, and reads nothing from the storage.
-    """
-    flag = getattr(os, "RWF_NOWAIT", None)
+    """How much of the data file is in this node's page cache (0..1), sampled; None where the system cannot say."""
     try:
-        fd = os.open(resolve(path), os.O_RDONLY)
-    except (OSError, ParioError):
+        fetcher = open_dataset(path, PosixFetcher)
+    except ParioError:
         return None  # the loader says what is wrong
     try:
-        size = os.fstat(fd).st_size
-        pages = size // 4096
-        if flag is None or not pages:
-            return None
-        places = np.unique(np.linspace(0, pages - 1, min(SAMPLES, pages)).astype(np.int64)) * 4096
-        page = bytearray(4096)
-        there = 0
-        for place in places.tolist():
-            with contextlib.suppress(BlockingIOError):
-                there += os.preadv(fd, [page], place, flag) > 0
-        return there / len(places)
-    except OSError:  # a file system without RWF_NOWAIT
-        return None
+        pages = fetcher.nbytes // 4096
+        return fetcher.cached_share(np.unique(np.linspace(0, pages - 1, min(SAMPLES, pages)).astype(np.int64)) * 4096)
     finally:
-        os.close(fd)
+        fetcher.close()
 
 
 def _drop(path: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from pario.errors import DecodeError
 from pario.records import Records
 
-__all__ = ["ArraySpec", "Decoder", "Draw", "Failures", "describe", "extent", "shown"]
+__all__ = ["ArraySpec", "Decoder", "Draw", "Failures", "Verbatim", "describe", "extent", "shown"]
 
 #: shape with the first axis, dtype
 ArraySpec = tuple[tuple[int, ...], np.dtype]
@@ -57,6 +57,14 @@ class Draw:
         return np.random.default_rng([self.seed & _U64, self.epoch & _U64, record])
 
 
+@dataclass(frozen=True)
+class Verbatim:
+    """Records whose values stand in them as they are wanted: `head` bytes, row i of array `name`, and a few more."""
+
+    name: str
+    head: int
+
+
 class Decoder(ABC):
     """Turns records into named arrays whose first axis is the record.
 
@@ -89,6 +97,17 @@ class Decoder(ABC):
 
         Returns the rows that failed; these hold nothing of use. Never raises for bad data.
         """
+
+    def verbatim(self) -> Verbatim | None:
+        """Where most records keep their row as it is, so that it may be read straight into place; None if nowhere."""
+        return None
+
+    def decode_rest(self, records: Records, out: dict[str, np.ndarray]) -> list[int]:
+        """What is left to do where the rows of `verbatim` are in place: `records` are the bytes before and behind them.
+
+        Returns the rows of records that are not as `verbatim` says, or might not be: these go through `decode`.
+        """
+        raise NotImplementedError
 
     def _learnt(self) -> Any:
         if self.spec is None:

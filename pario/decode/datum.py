@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pario.decode import image as images
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe, extent
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, describe, extent
 from pario.decode.columns import columns, flat
 from pario.errors import DecodeError, OptionError
 from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
@@ -22,6 +22,7 @@ from pario.kernels.datum import (
     TRUNCATED,
     datum_f32,
     datum_floats,
+    datum_rest,
     datum_u8,
     parse,
 )
@@ -200,6 +201,7 @@ class Datum(Decoder):
             ],
             np.int64,
         )
+        self._head = np.frombuffer(_head(spec), np.uint8)
         self._mean = np.zeros(1, np.float32) if self.mean is None else self.mean.reshape(-1)
         self._scale = np.float32(1 if self.scale is None else self.scale)
 
@@ -255,6 +257,16 @@ class Datum(Decoder):
         else:
             n = datum_floats(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
         return [(int(i), self._why(_parse(data, int(starts[i]), int(nbytes[i])), int(starts[i]))) for i in failed[:n]]
+
+    def verbatim(self) -> Verbatim | None:
+        spec = self._learnt()
+        return Verbatim("data", len(self._head)) if spec.source == "data" and self._plain and self._as_bytes else None
+
+    def decode_rest(self, records: Records, out: dict[str, np.ndarray]) -> list[int]:
+        data, starts, nbytes, failed = columns(records)
+        n = datum_rest(data, starts, nbytes, self._head, out["label"], failed)
+        rows: list[int] = failed[:n].tolist()
+        return rows
 
     def _decode_images(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         failures: Failures = []
@@ -318,6 +330,23 @@ class Datum(Decoder):
             f"expected {spec.channels} x {spec.height} x {spec.width} (channels x height x width), {got}"
             + ("" if self.crop else "; crop=(h, w) takes records of different sizes")
         )
+
+
+def _head(spec: DatumSpec) -> bytes:
+    """All that stands before the first pixel, as protobuf's own writers put it: fields by ascending number."""
+    head = b""
+    for field, wire, value in (
+        (1, 0, spec.channels),
+        (2, 0, spec.height),
+        (3, 0, spec.width),
+        (4, 2, spec.channels * spec.height * spec.width),
+    ):
+        head += bytes([field << 3 | wire])
+        while value > 127:
+            head += bytes([value & 127 | 128])
+            value >>= 7
+        head += bytes([value])
+    return head
 
 
 def _parse(data: np.ndarray, start: int, nbytes: int) -> _Message:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, extent
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, extent
 from pario.decode.columns import columns, flat
 from pario.errors import DecodeError, OptionError
 from pario.kernels.pack import pack_rows, pack_spans
@@ -90,6 +90,12 @@ class Raw(Decoder):
         want = math.prod(shape) * self.dtype.itemsize
         n = pack_rows(data, starts, nbytes, flat(out["data"]), want, failed)
         return [(int(i), self._why(int(nbytes[i]), want)) for i in failed[:n]]
+
+    def verbatim(self) -> Verbatim | None:
+        return Verbatim("data", 0) if self.fixed else None
+
+    def decode_rest(self, records: Records, out: dict[str, np.ndarray]) -> list[int]:
+        return np.flatnonzero(records.nbytes).tolist()
 
     def _why(self, got: int, want: int) -> str:
         if got == want:

@@ -9,12 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from errno import EFAULT
 from itertools import pairwise
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -175,6 +176,24 @@ class ReadPool:
         finished.wait()
         if errors:
             raise errors[0]
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call `function` in one of the threads: for work that reads by itself. Raises ClosedError after `close`."""
+        future: Future[Any] = Future()
+
+        def unit() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = function(*arguments)
+                except BaseException as e:
+                    future.set_exception(e)
+                else:
+                    future.set_result(result)
+
+        with self._lock:
+            self._start()
+            self._units.put(unit)
+        return future
 
     def close(self, limit_s: float = math.inf) -> bool:
         """Let queued units finish, then end the threads and take no more. The fetcher stays open.

@@ -17,6 +17,7 @@ __all__ = ["PosixFetcher"]
 # Resolved by the linker inside the process. A ctypes function pointer would do the same, but Numba cannot cache code
 # that holds an address of this run.
 _pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
+_preadv = types.ExternalFunction("preadv", types.intp(types.intc, types.uintp, types.intc, types.int64))
 _errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.intc)())
 
 _EINTR = 4
@@ -46,6 +47,77 @@ def read_spans(fd, offsets, sizes, address, starts, file_bytes):  # type: ignore
                 errno = carray(_errno_location(), 1)[0]
                 if errno != _EINTR:
                     return i, errno, got
+    return -1, 0, 0
+
+
+@kernel
+def read_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
+    """Read `nbytes` bytes from `offset` on to `address`. Returns (errno, bytes got); all of them, if errno is 0 and
+    the file does not end before."""
+    got = 0
+    while got < nbytes:
+        n = _pread(types.intc(fd), types.uintp(address + got), types.uintp(nbytes - got), types.int64(offset + got))
+        if n > 0:
+            got += n
+        elif n == 0:
+            return 0, got
+        else:
+            errno = carray(_errno_location(), 1)[0]
+            if errno != _EINTR:
+                return errno, got
+    return 0, got
+
+
+@kernel
+def read_records(fd, offsets, nbytes, lead, gap, out, starts):  # type: ignore[no-untyped-def]
+    """Read records one after the other into `out`, those that follow each other within `gap` bytes in one read.
+
+    offsets, nbytes i64[n]; Fills starts i64[n], places in `out`. Returns (-1, 0, 0, 0, reads, bytes read), or of the
+    read that failed (where it begins in the file, its bytes, errno, the bytes that came).
+    """
+    place, reads, total, i, n, address = 0, 0, 0, 0, len(offsets), out.ctypes.data
+    while i < n:
+        first, stop = max(0, offsets[i] - lead), offsets[i] + nbytes[i]
+        j = i + 1
+        # On either side: small values lie in descending order in their page.
+        while j < n and offsets[j] - lead <= stop + gap and offsets[j] + nbytes[j] >= first - gap:
+            first, stop = min(first, max(0, offsets[j] - lead)), max(stop, offsets[j] + nbytes[j])
+            j += 1
+        errno, got = read_whole(fd, first, stop - first, address + place)
+        if got < stop - first:
+            return first, stop - first, errno, got, reads, total
+        for k in range(i, j):
+            starts[k] = place + offsets[k] - first
+        place += stop - first
+        total += stop - first
+        reads += 1
+        i = j
+    return -1, 0, 0, 0, reads, total
+
+
+@kernel
+def read_split(fd, offsets, head, row_nbytes, tails, edges, pitch, out, vector, vector_address):  # type: ignore[no-untyped-def]
+    """Range i of the file, `head` + `row_nbytes` + `tails[i]` bytes from `offsets[i]` on: its middle goes to row
+    i at `out`, head and tail one after the other to `edges` + i * `pitch`. `edges`, `out`: addresses; `vector`
+    u64[6] at `vector_address`: scratch. Returns (-1, 0, 0), or the failing range with errno and the bytes that came.
+    """
+    for i in range(len(offsets)):
+        edge, row = edges + i * pitch, out + i * row_nbytes
+        wanted = head + row_nbytes + tails[i]
+        vector[0], vector[1] = edge, head
+        vector[2], vector[3] = row, row_nbytes
+        vector[4], vector[5] = edge + head, tails[i]
+        n = _preadv(types.intc(fd), types.uintp(vector_address), types.intc(3), types.int64(offsets[i]))
+        if n == wanted:
+            continue
+        # Interrupted, short or refused: part by part, which also tells where.
+        done = 0
+        for part in range(3):
+            size = np.int64(vector[2 * part + 1])
+            errno, got = read_whole(fd, offsets[i] + done, size, np.int64(vector[2 * part]))
+            done += got
+            if got < size:
+                return i, errno, done
     return -1, 0, 0
 
 
@@ -93,6 +165,74 @@ class PosixFetcher:
         failed, errno, got = read_spans(self._read_fd, offsets, sizes, out.ctypes.data, starts, self.nbytes)
         if failed >= 0:
             raise read_error(self.path, int(offsets[failed]) + int(got), int(sizes[failed]), int(got), int(errno))
+
+    def read_records(
+        self, offsets: np.ndarray, nbytes: np.ndarray, lead: int, gap: int, out: np.ndarray
+    ) -> tuple[np.ndarray, int, int]:
+        """Records in any order into `out`, with `lead` bytes before each, read in this order: (starts i64[n] in `out`,
+        reads, bytes read). Neighbours with a gap of at most `gap` bytes are one read.
+
+        offsets, nbytes : i64[n], contiguous; out : u8[nbytes.sum() + n * (lead + gap)] or more
+        Raises ReadError.
+        """
+        self._check_open()
+        starts = np.empty(len(offsets), np.int64)
+        if int(nbytes.sum()) + len(offsets) * (lead + gap) > out.nbytes:
+            raise IndexError(f"{len(offsets)} records do not fit into a buffer of {out.nbytes}")
+        first, wanted, errno, got, reads, total = read_records(
+            self._read_fd, offsets, nbytes, lead, gap, out, starts
+        )
+        if first >= 0:
+            raise read_error(self.path, int(first) + int(got), int(wanted), int(got), int(errno))
+        return starts, int(reads), int(total)
+
+    def read_split(
+        self, offsets: np.ndarray, head: int, tails: np.ndarray, edges: np.ndarray, out: np.ndarray
+    ) -> None:
+        """Ranges of the file whose middle goes straight to where it is wanted, each in one read.
+
+        Range i has `head` + `out.shape[1]` + `tails[i]` bytes from `offsets[i]` on: its middle becomes out[i], what is
+        before and behind it stands one after the other in edges[i].
+
+        offsets, tails : i64[n], contiguous; edges : u8[n, at least head + most of tails]; out : u8[n, row], contiguous
+        Raises ReadError.
+        """
+        self._check_open()
+        n, pitch = edges.shape
+        if not len(offsets) == n == len(out) or head + int(tails.max(initial=0)) > pitch:
+            raise IndexError(f"{len(offsets)} ranges do not fit into {n} edges of {pitch} bytes and {len(out)} rows")
+        row, vector = out.shape[1], np.empty(6, np.uint64)
+        failed, errno, got = read_split(
+            self._read_fd, offsets, head, row, tails, edges.ctypes.data, pitch, out.ctypes.data, vector,
+            vector.ctypes.data,
+        )  # fmt: skip
+        if failed >= 0:
+            wanted = head + row + int(tails[failed])
+            raise read_error(self.path, int(offsets[failed]) + int(got), wanted, int(got), int(errno))
+
+    def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
+        """At how many of these places of the file its page is in this node's page cache (0..1); None where the system
+        cannot say. Stops where the share cannot reach `enough` any more.
+
+        A read with RWF_NOWAIT returns only bytes that are there. It waits for nothing, but may let the kernel fetch the
+        page that it missed.
+        """
+        flag = getattr(os, "RWF_NOWAIT", None)
+        if flag is None or not len(offsets):
+            return None
+        self._check_open()
+        byte = bytearray(1)
+        there, left = 0, len(offsets)
+        try:
+            for offset in offsets.tolist():
+                with contextlib.suppress(BlockingIOError):
+                    there += os.preadv(self._fd, [byte], offset, flag) > 0
+                left -= 1
+                if there + left < enough * len(offsets):
+                    break
+        except OSError:  # a file system without RWF_NOWAIT
+            return None
+        return there / len(offsets)
 
     def __del__(self) -> None:
         # The last thread that reads is gone.

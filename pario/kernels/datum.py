@@ -32,6 +32,7 @@ __all__ = [
     "TRUNCATED",
     "datum_f32",
     "datum_floats",
+    "datum_rest",
     "datum_u8",
     "parse",
 ]
@@ -316,4 +317,34 @@ def datum_floats(data, starts, nbytes, ids, draw, geometry, mean, scale, out, la
             values, 0, channels, height, width, out, i * row, top, left, geometry[3], geometry[4], flip,
             mean, geometry[7], scale,
         )  # fmt: skip
+    return n
+
+
+@kernel
+def datum_rest(data, starts, nbytes, head, labels, failed):  # type: ignore[no-untyped-def]
+    """labels i64[n] of records without their pixels: `head` u8[h], all before the first pixel, then what follows the
+    last one, which may be a label and `encoded` = false.
+
+    Rows of other records are written to failed i64[n]; returns how many.
+    """
+    n = 0
+    for i in range(len(starts)):
+        at, end = starts[i], starts[i] + nbytes[i]
+        good = at >= 0 and len(head) <= nbytes[i] <= len(data) - at
+        for k in range(len(head)):
+            good = good and data[at + k] == head[k]
+        at += len(head)
+        label = np.int64(0)
+        while good and at < end:
+            field, wire, after = key(data, at, end)
+            good = after >= 0 and wire == 0 and (field == 5 or field == 7)
+            if good:
+                value, at = varint(data, after, end)
+                good = at >= 0 and (field == 5 or value == np.uint64(0))
+                if field == 5:
+                    label = np.int64(np.int32(value & np.uint64(0xFFFFFFFF)))
+        labels[i] = label
+        if not good:
+            failed[n] = i
+            n += 1
     return n

@@ -35,6 +35,7 @@ from pario.comm.world import AnyWorld
 from pario.errors import CorruptedError, OptionError, SnapshotError
 from pario.fetch.base import Fetcher, ReadPool
 from pario.format.meta import Snapshot
+from pario.kernels.verify import check_runs
 from pario.locate.speculate import Growth, may_grow
 from pario.locate.walk import Begun, begin, build, check_size
 from pario.records import EXTENT
@@ -185,6 +186,30 @@ class RecordIndex:
                 assert self.sidecar is not None  # either the keys or a place to find them
                 self._keys = _open_keys(self.sidecar, self.fingerprint)
             return self._keys.get(wanted)
+
+    def check_headers(
+        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> None:
+        """Do these values, at `starts` in `data` and at `offsets` in the file, come behind the page headers that belong
+        there? Raises CorruptedError. (Files of other machines' byte order or word size are not looked at.)"""
+        if not self.snapshot.native:
+            return
+        bad = check_runs(data, starts, offsets, nbytes, self.page_size, self.header_bytes)
+        if bad >= 0:
+            what = "the page header before this record's value is not that of its overflow pages"
+            raise self.damaged(what, int(offsets[bad]) - self.header_bytes, int(ids[bad]))
+
+    def damaged(self, what: str, offset: int, record: int) -> CorruptedError:
+        """The error of a record whose bytes at `offset` are not what this index says."""
+        return CorruptedError(
+            what,
+            path=self.path,
+            page=offset // self.page_size,
+            offset=offset,
+            record=record,
+            hint="The file is damaged, or was rewritten since its index was made: delete the .pario.h5 beside "
+            "it and try again; `python -m pario verify` looks at every record.",
+        )
 
     def close(self) -> None:
         """Close the side-car if keys were read from it, and let go of the arrays, so that the window that holds them

@@ -21,6 +21,8 @@ class RankStats:
     reader: bool = False  # this rank reads for its node
     ahead: bool = False  # batches are prepared while the caller works, so that decoding costs it nothing by itself
 
+    own: bool = False  # this rank's last loop took its records straight from the page cache, without the node's ring
+
     # seconds of the thread that takes the batches
     open: float = 0.0  # the constructor
     loop: float = 0.0  # in loops, from their start to their end
@@ -83,7 +85,7 @@ class RankStats:
 
 
 #: the fields that add up
-COUNTED = tuple(field.name for field in fields(RankStats))[4:]
+COUNTED = tuple(field.name for field in fields(RankStats))[5:]
 
 
 def total(ranks: Iterable[RankStats]) -> dict[str, float]:

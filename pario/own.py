@@ -1,0 +1,312 @@
+"""Own rows: a rank fills its batches straight from a file that the page cache of its node holds, without the ring.
+
+    ring       page cache --pread--> ring --decode, on another core--> batch        one rank reads for the node
+    own rows   page cache --preadv--------------------------------> batch           large rows that need no decoding
+               page cache --pread--> scratch --decode, same core--> batch           anything else
+
+The ring brings long reads to a slow store and reads each byte once per node. When the bytes are in memory already, both
+are worth nothing, and the ring costs: a second copy, out of memory that another core has just written. Here the thread
+that reads also decodes, out of its own cache, and where a record holds its row as it is wanted (`Decoder.verbatim`),
+the kernel copies that row to its place in the batch and nobody touches it again. What stands before and behind the row
+is checked; a record that looks different goes through `Decoder.decode`.
+
+Nothing here calls MPI, and the ranks of a node have nothing to tell each other: an error ends the rank's loop, which
+tells the others.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pario.decode.base import Decoder
+from pario.plan.schedule import node_share
+from pario.records import Records
+
+if TYPE_CHECKING:
+    from pario.buffers import BatchBuffers
+    from pario.decode.base import Draw, Failures, Verbatim
+    from pario.fetch.posix import PosixFetcher
+    from pario.locate.index import RecordIndex
+    from pario.plan.epoch import Order
+    from pario.plan.schedule import Schedule
+    from pario.stats.rank import RankStats
+
+__all__ = ["OwnRows", "holds", "suits"]
+
+#: The node's page cache holds a file if it has this part of a sample of so many records. Leaf pages, which no epoch
+#: reads, are not in the sample; a few pages that were dropped cost less than the way through the ring.
+_HELD = 0.98
+_SAMPLE = 256
+
+#: Rows from this size on are read straight into the batch, one read each. For 197 KB rows that took 25 us (a core's
+#: time), through scratch memory 34 us, a memcpy out of a mapping 21 us; for 3 KB rows 1.8 us against 1.5 and 0.75.
+_STRAIGHT_BYTES = 16 << 10
+#: ... if no more than this stands behind them.
+_TAIL_BYTES = 64
+
+#: Read and decoded at once through scratch memory, which so stays in a core's cache. From 128 KiB to 4 MiB made no
+#: difference on a core with 2 MiB of level 2 and a large level 3; more only lets more of it fall out.
+_UNIT_BYTES = 1 << 20
+#: Between two looks whether the loop has ended, for rows that are read straight.
+_STRAIGHT_UNIT_BYTES = 16 << 20
+
+#: Records with no more than this between them are one read: the bytes of a page cost less than another call.
+_GAP_BYTES = 4096
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+def holds(fetcher: PosixFetcher, index: RecordIndex) -> bool:
+    """Does this node's page cache hold the records of the file? From a sample; a cold file costs a few small reads."""
+    some = np.unique(np.linspace(0, index.n - 1, min(index.n, _SAMPLE)).astype(np.int64))
+    share = fetcher.cached_share(index.extents["offset"][some], _HELD)
+    return share is not None and share >= _HELD
+
+
+def suits(decoder: Decoder) -> bool:
+    """Is it of a kind that decodes a batch in one call, row by row, into arrays that depend on the number of records
+    alone? So are those that have an answer to `verbatim`, unless somebody's class changed what goes with it."""
+    mine: Any = type(decoder)
+    kind = next(base for base in mine.__mro__ if "verbatim" in vars(base))
+    known = kind is not Decoder and mine.decode is kind.decode and mine.shapes is kind.shapes
+    return known and decoder.by_rows and not decoder.parallel
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of a batch: record ids, where their values lie, the arrays' rows."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    nbytes: np.ndarray
+    arrays: dict[str, np.ndarray]
+
+    def part(self, first: int, stop: int) -> _Rows:
+        """Rows [first, stop)."""
+        if stop - first == len(self.ids):
+            return self
+        rows = slice(first, stop)
+        arrays = {name: array[rows] for name, array in self.arrays.items()}
+        return _Rows(self.ids[rows], self.offsets[rows], self.nbytes[rows], arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Some records: their ids, where their values lie, their rows in the batch."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    nbytes: np.ndarray
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The records of some steps from `first` on, one step behind the other; step `first` + k begins at cuts[k]."""
+
+    first: int
+    cuts: list[int]
+    places: _Places
+
+    def step(self, step: int) -> _Places:
+        k, last = step - self.first, len(self.cuts) - 1
+        part = slice(self.cuts[min(k, last)], self.cuts[min(k + 1, last)]) if k >= 0 else slice(0, 0)
+        all_of = self.places
+        return _Places(all_of.ids[part], all_of.offsets[part], all_of.nbytes[part], all_of.rows[part])
+
+
+class OwnRows:
+    """The batches of one rank in one epoch, or in the rest of one. `prepare` may be called by several threads.
+
+    schedule, order : of the epoch
+    decoder : one that `suits`
+    held : memory of the batches
+    check_snapshot : called after bytes are there and before they are used; raises SnapshotError
+    seat : of this rank
+    stats : of this rank; gets the work of all threads together
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule,
+        order: Order,
+        index: RecordIndex,
+        fetcher: PosixFetcher,
+        decoder: Decoder,
+        held: BatchBuffers,
+        check_snapshot: Callable[[], None],
+        seat: int,
+        stats: RankStats,
+    ) -> None:
+        # Pieces are for slots that are smaller than a step.
+        self._schedule = replace(schedule, per_group=1, pieces=1) if schedule.pieces > 1 else schedule
+        self._order = order
+        self._index = index
+        self._extents, self._by_offset = index.extents, index.by_offset
+        self._fetcher = fetcher
+        self._decoder = decoder
+        self._held = held
+        self._check_snapshot = check_snapshot
+        self._seat = seat
+        self._stats = stats
+        self._verbatim = decoder.verbatim()
+        self._shares: dict[int, _Share] = {}
+        self._planning = threading.Lock()  # guards the shares
+        self._counting = threading.Lock()  # guards the stats and the two below
+        self._under_way = 0
+        self._busy_since = 0.0
+        self._scratch = threading.local()
+
+    @property
+    def batch_bytes(self) -> int:
+        """Memory of a full batch's arrays."""
+        rest = np.zeros(self._schedule.batch_size, np.int64)
+        shapes = self._decoder.shapes(Records(rest, _NOTHING, rest, rest))
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
+
+    def prepare(
+        self, step: int, check: Callable[[], None], draw: Draw
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, Failures]:
+        """(arrays, i64[n] record ids, records that could not be decoded) of this rank's batch of one step.
+
+        `check` is called now and then and may raise. Raises ReadError, CorruptedError, SnapshotError.
+        """
+        begin = time.perf_counter()
+        places = self._places(step)
+        ids, offsets, nbytes = places.ids.copy(), places.offsets, places.nbytes  # the ids are the caller's
+        arrays = self._held.take(self._decoder.shapes(Records(ids, _NOTHING, offsets, nbytes)))
+        batch = _Rows(ids, offsets, nbytes, arrays)
+        verbatim = self._verbatim
+        if verbatim is not None and arrays[verbatim.name][:1].nbytes < _STRAIGHT_BYTES:
+            verbatim = None
+        total, unit = int(nbytes.sum()), _UNIT_BYTES if verbatim is None else _STRAIGHT_UNIT_BYTES
+        cuts = [0, len(ids)]
+        if total > unit:  # where the running sum of bytes passes a multiple of the unit
+            cuts[1:1] = (np.flatnonzero(np.diff(np.cumsum(nbytes) // unit)) + 1).tolist()
+        with self._counting:
+            self._stats.locate += time.perf_counter() - begin
+            self._stats.node_bytes += total
+        failures: Failures = []
+        for first, stop in pairwise(cuts):
+            check()
+            left = [(first, stop)]
+            if verbatim is not None:
+                left = [(first + a, first + b) for a, b in self._read_straight(batch.part(first, stop), verbatim)]
+            for a, b in left:
+                failures += [(a + row, why) for row, why in self._read_and_decode(batch.part(a, b), draw)]
+        return arrays, ids, failures
+
+    def _places(self, step: int) -> _Places:
+        """This rank's records of a step, row by row."""
+        first, stop = self._schedule.step_groups(step)
+        parts = [self._share(group, stop - first).step(step) for group in range(first, stop)]
+        if len(parts) == 1:
+            return parts[0]
+        fields = [
+            np.concatenate(some) for some in zip(*((p.ids, p.offsets, p.nbytes, p.rows) for p in parts), strict=True)
+        ]
+        by_row = np.argsort(fields[-1])
+        return _Places(*(field[by_row] for field in fields))
+
+    def _share(self, group: int, kept: int) -> _Share:
+        """This rank's records of a group: of several steps. The last ones are kept, since several threads work on steps
+        that are close to each other."""
+        with self._planning:
+            share = self._shares.get(group)
+            if share is None:
+                numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
+                if self._schedule.pools is not None:  # by step and row, as the others come
+                    by_row = np.lexsort((rows, steps))
+                    numbers, steps, rows = numbers[by_row], steps[by_row], rows[by_row]
+                by_offset = self._by_offset
+                ids = numbers if self._order.space == "id" or by_offset is None else by_offset[numbers]
+                extents = self._extents[ids]
+                offsets, nbytes = (np.ascontiguousarray(extents[name]) for name in ("offset", "nbytes"))
+                while len(self._shares) >= kept + 2:
+                    del self._shares[next(iter(self._shares))]
+                first = int(steps[0]) if len(steps) else 0
+                cuts = [0, *np.cumsum(np.bincount(steps - first)).tolist()]
+                share = self._shares[group] = _Share(first, cuts, _Places(ids, offsets, nbytes, rows))
+            return share
+
+    def _read_straight(self, some: _Rows, verbatim: Verbatim) -> list[tuple[int, int]]:
+        """Fill rows by reads into them; [first, stop) of those rows whose records are not as `verbatim` says."""
+        out = some.arrays[verbatim.name]
+        lead, row_bytes = self._index.header_bytes, out[:1].nbytes
+        head = lead + verbatim.head
+        tails = some.nbytes - (verbatim.head + row_bytes)
+        if not ((tails >= 0) & (tails <= _TAIL_BYTES)).all():
+            return [(0, len(out))]
+        edges = np.empty((len(out), head + _TAIL_BYTES), np.uint8)
+        begin = self._read_begins()
+        try:
+            rows = out.reshape(len(out), -1).view(np.uint8)
+            self._fetcher.read_split(some.offsets - lead, head, tails, edges, rows)
+        finally:
+            self._read_ends(begin, len(out), int(some.nbytes.sum()) + len(out) * lead)
+        rest = Records(some.ids, edges.reshape(-1), np.arange(len(out)) * edges.shape[1] + lead, tails + verbatim.head)
+        self._check(rest, some)
+        begin = time.perf_counter()
+        odd = self._decoder.decode_rest(rest, some.arrays)
+        with self._counting:
+            self._stats.decode += time.perf_counter() - begin
+        if 2 * len(odd) > len(out):  # written by another hand: no second try with the next rows
+            self._verbatim = None
+        return [(row, row + 1) for row in odd]
+
+    def _read_and_decode(self, some: _Rows, draw: Draw) -> Failures:
+        """Read into this thread's scratch memory, and decode from there."""
+        lead = self._index.header_bytes
+        most = int(some.nbytes.sum()) + len(some.nbytes) * (lead + _GAP_BYTES)
+        scratch: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
+        if len(scratch) < most:
+            scratch = self._scratch.memory = np.empty(most + most // 8, np.uint8)
+        begin = self._read_begins()
+        reads = read_bytes = 0
+        try:
+            starts, reads, read_bytes = self._fetcher.read_records(some.offsets, some.nbytes, lead, _GAP_BYTES, scratch)
+        finally:
+            self._read_ends(begin, reads, read_bytes)
+        records = Records(some.ids, scratch, starts, some.nbytes)
+        self._check(records, some)
+        begin = time.perf_counter()
+        failures = self._decoder.decode(records, some.arrays, draw)
+        with self._counting:
+            self._stats.decode += time.perf_counter() - begin
+        return failures
+
+    def _check(self, records: Records, some: _Rows) -> None:
+        begin = time.perf_counter()
+        # The snapshot first: when a writer overtook us, wrong headers are its work and not damage.
+        self._check_snapshot()
+        self._index.check_headers(records.data, records.starts, some.offsets, some.nbytes, some.ids)
+        with self._counting:
+            self._stats.check += time.perf_counter() - begin
+
+    def _read_begins(self) -> float:
+        begin = time.perf_counter()
+        with self._counting:
+            if not self._under_way:
+                self._busy_since = begin
+            self._under_way += 1
+        return begin
+
+    def _read_ends(self, begin: float, reads: int, nbytes: int) -> None:
+        now = time.perf_counter()
+        stats = self._stats
+        with self._counting:
+            self._under_way -= 1
+            stats.read += now - self._busy_since
+            self._busy_since = now
+            stats.reading += now - begin
+            stats.reads += reads
+            stats.bytes_read += nbytes

@@ -1,0 +1,312 @@
+"""Own rows: batches straight out of the page cache. The oracle is what was written, through py-lmdb and protobuf."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from datum_message import Message, datum
+
+import pario
+from pario.decode import Datum, Raw
+from pario.errors import CorruptedError, DecodeError, FileError, ReadError
+from pario.fetch.posix import PosixFetcher
+from pario.options import Options
+from pario.own import suits
+
+LARGE, SMALL = (3, 80, 96), (3, 9, 11)  # rows that are read straight into the batch; rows that are decoded
+N = 150
+OWN = {"own_rows": "always", "slot_bytes": 128 << 10, "block_bytes": 128 << 10, "mix_blocks": 4}
+
+
+def pixels(i: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(i).integers(0, 256, shape, np.uint8)
+
+
+def label(i: int) -> int:
+    return (0, 1, 127, 128, 70_000, -1)[i % 6]  # varints of one, two, three and ten bytes
+
+
+def written(place: Path, value: Callable[[int], bytes], n: int = N) -> str:
+    """Inserted in random order, in several commits."""
+    with lmdb.open(str(place), map_size=1 << 28) as env:
+        for part in np.array_split(np.random.default_rng(0).permutation(n), 5):
+            with env.begin(write=True) as txn:
+                for i in part.tolist():
+                    txn.put(b"%06d" % i, value(i))
+    return str(place)
+
+
+@pytest.fixture(scope="module", params=[LARGE, SMALL], ids=["straight", "decoded"])
+def shape(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def path(shape, tmp_path_factory):
+    place = tmp_path_factory.mktemp("own") / "x.lmdb"
+    return written(place, lambda i: datum(pixels(i, shape), label(i)))
+
+
+def own(path: str, batch_size: int, decoder=None, shuffle=False, **more) -> pario.Loader:
+    options = Options(**{**OWN, **more.pop("options", {})})
+    return pario.Loader(path, batch_size, decoder or Datum(), shuffle=shuffle, seed=3, options=options, **more)
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+@pytest.mark.parametrize("batch_size", [1, 7, 400])
+def test_every_record_once_and_right(path, shape, shuffle, batch_size) -> None:
+    with own(path, batch_size, shuffle=shuffle) as loader:
+        for epoch in range(2):
+            seen = []
+            for batch in loader:
+                assert batch.epoch == epoch
+                assert batch["data"].shape == (len(batch.ids), *shape)
+                for k, i in enumerate(batch.ids.tolist()):
+                    assert np.array_equal(batch["data"][k], pixels(i, shape))
+                    assert batch["label"][k] == label(i)
+                seen += batch.ids.tolist()
+            assert sorted(seen) == list(range(N))
+        stats = loader.stats()
+    assert stats["own"]
+    assert stats["reader"]
+    assert stats["records"] == 2 * N
+    assert 0 < stats["reads"] <= 2 * N
+    assert stats["bytes_read"] >= stats["node_bytes"] > 2 * N * np.prod(shape)
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        Datum(dtype="float32", scale=0.5),
+        Datum(crop=8, crop_mode="random", mirror="random"),
+        Datum(mean=[1.0, 2.0, 3.0]),
+    ],
+)
+def test_the_same_batches_as_through_the_ring(path, shuffle, decoder) -> None:
+    def batches(way: str) -> list[tuple[list[int], bytes, bytes]]:
+        with own(path, 11, decoder, shuffle, options={"own_rows": way}) as loader:
+            found = [(b.ids.tolist(), b["data"].tobytes(), b["label"].tobytes()) for b in loader]
+            assert loader.stats()["own"] == (way == "always")
+            return found
+
+    assert batches("always") == batches("never")
+
+
+@pytest.mark.parametrize("nbytes", [20_000, 64])
+def test_raw_rows(tmp_path, nbytes) -> None:
+    path = written(tmp_path / "x.lmdb", lambda i: pixels(i, (nbytes,)).tobytes())
+    with own(path, 16, Raw(">i2", (-1, 2)), "global") as loader:
+        for batch in loader:
+            for k, i in enumerate(batch.ids.tolist()):
+                assert batch["data"][k].tobytes() == pixels(i, (nbytes,)).tobytes()
+        assert loader.stats()["own"]
+
+
+def odd(i: int) -> bytes:
+    """Records that a Datum may be, and some that it may not."""
+    values = pixels(i, LARGE)
+    message = Message.FromString(datum(values, label(i)))
+    plain = message.SerializeToString()
+    kind = i % 10
+    if kind == 1:
+        message.encoded = False  # said, though it is the default
+    elif kind == 2:
+        message.ClearField("label")
+    elif kind == 3:  # the label first
+        return Message(label=label(i)).SerializeToString() + datum(values, None)
+    elif kind == 4:  # a second label behind: the last one counts
+        return datum(values, 5) + Message(label=label(i)).SerializeToString()
+    elif kind == 5:  # pixels again: the last ones count
+        return datum(values[::-1].copy(), 5) + datum(values, label(i))
+    elif kind == 6:
+        return plain + b"\x7a\x03abc"  # a field of a later version
+    elif kind == 7:
+        return plain[:-3]  # cut off inside the label, or the pixels
+    elif kind == 8:
+        return datum(values[:, 1:], label(i))
+    elif kind == 9:
+        return plain + Message(channels=4).SerializeToString()  # another shape behind the pixels
+    return message.SerializeToString()
+
+
+def test_records_that_look_different(tmp_path) -> None:
+    path = written(tmp_path / "x.lmdb", odd)
+
+    def batches(way: str) -> list[tuple[list[int], bytes, bytes, int]]:
+        with own(path, 30, shuffle="global", on_error="skip", options={"own_rows": way}) as loader:
+            return [(b.ids.tolist(), b["data"].tobytes(), b["label"].tobytes(), b.skipped) for b in loader]
+
+    found = batches("always")
+    assert found == batches("never")
+    good = [i for ids, *_ in found for i in ids]
+    assert len(good) + sum(skipped for *_, skipped in found) == N
+    assert {i % 10 for i in good} >= {0, 1, 2, 3, 4, 5, 6}
+    assert not {i % 10 for i in good} & {8, 9}
+    with pytest.raises(DecodeError, match="record") as caught, own(path, 30) as loader:
+        list(loader)
+    assert caught.value.record == 7
+    assert caught.value.path == str(Path(path) / "data.mdb")
+
+
+def test_other_writers_order_of_fields(tmp_path) -> None:
+    """No record begins as protobuf's own writers begin it: read straight once, decoded from then on."""
+    path = written(tmp_path / "x.lmdb", lambda i: Message(label=i).SerializeToString() + datum(pixels(i, LARGE), None))
+    with own(path, 10) as loader:
+        for batch in loader:
+            for k, i in enumerate(batch.ids.tolist()):
+                assert np.array_equal(batch["data"][k], pixels(i, LARGE))
+                assert batch["label"][k] == i
+        assert loader.stats()["reads"] < 2 * N
+
+
+def test_damage_is_found_and_named(path, shape, tmp_path) -> None:
+    if shape == SMALL:
+        pytest.skip("values inside leaf pages have no header of their own")
+    shutil.copytree(path, tmp_path / "x")
+    file = tmp_path / "x" / "data.mdb"
+    with own(str(tmp_path / "x"), 10) as loader:
+        list(loader)
+        offset = int(loader.index.extents["offset"][77])
+        with open(file, "r+b") as f:  # the page number in the header
+            f.seek(offset - 16)
+            f.write(b"\xff")
+        with pytest.raises(CorruptedError, match="page header") as caught:
+            list(loader)
+    assert caught.value.record == 77
+    assert caught.value.path == str(file)
+
+
+def test_a_file_that_is_cut_off(path, tmp_path) -> None:
+    shutil.copytree(path, tmp_path / "x")
+    file = tmp_path / "x" / "data.mdb"
+    with own(str(tmp_path / "x"), 10) as loader:
+        list(loader)
+        os.truncate(file, int(np.median(loader.index.extents["offset"])) + 7)
+        with pytest.raises(ReadError, match="ended early") as caught:
+            list(loader)
+    assert caught.value.path == str(file)
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_resume_and_leave_early(path, shuffle) -> None:
+    with own(path, 8, shuffle=shuffle) as loader:
+        whole = [batch.ids.tolist() for batch in loader]
+        for batch in loader:  # epoch 1, left
+            if batch.step == 2:
+                break
+        loader.set_epoch(0)
+        for batch in loader:
+            if batch.step == 4:
+                state = loader.state_dict()
+                break
+    with own(path, 8, shuffle=shuffle) as loader:
+        loader.load_state_dict(state)
+        assert [batch.ids.tolist() for batch in loader] == whole[5:]
+    with own(path, 8, shuffle=shuffle, drop_last=True) as loader:
+        assert [batch.ids.tolist() for batch in loader] == whole[: N // 8]
+
+
+def test_memory_stays(path) -> None:
+    with own(path, 8, shuffle="global") as loader:
+        for _ in range(2):
+            for _batch in loader:
+                pass
+        first = loader.stats()["batch_memory"]
+        for _ in range(5):
+            for _batch in loader:
+                pass
+        assert loader.stats()["batch_memory"] <= first + first // 2  # threads may be as far ahead as never before
+
+
+def test_large_batches_are_not_prepared_ahead(path, shape) -> None:
+    """The caller's batch and the next one fit into the memory; more would not."""
+    held = max(1 << 20, int(2.6 * 50 * np.prod(shape)))
+    with own(path, 50, options={"held_bytes": held}) as loader:
+        assert sum(len(batch.ids) for batch in loader) == N
+
+
+def test_the_page_cache_decides(path) -> None:
+    file = Path(path) / "data.mdb"
+    fetcher = PosixFetcher(str(file))
+    file.read_bytes()
+    share = fetcher.cached_share(np.arange(0, fetcher.nbytes, 4096))
+    if share is None:
+        pytest.skip("this file system has no RWF_NOWAIT")
+    assert share == 1.0
+    with own(path, 16, options={"own_rows": "auto"}) as loader:
+        list(loader)
+        assert loader.stats()["own"]
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        if fetcher.cached_share(np.arange(0, fetcher.nbytes, 4096), 0.9) == 1.0:
+            pytest.skip("this file system keeps its files in memory")
+        os.posix_fadvise(fetcher.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        seen = sorted(i for batch in loader for i in batch.ids.tolist())
+        assert seen == list(range(N))
+        assert not loader.stats()["own"]
+        list(loader)  # that epoch has read it
+        assert loader.stats()["own"]
+    fetcher.close()
+
+
+def test_decoders_that_suit() -> None:
+    class Mine(Raw):
+        def decode(self, records, out, draw):
+            return super().decode(records, out, draw)
+
+    assert suits(Raw("u1", 4))
+    assert not suits(Raw())  # packed: no rows
+    assert not suits(Mine("u1", 4))  # its decode may do anything
+    assert not suits(pario.decode.as_decoder(len))
+
+
+def test_reads_of_three_parts(tmp_path) -> None:
+    data = pixels(1, (40_000,))
+    (tmp_path / "f").write_bytes(data.tobytes())
+    fetcher = PosixFetcher(str(tmp_path / "f"))
+    offsets, tails = np.array([39_000, 0, 17]), np.array([0, 5, 64])
+    edges, out = np.zeros((3, 80), np.uint8), np.zeros((3, 900), np.uint8)
+    fetcher.read_split(offsets, 16, tails, edges, out)
+    for i in range(3):
+        whole = data[offsets[i] : offsets[i] + 16 + 900 + tails[i]]
+        assert np.array_equal(out[i], whole[16:916])
+        assert np.array_equal(edges[i, : 16 + tails[i]], np.concatenate([whole[:16], whole[916:]]))
+    with pytest.raises(FileError, match="ended early"):
+        fetcher.read_split(np.array([39_500]), 16, np.array([0]), edges[:1], out[:1])
+    with pytest.raises(IndexError):
+        fetcher.read_split(offsets, 17, tails, edges, out)
+    fetcher.close()
+
+
+def test_reads_of_records_in_any_order(tmp_path) -> None:
+    data = pixels(2, (300_000,))
+    (tmp_path / "f").write_bytes(data.tobytes())
+    fetcher = PosixFetcher(str(tmp_path / "f"))
+    rng = np.random.default_rng(5)
+    for offsets in (
+        np.arange(16, 90_000, 1000),  # ascending, close together
+        np.arange(16, 90_000, 1000)[::-1].copy(),  # small values in a page
+        rng.integers(16, 299_000, 50),  # anywhere, also the same twice
+        np.array([16, 16, 200_000, 90, 299_999], np.int64),
+    ):
+        nbytes = np.minimum(rng.integers(0, 900, len(offsets)), 300_000 - offsets)
+        out = np.empty(int(nbytes.sum()) + len(offsets) * (16 + 100), np.uint8)
+        starts, reads, total = fetcher.read_records(offsets, nbytes, 16, 100, out)
+        assert 1 <= reads <= len(offsets)
+        assert total <= out.nbytes
+        for i, (offset, size) in enumerate(zip(offsets, nbytes, strict=True)):
+            assert np.array_equal(out[starts[i] - 16 : starts[i] + size], data[offset - 16 : offset + size])
+    with pytest.raises(IndexError):
+        fetcher.read_records(offsets, nbytes, 16, 100, out[:-1][:10])
+    with pytest.raises(ReadError, match="ended early"):
+        fetcher.read_records(np.array([299_990]), np.array([11]), 16, 100, out)
+    fetcher.close()
