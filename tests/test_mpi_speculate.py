@@ -90,12 +90,17 @@ def forget(comm, path):
     comm.Barrier()
 
 
-@pytest.mark.parametrize("recipe", ["auto", "dm", "lmm"])
-@pytest.mark.parametrize("name", KINDS)
-def test_every_record_in_order(world, sets, name, recipe):
+#: dm and lmm over all kinds of files: tests/test_mpi_recipes.py
+@pytest.mark.parametrize(
+    ("name", "recipe"), [*((name, "auto") for name in KINDS), ("caffe_datum", "dm"), ("variable_sizes", "lmm")]
+)
+@pytest.mark.parametrize("readers", [1, 2])
+def test_every_record_in_order(world, sets, name, recipe, readers):
+    if readers == 2 and (world.size < 4 or recipe != "auto"):
+        pytest.skip("needs nodes of two ranks")
     path, db, expected = sets[name]
     forget(world, path)
-    options = SMALL if recipe == "auto" else None
+    options = pario.Options(slot_bytes=128 << 10, slots=3, readers_per_node=readers) if recipe == "auto" else None
     batch_size = 23
     with pario.Loader(path, batch_size, db=db, comm=world, options=options, recipe=recipe) as loader:
         assert loader.index.growth is not None
