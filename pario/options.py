@@ -118,7 +118,7 @@ class Options:
 class Recipe:
     """One way of reading a dataset: a word for each room that takes part. The table of them is `pario.reader.RECIPES`.
 
-    per_rank: every rank reads alone, through the real py-lmdb; nothing below applies.
+    per_rank: every rank reads alone, through the real py-lmdb; the index (`locate`) tells it the keys only.
     locate: how the places of records become known: "walk" (exact, from branch and leaf pages, by rank 0 alone at every
         start), "sidecar" (a walk's result of an earlier run; made by all ranks together where there is none),
         "cursor" (leaf after leaf in key order, each reader for itself, as far as needed), "speculate" (page ranges are
