@@ -38,7 +38,7 @@ from pario.format.page import Page
 from pario.format.tree import ascends, key_order, list_names, not_ascending
 from pario.locate.leaves import LeafScan, check_inside
 from pario.locate.snapshot import check_snapshot
-from pario.locate.walk import BATCH_BYTES, PageReader, explain
+from pario.locate.walk import BATCH_BYTES, PageReader, check_pages, explain
 from pario.plan.coalesce import Reads
 from pario.records import EXTENT
 from pario.stats.rank import RankStats
@@ -173,19 +173,10 @@ class Growth:
         self._keys: list[tuple[np.ndarray, np.ndarray]] | None = [] if keep_keys else None
         self.spare: Spare | None = None
         self._closed = False
-        self._check_leaves()
-
-    def _check_leaves(self) -> None:
-        beyond = (self.leaves + 1) * self.snapshot.page_size > self.snapshot.file_bytes
-        if beyond.any():
-            pgno = int(self.leaves[int(np.argmax(beyond))])
-            raise CorruptedError(
-                f"page {pgno} lies beyond the end of the file ({self.snapshot.file_bytes:,} bytes)",
-                path=self.path,
-                page=pgno,
-                offset=pgno * self.snapshot.page_size,
-                hint="The file was cut off, or its copy is incomplete",
-            )
+        try:
+            check_pages(leaves, snapshot)
+        except CorruptedError as e:
+            raise e.at(path=path) from None
 
     @staticmethod
     def check_entries(record: Db, leaves: int, page_size: int, path: str) -> None:
@@ -258,13 +249,13 @@ class Growth:
                     buf = source.copy(at[:take]) if held[0] and source is not None else self._read(pgnos[:take])
                     self._scan(leaf, known, buf, bool(held[0] and source is found), until)
                 except BaseException as e:
-                    raise explain(e, self._pages_pool(), self.snapshot, self.path) from None
+                    raise explain(e, self._pool(), self.snapshot, self.path) from None
 
     def complete(self) -> None:
         """Scan what is left. Raises as `grow` does."""
         if not self.is_complete:
             self.grow(self.n)
-            check_snapshot(self._pages_pool().fetcher, self.snapshot)
+            check_snapshot(self._pool().fetcher, self.snapshot)
 
     def reach(self, ids: np.ndarray) -> None:
         """Let the places of these records be known. Raises as `grow` does."""
@@ -280,7 +271,7 @@ class Growth:
             pages = {j: self._page(j) for j in np.unique(leaves).tolist()}
             starts = self.first[leaves].tolist()
             found = [pages[j].key(i - start) for j, i, start in zip(leaves.tolist(), ids.tolist(), starts, strict=True)]
-            check_snapshot(self._pages_pool().fetcher, self.snapshot)
+            check_snapshot(self._pool().fetcher, self.snapshot)
             return found
 
     def all_keys(self) -> tuple[np.ndarray, np.ndarray]:
@@ -336,9 +327,6 @@ class Growth:
         if not recent:
             return self.n / len(self.leaves)
         return float(self.first[leaf] - self.first[leaf - recent]) / recent
-
-    def _pages_pool(self) -> ReadPool:
-        return self._pool()
 
     def _read(self, pgnos: np.ndarray) -> np.ndarray:
         """u8[m * P]: these pages, one after the other."""

@@ -25,7 +25,7 @@ from pario.locate.snapshot import check_snapshot
 from pario.plan.shard import even_split
 from pario.records import EXTENT
 
-__all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_size", "explain"]
+__all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_pages", "check_size", "explain"]
 
 #: Pages are read and scanned in batches of so many bytes, neighbours in the file by one read of at most READ_BYTES.
 BATCH_BYTES = 4 << 20
@@ -307,7 +307,7 @@ class PageReader:
 
     def one(self, pgno: int) -> bytes:
         """One page's bytes."""
-        self._check_inside(np.array([pgno]))
+        check_pages(np.array([pgno]), self._snapshot)
         data = self._pool.fetcher.pread(pgno * self._size, self._size)
         self.bytes_read += len(data)
         self.reads += 1
@@ -318,7 +318,7 @@ class PageReader:
 
         The buffer is used again for the next batch.
         """
-        self._check_inside(pgnos)
+        check_pages(pgnos, self._snapshot)
         for start in range(0, len(pgnos), self._batch):
             some = np.array(pgnos[start : start + self._batch], np.int64)
             yield some, *self._read(some)
@@ -358,16 +358,18 @@ class PageReader:
             self._buffer = memory[start : start + nbytes]
         return self._buffer[:nbytes]
 
-    def _check_inside(self, pgnos: np.ndarray) -> None:
-        beyond = (pgnos + 1) * self._size > self._snapshot.file_bytes
-        if beyond.any():
-            pgno = int(pgnos[int(np.argmax(beyond))])
-            raise CorruptedError(
-                f"page {pgno} lies beyond the end of the file ({self._snapshot.file_bytes:,} bytes)",
-                page=pgno,
-                offset=pgno * self._size,
-                hint="The file was cut off, or its copy is incomplete",
-            )
+
+def check_pages(pgnos: np.ndarray, snapshot: Snapshot) -> None:
+    """Raises CorruptedError for the first of these pages that lies beyond the end of the file."""
+    beyond = (pgnos + 1) * snapshot.page_size > snapshot.file_bytes
+    if beyond.any():
+        pgno = int(pgnos[int(np.argmax(beyond))])
+        raise CorruptedError(
+            f"page {pgno} lies beyond the end of the file ({snapshot.file_bytes:,} bytes)",
+            page=pgno,
+            offset=pgno * snapshot.page_size,
+            hint="The file was cut off, or its copy is incomplete",
+        )
 
 
 def _check_distinct(pgnos: np.ndarray) -> None:
