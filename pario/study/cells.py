@@ -100,14 +100,15 @@ def _small() -> Preset:
     ]
     cells += [Cell("disk", "197k", 2, 1, "cold", "global", ("plain", "auto"))]
     cells += [Cell("disk", which, 4, 2, "first") for which in ("3k", "197k")]
-    cells += [Cell("throttled", which, 4, 2, "cold") for which in ("3k", "197k")]
-    cells += [Cell("latency", which, 4, 2, "cold") for which in ("3k", "197k")]
+    cells += [Cell("throttled", "3k", 4, 2, "cold")]
+    cells += [Cell("latency", "197k", 4, 2, "cold")]
+    cells += [Cell("latency", "3k", 4, 2, "cold", "none", ("plain", "dio", "auto"))]
     cells += [Cell("latency", "197k", 4, 2, "cold", order, ("auto",)) for order in ("block", "global")]
     return Preset(
         cells=tuple(cells),
         rounds=5,
         records={"3k": 40_000, "197k": 800, "variable": 4_000},
-        limit_s=1.0,
+        limit_s=0.7,
         requests=tuple(4096 << k for k in range(0, 11, 2)),
         request_bytes=32 << 20,
         groups=(1, 2, 4),

@@ -281,6 +281,8 @@ class Study:
             # At the first run, or while four times the steps take less than twice the time, most of it is the start.
             if took > ENOUGH * limit or (took > limit and before and took > 2 * since):
                 each = max(1e-6, took - since) / (tried - before)
+                if took + each * (steps - tried) <= ENOUGH * limit:
+                    return 0
                 return max(PROBE_STEPS, min(tried, before + int((limit - since) / each)))
             before, since, tried = tried, took, min(steps, 4 * tried)
 
