@@ -33,7 +33,7 @@ from pario.fetch.base import STOP_S
 from pario.fetch.posix import PosixFetcher
 from pario.loop import Hooks, Loop
 from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, KiB, Options
-from pario.own import OwnRows, holds, suits
+from pario.own import OwnRows, pays, suits
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
 from pario.plan.stagger import candidates, turn
@@ -634,7 +634,9 @@ class Loader:
         if reader.index.growth is not None and not reader.index.growth.is_complete:
             return False
         fetcher = reader.pool.fetcher
-        return type(fetcher) is PosixFetcher and (chosen == "always" or holds(fetcher, reader.index))
+        if type(fetcher) is not PosixFetcher:
+            return False
+        return chosen == "always" or pays(fetcher, reader.index, self.world.node_size)
 
     def _own_way(self, schedule: Schedule, order: Order | None) -> _Way:
         """Batches straight out of the page cache."""

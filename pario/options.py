@@ -49,8 +49,9 @@ class Options:
             that this rank may use, those that several ranks of the node may use divided among them.
         decode_ahead: batches that such a decoder prepares ahead of the training step.
         own_rows: "auto": where the page cache of a node holds the records when an epoch begins, each of its ranks fills
-            its batches straight from there (pario/own.py), unless a record is worth a decoding thread of its own;
-            "never": all comes through the node's ring, as from a cold file; "always": also from a cold file.
+            its batches straight from there (pario/own.py), unless a record is worth a decoding thread of its own or the
+            node has a single rank and records below 16 KiB. "never": all comes through the node's ring, as from a cold
+            file; "always": also from a cold file.
         held_bytes: memory of batch arrays in use at once, those that the user still refers to among them.
 
     Waiting
