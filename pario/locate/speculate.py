@@ -689,11 +689,12 @@ class _Chain:
 
 
 def _recent_pages(growth: Growth, known: int) -> tuple[float, float, float]:
-    """(mean and standard deviation of pages per record, page after the last one) of records before `known`."""
+    """(mean and standard deviation of pages per record, where the next leaf should stand), from records before `known`:
+    the leaf stands behind its first value."""
     size, header = growth.snapshot.page_size, growth.snapshot.header
     if not known:
         return growth.record.md_overflow_pages / growth.n, 0.0, float(growth.leaves[0])
     some = growth.extents[max(0, known - _RECENT_RECORDS) : known]
     pages = np.where(some["offset"] % size == header, (header - 1 + some["nbytes"]) // size + 1, 0)
     end = (some["offset"] // size + pages)[-_LAST_RECORDS:]
-    return float(pages.mean()), float(pages.std()), float(end.max())
+    return float(pages.mean()), float(pages.std()), float(end.max() + pages.mean())
