@@ -272,8 +272,7 @@ class Feed:
         return ring.data[slot]
 
     def _count(self, reads: Reads) -> None:
-        self.stats.bytes_read += int(reads.reads["nbytes"].sum())
-        self.stats.reads += len(reads.reads)
+        self.stats.count(len(reads.reads), int(reads.reads["nbytes"].sum()))
 
     def _begin_read(self) -> float:
         now = time.perf_counter()
@@ -344,7 +343,7 @@ class Tap:
         stats: RankStats,
         feed: Feed | None = None,
         reader_of: Callable[[int], int] | None = None,
-        read: Callable[[np.ndarray], Records] | None = None,
+        read: Callable[[np.ndarray, RankStats], Records] | None = None,
     ) -> None:
         self._ring = ring
         self._schedule = schedule
@@ -380,7 +379,11 @@ class Tap:
         rows = slice(self._row + first, self._row + stop)
         ids, starts = ring.ids[table, rows], ring.starts[table, rows]
         if self._read is not None and len(starts) and int(starts.min()) < 0:
-            return first, self._read(ids.copy())
+            begin = time.perf_counter()
+            records = self._read(ids.copy(), self._stats)
+            self._stats.spilled += len(ids)
+            self._stats.share += time.perf_counter() - begin
+            return first, records
         return first, Records(ids, self._flat, starts, ring.nbytes[table, rows])
 
     def _next(self, check: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from pario.checkpoint import VERSION, LoaderState
 from pario.comm.agree import guard, spread
 from pario.comm.turns import Turns
 from pario.comm.window import LEFT, Ring
-from pario.comm.world import get_world
+from pario.comm.world import PAGE, get_world
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
 from pario.errors import ClosedError, DeadRankError, DecodeError, OptionError, ParioError, RankError
@@ -600,6 +600,7 @@ class Loader:
         world, reader, assembler, draw = self.world, self._reader, self._assembler, Draw(self._seed, self._epoch)
         recipe = reader.recipe
         assert assembler is not None  # from the end of the constructor on
+        self._held.held_bytes = self._options.held_bytes
         tap: Any = None
         if recipe.per_rank:
             assert order is not None
@@ -659,6 +660,8 @@ class Loader:
             # One per core, in as much memory as the node's ring has; one at least.
             room = options.slots * options.slot_bytes // (self.world.node_size * rows.batch_bytes)
             ahead = max(1, min(self._fair_threads, options.inflight, room))
+        # What is ahead takes nothing from what the caller may hold: the same script must work when the file is cold.
+        self._held.held_bytes = options.held_bytes + ahead * (rows.batch_bytes * 9 // 8 + 2 * PAGE)
         return partial(rows.prepare, draw=Draw(self._seed, self._epoch)), pool.call if ahead else None, ahead
 
     def _make_feed(self, schedule: Schedule, order: Order) -> Feed:

@@ -52,7 +52,8 @@ class Options:
             its batches straight from there (pario/own.py), unless a record is worth a decoding thread of its own or the
             node has a single rank and records below 16 KiB. "never": all comes through the node's ring, as from a cold
             file; "always": also from a cold file.
-        held_bytes: memory of batch arrays in use at once, those that the user still refers to among them.
+        held_bytes: memory of batch arrays in use at once, those that the user still refers to among them; batches that
+            are prepared ahead straight from the page cache come on top, in as much memory as the node's ring has.
 
     Waiting
         alive_seconds: how often a waiting rank looks whether the others still live. An error or the loss of a rank is

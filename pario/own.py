@@ -79,7 +79,7 @@ def pays(fetcher: PosixFetcher, index: RecordIndex, ranks: int) -> bool:
     if ranks == 1 and index.mean_bytes < _ALONE_BYTES:
         return False
     some = np.unique(np.linspace(0, index.n - 1, min(index.n, _SAMPLE)).astype(np.int64))
-    share = fetcher.cached_share(index.extents["offset"][some], _HELD)
+    share = fetcher.cached_share(index.places(some)["offset"], _HELD)
     return share is not None and share >= _HELD
 
 
@@ -163,7 +163,7 @@ class OwnRows:
         self._schedule = replace(schedule, per_group=1, pieces=1) if schedule.pieces > 1 else schedule
         self._order = order
         self._index = index
-        self._extents, self._by_offset = index.extents, index.by_offset
+        self._by_offset = index.by_offset if order.space == "place" else None
         self._fetcher = fetcher
         self._decoder = decoder
         self._held = held
@@ -239,9 +239,8 @@ class OwnRows:
                 if self._schedule.pools is not None:  # by step and row, as the others come
                     by_row = np.lexsort((rows, steps))
                     numbers, steps, rows = numbers[by_row], steps[by_row], rows[by_row]
-                by_offset = self._by_offset
-                ids = numbers if self._order.space == "id" or by_offset is None else by_offset[numbers]
-                extents = self._extents[ids]
+                ids = numbers if self._by_offset is None else self._by_offset[numbers]
+                extents = self._index.places(ids)
                 offsets, nbytes = (np.ascontiguousarray(extents[name]) for name in ("offset", "nbytes"))
                 while len(self._shares) >= kept + 2:
                     del self._shares[next(iter(self._shares))]

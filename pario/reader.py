@@ -29,6 +29,7 @@ from pario.locate.walk import PageReader
 from pario.options import Options, Recipe
 from pario.plan.coalesce import coalesce
 from pario.records import Records
+from pario.stats.rank import RankStats
 
 __all__ = ["RECIPES", "Reader"]
 
@@ -154,10 +155,11 @@ class Reader:
                 error = e
         mine = None
         if self._pool is not None and error is None:
-            mine = self._pool.fetcher.path, self._pool.fetcher.status()
+            fetcher = self._pool.fetcher
+            mine = fetcher.path, fetcher.status(), f"/proc/{os.getpid()}/fd/{fetcher.fileno()}"
         found = world.node_bcast(mine)
         if found is not None and snapshot is not None:
-            self.path, self._file = found
+            self.path, self._file, self._leaders = found
             try:
                 if self.feeder is not None and self._pool is None:
                     self._pool = self._open_like_leader()
@@ -181,8 +183,11 @@ class Reader:
         )
 
     def _open_pool(self) -> ReadPool:
-        fetcher = _FETCHERS[self.recipe.fetch or self.options.fetch]
-        return ReadPool(open_dataset(self._given, fetcher), self.options.inflight)
+        return ReadPool(open_dataset(self._given, self._fetcher), self.options.inflight)
+
+    @property
+    def _fetcher(self) -> type[PosixFetcher]:
+        return _FETCHERS[self.recipe.fetch or self.options.fetch]
 
     def _look(self, db: bytes | None) -> tuple[Snapshot, Saved | None]:
         """The file's newest state, and the side-car if one is known to be of it: then one read tells."""
@@ -215,17 +220,24 @@ class Reader:
             )
 
     def _open_like_leader(self) -> ReadPool:
-        """For this rank too, the file that its node's leader opened."""
-        pool = self._open_pool()
-        if not os.path.samestat(pool.fetcher.status(), self._file):
-            pool.fetcher.close()
-            raise SnapshotError(
-                "the file was replaced after another rank of this node had opened it",
-                path=self.path,
-                rank=self.world.rank,
-                hint="Open the dataset again.",
-            )
-        return pool
+        """For this rank too, the file that its node's leader opened: through the leader's handle, since the path may
+        lead to another file by now, or to none; by the path where the system does not let us."""
+        for via in (self._leaders, None):
+            try:
+                fetcher = self._fetcher(self.path, via)
+            except FileError:
+                if via is None:
+                    raise
+                continue
+            if os.path.samestat(fetcher.status(), self._file):
+                return ReadPool(fetcher, self.options.inflight)
+            fetcher.close()
+        raise SnapshotError(
+            "the file was replaced after another rank of this node had opened it",
+            path=self.path,
+            rank=self.world.rank,
+            hint="Open the dataset again.",
+        )
 
     def _agree(self, error: BaseException | None) -> None:
         """All go on or all raise; a path that exists on some nodes only says on which. Collective."""
@@ -264,11 +276,12 @@ class Reader:
         """The rank, by its number on this node, that reads a group of the schedule."""
         return self._places[group % self.feeders]
 
-    def read(self, ids: Iterable[int] | np.ndarray) -> Records:
+    def read(self, ids: Iterable[int] | np.ndarray, stats: RankStats | None = None) -> Records:
         """The bytes of these records, in this order, in memory of their own.
 
         ids : i64[n], record ids in 0..len(self)-1; any order, repetitions allowed
-        Raises OptionError for an id out of range, ReadError, SnapshotError.
+        stats : its `reads` and `bytes_read` grow
+        Raises OptionError for an id out of range, ReadError, SnapshotError, CorruptedError.
         """
         wanted = np.ascontiguousarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
         pool = self.pool
@@ -294,8 +307,13 @@ class Reader:
         memory = np.empty(plan.nbytes + align, np.uint8)
         data = memory[-memory.ctypes.data % align :][: plan.nbytes]
         pool.read(plan.reads, data, plan.starts)
+        if stats is not None:
+            stats.count(len(plan.reads), int(plan.reads["nbytes"].sum()))
+        # The snapshot first: when a writer overtook us, wrong headers are its work and not damage.
         self.check_snapshot()
-        return Records(wanted, data, plan.record_starts, np.ascontiguousarray(extents["nbytes"]))
+        offsets, nbytes = (np.ascontiguousarray(extents[name]) for name in ("offset", "nbytes"))
+        self.index.check_headers(data, plan.record_starts, offsets, nbytes, wanted)
+        return Records(wanted, data, plan.record_starts, nbytes)
 
     def keys(self, ids: Iterable[int] | np.ndarray) -> list[bytes]:
         """The keys of these records."""

@@ -140,8 +140,7 @@ class Scout(Feed):
         before = growth.bytes_read, growth.reads
         found = Fetched(data, one.reads, growth.snapshot)
         settled = self._speculator.settle(one.outlook, found, self._later(following))
-        self.stats.bytes_read += growth.bytes_read - before[0]
-        self.stats.reads += growth.reads - before[1]
+        self.stats.count(growth.reads - before[1], growth.bytes_read - before[0])
         offsets = np.ascontiguousarray(settled.extents["offset"])
         nbytes = np.ascontiguousarray(settled.extents["nbytes"])
         places, lead = settled.places, self._index.header_bytes

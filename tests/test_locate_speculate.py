@@ -354,6 +354,26 @@ def test_any_record_at_any_time(sets: Callable[[str], str]) -> None:
     pool.fetcher.close()
 
 
+def test_records_that_do_not_fit_into_the_ring(tmp_path: Path) -> None:
+    """Their rank reads them itself: counted, and checked like all others."""
+    values = noise(7, [3000] * 2000 + [300_000] * 60 + [3000] * 1000)
+    path = write(tmp_path / "giants", values)
+    with pario.Loader(path, 32, save_index=False) as loader:
+        for batch in loader:
+            data, offsets = batch["data"], batch["offsets"]
+            for k, i in enumerate(batch.ids.tolist()):
+                assert data[offsets[k] : offsets[k + 1]].tobytes() == values[i]
+        stats = loader.stats()
+        assert stats["spilled"] > 0
+        assert stats["bytes_read"] >= sum(map(len, values))
+        offset = int(loader.index.extents["offset"][2040])
+    with open(f"{path}/data.mdb", "r+b") as file:
+        file.seek(offset - 16)
+        file.write(b"\xff" * 16)
+    with pytest.raises(CorruptedError, match="record 2040"), pario.Loader(path, 32, save_index=False) as loader:
+        list(loader)
+
+
 def test_an_index_that_cannot_be_saved(
     sets: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

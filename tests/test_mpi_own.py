@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from itertools import chain
+from pathlib import Path
 
 import lmdb
 import numpy as np
@@ -137,6 +138,21 @@ def test_a_record_of_another_size_on_one_rank_stops_all(world, path):
         kind = DecodeError if world.rank == world.size - 1 else PeerError
         with pytest.raises(kind, match="expected 20001 bytes"):
             two_epochs(loader)
+    world.Barrier()
+
+
+def test_a_file_that_is_replaced_stays_the_old_one(world, tmp_path_factory, expected):
+    """Ranks that open it only now have its leader's."""
+    path = write(world, tmp_path_factory, "replaced")
+    with pario.Loader(path, 5, Raw("u1", ROW), comm=world, options=pario.Options(own_rows="always")) as loader:
+        world.Barrier()
+        if world.rank == 0:
+            Path(path, "data.mdb").unlink()
+            Path(path, "data.mdb").write_bytes(b"no database")
+        world.Barrier()
+        seen = take(loader, expected)
+        assert loader.stats()["own"]
+        steps_of_all(world, seen)
     world.Barrier()
 
 

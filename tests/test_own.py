@@ -232,6 +232,18 @@ def test_large_batches_are_not_prepared_ahead(path, shape) -> None:
         assert sum(len(batch.ids) for batch in loader) == N
 
 
+@pytest.mark.parametrize("own_rows", ["always", "never"])
+def test_what_the_caller_may_hold_is_the_same_without_the_ring(path, shape, own_rows) -> None:
+    batch_bytes = 50 * int(np.prod(shape))
+    if shape == SMALL:
+        pytest.skip("less than the least memory")
+    with own(path, 50, options={"own_rows": own_rows, "held_bytes": int(4.8 * batch_bytes)}) as loader:
+        kept = []
+        for _ in range(3):
+            for batch in loader:
+                kept = [*kept[-2:], batch]
+
+
 def test_small_records_of_a_single_rank_keep_to_the_ring(tmp_path) -> None:
     path = written(tmp_path / "x.lmdb", lambda i: datum(pixels(i, SMALL), label(i)))
     with own(path, 16, options={"own_rows": "auto"}) as loader:

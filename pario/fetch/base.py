@@ -50,6 +50,9 @@ class Fetcher(Protocol):
         Raises ReadError with path and offset when the storage refuses or ends a read early.
         """
 
+    def fileno(self) -> int:
+        """The open file."""
+
     def status(self) -> os.stat_result:
         """Of the file when it was opened; whatever its path leads to now. Asks the storage nothing."""
 

@@ -16,10 +16,10 @@ class DirectFetcher(PosixFetcher):
 
     align = 4096
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, via: str | None = None) -> None:
+        super().__init__(path, via)
         try:
-            self._read_fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            self._read_fd = os.open(via or path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         except (OSError, AttributeError) as e:
             super().close()
             if isinstance(e, OSError) and e.errno not in (errno.EINVAL, errno.ENOTSUP):

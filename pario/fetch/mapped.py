@@ -33,8 +33,8 @@ def copy_spans(mapping, offsets, sizes, out, starts):  # type: ignore[no-untyped
 class MappedFetcher(PosixFetcher):
     """Copies out of a mapping of the whole file, without the GIL. Metadata comes by pread."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, via: str | None = None) -> None:
+        super().__init__(path, via)
         self._map: mmap.mmap | None = None
         try:
             if hasattr(os, "posix_fadvise"):  # the kernel's own read-ahead again

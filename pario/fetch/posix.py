@@ -122,13 +122,16 @@ def read_split(fd, offsets, head, row_nbytes, tails, edges, pitch, out, vector, 
 
 
 class PosixFetcher:
-    """pread through the page cache, with the kernel's read-ahead switched off: what is read is what was planned."""
+    """pread through the page cache, with the kernel's read-ahead switched off: what is read is what was planned.
+
+    via : another name of the file, opened in place of `path`, which may lead elsewhere by now
+    """
 
     align = 1
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, via: str | None = None) -> None:
         self.path = path
-        self._fd = _open(path, os.O_RDONLY)
+        self._fd = _open(via or path, os.O_RDONLY)
         self._status = os.fstat(self._fd)
         self.nbytes = self._status.st_size
         self._read_fd = self._fd

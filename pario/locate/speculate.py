@@ -212,10 +212,13 @@ class Growth:
     def _follow(self) -> None:
         """Past the leaves that another rank of the node has scanned; not where their keys are wanted, too."""
         self._check_open()
+        before = self._leaf
         while self._keys is None and self._leaf < len(self.leaves) and self.first[self._leaf + 1]:
             some = self.first[self._leaf + 1 : self._leaf + 1025] == 0
             self._leaf += int(np.argmax(some)) if some.any() else len(some)
             self._last_key = None
+        if self._leaf > before:
+            fence()  # what is read next was written before the words that were seen
 
     def grow(self, until: int, found: Fetched | None = None, later: Later | None = None) -> int:
         """Scan leaves until the places of records below `until` are known, and those that `found` holds next.
@@ -261,6 +264,7 @@ class Growth:
         """Let the places of these records be known. Raises as `grow` does."""
         if len(ids) and not (self.extents["offset"][ids] > 0).all():
             self.grow(int(ids.max()) + 1)
+        fence()  # the sizes are read after the places that were seen
 
     def keys(self, ids: np.ndarray) -> list[bytes]:
         """Their keys, out of the leaves. Raises as `grow` does."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 __all__ = ["RankStats", "total"]
 
+
+_COUNTING = threading.Lock()
 
 @dataclass
 class RankStats:
@@ -53,6 +56,13 @@ class RankStats:
     guessed: int = 0  # pages read on a guess where their records lie, while there was no index
     missed: int = 0  # pages that such guesses missed
     extra: int = 0  # pages that such guesses read in vain
+    spilled: int = 0  # records that did not fit into the ring, and that this rank read itself
+
+    def count(self, reads: int, nbytes: int) -> None:
+        """Reads of so many bytes together were asked of the store. Any thread."""
+        with _COUNTING:
+            self.reads += reads
+            self.bytes_read += nbytes
 
     def __sub__(self, earlier: RankStats) -> RankStats:
         """What happened since."""
