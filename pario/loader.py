@@ -294,8 +294,8 @@ class Loader:
         reader, n = self._reader, self._reader.index.n
         ends = [0, n - 1]
         records, keys = reader.read(ends), reader.keys(ends)
-        # How many pages of which kind the tree has, and the first and the last record: sets that agree in this are the
-        # same. Not where all records lie, which may be found out only while they are read.
+        # How many pages of which kind the tree has, and the first and the last record: sets that agree in this are
+        # taken for the same. Not where all records lie, which may be found out only while they are read.
         tree = reader.tree()
         counts = (n, tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
         identity = hashlib.sha256(repr(counts).encode())

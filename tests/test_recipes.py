@@ -70,6 +70,17 @@ def test_every_recipe_delivers_what_auto_delivers(dataset, name, shuffle):
         assert seen == wanted, recipe
 
 
+def test_plain_while_py_lmdb_has_the_file_open(one_large):
+    path, _ = one_large
+    held = os.path.join(path, "data.mdb")
+    with (
+        lmdb.open(held, subdir=False, readonly=True, lock=False),
+        pytest.raises(FileError, match="once per process: close the other one, or use another recipe"),
+    ):
+        loader_of(path, 16, "plain")
+    loader_of(path, 16, "plain").close()
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
 def test_one_record_a_hundred_times_as_large(one_large, recipe, shuffle):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import signal
@@ -22,8 +23,10 @@ pytest.importorskip("tqdm")
 from click.testing import CliRunner
 from launch import tree
 
+from pario.comm.world import World
 from pario.commands.app import group
-from pario.commands.study import chosen
+from pario.commands.study import _tell, chosen
+from pario.locate.index import sidecar_places
 from pario.study import plots, stores, tables
 from pario.study.cache import Unavailable
 from pario.study.cells import PRESETS, RECIPES, STORES, Cell, Preset
@@ -31,6 +34,7 @@ from pario.study.numbers import ratios, spread
 from pario.study.run import Study
 from pario.study.sets import held
 from pario.study.verdicts import BARS, best_other, title, verdicts, worst
+from pario.study.worker import COLLECTIVES
 
 ROOT = Path(__file__).parents[1]
 
@@ -176,6 +180,29 @@ def test_tables_and_the_page_that_they_fill():
     assert tables.fill(filled, document) == filled
 
 
+def test_dm_that_did_not_guess_is_marked():
+    cells = [made_cell({"dm": [1e6], "auto": [1e6]}, ranks=ranks) for ranks in (1, 2)]
+    cells[1]["runs"]["dm"][0]["stats"] |= {"guessed": 9, "missed": 0, "extra": 0}
+    cells[1]["runs"]["dm"][0]["stats_late"] = {"missed": 0}
+    made = tables.parts(made_document(*cells))["rates"]
+    assert "| 1 rank on 1 node | 1 (1 … 1) not guessed | 1 (1 … 1) |" in made
+    assert "| 2 ranks on 1 node | 1 (1 … 1) | 1 (1 … 1) |" in made
+
+
+def test_a_matplotlib_that_cannot_be_imported_costs_the_figures_only(tmp_path, monkeypatch, capsys):
+    broken = tmp_path / "broken" / "matplotlib"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise AttributeError('built for another numpy')")
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(broken.parent))
+    _tell(made_document(made_cell({"plain": [1e6], "auto": [2e6]})), tmp_path)
+    said = capsys.readouterr().out
+    assert "No figures: " in said
+    assert "built for another numpy" in said
+    assert (tmp_path / "study.md").exists()
+
+
 def test_figures(tmp_path):
     pytest.importorskip("matplotlib")
     states = [
@@ -244,6 +271,36 @@ def test_digests_are_those_of_the_records(which, tmp_path):
     assert len(np.unique(digests)) == 20
     if which == "variable":
         assert max(map(len, values)) > 20 * min(map(len, values))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_index_is_hidden_wherever_it_lies_and_a_killed_study_leaves_none_hidden(tmp_path, monkeypatch, which):
+    """Beside the data, and in the user's cache directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = held(tmp_path, "variable", 50)
+    place = Path(sidecar_places(made.file)[which])
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"")
+    preset = Preset(cells=(Cell("disk", "variable", 1, 1, "first"),), rounds=1, records={"variable": 50}, limit_s=1.0)
+    study = Study(preset, name="made", launcher=[], emulates=False, data=tmp_path)
+    here = stores.Place(lambda held, recipe: held.folder, counts=lambda: None, reset=lambda: None)
+    ((there, away),) = study._hide_index(here, {"path": made.folder})
+    assert there == str(place)
+    assert not place.exists()
+    assert Path(away).exists()
+    study._work = str(tmp_path)
+    study._make_sets()
+    assert not Path(away).exists()
+    assert Path(sidecar_places(made.file)[0]).exists()
+
+
+def test_every_call_in_which_ranks_meet_is_counted():
+    """All of World's that wait for others in MPI, however deep; not those that end it, nor `wait` for a message."""
+    names = {name: set(one.__code__.co_names) for name, one in vars(World).items() if inspect.isfunction(one)}
+    meeting = {"_wait", "_agree"}
+    while more := {name for name, used in names.items() if used & meeting} - meeting:
+        meeting |= more
+    assert {name for name in meeting if not name.startswith("_")} - {"free", "abandon", "wait"} == set(COLLECTIVES)
 
 
 def test_what_a_machine_cannot_do_is_told_and_left_out(tmp_path, monkeypatch):
@@ -345,8 +402,34 @@ def test_wrong_arguments():
     run = CliRunner().invoke(group, ["bench", "study", "--recipes", "plain,best"])
     assert run.exit_code == 2
     assert "'best' is no recipe" in run.output
+    run = CliRunner().invoke(group, ["bench", "study", "--ranks", "1,x"])
+    assert run.exit_code == 2
+    assert "'x' is no number of ranks; there are 1, 2, 4" in run.output
     assert chosen(" plain, auto", RECIPES, "recipe") == ("plain", "auto")
     assert chosen(None, RECIPES, "recipe") == ()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (["--ranks", "2", "--stores", "latency"], "it has disk: ranks 1, 2, 4; throttled: ranks 4; latency: ranks 4"),
+        (["--out", "/proc/nope"], "error: no folder can be made there"),
+        (["--out", "/dev/shm/pario-no-study/x"], "/dev/shm/pario-no-study/x is kept in memory"),
+    ],
+)
+def test_what_cannot_be_is_one_line(how, said):
+    run = subprocess.run(
+        [sys.executable, "-m", "pario", "bench", "study", *how],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert said in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert not Path("/dev/shm/pario-no-study").exists()
 
 
 def test_help_of_the_study_stands_beside_that_of_bench():

@@ -173,12 +173,13 @@ def study(
       python -m pario bench study --recipes plain,auto --stores disk --ranks 1,4
     """
     from pario.commands import study as room
-    from pario.study.cells import RECIPES, STORES
+    from pario.study.cells import PRESETS, RECIPES, STORES
 
     try:
         chosen = room.chosen(recipes, RECIPES, "recipe")
         places = room.chosen(stores, tuple(STORES), "store")
-        numbers = [int(number) for number in (ranks or "").split(",") if number]
+        known = [str(number) for number in PRESETS[preset].ranks]
+        numbers = [int(number) for number in room.chosen(ranks, known, "number of ranks")]
     except ValueError as e:
         raise click.UsageError(str(e)) from None
     return room.study(

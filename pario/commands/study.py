@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -15,7 +14,8 @@ from pario.commands.mpiexec import find_mpiexec, mpiexec_family
 from pario.commands.screen import screen
 from pario.machine import file_system
 from pario.study import plots, tables
-from pario.study.cells import PRESETS
+from pario.study.cache import Unavailable
+from pario.study.cells import PRESETS, Preset
 from pario.study.run import Study
 from pario.study.verdicts import MUST, verdicts
 
@@ -48,26 +48,32 @@ def study(
         return 2
     what = PRESETS[preset].only(recipes, stores, ranks, rounds)
     if not what.cells and not what.group_cells:
-        screen.say("error: no cell of this preset has these recipes, stores and ranks", err=True)
+        has = _stores_and_ranks(PRESETS[preset])
+        screen.say(f"error: no cell of preset {preset} has these recipes, stores and ranks; it has {has}", err=True)
         return 2
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
     beside = data or out
-    Path(beside).mkdir(parents=True, exist_ok=True)
-    there = file_system(beside)
-    if there is not None and there.kind == "memory":
+    there = file_system(beside)  # before anything is made there
+    if there.kind == "memory":
         screen.say(f"error: {beside} is kept in memory ({there.type}): give --data a folder on a disk", err=True)
+        return 2
+    try:
+        Path(beside).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(prefix="data-", dir=out)
+    except OSError as e:
+        screen.say(f"error: no folder can be made there: {e}", err=True)
         return 2
     mpiexec, why = find_mpiexec()
     if not mpiexec:
         screen.say(f"note: {why}, so that only one rank is measured (pip install 'pario[mpich]')", err=True)
-    with tempfile.TemporaryDirectory(prefix="data-", dir=out) as temporary:
+    with temporary as emptied:
         made = Study(
             what,
             name=preset,
             launcher=mpiexec,
             emulates=bool(mpiexec) and mpiexec_family(mpiexec[0]) == "MPICH",
-            data=data or temporary,
+            data=data or emptied,
             seed=seed,
             say=lambda line: bar.write(line),
             tick=lambda many: bar.update(many),
@@ -84,6 +90,13 @@ def study(
             if made.document["cells"]:
                 _tell(made.document, folder)
     return int(any(row.met is False for name in MUST for row in verdicts(made.document)[name]))
+
+
+def _stores_and_ranks(preset: Preset) -> str:
+    found: dict[str, set[int]] = {}
+    for cell in (*preset.cells, *preset.group_cells):
+        found.setdefault(cell.store, set()).add(cell.ranks)
+    return "; ".join(f"{store}: ranks {', '.join(map(str, sorted(ranks)))}" for store, ranks in found.items())
 
 
 def _interrupted(*_: object) -> None:
@@ -103,8 +116,13 @@ def _save(document: dict[str, Any], path: Path) -> None:
 def _tell(document: dict[str, Any], folder: Path) -> None:
     screen.say(tables.on_screen(document))
     (folder / "study.md").write_text(tables.markdown(document))
-    figures = plots.plot(document, folder / "figures")
+    figures: list[Path] = []
+    why = ""
+    try:
+        figures = plots.plot(document, folder / "figures")
+    except Unavailable as reason:
+        why = f"No figures: {reason}"
     screen.say()
     screen.say(f"Everything is in {folder}: study.json, study.md" + (", figures/" if figures else ""))
-    if importlib.util.find_spec("matplotlib") is None:
-        screen.say("No figures, as matplotlib is not installed: pip install 'pario[study]'")
+    if why:
+        screen.say(why)

@@ -31,6 +31,8 @@ from pario.stats.rank import RankStats
 
 __all__ = ["PlainLmdb", "PlainTap"]
 
+_OPEN_ALREADY = "py-lmdb opens a file once per process: close the other one, or use another recipe"
+
 
 class PlainLmdb:
     """One rank's environment of the real py-lmdb, with a transaction that lasts until `close`.
@@ -56,7 +58,8 @@ class PlainLmdb:
             dupsort = self._env.open_db(db, txn=self.txn, create=False).flags(self.txn)["dupsort"]
         except real.Error as e:
             self.close()
-            raise FileError(f"py-lmdb cannot open it: {e}", path=path) from e
+            hint = _OPEN_ALREADY if "already open" in str(e) else None
+            raise FileError(f"py-lmdb cannot open it: {e}", path=path, hint=hint) from e
         if self.txn.id() != snapshot.txnid:
             raise SnapshotError(
                 f"a writer committed while the file was opened: transaction {self.txn.id()}, not {snapshot.txnid}",

@@ -63,6 +63,11 @@ class Preset:
     groups: tuple[int, ...] = ()
     group_cells: tuple[Cell, ...] = field(default=())
 
+    @property
+    def ranks(self) -> list[int]:
+        """Numbers of ranks that some cell has, ascending."""
+        return sorted({cell.ranks for cell in (*self.cells, *self.group_cells)})
+
     def only(
         self,
         recipes: Sequence[str] = (),

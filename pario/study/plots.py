@@ -6,12 +6,12 @@ which people with any kind of colour vision tell apart; markers differ as well.
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pario.study.cache import Unavailable
 from pario.study.cells import RECIPES, STATES, STORES
 from pario.study.numbers import spread
 from pario.study.tables import gain, per_record, speculated
@@ -28,13 +28,14 @@ _WIDTH, _HEIGHT = 4.2, 3.2
 
 
 def plot(document: dict[str, Any], folder: str | Path, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
-    """Write all figures for which there are numbers; returns their files. [] without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return []
-    import matplotlib
+    """Write all figures for which there are numbers; returns their files. Raises Unavailable without matplotlib."""
+    try:
+        import matplotlib
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except Exception as e:  # one that was built for another numpy raises other errors than ImportError, too
+        raise Unavailable(f"matplotlib cannot be imported ({e!r}): pip install 'pario[study]'") from e
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     made = []

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pario.comm.world import Solo
+from pario.locate.index import sidecar_places
 from pario.options import Options
 from pario.reader import RECIPES, Reader
 from pario.study.cache import Unavailable, cached_bytes, drop_file, warm_file
@@ -129,6 +130,9 @@ class Study:
             wanted.add("3k")
         for which in (which for which in STEPS if which in wanted):
             made = held(self._data, which, self._preset.records[which], self._say)
+            for _, away in _sidecars(made.folder):  # of a study that was killed while an index was hidden
+                with suppress(OSError):
+                    os.unlink(away)
             self._sets[which] = made
             np.save(self._digests(made), made.digests())
             _save_index(made.folder)
@@ -313,10 +317,10 @@ class Study:
         """Side-cars are out of the way until they are put back: (their name, their name meanwhile)."""
         moved = []
         for folder in {task["path"], os.path.join(self._data, os.path.basename(task["path"]))}:
-            there = os.path.join(folder, "data.mdb.pario.h5")
-            with suppress(OSError):
-                os.replace(there, f"{there}.away")
-                moved.append((there, f"{there}.away"))
+            for there, away in _sidecars(folder):
+                with suppress(OSError):
+                    os.replace(there, away)
+                    moved.append((there, away))
         if moved and place.settle_s:
             time.sleep(place.settle_s)
         return moved
@@ -416,6 +420,11 @@ class _Jobs:
 def _save_index(folder: str) -> None:
     """Make the side-car if it is not there: cells that do not say "first" have it."""
     Reader(folder, comm=Solo(), recipe="prov").close()
+
+
+def _sidecars(folder: str) -> list[tuple[str, str]]:
+    """Where the index of a set may lie, beside the data and in the user's cache directory; its name while hidden."""
+    return [(place, f"{place}.away") for place in sidecar_places(os.path.join(folder, "data.mdb"))]
 
 
 def _file(task: dict[str, Any]) -> str:

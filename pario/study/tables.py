@@ -169,14 +169,22 @@ def _per_recipe(
     document: dict[str, Any], one: Callable[[dict[str, Any], str], str], unit: str
 ) -> Iterator[tuple[str, Table]]:
     """one : (cell, recipe) -> what stands there"""
+
+    def told(cell: dict[str, Any], recipe: str) -> str:
+        if not cell["runs"].get(recipe):
+            return ""
+        return one(cell, recipe) + (" not guessed" if _never_guessed(cell, recipe) else "")
+
     for name, cells in _groups_of_cells(document):
         recipes = _recipes(cells)
         rows = [["", *recipes]]
-        rows += [
-            [words(cell["ranks"], cell["nodes"]), *(one(cell, r) if cell["runs"].get(r) else "" for r in recipes)]
-            for cell in cells
-        ]
+        rows += [[words(cell["ranks"], cell["nodes"]), *(told(cell, r) for r in recipes)] for cell in cells]
         yield f"{name}, {unit}", rows
+
+
+def _never_guessed(cell: dict[str, Any], recipe: str) -> bool:
+    """The recipe that guesses did not, here: what it shows is the collective walk, or leaf after leaf."""
+    return recipe == "dm" and not any(run["stats"].get("guessed") for run in cell["runs"][recipe])
 
 
 def _rates(document: dict[str, Any], short: bool = False) -> Iterator[tuple[str, Table]]:

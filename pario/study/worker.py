@@ -34,7 +34,7 @@ from pario.study.sets import record_digest
 #: World's calls in which all ranks (or all of a node) meet
 COLLECTIVES = (
     *("barrier", "node_barrier", "bcast", "node_bcast", "allgather", "exscan", "allreduce_sum", "allreduce_max"),
-    *("allreduce_min", "gather_array", "share_array", "agree"),
+    *("allreduce_min", "gather_array", "share_array", "shared_bytes", "agree"),
 )
 
 #: Steps after which a reader that guesses should know its data: what its counters say from then on is told apart.
