@@ -36,14 +36,14 @@ from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, KiB, Options
 from pario.own import OwnRows, pays, suits
 from pario.plan.epoch import Order, epoch_order, records_per_block
 from pario.plan.schedule import Schedule, slot_capacity, units_per_group
-from pario.plan.stagger import candidates, turn
+from pario.plan.stagger import candidates
 from pario.reader import RECIPES, Reader
 from pario.records import Batch
 from pario.scout import Scout
 from pario.stats.prometheus import write_metrics
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
-from pario.tune import choose_stagger
+from pario.tune import choose_stagger, readers_by_node, turns_among
 
 __all__ = ["Loader"]
 
@@ -706,10 +706,7 @@ class Loader:
         Collective."""
         world, feed = self.world, self._feed
         if self._stagger is None:
-            everyones = world.allgather((world.node, self._reader.feeder))
-            readers: list[list[int]] = [[] for _ in range(world.nodes)]
-            for _, rank in sorted((place, rank) for rank, (node, place) in enumerate(everyones) if place is not None):
-                readers[everyones[rank][0]].append(rank)
+            readers = readers_by_node(world, self._reader.feeder)
             size = self._options.stagger or (1 if world.nodes == 1 else 0)
             if size:
                 self._stagger = size, {}
@@ -718,29 +715,13 @@ class Loader:
                 self._stagger = choose_stagger(
                     world,
                     candidates(world.nodes),
-                    lambda size: self._chain(first, size),
+                    lambda size: turns_among(world, first, size),
                     feed.try_read if feed is not None else None,
                     schedule.groups,
                 )
-            self._turns = self._chain(readers, self._stagger[0])
+            self._turns = turns_among(world, readers, self._stagger[0])
         if feed is not None:
             feed.turns = self._turns
-
-    def _chain(self, readers: list[list[int]], size: int) -> Turns | None:
-        """This rank's turns when `size` nodes read at once; None if it is none of `readers`, by node and in the order
-        in which a node's readers take its groups."""
-        world, mine = self.world, readers[self.world.node]
-        if world.rank not in mine:
-            return None
-        place = turn(world.node, world.nodes, size)
-
-        def partners(node: int | None) -> list[int | None]:
-            theirs = readers[node] if node is not None else []
-            rounds = math.lcm(len(mine), max(1, len(theirs)))
-            here = [mine[j % len(mine)] == world.rank for j in range(rounds)]
-            return [theirs[j % len(theirs)] if theirs and here[j] else None for j in range(rounds)]
-
-        return Turns(world, partners(place.before), partners(place.after))
 
     def _meet(self, doing: str, own: bool = False) -> tuple[Report, bool]:
         """All ranks do the same next, or all raise; (what everybody did so far, does any rank of this node say `own`).

@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
 from pario.comm.turns import Turns
 from pario.comm.world import AnyWorld
+from pario.plan.stagger import turn
 from pario.words import seconds
 
-__all__ = ["choose_stagger"]
+__all__ = ["choose_stagger", "readers_by_node", "turns_among"]
 
 _log = logging.getLogger("pario")
 
 #: Reads of each reader per candidate.
 ROUNDS = 2
+
+
+def readers_by_node(world: AnyWorld, feeder: int | None) -> list[list[int]]:
+    """The ranks that read, by node, in the order in which a node's readers take its groups. Collective.
+
+    feeder : the how-manieth reader of its node this rank is, or None
+    """
+    everyones = world.allgather((world.node, feeder))
+    readers: list[list[int]] = [[] for _ in range(world.nodes)]
+    for _, rank in sorted((place, rank) for rank, (_, place) in enumerate(everyones) if place is not None):
+        readers[everyones[rank][0]].append(rank)
+    return readers
+
+
+def turns_among(world: AnyWorld, readers: list[list[int]], size: int) -> Turns | None:
+    """This rank's turns when `size` nodes read at once; None if it is none of `readers` (`readers_by_node`)."""
+    mine = readers[world.node]
+    if world.rank not in mine:
+        return None
+    place = turn(world.node, world.nodes, size)
+
+    def partners(node: int | None) -> list[int | None]:
+        theirs = readers[node] if node is not None else []
+        rounds = math.lcm(len(mine), max(1, len(theirs)))
+        here = [mine[j % len(mine)] == world.rank for j in range(rounds)]
+        return [theirs[j % len(theirs)] if theirs and here[j] else None for j in range(rounds)]
+
+    return Turns(world, partners(place.before), partners(place.after))
 
 
 def choose_stagger(
