@@ -46,6 +46,9 @@ FAREWELL_S = 4.0
 #: Seconds between an uncaught error about a dead rank and the end of the job: its neighbours print theirs.
 DEAD_S = 2.0
 
+#: Seconds between the last words and MPI_Abort: launchers drop what they have not yet passed on to the screen.
+FORWARD_S = 0.2
+
 #: Attribute of an error that concerns several ranks: index into `_farewells` (a number: the error still pickles).
 _MARK = "_pario_farewell"
 
@@ -249,4 +252,5 @@ def _farewell(MPI: Any, comm: Any) -> None:
             time.sleep(1e-3)
     sys.stderr.write("pario: not all ranks can end with this error, so MPI_Abort ends the whole job.\n")
     sys.stderr.flush()
+    time.sleep(FORWARD_S)
     MPI.COMM_WORLD.Abort(1)
