@@ -231,19 +231,24 @@ def leaders_sizes(world: World) -> list[int]:
     return [size for is_leader, size in world.allgather((world.is_leader, world.node_size)) if is_leader]
 
 
-def test_a_rank_that_opens_late_gets_no_other_file(world: World, place: Path) -> None:
+@pytest.mark.parametrize("handle", [True, False], ids=["by the leader's handle", "by the path"])
+def test_a_rank_that_opens_late_gets_no_other_file(world: World, place: Path, handle: bool) -> None:
+    """The leader's file, whatever the path leads to; where its handle cannot be had, an error."""
     path, db = made(world, place, "appended", 1)
+    expected = [value for _, value in oracle(path, db)]
     with pario.Reader(path, comm=world.comm, db=db) as reader:
         world.barrier()
         if world.rank == 0:
-            shutil.copyfile(path, f"{path}.new")
+            Path(f"{path}.new").write_bytes(Path(path).read_bytes()[: 1 << 16])
             os.replace(f"{path}.new", path)
         world.barrier()
-        if reader.feeder is None:
+        if not handle:
+            reader._leaders = "/proc/self/fd/nothing"
+        if reader.feeder is None and not handle:
             with pytest.raises(SnapshotError, match="replaced after another rank"):
                 reader.read([0])
         else:
-            reader.read([0])
+            assert [bytes(value) for value in reader.read([7, 0])] == [expected[7], expected[0]]
         world.barrier()
 
 
