@@ -135,6 +135,10 @@ class Solo:
         self._check_open()
         return _private_bytes(nbytes)
 
+    def wait(self, request: Any) -> None:
+        """Nothing is under way that could be waited for."""
+        self._check_open()
+
     def check_alive(self, left: Callable[[int], bool] | None = None) -> None:
         """Nobody else to miss."""
 

@@ -26,6 +26,7 @@ def test_recipes_on_a_throttled_device_and_on_a_store_with_latency(tmp_path: Pat
     states = (("throttled", "cold"), ("latency", "first"))
     cells = tuple(Cell(store, "197k", 2, 1, state, "none", recipes) for store, state in states)
     preset = Preset(cells=cells, rounds=1, records={"197k": 100}, limit_s=1.0)
+    before = set(tree(os.getpid()))  # a cluster of other tests may live on
     study = Study(preset, name="test", launcher=launcher, emulates=False, data=folder)
     study.run()
     document = json.loads(json.dumps(study.document))
@@ -43,5 +44,5 @@ def test_recipes_on_a_throttled_device_and_on_a_store_with_latency(tmp_path: Pat
         if cell["store"] == "latency":
             assert 1 <= auto["store"]["most"] <= 16
             assert auto["page_rate"] <= 1.05 * CAP
-    assert tree(os.getpid()) == [os.getpid()]  # the store's daemon ends with its mount
+    assert set(tree(os.getpid())) <= before  # the store's daemon ends with its mount
     assert f" {folder}" not in Path("/proc/self/mounts").read_text()
