@@ -340,8 +340,7 @@ class Loader:
             if theirs != first:
                 error = OptionError(
                     f"rank {rank} was given other arguments than rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, "
-                    "options)",
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options)",
                     hint="The constructor is collective: call it with the same arguments on every rank. For a file "
                     "per rank pass comm=MPI.COMM_SELF.",
                 )

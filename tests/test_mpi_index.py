@@ -243,7 +243,7 @@ def test_a_rank_that_opens_late_gets_no_other_file(world: World, place: Path, ha
             os.replace(f"{path}.new", path)
         world.barrier()
         if not handle:
-            reader._leaders = "/proc/self/fd/nothing"
+            reader._leaders_file = "/proc/self/fd/nothing"
         if reader.feeder is None and not handle:
             with pytest.raises(SnapshotError, match="replaced after another rank"):
                 reader.read([0])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pario.fetch.posix import PosixFetcher
 from pario.loader import Loader
 from pario.options import Options
 from pario.reader import RECIPES
+from pario.study.cache import Unavailable, drop_file
 
 __all__ = ["bench", "cached_share"]
 
@@ -70,7 +71,7 @@ def bench(
     ) as loader:
         screen.running = True
         world = loader.world
-        value_bytes = int(loader.index.extents["nbytes"].sum())
+        value_bytes = 0
         lines: list[dict[str, float]] = []
         first = 0.0
         for epoch in range(epochs):
@@ -87,6 +88,8 @@ def bench(
             screen.end_bar()
             took = world.allreduce_max(round((time.perf_counter() - begun) * 1e6)) / 1e6
             records = world.allreduce_sum(records)
+            # Not before: where there is no saved index yet, the first epoch finds the places.
+            value_bytes = value_bytes or int(loader.index.extents["nbytes"].sum())
             lines.append({"seconds": took, "records": records, "bytes": value_bytes})
             if not as_json:
                 speed = f"{value_bytes / took / 1e9:.3f} GB/s, {records / took:,.0f} records/s"
@@ -181,11 +184,5 @@ def cached_share(path: str) -> float | None:
 
 def _drop(path: str) -> None:
     """Ask the kernel to forget the file's pages on this node."""
-    try:
-        fd = os.open(resolve(path), os.O_RDONLY)
-    except (OSError, ParioError):
-        return
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
+    with suppress(OSError, ParioError, Unavailable):  # the loader says what is wrong, `cached_share` what stayed
+        drop_file(resolve(path))

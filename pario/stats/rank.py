@@ -8,22 +8,22 @@ from dataclasses import dataclass, fields, replace
 
 __all__ = ["RankStats", "total"]
 
-
+#: For what the feed's thread and the one that takes the batches may both count.
 _COUNTING = threading.Lock()
+
 
 @dataclass
 class RankStats:
     """What one rank did in its loops so far (or in one of them).
 
-    Each field is added to by one thread at a time. The seconds of different lines overlap: reading goes on in the
-    background, and with `ahead` so does decoding.
+    Each field is added to by one thread at a time, but for those of `count`. The seconds of different lines overlap:
+    reading goes on in the background, and with `ahead` so does decoding.
     """
 
     rank: int = 0
     node: int = 0
     reader: bool = False  # this rank reads for its node
     ahead: bool = False  # batches are prepared while the caller works, so that decoding costs it nothing by itself
-
     own: bool = False  # this rank's last loop took its records straight from the page cache, without the node's ring
 
     # seconds of the thread that takes the batches

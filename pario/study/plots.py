@@ -146,8 +146,7 @@ def _row_of_panels(pyplot: Any, panels: dict[str, list[dict[str, Any]]], value: 
         _lines(axes, cells, value)
         axes.set_title(which)
     every[0][0].set_ylabel(unit)
-    handles, labels = every[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    _legend(figure, every[0][0])
     return figure
 
 
