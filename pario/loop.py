@@ -17,6 +17,9 @@ from pario.stats.rank import RankStats
 
 __all__ = ["Hooks", "Loop"]
 
+#: Another thread is worth its switches where the caller's time between two batches is this part of a step's own.
+_OVERLAP = 0.25
+
 
 @dataclass(frozen=True)
 class Hooks:
@@ -49,6 +52,8 @@ class Loop(Iterator[Batch]):
 
     submit : submit(function, *arguments) calls it in another thread; up to `ahead` steps more than the one that is
         waited for are prepared so. None: each step is prepared when it is asked for
+    eager : False: `submit` is used only while the caller takes its time between two batches, so that there is
+        something to do meanwhile; a caller that asks at once is served by its own thread
     alive_seconds : how often a waiting rank calls `check`
     stats : of this rank; its `consumer` grows by the caller's seconds between two batches, its `waiting` by the others
     """
@@ -61,6 +66,7 @@ class Loop(Iterator[Batch]):
         steps: int,
         submit: Callable[..., Future[Any]] | None,
         ahead: int,
+        eager: bool,
         alive_seconds: float,
         stats: RankStats,
     ) -> None:
@@ -69,6 +75,9 @@ class Loop(Iterator[Batch]):
         self._steps = steps
         self._submit = submit
         self._most_ahead = ahead
+        self._eager = eager
+        self._away = 0.0  # the caller's seconds between its last two batches
+        self._took = 0.0  # seconds of the last step that was prepared
         self._alive_seconds = alive_seconds
         self._stats = stats
         self._step = 0
@@ -91,7 +100,8 @@ class Loop(Iterator[Batch]):
         hooks = self._hooks
         asked = time.perf_counter()
         if self._handed_out:
-            self._stats.consumer += asked - self._handed_out
+            self._away = asked - self._handed_out
+            self._stats.consumer += self._away
         if self._ended.is_set():
             hooks.check_open()
             if self._complete:
@@ -106,9 +116,9 @@ class Loop(Iterator[Batch]):
             hooks.complete()
             raise StopIteration
         try:
-            if self._submit is None:
+            if self._submit is None or not (self._ahead or self._overlaps()):
                 hooks.check()
-                prepared = hooks.prepare(step, hooks.check)
+                prepared = self._prepare(step, hooks.check)
             else:
                 prepared = self._next_ahead(self._submit)
             batch = hooks.finish(prepared, step)
@@ -121,10 +131,21 @@ class Loop(Iterator[Batch]):
         self._stats.waiting += now - asked
         return batch
 
+    def _overlaps(self) -> bool:
+        """Is there something to gain by other threads?"""
+        return self._eager or self._away > _OVERLAP * self._took > 0
+
+    def _prepare(self, step: int, check: Callable[[], None]) -> Any:
+        begin = time.perf_counter()
+        prepared = self._hooks.prepare(step, check)
+        self._took = time.perf_counter() - begin
+        return prepared
+
     def _next_ahead(self, submit: Callable[..., Future[Any]]) -> Any:
-        last = min(self._steps, self._step + 1 + self._most_ahead)
+        self._submitted = max(self._submitted, self._step)
+        last = min(self._steps, self._step + 1 + self._most_ahead) if self._overlaps() else self._submitted
         while self._submitted < last:
-            self._ahead.append(submit(self._hooks.prepare, self._submitted, self._check_ahead))
+            self._ahead.append(submit(self._prepare, self._submitted, self._check_ahead))
             self._submitted += 1
         future = self._ahead[0]  # it stays there meanwhile: end() wakes what is under way
         while True:

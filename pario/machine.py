@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 __all__ = [
     "FileSystem", "core_quota", "file_system", "free_memory", "lock_holders", "memory", "memory_limits",
-    "shared_memory",
+    "read_ahead_bytes", "shared_memory",
 ]  # fmt: skip
 
 #: (type, kind); a type of fuse.NAME is "FUSE"
@@ -68,6 +68,19 @@ def _mounts() -> Iterator[tuple[str, str, str, set[str]]]:
         if len(fields) >= 6 and len(more) >= 3:
             place, source = (_ESCAPED.sub(lambda m: chr(int(m[1], 8)), word) for word in (fields[4], more[1]))
             yield place, more[0], source, {*fields[5].split(","), *more[2].split(",")}
+
+
+def read_ahead_bytes(device: int) -> int | None:
+    """How far the kernel reads ahead on a block device of this node, in bytes.
+
+    device : `st_dev` of a file
+    None where that is no block device (a network's or parallel file system, FUSE, memory) or the kernel does not tell.
+    """
+    place = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    for queue in ("queue", "../queue"):  # a disk; a part of one
+        for line in _lines(f"{place}/{queue}/read_ahead_kb"):
+            return int(line) << 10
+    return None
 
 
 def shared_memory() -> tuple[int, int] | None:

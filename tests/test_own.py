@@ -285,26 +285,49 @@ def test_decoders_that_suit() -> None:
             return super().decode(records, out, draw)
 
     assert suits(Raw("u1", 4))
-    assert not suits(Raw())  # packed: no rows
+    assert suits(Raw())  # packed: no rows, but the sizes tell everything
     assert not suits(Mine("u1", 4))  # its decode may do anything
     assert not suits(pario.decode.as_decoder(len))
 
 
-def test_reads_of_three_parts(tmp_path) -> None:
-    data = pixels(1, (40_000,))
+@pytest.mark.parametrize("row", [900, -1], ids=["rows", "packed"])
+def test_values_read_apart(tmp_path, row) -> None:
+    data = pixels(1, (400_000,))
     (tmp_path / "f").write_bytes(data.tobytes())
     fetcher = PosixFetcher(str(tmp_path / "f"))
-    offsets, tails = np.array([39_000, 0, 17]), np.array([0, 5, 64])
-    edges, out = np.zeros((3, 80), np.uint8), np.zeros((3, 900), np.uint8)
-    fetcher.read_split(offsets, 16, tails, edges, out)
-    for i in range(3):
-        whole = data[offsets[i] : offsets[i] + 16 + 900 + tails[i]]
-        assert np.array_equal(out[i], whole[16:916])
-        assert np.array_equal(edges[i, : 16 + tails[i]], np.concatenate([whole[:16], whole[916:]]))
-    with pytest.raises(FileError, match="ended early"):
-        fetcher.read_split(np.array([39_500]), 16, np.array([0]), edges[:1], out[:1])
+    rng = np.random.default_rng(3)
+    lead, head, tail = 16, 7, 64
+    for begins in (
+        np.array([39_000, 0, 17]),
+        np.arange(0, 380_000, 1100),  # one behind the other: more parts than one call may have
+        np.cumsum(rng.integers(987, 1400, 200)),  # some with a gap that is too wide
+        rng.integers(0, 390_000, 50),
+    ):
+        nbytes = head + 900 + rng.integers(0, tail + 1, len(begins))
+        edges = np.zeros((len(begins), 90), np.uint8)
+        out = np.zeros(int((nbytes - head).sum()) if row < 0 else len(begins) * row, np.uint8)
+        reads = fetcher.read_split(begins, nbytes, lead, head, row, edges, tail, out, 120)
+        gaps = begins[1:] - begins[:-1] - lead - nbytes[:-1]
+        assert 1 + ((gaps < 0) | (gaps > 120)).sum() <= reads <= len(begins)
+        place = 0
+        for i, (begin, many) in enumerate(zip(begins, nbytes, strict=True)):
+            whole = data[begin : begin + lead + many]
+            size = many - head if row < 0 else row
+            assert np.array_equal(out[place : place + size], whole[lead + head :][:size])
+            rest = np.concatenate([whole[: lead + head], whole[lead + head + size :]])
+            assert np.array_equal(edges[i, : len(rest)], rest)
+            place += size
+        assert place == len(out)
+    assert len(begins) > 1
     with pytest.raises(IndexError):
-        fetcher.read_split(offsets, 17, tails, edges, out)
+        fetcher.read_split(begins, nbytes, lead, head, row, edges, tail, out[:-1], 120)
+    with pytest.raises(IndexError):
+        fetcher.read_split(begins, nbytes, lead, 90, row, edges, tail, out, 120)
+    if row > 0:  # a value with too little or too much behind its row
+        for wrong in (head + row - 1, head + row + tail + 1):
+            assert not fetcher.read_split(begins[:1], np.array([wrong]), lead, head, row, edges, tail, out, 120)
+    with pytest.raises(ReadError, match="ended early"):
+        fetcher.read_split(np.array([399_500]), nbytes[:1], lead, head, row, edges, tail, out, 120)
     fetcher.close()
 
 

@@ -59,7 +59,9 @@ class Draw:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Records whose values stand in them as they are wanted: `head` bytes, row i of array `name`, and a few more."""
+    """Records whose values stand in them as they are wanted: `head` bytes, row i of array `name`, and a few more.
+
+    Where records have no rows (`Decoder.by_rows` is False): the values, one after the other, are array `name`."""
 
     name: str
     head: int
@@ -103,7 +105,8 @@ class Decoder(ABC):
         return None
 
     def decode_rest(self, records: Records, out: dict[str, np.ndarray]) -> list[int]:
-        """What is left to do where the rows of `verbatim` are in place: `records` are the bytes before and behind them.
+        """What is left to do where the rows of `verbatim` are in place: `records` are the bytes before and behind them
+        (or tell no more than the sizes of the values, where these have no rows).
 
         Returns the rows of records that are not as `verbatim` says, or might not be: these go through `decode`.
         """

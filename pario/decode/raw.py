@@ -91,10 +91,14 @@ class Raw(Decoder):
         n = pack_rows(data, starts, nbytes, flat(out["data"]), want, failed)
         return [(int(i), self._why(int(nbytes[i]), want)) for i in failed[:n]]
 
-    def verbatim(self) -> Verbatim | None:
-        return Verbatim("data", 0) if self.fixed else None
+    def verbatim(self) -> Verbatim:
+        return Verbatim("data", 0)
 
     def decode_rest(self, records: Records, out: dict[str, np.ndarray]) -> list[int]:
+        if not self.fixed:
+            out["offsets"][0] = 0
+            np.cumsum(records.nbytes, out=out["offsets"][1:])
+            return []
         return np.flatnonzero(records.nbytes).tolist()
 
     def _why(self, got: int, want: int) -> str:

@@ -11,6 +11,7 @@ from numba import carray, types
 from pario.errors import ClosedError, FileError
 from pario.fetch.base import read_error
 from pario.kernels.jit import kernel
+from pario.machine import read_ahead_bytes
 
 __all__ = ["PosixFetcher"]
 
@@ -18,6 +19,7 @@ __all__ = ["PosixFetcher"]
 # that holds an address of this run.
 _pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
 _preadv = types.ExternalFunction("preadv", types.intp(types.intc, types.uintp, types.intc, types.int64))
+_readahead = types.ExternalFunction("readahead", types.intp(types.intc, types.int64, types.uintp))
 _errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.intc)())
 
 _EINTR = 4
@@ -96,29 +98,76 @@ def read_records(fd, offsets, nbytes, lead, gap, out, starts):  # type: ignore[n
 
 
 @kernel
-def read_split(fd, offsets, head, row_nbytes, tails, edges, pitch, out, vector, vector_address):  # type: ignore[no-untyped-def]
-    """Range i of the file, `head` + `row_nbytes` + `tails[i]` bytes from `offsets[i]` on: its middle goes to row
-    i at `out`, head and tail one after the other to `edges` + i * `pitch`. `edges`, `out`: addresses; `vector`
-    u64[6] at `vector_address`: scratch. Returns (-1, 0, 0), or the failing range with errno and the bytes that came.
+def read_split(fd, begins, nbytes, lead, head, row, edges, tail, out, vector, trash):  # type: ignore[no-untyped-def]
+    """Of value i, `nbytes[i]` bytes behind the `lead` bytes from `begins[i]` on, all but its first `head` bytes and what
+    is behind `row` more go to `out`, one after the other; what stands before and behind to `edges[i]`. `row` < 0: all
+    of each value. Values that follow each other in the file, with no more between them than `trash` has room for, are
+    one read. `vector` u64[k, 2]: the places and sizes of its parts, 4 for a value.
+
+    Returns (-1, 0, 0, reads), or of the part that failed, where it begins in the file, errno, and the bytes that came.
+    errno -1: more than `tail` bytes stand behind some value, or none of it; -2: no room.
     """
-    for i in range(len(offsets)):
-        edge, row = edges + i * pitch, out + i * row_nbytes
-        wanted = head + row_nbytes + tails[i]
-        vector[0], vector[1] = edge, head
-        vector[2], vector[3] = row, row_nbytes
-        vector[4], vector[5] = edge + head, tails[i]
-        n = _preadv(types.intc(fd), types.uintp(vector_address), types.intc(3), types.int64(offsets[i]))
-        if n == wanted:
+    place, edge, waste, scratch = out.ctypes.data, edges.ctypes.data, trash.ctypes.data, vector.ctypes.data
+    end, pitch, n, i, reads = place + len(out), edges.shape[1], len(begins), 0, 0
+    if head + lead + tail > pitch or len(edges) < n or len(vector) < 4:
+        return 0, -2, 0, reads
+    while i < n:
+        begin, wanted, parts, gap = begins[i], 0, 0, 0
+        while True:
+            size = nbytes[i] - head if row < 0 else row
+            rest = nbytes[i] - head - size
+            if rest < 0 or rest > tail or size < 0:
+                return 0, -1, 0, reads
+            if place + size > end:
+                return 0, -2, 0, reads
+            vector[parts, 0], vector[parts, 1] = edge, lead + head
+            vector[parts + 1, 0], vector[parts + 1, 1] = place, size
+            vector[parts + 2, 0], vector[parts + 2, 1] = edge + lead + head, rest
+            parts += 3
+            wanted += lead + nbytes[i]
+            place += size
+            edge += pitch
+            i += 1
+            gap = begins[i] - (begin + wanted) if i < n else -1
+            if gap < 0 or gap > len(trash) or parts + 4 > len(vector):
+                break
+            vector[parts, 0], vector[parts, 1] = waste, gap
+            parts += 1
+            wanted += gap
+        reads += 1
+        if _preadv(types.intc(fd), types.uintp(scratch), types.intc(parts), types.int64(begin)) == wanted:
             continue
         # Interrupted, short or refused: part by part, which also tells where.
-        done = 0
-        for part in range(3):
-            size = np.int64(vector[2 * part + 1])
-            errno, got = read_whole(fd, offsets[i] + done, size, np.int64(vector[2 * part]))
-            done += got
+        for part in range(parts):
+            size = np.int64(vector[part, 1])
+            errno, got = read_whole(fd, begin, size, np.int64(vector[part, 0]))
             if got < size:
-                return i, errno, done
-    return -1, 0, 0
+                return begin, errno, got, reads
+            begin += size
+    return -1, 0, 0, reads
+
+
+@kernel
+def advise_spans(fd, offsets, sizes, gap, piece):  # type: ignore[no-untyped-def]
+    """Let the kernel bring spans into its page cache; those that follow each other within `gap` bytes as one, and no
+    more than `piece` bytes per call, since the kernel cuts off what is longer than it likes."""
+    i, n = 0, len(offsets)
+    while i < n:
+        first, stop = offsets[i], offsets[i] + sizes[i]
+        i += 1
+        while i < n and first <= offsets[i] <= stop + gap:
+            stop = max(stop, offsets[i] + sizes[i])
+            i += 1
+        while first < stop:
+            size = min(piece, stop - first)
+            _readahead(types.intc(fd), types.int64(first), types.uintp(size))
+            first += size
+
+
+#: IOV_MAX: parts of one preadv.
+_MOST_PARTS = 1024
+#: For one call of readahead(2): no kernel whose limits we know cuts this.
+_ADVICE_BYTES = 512 << 10
 
 
 class PosixFetcher:
@@ -135,10 +184,8 @@ class PosixFetcher:
         self._status = os.fstat(self._fd)
         self.nbytes = self._status.st_size
         self._read_fd = self._fd
-        advise = getattr(os, "posix_fadvise", None)
-        if advise is not None:
-            with contextlib.suppress(OSError):  # some file systems refuse advice; it is only advice
-                advise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self._read_ahead = False
+        self._let_read_ahead(False)
 
     def fileno(self) -> int:
         """The open file, for advice and for reads of one's own."""
@@ -190,28 +237,69 @@ class PosixFetcher:
         return starts, int(reads), int(total)
 
     def read_split(
-        self, offsets: np.ndarray, head: int, tails: np.ndarray, edges: np.ndarray, out: np.ndarray
-    ) -> None:
-        """Ranges of the file whose middle goes straight to where it is wanted, each in one read.
+        self,
+        begins: np.ndarray,
+        nbytes: np.ndarray,
+        lead: int,
+        head: int,
+        row: int,
+        edges: np.ndarray,
+        tail: int,
+        out: np.ndarray,
+        gap: int,
+    ) -> int:
+        """Values whose middle goes straight to where it is wanted: how many reads that took, or 0 if some value has
+        not that form; then nothing is said about what was read.
 
-        Range i has `head` + `out.shape[1]` + `tails[i]` bytes from `offsets[i]` on: its middle becomes out[i], what is
-        before and behind it stands one after the other in edges[i].
+        Value i has `nbytes[i]` bytes, behind the `lead` bytes from `begins[i]` of the file on. `row` bytes of it, from
+        byte `head` on, go to `out`, one value after the other; all from there on where `row` is negative. What stands
+        before and behind, in one piece, is edges[i]. It is of another form if it has fewer bytes, or more than `tail`
+        behind them. Values that follow each other with a gap of at most `gap` bytes are one read.
 
-        offsets, tails : i64[n], contiguous; edges : u8[n, at least head + most of tails]; out : u8[n, row], contiguous
+        begins, nbytes : i64[n], contiguous; edges : u8[n or more, at least lead + head + tail]; out : u8[k], contiguous
         Raises ReadError.
         """
         self._check_open()
-        n, pitch = edges.shape
-        if not len(offsets) == n == len(out) or head + int(tails.max(initial=0)) > pitch:
-            raise IndexError(f"{len(offsets)} ranges do not fit into {n} edges of {pitch} bytes and {len(out)} rows")
-        row, vector = out.shape[1], np.empty(6, np.uint64)
-        failed, errno, got = read_split(
-            self._read_fd, offsets, head, row, tails, edges.ctypes.data, pitch, out.ctypes.data, vector,
-            vector.ctypes.data,
-        )  # fmt: skip
-        if failed >= 0:
-            wanted = head + row + int(tails[failed])
-            raise read_error(self.path, int(offsets[failed]) + int(got), wanted, int(got), int(errno))
+        vector = np.empty((min(_MOST_PARTS, 4 * len(begins) + 4), 2), np.uint64)
+        trash = np.empty(gap, np.uint8)
+        failed, errno, got, reads = read_split(
+            self._read_fd, begins, nbytes, lead, head, row, edges, tail, out, vector, trash
+        )
+        if failed < 0:
+            return int(reads)
+        if errno == -2:
+            raise IndexError(f"{len(begins)} values do not fit into {out.nbytes} bytes and edges {edges.shape}")
+        if errno != -1:
+            raise read_error(self.path, int(failed) + int(got), lead + int(nbytes.max()), int(got), int(errno))
+        return 0
+
+    @property
+    def read_ahead_bytes(self) -> int:
+        """How far the kernel reads ahead in this file when it is read in order; 0 where it lies on no block device of
+        this node, and page cache and kernel are not known to be the better way to read."""
+        return read_ahead_bytes(self._status.st_dev) or 0
+
+    def let_read_ahead(self, on: bool) -> None:
+        """Switch the kernel's read-ahead, for a while in which all of this file is read in order."""
+        if on != self._read_ahead:
+            self._check_open()
+            self._let_read_ahead(on)
+
+    def _let_read_ahead(self, on: bool) -> None:
+        self._read_ahead = on
+        advise = getattr(os, "posix_fadvise", None)
+        if advise is not None:
+            with contextlib.suppress(OSError):  # some file systems refuse advice; it is only advice
+                advise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL if on else os.POSIX_FADV_RANDOM)
+
+    def advise(self, offsets: np.ndarray, nbytes: np.ndarray, gap: int) -> None:
+        """These bytes will be read soon: the page cache shall have them. Waits for nothing but room in the device's
+        queue; reports no errors, which the reads will.
+
+        offsets, nbytes : i64[n], contiguous; neighbours with a gap of at most `gap` bytes are one request
+        """
+        self._check_open()
+        advise_spans(self._read_fd, offsets, nbytes, gap, _ADVICE_BYTES)
 
     def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
         """At how many of these places of the file its page is in this node's page cache (0..1); None where the system

@@ -49,6 +49,8 @@ _FORMAT = "pario index"
 _CHUNK_BYTES = 64 << 10
 #: Ids that lie so close together are looked up by one read of a side-car.
 _NEAR_IDS = 1024
+#: Of neighbours in key order, this part of a sample of so many lies in the file in this order.
+_IN_ORDER, _SAMPLE = 0.9, 1024
 #: File names end somewhere; a database's name may not.
 _LONGEST_NAME = 100
 
@@ -147,6 +149,20 @@ class RecordIndex:
             return self.extents[ids]
         self.growth.reach(ids)
         return self.growth.extents[ids]
+
+    @property
+    def in_file_order(self) -> bool:
+        """Does the file hold the records in key order, but for a few? From a sample, or from where the leaf pages lie
+        while the index grows; reads nothing."""
+        if self.growth is not None:
+            places = self.growth.leaves
+            some = np.arange(len(places) - 1)
+        else:
+            if self.by_offset is None:
+                return True
+            places = self.extents["offset"]
+            some = np.unique(np.linspace(0, self.n - 2, min(self.n - 1, _SAMPLE)).astype(np.int64))
+        return bool((places[some + 1] > places[some]).mean() >= _IN_ORDER) if len(some) else True
 
     def save(self) -> None:
         """Complete an index that grows, and keep it as a side-car. On rank 0, where `Growth` kept the keys; later calls
