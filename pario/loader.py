@@ -246,11 +246,15 @@ class Loader:
             world,
             slots=self._slots,
             slot_bytes=slot_bytes,
-            table_steps=1 if recipe.per_rank else self._table_steps,
-            table_rows=1 if recipe.per_rank else self._batch_size * world.node_size,
+            table_steps=self._table_steps,
+            table_rows=self._batch_size * world.node_size,
             alive_seconds=options.alive_seconds,
+            provide=False,
         )
         world.on_wait = _weakly(self._check)
+        # What does without it today may want it tomorrow; who wants it now hears now that there is not enough memory.
+        if world.allreduce_max(world.is_leader and self._needs_ring(self._choose_own())):
+            self._ring.provide()
         reader = self._reader
         self._assembler = Assembler(
             self.decoder,
@@ -554,7 +558,9 @@ class Loader:
             self._leave()
             self._set_place(self._epoch + 1, 0)
         doing = f"epoch {self._epoch} from record {self._position}"
-        _, own = self._meet(doing, own=self._choose_own() if world.is_leader else "")
+        _, own, ring = self._meet(doing, own=self._choose_own() if world.is_leader else "")
+        if ring:
+            self._ring.provide()
         self._loop_since = time.perf_counter()
         if self._feed is not None:
             self._feed.stop()
@@ -629,6 +635,9 @@ class Loader:
             )
         submit = None if self._conductor is None else self._conductor.submit
         return lambda step, check: assembler.parts(tap, step, draw, check), submit, self._options.decode_ahead, True
+
+    def _needs_ring(self, own: str) -> bool:
+        return not own and not self._reader.recipe.per_rank
 
     def _choose_own(self) -> str:
         """How the ranks of this node, whose leader this is, do without the ring in the next epoch (see `suited`), or
@@ -731,9 +740,9 @@ class Loader:
         if feed is not None:
             feed.turns = self._turns
 
-    def _meet(self, doing: str, own: str = "") -> tuple[Report, str]:
-        """All ranks do the same next, or all raise; (what everybody did so far, what the leader of this node says as `own`).
-        Collective."""
+    def _meet(self, doing: str, own: str = "") -> tuple[Report, str, bool]:
+        """All ranks do the same next, or all raise; (what everybody did so far, what the leader of this node says as `own`,
+        does some node need the ring). Collective."""
         everyones = self.world.allgather((doing, own, *vars(self._so_far()).values()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
@@ -745,11 +754,13 @@ class Loader:
                 )
                 raise spread(self.world, error)  # on all ranks
         report = Report(self._reader.path, [RankStats(*numbers) for _, _, *numbers in everyones])
-        here = [own for (_, own, *_), rank in zip(everyones, report.ranks, strict=True) if rank.node == self.world.node]
+        owns: dict[int, str] = {}
+        for (_, theirs, *_), numbers in zip(everyones, report.ranks, strict=True):
+            owns[numbers.node] = max(theirs, owns.get(numbers.node, ""))
         ended, self._ended = self._ended, None
         if ended is not None and self.world.rank == 0:
             self._tell(report, *ended)
-        return report, max(here)
+        return report, owns[self.world.node], any(map(self._needs_ring, owns.values()))
 
     def _tell(self, report: Report, epoch: int, complete: bool) -> None:
         """Write down the loop that ended since the last time."""

@@ -14,7 +14,7 @@ from datum_message import Message, datum
 
 import pario
 from pario.decode import Datum, Raw
-from pario.errors import CorruptedError, DecodeError, FileError, ReadError
+from pario.errors import CorruptedError, DecodeError, ReadError
 from pario.fetch.posix import PosixFetcher
 from pario.options import Options
 from pario.own import suits

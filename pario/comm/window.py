@@ -64,6 +64,7 @@ class Ring:
     slot_bytes : bytes per slot; rounded up to whole pages
     table_steps, table_rows : shape of the tables; a table row holds one step of the whole node
     alive_seconds : how often a waiting rank looks around
+    provide : False: without tables and data, until `provide` is called
 
     Attributes
     ----------
@@ -80,6 +81,7 @@ class Ring:
         table_rows: int,
         *,
         alive_seconds: float = 1.0,
+        provide: bool = True,
     ) -> None:
         for name, value in (("slots", slots), ("slot_bytes", slot_bytes), ("table_steps", table_steps)):
             if value < 1:
@@ -93,21 +95,7 @@ class Ring:
         words = LINE * (slots + ranks + 1)  # ready, done, failed
         longs = slots + ranks  # ready_steps; left per rank
         notes = ranks * (16 + NOTE_BYTES)
-        table = table_steps * table_rows * 8
-        sizes = [4 * words, 8 * longs, notes, 3 * table, slots * slot_bytes]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // PAGE) * PAGE)
-
-        memory: np.ndarray | None = None
-        error: BaseException | None = None
-        try:
-            memory = world.shared_bytes(starts[-1])
-        except ParioError as failure:
-            error = failure
-        world.agree(error, "allocating the ring")
-        assert memory is not None
-        parts = [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        parts = self._allocate([4 * words, 8 * longs, notes])
 
         word = parts[0].view(np.int32)
         base = word.ctypes.data
@@ -123,15 +111,42 @@ class Ring:
         self._left = memoryview(long[slots:])
         self._note_heads = memoryview(parts[2].view(np.int64)[: 2 * ranks])  # (nanoseconds, bytes) per rank
         self._note_texts: np.ndarray = parts[2][16 * ranks :].reshape(ranks, NOTE_BYTES)
-        tables: np.ndarray = parts[3].view(np.int64).reshape(3, table_steps, table_rows)
-        self.ids, self.starts, self.nbytes = tables[0], tables[1], tables[2]
-        self.data: np.ndarray = parts[4].reshape(slots, slot_bytes)
+        self._shape = table_steps, table_rows
+        self.data: np.ndarray = np.empty((0, 0), np.uint8)
+        self.ids: np.ndarray = np.empty((0, 0), np.int64)
+        self.starts = self.nbytes = self.ids
+        if provide:
+            self.provide()
 
         self._closed = False
         self._fail_lock = threading.Lock()
         self._me = world.node_rank
         self._pid = os.getpid()
         self._looked = time.monotonic()
+
+    def _allocate(self, sizes: list[int]) -> list[np.ndarray]:
+        """Zeroed memory shared by the node, in pieces that begin with a page. Collective over `world`."""
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // PAGE) * PAGE)
+        memory: np.ndarray | None = None
+        error: BaseException | None = None
+        try:
+            memory = self._world.shared_bytes(starts[-1])
+        except ParioError as failure:
+            error = failure
+        self._world.agree(error, "allocating the ring")
+        assert memory is not None
+        return [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+    def provide(self) -> None:
+        """Allocate the memory for records, if that was not done yet. Collective over `world`; raises on all ranks."""
+        if len(self.data):
+            return
+        steps, rows = self._shape
+        table, data = self._allocate([3 * 8 * steps * rows, self.slots * self.slot_bytes])
+        self.ids, self.starts, self.nbytes = table.view(np.int64).reshape(3, steps, rows)
+        self.data = data.reshape(self.slots, self.slot_bytes)
 
     # -- feeding ranks ---------------------------------------------------------------------------------------------
 

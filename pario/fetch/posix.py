@@ -99,9 +99,9 @@ def read_records(fd, offsets, nbytes, lead, gap, out, starts):  # type: ignore[n
 
 @kernel
 def read_split(fd, begins, nbytes, lead, head, row, edges, tail, out, vector, trash):  # type: ignore[no-untyped-def]
-    """Of value i, `nbytes[i]` bytes behind the `lead` bytes from `begins[i]` on, all but its first `head` bytes and what
-    is behind `row` more go to `out`, one after the other; what stands before and behind to `edges[i]`. `row` < 0: all
-    of each value. Values that follow each other in the file, with no more between them than `trash` has room for, are
+    """Of value i, `nbytes[i]` bytes behind the `lead` bytes from `begins[i]` on, all but its first `head` bytes and
+    what is behind `row` more go to `out`, one after the other; what stands before and behind to `edges[i]`. `row` < 0:
+    all of each value. Values that follow each other in the file, with no more between them than `trash` has room for, are
     one read. `vector` u64[k, 2]: the places and sizes of its parts, 4 for a value.
 
     Returns (-1, 0, 0, reads), or of the part that failed, where it begins in the file, errno, and the bytes that came.

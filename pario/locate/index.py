@@ -49,8 +49,9 @@ _FORMAT = "pario index"
 _CHUNK_BYTES = 64 << 10
 #: Ids that lie so close together are looked up by one read of a side-car.
 _NEAR_IDS = 1024
-#: Of neighbours in key order, this part of a sample of so many lies in the file in this order.
-_IN_ORDER, _SAMPLE = 0.9, 1024
+#: Of neighbours in key order, this part of a sample of so many lies in the file in this order. (Inserted at random:
+#: half; inserted in key order: of the records all but a few, of the leaf pages 0.86 with a commit in 8 of them.)
+_IN_ORDER, _SAMPLE = 0.75, 1024
 #: File names end somewhere; a database's name may not.
 _LONGEST_NAME = 100
 
