@@ -741,7 +741,7 @@ class Loader:
             feed.turns = self._turns
 
     def _meet(self, doing: str, own: str = "") -> tuple[Report, str, bool]:
-        """All ranks do the same next, or all raise; (what everybody did so far, what the leader of this node says as `own`,
+        """All ranks do the same next, or all raise; (what everybody did so far, what this node's leader says as `own`,
         does some node need the ring). Collective."""
         everyones = self.world.allgather((doing, own, *vars(self._so_far()).values()))
         first = everyones[0][0]

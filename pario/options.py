@@ -38,7 +38,8 @@ class Options:
         stagger: for the recipe "stag" (docs/recipes.md): how many readers of all nodes may read at once; 0: found by a
             trial when the first loop starts.
         fetch: "posix" reads through the page cache, "direct" past it (O_DIRECT); "auto" is "posix" so far:
-            what stays in memory is read once. On a fast local disk "direct" may read a cold file up to a half faster.
+            what stays in memory is read once. With `shuffle="block"` on a fast local disk "direct" may read a cold file
+            up to a half faster.
 
     Order
         block_bytes: bytes of neighbouring records that `shuffle="block"` moves as one block.
@@ -48,10 +49,11 @@ class Options:
         decode_threads: threads for decoders that work record by record (images, Python functions); 0 = one per core
             that this rank may use, those that several ranks of the node may use divided among them.
         decode_ahead: batches that such a decoder prepares ahead of the training step.
-        own_rows: "auto": where the page cache of a node holds the records when an epoch begins, each of its ranks fills
-            its batches straight from there (pario/own.py), unless a record is worth a decoding thread of its own or the
-            node has a single rank and records below 16 KiB. "never": all comes through the node's ring, as from a cold
-            file; "always": also from a cold file.
+        own_rows: "auto": each rank of a node fills its batches straight from the page cache (pario/own.py) where that
+            holds the records when an epoch begins, and on a disk of the node whose reads the kernel begins ahead: in
+            key order, if the file has it, and with records of 64 KiB or more in a "global" order. Not where a record is
+            worth a decoding thread of its own, nor small records in a shuffled order on a node with a single rank.
+            "never": all comes through the node's ring; "always": nothing does that the decoder allows.
         held_bytes: memory of batch arrays in use at once, those that the user still refers to among them; batches that
             are prepared ahead straight from the page cache come on top, in as much memory as the node's ring has.
 

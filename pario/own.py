@@ -310,6 +310,9 @@ class OwnRows:
                     by_row = np.lexsort((rows, steps))
                     numbers, steps, rows = numbers[by_row], steps[by_row], rows[by_row]
                 ids = numbers if self._by_offset is None else self._by_offset[numbers]
+                if self._index.growth is not None and len(ids):
+                    # Leaf after leaf: a place known for another reason tells not how many records are before it.
+                    self._index.growth.grow(int(ids.max()) + 1)
                 extents = self._index.places(ids)
                 offsets, nbytes = (np.ascontiguousarray(extents[name]) for name in ("offset", "nbytes"))
                 for old in [number for number in self._shares if number < oldest - 2]:
@@ -327,14 +330,14 @@ class OwnRows:
         edges = np.empty((n, lead + verbatim.head + _TAIL_BYTES), np.uint8)
         rows = out.reshape(-1).view(np.uint8)
         begin = self._read_begins()
-        reads = 0
+        done = None
         try:
-            reads = self._fetcher.read_split(
+            done = self._fetcher.read_split(
                 some.offsets - lead, some.nbytes, lead, verbatim.head, row, edges, _TAIL_BYTES, rows, _GAP_BYTES
             )
         finally:
-            self._read_ends(begin, reads, (int(some.nbytes.sum()) + n * lead) if reads else 0)
-        if not reads and n:
+            self._read_ends(begin, *(done or (0, 0)))
+        if done is None:
             return [(0, n)]
         starts = self._edge_starts
         if len(starts) < n:

@@ -35,6 +35,13 @@ def any_dataset(request: pytest.FixtureRequest, dataset: Callable[[str], Made]) 
     return dataset(request.param)
 
 
+@pytest.fixture
+def through_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders of this process read through their node's ring, as from a parallel file system: a local disk and memory
+    do without it."""
+    monkeypatch.setattr("pario.loader.suited", lambda *_: "")
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of published LMDB files (wild/, foreign/), named by PARIO_SHARED_DATA."""

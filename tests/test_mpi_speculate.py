@@ -22,7 +22,7 @@ from pario.locate import speculate
 from pario.locate.index import open_index
 from pario.locate.snapshot import read_snapshot
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("through_the_ring")]
 
 SMALL = pario.Options(slot_bytes=128 << 10, slots=3)
 KINDS = ["caffe_datum", "variable_sizes", "small_records", "random_insertion", "named_databases", "one_giant"]

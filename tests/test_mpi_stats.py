@@ -10,7 +10,7 @@ import pytest
 import pario
 from pario.fetch.posix import PosixFetcher
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("through_the_ring")]
 
 N = 240
 SLOW_S = 0.5  # of the slow part in one loop

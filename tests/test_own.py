@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import lmdb
@@ -17,7 +20,8 @@ from pario.decode import Datum, Raw
 from pario.errors import CorruptedError, DecodeError, ReadError
 from pario.fetch.posix import PosixFetcher
 from pario.options import Options
-from pario.own import suits
+from pario.own import OwnRows, suited, suits
+from pario.study.cache import drop_file
 
 LARGE, SMALL = (3, 80, 96), (3, 9, 11)  # rows that are read straight into the batch; rows that are decoded
 N = 150
@@ -217,7 +221,7 @@ def test_memory_stays(path) -> None:
     with own(path, 8, shuffle="global") as loader:
         for _ in range(2):
             for _batch in loader:
-                pass
+                time.sleep(5e-4)  # long enough for other threads to be of use
         first = loader.stats()["batch_memory"]
         for _ in range(5):
             for _batch in loader:
@@ -244,10 +248,134 @@ def test_what_the_caller_may_hold_is_the_same_without_the_ring(path, shape, own_
                 kept = [*kept[-2:], batch]
 
 
-def test_small_records_of_a_single_rank_keep_to_the_ring(tmp_path) -> None:
+def test_small_records_of_a_single_rank_keep_to_the_ring_in_random_order(tmp_path) -> None:
     path = written(tmp_path / "x.lmdb", lambda i: datum(pixels(i, SMALL), label(i)))
-    with own(path, 16, options={"own_rows": "auto"}) as loader:
+    with own(path, 16, shuffle="global", options={"own_rows": "auto"}) as loader:
         list(loader)
+        assert not loader.stats()["own"]
+
+
+def in_order(place: Path, value: Callable[[int], bytes], n: int) -> str:
+    with lmdb.open(str(place), map_size=1 << 28) as env:
+        for first in range(0, n, 100):
+            with env.begin(write=True) as txn:
+                for i in range(first, min(first + 100, n)):
+                    txn.put(b"%06d" % i, value(i), append=True)
+    return str(place)
+
+
+def sized(i: int) -> bytes:
+    """In a leaf page, on one page, on many."""
+    many = (40, 3000, 90_000, 1900)[i % 4] + i
+    return pixels(i, (many,)).tobytes()
+
+
+@pytest.fixture(scope="module")
+def ascending(tmp_path_factory) -> str:
+    return in_order(tmp_path_factory.mktemp("own") / "ordered.lmdb", sized, 400)
+
+
+def test_who_does_without_the_ring(ascending, path, shape, monkeypatch) -> None:
+    """By what the disk's kernel does, the order, and the size of the records."""
+    ahead, held = 0, 0.0
+    monkeypatch.setattr(PosixFetcher, "read_ahead_bytes", property(lambda self: ahead))
+    monkeypatch.setattr(PosixFetcher, "cached_share", lambda *_: held)
+    with pario.Reader(ascending) as sorted_file, pario.Reader(path) as mixed_file:
+        assert sorted_file.index.in_file_order
+        assert not mixed_file.index.in_file_order
+
+        def found(reader: pario.Reader, ranks: int, shuffle: bool | str) -> str:
+            return suited(reader.pool.fetcher, reader.index, ranks, shuffle)
+
+        assert found(sorted_file, 4, False) == ""  # no disk of this node
+        ahead = 128 << 10  # a kernel as it comes
+        assert found(sorted_file, 1, False) == "advised"
+        ahead = 8 << 20
+        assert found(sorted_file, 1, False) == "ordered"
+        assert found(mixed_file, 4, False) == ""  # small ones, in no order of the file
+        assert found(sorted_file, 4, "global") == ""
+        held = 1.0
+        for reader in (sorted_file, mixed_file):
+            assert found(reader, 4, "global") == found(reader, 4, "block") == "cached"
+        assert found(sorted_file, 4, False) == "ordered"
+        held = 0.0
+        sorted_file.index.mean_bytes = 100_000.0
+        assert found(sorted_file, 1, "global") == "advised"
+        assert found(sorted_file, 1, "block") == ""  # long reads of whole blocks are for the ring
+
+
+@pytest.mark.parametrize("kind", ["ordered", "advised", "cached"])
+@pytest.mark.parametrize("saved", [True, False], ids=["index", "first epoch"])
+@pytest.mark.parametrize("batch_size", [1, 7, 400])
+def test_records_of_all_sizes_from_a_cold_file(ascending, tmp_path, monkeypatch, kind, saved, batch_size) -> None:
+    folder = tmp_path / "x.lmdb"
+    shutil.copytree(ascending, folder)
+    with pario.Reader(folder, save_index=saved):
+        pass
+    asked = []
+    advise = PosixFetcher.advise
+    monkeypatch.setattr("pario.loader.suited", lambda *_: kind)
+    monkeypatch.setattr(PosixFetcher, "advise", lambda *a: (asked.append(a[1].tolist()), advise(*a)))
+    options = {"slots": 2, "slot_bytes": 1 << 20}
+    with own(str(folder), batch_size, Raw(), options=options, save_index=saved) as loader:
+        assert (loader.index.growth is None) == saved
+        for _ in range(2):
+            drop_file(f"{folder}/data.mdb")
+            seen = []
+            for batch in loader:
+                data, offsets = batch["data"], batch["offsets"]
+                assert offsets[0] == 0
+                assert offsets[-1] == len(data)
+                for k, i in enumerate(batch.ids.tolist()):
+                    assert data[offsets[k] : offsets[k + 1]].tobytes() == sized(i)
+                    seen.append(i)
+            assert seen == list(range(400))
+        assert loader.stats()["own"]
+        # Each record was asked for once per epoch, ahead of its reading.
+        wanted = (loader.index.extents["offset"] - loader.index.header_bytes).tolist()
+        assert list(chain.from_iterable(asked)) == (2 * wanted if kind == "advised" else [])
+
+
+def test_a_first_epoch_from_a_local_disk_leaves_the_index_behind(ascending, tmp_path) -> None:
+    folder = tmp_path / "x.lmdb"
+    shutil.copytree(ascending, folder)
+    with own(str(folder), 32, Raw()) as loader:
+        assert loader.index.growth is not None
+        list(loader)
+        assert loader.stats()["guessed"] == 0
+    with pario.Reader(folder) as after, pario.Reader(ascending) as oracle:
+        assert after.index.sidecar == f"{folder}/data.mdb.pario.h5"
+        np.testing.assert_array_equal(after.index.extents, oracle.index.extents)
+        assert after.keys(range(400)) == [b"%06d" % i for i in range(400)]
+
+
+def test_other_threads_work_while_the_caller_is_away(path, monkeypatch) -> None:
+    """And not for a caller that asks at once: it would only wait for them."""
+    threads = []
+    prepare = OwnRows.prepare
+    note = threading.get_ident
+    monkeypatch.setattr(OwnRows, "prepare", lambda *a, **k: (threads.append(note()), prepare(*a, **k))[1])
+    monkeypatch.setattr("pario.loader.fair_threads", lambda *_: 2)
+    with own(path, 15, options={"inflight": 2}) as loader:
+        for _ in loader:
+            pass
+        me = threading.get_ident()
+        assert threads.count(me) > 0.6 * len(threads)
+        threads.clear()
+        for _ in loader:
+            time.sleep(0.02)
+        assert 0 < threads.count(me) < 0.3 * len(threads)
+
+
+def test_the_ring_takes_no_memory_before_it_is_wanted(path, monkeypatch) -> None:
+    kind = "cached"
+    monkeypatch.setattr("pario.loader.suited", lambda *_: kind)
+    with own(path, 8, options={"own_rows": "auto"}) as loader:
+        first = [batch.ids.tolist() for batch in loader]
+        assert not len(loader._ring.data)
+        kind = ""  # somebody else needed the memory
+        assert [batch.ids.tolist() for batch in loader] == first
+        assert len(loader._ring.data)
         assert not loader.stats()["own"]
 
 
@@ -306,9 +434,10 @@ def test_values_read_apart(tmp_path, row) -> None:
         nbytes = head + 900 + rng.integers(0, tail + 1, len(begins))
         edges = np.zeros((len(begins), 90), np.uint8)
         out = np.zeros(int((nbytes - head).sum()) if row < 0 else len(begins) * row, np.uint8)
-        reads = fetcher.read_split(begins, nbytes, lead, head, row, edges, tail, out, 120)
+        reads, total = fetcher.read_split(begins, nbytes, lead, head, row, edges, tail, out, 120)
         gaps = begins[1:] - begins[:-1] - lead - nbytes[:-1]
         assert 1 + ((gaps < 0) | (gaps > 120)).sum() <= reads <= len(begins)
+        assert 0 <= total - (lead + nbytes).sum() <= gaps[(gaps > 0) & (gaps <= 120)].sum()
         place = 0
         for i, (begin, many) in enumerate(zip(begins, nbytes, strict=True)):
             whole = data[begin : begin + lead + many]
@@ -325,7 +454,8 @@ def test_values_read_apart(tmp_path, row) -> None:
         fetcher.read_split(begins, nbytes, lead, 90, row, edges, tail, out, 120)
     if row > 0:  # a value with too little or too much behind its row
         for wrong in (head + row - 1, head + row + tail + 1):
-            assert not fetcher.read_split(begins[:1], np.array([wrong]), lead, head, row, edges, tail, out, 120)
+            wrongs = np.array([wrong])
+            assert fetcher.read_split(begins[:1], wrongs, lead, head, row, edges, tail, out, 120) is None
     with pytest.raises(ReadError, match="ended early"):
         fetcher.read_split(np.array([399_500]), nbytes[:1], lead, head, row, edges, tail, out, 120)
     fetcher.close()

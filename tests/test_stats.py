@@ -20,6 +20,8 @@ from pario.stats.explain import explain, odd_one
 from pario.stats.rank import RankStats, total
 from pario.stats.report import Report
 
+pytestmark = pytest.mark.usefixtures("through_the_ring")
+
 N = 400
 SMALL = pario.Options(slot_bytes=64 << 10, slots=3)
 

@@ -113,6 +113,8 @@ class ReadPool:
 
     #: What the hand-over to a thread (some 10 us) and the way to the storage cost, in bytes.
     UNIT_BYTES = 256 << 10
+    #: Reads that take longer are a unit each: none waits behind another one while a thread has nothing to do.
+    SLOW_S = 1e-3
 
     def __init__(self, fetcher: Fetcher, inflight: int) -> None:
         if inflight < 1:
@@ -124,6 +126,7 @@ class ReadPool:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._read_s = 0.0  # that a read took lately
 
     def submit(
         self,
@@ -150,8 +153,13 @@ class ReadPool:
             aim = max(self.UNIT_BYTES, int(cost[-1]) // self.inflight)
             # Reads are cut where the running sum passes a multiple of the aim.
             ends = np.flatnonzero(np.diff(cost // aim)) + 1
-            cuts = [0, *ends.tolist(), m]
-            job = _Job(len(cuts) - 1, done)
+            cuts = [0, *ends.tolist(), m] if self._read_s < self.SLOW_S else list(range(m + 1))
+
+            def finished(error: BaseException | None, seconds: float) -> None:
+                self._read_s += (seconds / m - self._read_s) / 4
+                done(error, seconds)
+
+            job = _Job(len(cuts) - 1, finished)
             for first, last in pairwise(cuts):
                 units.append(_unit(self.fetcher, reads[first:last], out, starts[first:last], job))
         with self._lock:

@@ -101,25 +101,25 @@ def read_records(fd, offsets, nbytes, lead, gap, out, starts):  # type: ignore[n
 def read_split(fd, begins, nbytes, lead, head, row, edges, tail, out, vector, trash):  # type: ignore[no-untyped-def]
     """Of value i, `nbytes[i]` bytes behind the `lead` bytes from `begins[i]` on, all but its first `head` bytes and
     what is behind `row` more go to `out`, one after the other; what stands before and behind to `edges[i]`. `row` < 0:
-    all of each value. Values that follow each other in the file, with no more between them than `trash` has room for, are
-    one read. `vector` u64[k, 2]: the places and sizes of its parts, 4 for a value.
+    all of each value. Values that follow each other in the file, with no more between them than `trash` has room for,
+    are one read. `vector` u64[k, 2]: the places and sizes of its parts, 4 for a value.
 
-    Returns (-1, 0, 0, reads), or of the part that failed, where it begins in the file, errno, and the bytes that came.
+    Returns (-1, 0, 0, reads, their bytes), or of the part that failed, where it begins in the file, errno, and the bytes that came.
     errno -1: more than `tail` bytes stand behind some value, or none of it; -2: no room.
     """
     place, edge, waste, scratch = out.ctypes.data, edges.ctypes.data, trash.ctypes.data, vector.ctypes.data
-    end, pitch, n, i, reads = place + len(out), edges.shape[1], len(begins), 0, 0
+    end, pitch, n, i, reads, total = place + len(out), edges.shape[1], len(begins), 0, 0, 0
     if head + lead + tail > pitch or len(edges) < n or len(vector) < 4:
-        return 0, -2, 0, reads
+        return 0, -2, 0, reads, total
     while i < n:
         begin, wanted, parts, gap = begins[i], 0, 0, 0
         while True:
             size = nbytes[i] - head if row < 0 else row
             rest = nbytes[i] - head - size
             if rest < 0 or rest > tail or size < 0:
-                return 0, -1, 0, reads
+                return 0, -1, 0, reads, total
             if place + size > end:
-                return 0, -2, 0, reads
+                return 0, -2, 0, reads, total
             vector[parts, 0], vector[parts, 1] = edge, lead + head
             vector[parts + 1, 0], vector[parts + 1, 1] = place, size
             vector[parts + 2, 0], vector[parts + 2, 1] = edge + lead + head, rest
@@ -135,6 +135,7 @@ def read_split(fd, begins, nbytes, lead, head, row, edges, tail, out, vector, tr
             parts += 1
             wanted += gap
         reads += 1
+        total += wanted
         if _preadv(types.intc(fd), types.uintp(scratch), types.intc(parts), types.int64(begin)) == wanted:
             continue
         # Interrupted, short or refused: part by part, which also tells where.
@@ -142,9 +143,9 @@ def read_split(fd, begins, nbytes, lead, head, row, edges, tail, out, vector, tr
             size = np.int64(vector[part, 1])
             errno, got = read_whole(fd, begin, size, np.int64(vector[part, 0]))
             if got < size:
-                return begin, errno, got, reads
+                return begin, errno, got, reads, total
             begin += size
-    return -1, 0, 0, reads
+    return -1, 0, 0, reads, total
 
 
 @kernel
@@ -247,9 +248,9 @@ class PosixFetcher:
         tail: int,
         out: np.ndarray,
         gap: int,
-    ) -> int:
-        """Values whose middle goes straight to where it is wanted: how many reads that took, or 0 if some value has
-        not that form; then nothing is said about what was read.
+    ) -> tuple[int, int] | None:
+        """Values whose middle goes straight to where it is wanted: (how many reads that took, their bytes), or None if
+        some value has not that form; then nothing is said about what was read.
 
         Value i has `nbytes[i]` bytes, behind the `lead` bytes from `begins[i]` of the file on. `row` bytes of it, from
         byte `head` on, go to `out`, one value after the other; all from there on where `row` is negative. What stands
@@ -262,16 +263,16 @@ class PosixFetcher:
         self._check_open()
         vector = np.empty((min(_MOST_PARTS, 4 * len(begins) + 4), 2), np.uint64)
         trash = np.empty(gap, np.uint8)
-        failed, errno, got, reads = read_split(
+        failed, errno, got, reads, total = read_split(
             self._read_fd, begins, nbytes, lead, head, row, edges, tail, out, vector, trash
         )
         if failed < 0:
-            return int(reads)
+            return int(reads), int(total)
         if errno == -2:
             raise IndexError(f"{len(begins)} values do not fit into {out.nbytes} bytes and edges {edges.shape}")
         if errno != -1:
             raise read_error(self.path, int(failed) + int(got), lead + int(nbytes.max()), int(got), int(errno))
-        return 0
+        return None
 
     @property
     def read_ahead_bytes(self) -> int:

@@ -262,7 +262,8 @@ class Study:
             tried = jobs.do({**task, "steps": PROBE_STEPS, "drop": _file(task)})
             task = {**task, "options": {**task["options"], "stagger": tried[0]["settings"]["stagger"]}}
         slow = cell.store not in ("disk", "throttled") or cell.order != "none"
-        limit = self._affordable(jobs, task, steps) if slow else 0
+        # Not where groups are read ahead: the first steps would be told to take what the later ones do.
+        limit = self._affordable(jobs, task, steps) if slow and not RECIPES[task["recipe"]].ahead else 0
         if key not in self._checked and not 0 < limit * CHECK_TIMES < steps:
             ranks = jobs.do({**task, "check": self._digests(made)})
             check = {name: ranks[0][name] for name in ("missing", "repeated", "wrong")}
