@@ -130,7 +130,7 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
             snapshot = read_snapshot(fetcher)
             tree = Tree(lambda n: fetcher.pread(n * snapshot.page_size, snapshot.page_size), snapshot, snapshot.main)
             records = (snapshot.main if db is None else named_database(tree, db.encode())).md_entries
-            status = fetcher.status()
+            status, ahead = fetcher.status(), fetcher.read_ahead_bytes
         finally:
             fetcher.close()
         lock = os.path.join(os.path.dirname(place), "lock.mdb")
@@ -139,6 +139,7 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
         saved, unfit = saved_index(place, status, snapshot, db)
         facts |= {
             "bytes": status.st_size,
+            "read_ahead_bytes": ahead,
             "transaction": snapshot.txnid,
             "records": records,
             "lock_file": lock if os.path.exists(lock) else None,
@@ -428,14 +429,19 @@ def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:
     else:
         index = "made at every start; it cannot be saved"
     size = f"{decimal_bytes(dataset['bytes'])}, {counted(dataset['records'], 'entry', 'entries')}"
+    reading = (
+        f"1 rank per node, {options.inflight} reads of up to {decimal_bytes(options.read_bytes)} under way, "
+        "through the page cache; no lock is taken"
+    )
+    if dataset["read_ahead_bytes"]:
+        reading += (
+            ". A disk of this node: in key order each rank for itself, the kernel reads ahead "
+            f"{decimal_bytes(dataset['read_ahead_bytes'])}"
+        )
     return [
         ("dataset", f"{dataset['path']}, {size}; {lock}"),
         ("file system", f"{dataset['file_system']} ({kind}) at {dataset['mounted_at']}{mode}"),
-        (
-            "reading",
-            f"1 rank per node, {options.inflight} reads of up to {decimal_bytes(options.read_bytes)} under way, "
-            "through the page cache; no lock is taken",
-        ),
+        ("reading", reading),
         ("index", index),
     ]
 

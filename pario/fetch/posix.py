@@ -104,8 +104,8 @@ def read_split(fd, begins, nbytes, lead, head, row, edges, tail, out, vector, tr
     all of each value. Values that follow each other in the file, with no more between them than `trash` has room for,
     are one read. `vector` u64[k, 2]: the places and sizes of its parts, 4 for a value.
 
-    Returns (-1, 0, 0, reads, their bytes), or of the part that failed, where it begins in the file, errno, and the bytes that came.
-    errno -1: more than `tail` bytes stand behind some value, or none of it; -2: no room.
+    Returns (-1, 0, 0, reads, their bytes), or of the part that failed, where it begins in the file, errno, and the
+    bytes that came. errno -1: more than `tail` bytes stand behind some value, or none of it; -2: no room.
     """
     place, edge, waste, scratch = out.ctypes.data, edges.ctypes.data, trash.ctypes.data, vector.ctypes.data
     end, pitch, n, i, reads, total = place + len(out), edges.shape[1], len(begins), 0, 0, 0

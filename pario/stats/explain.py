@@ -71,7 +71,7 @@ def _store(ranks: Sequence[RankStats], readers: Sequence[RankStats], busy: Seque
                 f"and {_rate(others)} to {_others(len(others))}; {_waits(ranks, wall)}"
             )
     if all(reader.own for reader in readers):
-        return f"copying records out of the page cache was the slow part: {_rate(readers)}"
+        return f"reading through the page cache was the slow part: {_rate(readers)}"
     flight = sum(reader.in_flight for reader in readers)
     if flight < _BUSY * len(readers):  # the time between the reads: checks, threads that wait for a processor
         return (
