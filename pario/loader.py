@@ -683,7 +683,7 @@ class Loader:
     def _make_feed(self, schedule: Schedule, order: Order) -> Feed:
         world, reader = self.world, self._reader
         assert reader.feeder is not None
-        reader.pool.fetcher.let_read_ahead(False)  # type: ignore[attr-defined]
+        reader.pool.fetcher.let_read_ahead(False)
         kind: Callable[..., Feed] = Feed
         if reader.index.growth is not None:
             kind = partial(Scout, guess=reader.recipe.locate != "cursor")

@@ -130,19 +130,20 @@ def check(batch):
 # -- the file changes --------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_truncated(path: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_rows", ["never", "always"])
+def test_the_file_is_truncated(path: str, tmp_path: Path, own_rows: str) -> None:
     def harm(*_) -> None:
         os.truncate(f"{path}/data.mdb", 1 << 20)
 
-    ended = run(path, tmp_path, place="mid-epoch", victims=range(4), harm=harm)
-    # Whose turn it is at the storage first: one node's reading rank, or both.
-    check(
-        ended, {**dict.fromkeys([0, 1], "ReadError|PeerError"), 2: "PeerError", 3: "PeerError"}, "ended early.*offset"
-    )
-    assert "ReadError" in {error["kind"] for error in ended.errors([0, 1]).values()}
-    table.row(
-        "the file is truncated", "mid-epoch", "`ReadError` on a reading rank, `PeerError` elsewhere", ended, range(4)
-    )
+    ended = run(path, tmp_path, place="mid-epoch", victims=range(4), harm=harm, options={"own_rows": own_rows})
+    # Whose turn it is at the storage first: one node's reading rank, or both; without the ring, any rank.
+    readers = range(4) if own_rows == "always" else [0, 1]
+    others = dict.fromkeys(range(4), "PeerError")
+    check(ended, {**others, **dict.fromkeys(readers, "ReadError|PeerError")}, "ended early.*offset")
+    assert "ReadError" in {error["kind"] for error in ended.errors(readers).values()}
+    if own_rows == "never":
+        what = "`ReadError` on a reading rank, `PeerError` elsewhere"
+        table.row("the file is truncated", "mid-epoch", what, ended, range(4))
 
 
 def test_the_file_is_replaced(path: str, tmp_path: Path) -> None:

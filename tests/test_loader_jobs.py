@@ -28,7 +28,7 @@ from mpi4py import MPI
 comm = MPI.COMM_WORLD
 def say(*words):
     sys.stdout.write(" ".join(map(str, (comm.rank, *words))) + "\\n"); sys.stdout.flush()
-options = pario.Options(slot_bytes=64 << 10, slots=3, alive_seconds=0.5)
+options = pario.Options(slot_bytes=64 << 10, slots=3, alive_seconds=0.5, own_rows="never")
 """
 
 
@@ -142,7 +142,8 @@ except LauncherError as error:
 def test_a_ring_larger_than_shared_memory_is_refused_on_all_ranks(path):
     code = """
 try:
-    pario.Loader(sys.argv[1], 2000, pario.decode.Raw("u1", (5000,)), comm=comm, options=pario.Options(slots=2**22))
+    options = pario.Options(slots=2**22, own_rows="never")
+    pario.Loader(sys.argv[1], 2000, pario.decode.Raw("u1", (5000,)), comm=comm, options=options)
 except ParioError as error:
     say("refused", error)
     raise SystemExit(5)

@@ -33,11 +33,16 @@ class Fetcher(Protocol):
     path : the data file
     nbytes : its size in bytes when it was opened
     align : offsets, lengths and memory of `read` must be multiples of this many bytes
+    reads_ahead : the kernel brings what lies behind the last read, so that it is there when it is asked for
     """
 
     path: str
     nbytes: int
     align: int
+    reads_ahead: bool
+
+    def let_read_ahead(self, on: bool) -> None:
+        """Switch `reads_ahead`, for a while in which all of this file is read in order."""
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         """A few bytes, for metadata; shorter than `nbytes` at the end of the file."""
@@ -172,7 +177,7 @@ class ReadPool:
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         """Like `Fetcher.read`, spread over the threads; returns when all bytes are there."""
-        if len(reads) <= 1:
+        if len(reads) <= 1 or self.fetcher.reads_ahead:
             self.fetcher.read(reads, out, starts)
             return
         finished = threading.Event()

@@ -185,7 +185,7 @@ class PosixFetcher:
         self._status = os.fstat(self._fd)
         self.nbytes = self._status.st_size
         self._read_fd = self._fd
-        self._read_ahead = False
+        self.reads_ahead = False
         self._let_read_ahead(False)
 
     def fileno(self) -> int:
@@ -282,12 +282,12 @@ class PosixFetcher:
 
     def let_read_ahead(self, on: bool) -> None:
         """Switch the kernel's read-ahead, for a while in which all of this file is read in order."""
-        if on != self._read_ahead:
+        if on != self.reads_ahead:
             self._check_open()
             self._let_read_ahead(on)
 
     def _let_read_ahead(self, on: bool) -> None:
-        self._read_ahead = on
+        self.reads_ahead = on
         advise = getattr(os, "posix_fadvise", None)
         if advise is not None:
             with contextlib.suppress(OSError):  # some file systems refuse advice; it is only advice
