@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["Feed", "Group", "Tap"]
 
 
-#: Reads are not cut shorter than this for the sake of more threads.
-_SHORT_READ = 1 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """Group `number` of this node, planned.
@@ -241,7 +237,7 @@ class Feed:
             lead_bytes=self._index.header_bytes,
             align=fetcher.align,
             gap_bytes=options.gap_bytes,
-            read_bytes=self._longest_read(j),
+            read_bytes=options.read_bytes,
             file_bytes=fetcher.nbytes,
             capacity=self._ring.slot_bytes,
         )
@@ -249,19 +245,6 @@ class Feed:
             reads = replace(reads, record_starts=reads.record_starts + offsets - begins)
         self.stats.locate += time.perf_counter() - begin
         return Group(j, ids, steps, rows, offsets, nbytes, reads)
-
-    def _longest_read(self, j: int) -> int:
-        """Bytes of the longest read of group j: as given, but for those groups of which all threads shall read a part.
-
-        Somebody waits for the first one; and behind the last ones nothing is left to do for a thread that has ended.
-        (8 reads of 4 MiB, on a store that answers a MiB in 20 ms: first batch after 0.32 s instead of 0.13 s, and at
-        the end of the epoch 80 ms in which most threads were idle.)
-        """
-        options, feeders = self._options, self._shares[1]
-        at_once = -(-options.inflight * options.read_bytes // self._ring.slot_bytes) * feeders
-        if feeders <= j < self._schedule.groups - at_once:
-            return options.read_bytes
-        return min(options.read_bytes, max(_SHORT_READ, self._ring.slot_bytes // options.inflight))
 
     def _wait_slot(self, j: int, check: Callable[[], None] | None) -> bool:
         """Wait until all ranks of the node have released what was in group j's slot. False: the feed was stopped."""

@@ -125,10 +125,10 @@ class Scout(Feed):
         ids, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
         outlook = self._speculator.foresee(ids)
         offsets, nbytes = outlook.offsets, outlook.nbytes
-        reads = self._merge(j, offsets, nbytes, 0)
+        reads = self._merge(offsets, nbytes, 0)
         while reads.nbytes > self._ring.slot_bytes:  # the rest is read when the group is settled
             offsets, nbytes = offsets[: len(offsets) // 2], nbytes[: len(nbytes) // 2]
-            reads = self._merge(j, offsets, nbytes, 0)
+            reads = self._merge(offsets, nbytes, 0)
         self._count(reads)
         self.stats.locate += time.perf_counter() - begin
         return _Scouted(j, steps, rows, outlook, reads, threading.Event(), [])
@@ -155,12 +155,12 @@ class Scout(Feed):
         piece = one.steps * self._seats[1] + one.rows // self._schedule.batch_size
         missing = np.flatnonzero(places < 0)
         pieces = np.unique(piece[missing])
-        rest = self._merge(one.number, offsets[missing], nbytes[missing], lead)
+        rest = self._merge(offsets[missing], nbytes[missing], lead)
         while base + rest.nbytes > self._ring.slot_bytes and len(pieces):
             spilled, pieces = pieces[len(pieces) // 2 :], pieces[: len(pieces) // 2]
             places[np.isin(piece, spilled)] = -1
             missing = missing[~np.isin(piece[missing], spilled)]
-            rest = self._merge(one.number, offsets[missing], nbytes[missing], lead)
+            rest = self._merge(offsets[missing], nbytes[missing], lead)
         places[missing] = rest.record_starts + base
         reads = Reads(rest.reads, rest.starts + base, places, base + rest.nbytes)
         self.stats.locate += time.perf_counter() - begin
@@ -178,7 +178,7 @@ class Scout(Feed):
 
         return Later(Fetched(self._slot(following.number), following.reads, self._growth.snapshot), wait)
 
-    def _merge(self, j: int, offsets: np.ndarray, nbytes: np.ndarray, lead_bytes: int) -> Reads:
+    def _merge(self, offsets: np.ndarray, nbytes: np.ndarray, lead_bytes: int) -> Reads:
         options, fetcher = self._options, self._pool.fetcher
         return coalesce(
             offsets,
@@ -186,7 +186,7 @@ class Scout(Feed):
             lead_bytes=lead_bytes,
             align=fetcher.align,
             gap_bytes=options.gap_bytes,
-            read_bytes=self._longest_read(j),
+            read_bytes=options.read_bytes,
             file_bytes=fetcher.nbytes,
         )
 
