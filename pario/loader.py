@@ -648,7 +648,7 @@ class Loader:
         fetcher = reader.pool.fetcher
         if type(fetcher) is not PosixFetcher:
             return ""
-        found = suited(fetcher, reader.index, self.world.node_size, self._shuffle)
+        found = suited(fetcher, reader.index, self._shuffle, self.world.node_size, self.world.nodes)
         return found or ("cached" if chosen == "always" else "")
 
     def _own_way(self, schedule: Schedule, order: Order | None, kind: str) -> _Way:

@@ -76,7 +76,7 @@ class Loop(Iterator[Batch]):
         self._submit = submit
         self._most_ahead = ahead
         self._eager = eager
-        self._away = 0.0  # the caller's seconds between its last two batches
+        self._away = 0.0, 0.0  # the caller's seconds between its last two batches, and between those before
         self._took = 0.0  # seconds of the last step that was prepared
         self._alive_seconds = alive_seconds
         self._stats = stats
@@ -100,8 +100,8 @@ class Loop(Iterator[Batch]):
         hooks = self._hooks
         asked = time.perf_counter()
         if self._handed_out:
-            self._away = asked - self._handed_out
-            self._stats.consumer += self._away
+            self._away = asked - self._handed_out, self._away[0]
+            self._stats.consumer += self._away[0]
         if self._ended.is_set():
             hooks.check_open()
             if self._complete:
@@ -132,8 +132,8 @@ class Loop(Iterator[Batch]):
         return batch
 
     def _overlaps(self) -> bool:
-        """Is there something to gain by other threads?"""
-        return self._eager or self._away > _OVERLAP * self._took > 0
+        """Is there something to gain by other threads? (A caller is late once when its core is taken from it.)"""
+        return self._eager or min(self._away) > _OVERLAP * self._took > 0
 
     def _prepare(self, step: int, check: Callable[[], None]) -> Any:
         begin = time.perf_counter()

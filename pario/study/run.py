@@ -135,8 +135,8 @@ class Study:
                     os.unlink(away)
             self._sets[which] = made
             np.save(self._digests(made), made.digests())
-            _save_index(made.folder)
-            self.document["sets"][which] = asdict(made) | {"folder": ""}
+            in_order = _save_index(made.folder)
+            self.document["sets"][which] = asdict(made) | {"folder": "", "in_order": in_order}
         self.document["machine"]["read_ahead_bytes"] = read_ahead_bytes(self._data)
 
     def _digests(self, made: Held) -> str:
@@ -418,9 +418,11 @@ class _Jobs:
             job.__exit__(None, None, None)
 
 
-def _save_index(folder: str) -> None:
-    """Make the side-car if it is not there: cells that do not say "first" have it."""
-    Reader(folder, comm=Solo(), recipe="prov").close()
+def _save_index(folder: str) -> bool:
+    """Make the side-car if it is not there: cells that do not say "first" have it. Does every record lie behind those
+    before it?"""
+    with Reader(folder, comm=Solo(), recipe="prov") as reader:
+        return reader.index.by_offset is None
 
 
 def _sidecars(folder: str) -> list[tuple[str, str]]:
