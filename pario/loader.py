@@ -671,12 +671,15 @@ class Loader:
             advise_bytes=options.slots * options.slot_bytes // self.world.node_size if kind == "advised" else 0,
         )
         ahead = 0  # where ranks share cores, another thread would only take turns with this one
-        if not self._crowded and 4 * rows.batch_bytes <= options.held_bytes:
+        known = self.decoder.by_rows or reader.index.growth is None or reader.index.growth.is_complete
+        if not self._crowded and known and 4 * rows.batch_bytes <= options.held_bytes:
             # One per core, in as much memory as the node's ring has; one at least.
             room = options.slots * options.slot_bytes // (self.world.node_size * rows.batch_bytes)
             ahead = max(1, min(self._fair_threads, options.inflight, room))
         # What is ahead takes nothing from what the caller may hold: the same script must work when the file is cold.
-        self._held.held_bytes = options.held_bytes + ahead * (rows.batch_bytes * 9 // 8 + 2 * PAGE)
+        self._held.held_bytes = options.held_bytes
+        if ahead:
+            self._held.held_bytes += ahead * (rows.batch_bytes * 9 // 8 + 2 * PAGE)
         eager = ahead >= _MANY_AHEAD
         return partial(rows.prepare, draw=Draw(self._seed, self._epoch)), pool.call if ahead else None, ahead, eager
 

@@ -94,8 +94,8 @@ def suited(fetcher: PosixFetcher, index: RecordIndex, shuffle: bool | str, ranks
     not:
 
     "ordered"   in key order, which is that of the file, on a disk of the only node, whose kernel reads ahead
-    "advised"   the same where the kernel does not, or would read what other nodes want, and large records in a "global"
-                order: the page cache is told what is read next
+    "advised"   the same where the kernel does not, or where other nodes want a part of it, and large records in a
+                "global" order: the page cache is told what is read next
     "cached"    the node's page cache holds the records
 
     Where the sizes say nothing this looks at a sample of the places in the page cache; a cold file costs a few small
@@ -104,7 +104,7 @@ def suited(fetcher: PosixFetcher, index: RecordIndex, shuffle: bool | str, ranks
     small, ahead, ordered = index.mean_bytes < _ALONE_BYTES, fetcher.read_ahead_bytes, shuffle is False
     if ordered and nodes == 1 and ahead >= _READ_AHEAD_BYTES and index.in_file_order:
         return "ordered"
-    if ranks == 1 and small and not (ordered and ahead):
+    if ranks == 1 and small and not (ordered and ahead and index.in_file_order):
         return ""
     growing = index.growth is not None and not index.growth.is_complete
     if not growing:
@@ -224,9 +224,9 @@ class OwnRows:
 
     @property
     def batch_bytes(self) -> int:
-        """Memory of a full batch's arrays."""
+        """Memory of a full batch's arrays, at most. Not where records are packed while the index grows."""
         rest = np.zeros(self._schedule.batch_size, np.int64)
-        sizes = rest if self._decoder.by_rows else rest + int(self._index.mean_bytes)
+        sizes = rest if self._decoder.by_rows else rest + self._index.largest_bytes
         shapes = self._decoder.shapes(Records(rest, _NOTHING, rest, sizes))
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
@@ -269,7 +269,7 @@ class OwnRows:
         """Records of how many bytes are worth reading straight, in a batch of these places and `total` bytes."""
         page = self._index.page_size
         dense = len(offsets) > 1 and 0 < offsets[-1] - offsets[0] < total + (len(offsets) + 8) * page
-        return page // 2 if dense else _STRAIGHT_BYTES
+        return min(page // 2, _STRAIGHT_BYTES) if dense else _STRAIGHT_BYTES
 
     def _advise_behind(self, step: int) -> None:
         """Let the page cache bring the records of the next steps."""
@@ -277,15 +277,17 @@ class OwnRows:
         with self._planning:
             while advised and advised[0][0] <= step:
                 advised.popleft()
-            self._advised_step = max(self._advised_step, step)
             room = self._advise_bytes - sum(nbytes for _, nbytes in advised)
-            # At least the step after this one.
-            while self._advised_step < self._schedule.steps and (room > 0 or not advised):
+            while self._advised_step < self._schedule.steps:
+                ahead = self._advised_step > step
+                if ahead and advised and room <= 0:  # the step after this one in any case
+                    break
                 places = self._places(self._advised_step, step)
                 self._fetcher.advise(places.offsets - lead, places.nbytes + lead, _GAP_BYTES)
-                nbytes = int(places.nbytes.sum())
-                advised.append((self._advised_step, nbytes))
-                room -= nbytes
+                if ahead:
+                    nbytes = int(places.nbytes.sum())
+                    advised.append((self._advised_step, nbytes))
+                    room -= nbytes
                 self._advised_step += 1
 
     def _places(self, step: int, now: int | None = None) -> _Places:
@@ -314,7 +316,10 @@ class OwnRows:
                 ids = numbers if self._by_offset is None else self._by_offset[numbers]
                 if self._index.growth is not None and len(ids):
                     # Leaf after leaf: a place known for another reason tells not how many records are before it.
-                    self._index.growth.grow(int(ids.max()) + 1)
+                    growth = self._index.growth
+                    before = growth.reads, growth.bytes_read
+                    growth.grow(int(ids.max()) + 1)
+                    self._stats.count(growth.reads - before[0], growth.bytes_read - before[1])
                 extents = self._index.places(ids)
                 offsets, nbytes = (np.ascontiguousarray(extents[name]) for name in ("offset", "nbytes"))
                 for old in [number for number in self._shares if number < oldest - 2]:

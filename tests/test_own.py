@@ -80,7 +80,7 @@ def test_every_record_once_and_right(path, shape, shuffle, batch_size) -> None:
     assert stats["own"]
     assert stats["reader"]
     assert stats["records"] == 2 * N
-    assert 0 < stats["reads"] <= 2 * N
+    assert 0 < stats["reads"] <= 2 * N + 16  # and some leaf pages
     assert stats["bytes_read"] >= stats["node_bytes"] > 2 * N * np.prod(shape)
 
 
@@ -292,6 +292,7 @@ def test_who_does_without_the_ring(ascending, path, shape, monkeypatch) -> None:
         assert found(sorted_file, 1, False) == "advised"
         ahead = 8 << 20
         assert found(sorted_file, 1, False) == "ordered"
+        assert found(mixed_file, 1, False) == ""
         assert found(sorted_file, 1, False, nodes=2) == "advised"  # the kernel would bring the other node's records
         assert found(mixed_file, 4, False) == ""  # small ones, in no order of the file
         assert found(sorted_file, 4, "global") == ""
@@ -335,6 +336,40 @@ def test_records_of_all_sizes_from_a_cold_file(ascending, tmp_path, monkeypatch,
         # Each record was asked for once per epoch, ahead of its reading.
         wanted = (loader.index.extents["offset"] - loader.index.header_bytes).tolist()
         assert list(chain.from_iterable(asked)) == (2 * wanted if kind == "advised" else [])
+
+
+@pytest.mark.parametrize("kind", ["advised", "cached"])
+def test_many_threads_find_places_and_read_at_once(tmp_path, monkeypatch, kind) -> None:
+    """Those that wait for the places of their records leave the reading of leaf pages to others."""
+    folder = in_order(tmp_path / "x.lmdb", lambda i: pixels(i, (1500,)).tobytes(), 400)
+    monkeypatch.setattr("pario.loader.suited", lambda *_: kind)
+    monkeypatch.setattr("pario.loader.fair_threads", lambda *_: 8)
+    for inflight in (1, 8):
+        options = {"slots": 2, "slot_bytes": 64 << 10, "inflight": inflight}
+        with own(folder, 5, Raw("u1", 1500), options=options, save_index=False) as loader:
+            assert loader.index.growth is not None
+            for batch in loader:
+                assert loader.keys(batch.ids) == [b"%06d" % i for i in batch.ids]
+                assert [row.tobytes() for row in batch["data"]] == [pixels(i, (1500,)).tobytes() for i in batch.ids]
+                time.sleep(1e-3)
+            assert loader.stats()["own"]
+
+
+def test_the_next_step_is_asked_for_before_this_one_is_read(ascending, monkeypatch) -> None:
+    events: list[tuple[str, int]] = []
+    advise, read = PosixFetcher.advise, PosixFetcher.read_split
+    monkeypatch.setattr("pario.loader.suited", lambda *_: "advised")
+    monkeypatch.setattr(PosixFetcher, "advise", lambda *a: (events.append(("ask", int(a[1].max()))), advise(*a)))
+    monkeypatch.setattr(
+        PosixFetcher, "read_split", lambda *a: (events.append(("read", int(a[1].max()))), read(*a))[1]
+    )
+    # A batch has more bytes than what may be asked for ahead.
+    with own(ascending, 20, Raw(), options={"slots": 2, "slot_bytes": 64 << 10}) as loader:
+        list(loader)
+    asked = [offset for what, offset in events if what == "ask"]
+    assert len(asked) == 20
+    for k, (_, offset) in enumerate(event for event in events if event[0] == "read"):
+        assert ("ask", asked[min(k + 1, 19)]) in events[: events.index(("read", offset))]
 
 
 def test_a_first_epoch_from_a_local_disk_leaves_the_index_behind(ascending, tmp_path) -> None:

@@ -118,8 +118,12 @@ class ReadPool:
 
     #: What the hand-over to a thread (some 10 us) and the way to the storage cost, in bytes.
     UNIT_BYTES = 256 << 10
-    #: Reads that take longer are a unit each: none waits behind another one while a thread has nothing to do.
+    #: Where reads take longer there are this many units for each thread, if there are as many reads: few wait behind
+    #: another one while a thread has nothing to do.
     SLOW_S = 1e-3
+    SLOW_UNITS = 8
+    #: So many reads, of what the kernel has probably brought already, need no other threads.
+    INLINE_READS = 64
 
     def __init__(self, fetcher: Fetcher, inflight: int) -> None:
         if inflight < 1:
@@ -132,6 +136,9 @@ class ReadPool:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._read_s = 0.0  # that a read took lately
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._callers: list[threading.Thread] = []
+        self._under_way = 0  # calls that have not ended
 
     def submit(
         self,
@@ -158,7 +165,9 @@ class ReadPool:
             aim = max(self.UNIT_BYTES, int(cost[-1]) // self.inflight)
             # Reads are cut where the running sum passes a multiple of the aim.
             ends = np.flatnonzero(np.diff(cost // aim)) + 1
-            cuts = [0, *ends.tolist(), m] if self._read_s < self.SLOW_S else list(range(m + 1))
+            cuts = [0, *ends.tolist(), m]
+            if self._read_s >= self.SLOW_S:
+                cuts = np.linspace(0, m, min(m, self.SLOW_UNITS * self.inflight) + 1).astype(np.int64).tolist()
 
             def finished(error: BaseException | None, seconds: float) -> None:
                 self._read_s += (seconds / m - self._read_s) / 4
@@ -177,7 +186,7 @@ class ReadPool:
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         """Like `Fetcher.read`, spread over the threads; returns when all bytes are there."""
-        if len(reads) <= 1 or self.fetcher.reads_ahead:
+        if len(reads) <= (self.INLINE_READS if self.fetcher.reads_ahead else 1):
             self.fetcher.read(reads, out, starts)
             return
         finished = threading.Event()
@@ -194,10 +203,11 @@ class ReadPool:
             raise errors[0]
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call `function` in one of the threads: for work that reads by itself. Raises ClosedError after `close`."""
+        """Call `function` in a thread: for work that reads by itself. It may wait for reads of this pool, whose threads
+        therefore do none of it. `inflight` calls at once at most. Raises ClosedError after `close`."""
         future: Future[Any] = Future()
 
-        def unit() -> None:
+        def run() -> None:
             if future.set_running_or_notify_cancel():
                 try:
                     result = function(*arguments)
@@ -205,10 +215,15 @@ class ReadPool:
                     future.set_exception(e)
                 else:
                     future.set_result(result)
+            with self._lock:
+                self._under_way -= 1
 
         with self._lock:
-            self._start()
-            self._units.put(unit)
+            self._check_open()
+            self._under_way += 1
+            if len(self._callers) < min(self._under_way, self.inflight):
+                self._callers.append(self._thread(f"pario-call-{len(self._callers)}", self._calls))
+            self._calls.put(run)
         return future
 
     def close(self, limit_s: float = math.inf) -> bool:
@@ -218,9 +233,12 @@ class ReadPool:
         """
         with self._lock:
             self._closed = True
-            threads, self._threads = self._threads, []
-            for _ in threads:
+            threads = self._threads + self._callers
+            for _ in self._threads:
                 self._units.put(None)
+            for _ in self._callers:
+                self._calls.put(None)
+            self._threads, self._callers = [], []
         end = time.monotonic() + limit_s
         for thread in threads:
             thread.join(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
@@ -228,22 +246,27 @@ class ReadPool:
 
     def _start(self) -> None:
         """Start the threads, late: opening a file for its metadata alone costs none."""
+        self._check_open()
+        if not self._threads:
+            self._threads = [self._thread(f"pario-read-{i}", self._units) for i in range(self.inflight)]
+
+    def _thread(self, name: str, units: queue.SimpleQueue[Callable[[], None] | None]) -> threading.Thread:
+        thread = threading.Thread(target=self._work, args=(units,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the read threads have ended", path=self.fetcher.path)
-        if not self._threads:
-            names = [f"pario-read-{i}" for i in range(self.inflight)]
-            self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
-            for thread in self._threads:
-                thread.start()
 
     def _next_urgent(self) -> Callable[[], None] | None:
         with suppress(IndexError):
             return self._urgent.popleft()
         return None
 
-    def _work(self) -> None:
-        while (unit := self._units.get()) is not None:
-            while (urgent := self._next_urgent()) is not None:
+    def _work(self, units: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (unit := units.get()) is not None:
+            while units is self._units and (urgent := self._next_urgent()) is not None:
                 urgent()
                 del urgent
             unit()
@@ -294,7 +317,8 @@ def read_error(path: str, offset: int, wanted: int, got: int, errno: int) -> Rea
             f"reading {wanted:,} bytes failed: no memory behind their destination (EFAULT)",
             path=path,
             offset=offset,
-            hint="This node's /dev/shm is full: enlarge it, or use a smaller ring (Options.slots, slot_bytes).",
+            hint="Most likely this node's /dev/shm is full: enlarge it, or use a smaller ring "
+            "(Options.slots, slot_bytes).",
         )
     if errno:
         return ReadError(

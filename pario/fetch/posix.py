@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import cached_property
 
 import numpy as np
 from numba import carray, types
@@ -104,22 +105,27 @@ def read_split(fd, begins, nbytes, lead, head, row, edges, tail, out, vector, tr
     all of each value. Values that follow each other in the file, with no more between them than `trash` has room for,
     are one read. `vector` u64[k, 2]: the places and sizes of its parts, 4 for a value.
 
-    Returns (-1, 0, 0, reads, their bytes), or of the part that failed, where it begins in the file, errno, and the
-    bytes that came. errno -1: more than `tail` bytes stand behind some value, or none of it; -2: no room.
+    Returns (-1, 0, 0, reads, their bytes), or of the part that failed (where it begins in the file, errno, the bytes
+    that came, reads, its bytes). errno -1: more than `tail` bytes stand behind some value, or none of it; -2: no room.
     """
-    place, edge, waste, scratch = out.ctypes.data, edges.ctypes.data, trash.ctypes.data, vector.ctypes.data
-    end, pitch, n, i, reads, total = place + len(out), edges.shape[1], len(begins), 0, 0, 0
+    # Signed, as all else: a sum of both kinds would be a float.
+    place, edge, waste = np.int64(out.ctypes.data), np.int64(edges.ctypes.data), np.int64(trash.ctypes.data)
+    scratch = vector.ctypes.data
+    pitch, n, i, reads, total, room = edges.shape[1], len(begins), 0, 0, 0, len(out)
     if head + lead + tail > pitch or len(edges) < n or len(vector) < 4:
+        return 0, -2, 0, reads, total
+    for k in range(n):
+        size = nbytes[k] - head if row < 0 else row
+        if size < 0 or not 0 <= nbytes[k] - head - size <= tail:
+            return 0, -1, 0, reads, total
+        room -= size
+    if room < 0:
         return 0, -2, 0, reads, total
     while i < n:
         begin, wanted, parts, gap = begins[i], 0, 0, 0
         while True:
             size = nbytes[i] - head if row < 0 else row
             rest = nbytes[i] - head - size
-            if rest < 0 or rest > tail or size < 0:
-                return 0, -1, 0, reads, total
-            if place + size > end:
-                return 0, -2, 0, reads, total
             vector[parts, 0], vector[parts, 1] = edge, lead + head
             vector[parts + 1, 0], vector[parts + 1, 1] = place, size
             vector[parts + 2, 0], vector[parts + 2, 1] = edge + lead + head, rest
@@ -143,7 +149,7 @@ def read_split(fd, begins, nbytes, lead, head, row, edges, tail, out, vector, tr
             size = np.int64(vector[part, 1])
             errno, got = read_whole(fd, begin, size, np.int64(vector[part, 0]))
             if got < size:
-                return begin, errno, got, reads, total
+                return begin, errno, got, reads, size
             begin += size
     return -1, 0, 0, reads, total
 
@@ -167,12 +173,13 @@ def advise_spans(fd, offsets, sizes, gap, piece):  # type: ignore[no-untyped-def
 
 #: IOV_MAX: parts of one preadv.
 _MOST_PARTS = 1024
-#: For one call of readahead(2): no kernel whose limits we know cuts this.
-_ADVICE_BYTES = 512 << 10
+#: For one call of readahead(2), at least: kernels bring no more at once than they read ahead by themselves.
+_ADVICE_BYTES = 128 << 10
 
 
 class PosixFetcher:
-    """pread through the page cache, with the kernel's read-ahead switched off: what is read is what was planned.
+    """pread through the page cache, with the kernel's read-ahead switched off: what is read is what was planned; but
+    for `let_read_ahead` and `advise`.
 
     via : another name of the file, opened in place of `path`, which may lead elsewhere by now
     """
@@ -263,18 +270,18 @@ class PosixFetcher:
         self._check_open()
         vector = np.empty((min(_MOST_PARTS, 4 * len(begins) + 4), 2), np.uint64)
         trash = np.empty(gap, np.uint8)
-        failed, errno, got, reads, total = read_split(
+        failed, errno, got, reads, wanted = read_split(
             self._read_fd, begins, nbytes, lead, head, row, edges, tail, out, vector, trash
         )
         if failed < 0:
-            return int(reads), int(total)
+            return int(reads), int(wanted)
         if errno == -2:
             raise IndexError(f"{len(begins)} values do not fit into {out.nbytes} bytes and edges {edges.shape}")
         if errno != -1:
-            raise read_error(self.path, int(failed) + int(got), lead + int(nbytes.max()), int(got), int(errno))
+            raise read_error(self.path, int(failed) + int(got), int(wanted), int(got), int(errno))
         return None
 
-    @property
+    @cached_property
     def read_ahead_bytes(self) -> int:
         """How far the kernel reads ahead in this file when it is read in order; 0 where it lies on no block device of
         this node, and page cache and kernel are not known to be the better way to read."""
@@ -300,7 +307,7 @@ class PosixFetcher:
         offsets, nbytes : i64[n], contiguous; neighbours with a gap of at most `gap` bytes are one request
         """
         self._check_open()
-        advise_spans(self._read_fd, offsets, nbytes, gap, _ADVICE_BYTES)
+        advise_spans(self._read_fd, offsets, nbytes, gap, max(self.read_ahead_bytes, _ADVICE_BYTES))
 
     def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
         """At how many of these places of the file its page is in this node's page cache (0..1); None where the system
