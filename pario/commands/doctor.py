@@ -435,8 +435,8 @@ def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:
     )
     if dataset["read_ahead_bytes"]:
         reading += (
-            ". A disk of this node: in key order each rank for itself, the kernel reads ahead "
-            f"{decimal_bytes(dataset['read_ahead_bytes'])}"
+            ". A disk of this node, whose kernel reads ahead "
+            f"{decimal_bytes(dataset['read_ahead_bytes'])}: in key order each rank reads for itself"
         )
     return [
         ("dataset", f"{dataset['path']}, {size}; {lock}"),
