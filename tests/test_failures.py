@@ -165,9 +165,9 @@ def test_the_file_is_replaced(path: str, tmp_path: Path) -> None:
 
 
 def test_the_file_is_written_over(path: str, tmp_path: Path) -> None:
-    """cp over it, while it is read: another LMDB, of another transaction."""
+    """cp over it, while it is read: another LMDB, of a transaction that is none of the two that a reader allows."""
     (tmp_path / "other").mkdir()
-    other = make_set(tmp_path / "other", RECORDS, commits=2)
+    other = make_set(tmp_path / "other", RECORDS, commits=4)
 
     def harm(*_) -> None:
         shutil.copyfile(f"{other}/data.mdb", f"{path}/data.mdb")
