@@ -118,10 +118,6 @@ class ReadPool:
 
     #: What the hand-over to a thread (some 10 us) and the way to the storage cost, in bytes.
     UNIT_BYTES = 256 << 10
-    #: Where reads take longer there are this many units for each thread, if there are as many reads: few wait behind
-    #: another one while a thread has nothing to do.
-    SLOW_S = 1e-3
-    SLOW_UNITS = 8
     #: So many reads, of what the kernel has probably brought already, need no other threads.
     INLINE_READS = 64
 
@@ -135,7 +131,6 @@ class ReadPool:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._read_s = 0.0  # that a read took lately
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._callers: list[threading.Thread] = []
         self._under_way = 0  # calls that have not ended
@@ -166,14 +161,7 @@ class ReadPool:
             # Reads are cut where the running sum passes a multiple of the aim.
             ends = np.flatnonzero(np.diff(cost // aim)) + 1
             cuts = [0, *ends.tolist(), m]
-            if self._read_s >= self.SLOW_S:
-                cuts = np.linspace(0, m, min(m, self.SLOW_UNITS * self.inflight) + 1).astype(np.int64).tolist()
-
-            def finished(error: BaseException | None, seconds: float) -> None:
-                self._read_s += (seconds / m - self._read_s) / 4
-                done(error, seconds)
-
-            job = _Job(len(cuts) - 1, finished)
+            job = _Job(len(cuts) - 1, done)
             for first, last in pairwise(cuts):
                 units.append(_unit(self.fetcher, reads[first:last], out, starts[first:last], job))
         with self._lock:
