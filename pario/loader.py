@@ -32,6 +32,7 @@ from pario.feed import Feed, Tap
 from pario.fetch.base import STOP_S
 from pario.fetch.posix import PosixFetcher
 from pario.loop import Hooks, Loop
+from pario.machine import boot
 from pario.options import BLOCK_SLOTS, ORDERS, POLICIES, KiB, Options
 from pario.own import OwnRows, suited, suits
 from pario.plan.epoch import Order, epoch_order, records_per_block
@@ -341,7 +342,7 @@ class Loader:
         mine += (self._batch_size, self._shuffle, self._seed, self._drop_last, self._on_error, self._recipe)
         mine += (repr(self._options),)
         cores = allowed_cores()
-        everyones = self.world.allgather((mine, self.world.node, cores))
+        everyones = self.world.allgather((mine, boot(), cores))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
@@ -352,9 +353,12 @@ class Loader:
                     "per rank pass comm=MPI.COMM_SELF.",
                 )
                 raise spread(self.world, error)  # on all ranks: nobody needs to be told
-        on_node = [theirs for _, node, theirs in everyones if node == self.world.node]
-        self._fair_threads = fair_threads(cores, on_node)
-        self._crowded = len(on_node) > len(set().union(*on_node))  # more ranks than cores
+        # Cores and the page cache are the machine's, whose memory may be several nodes to MPI (containers).
+        machines = [machine for _, machine, _ in everyones]
+        here = [theirs for _, machine, theirs in everyones if machine == machines[self.world.rank]]
+        self._machines = len(set(machines))
+        self._fair_threads = fair_threads(cores, here)
+        self._crowded = len(here) > len(set().union(*here))  # more ranks than cores
 
     def _make_order(self, epoch: int) -> Order:
         return epoch_order(
@@ -648,7 +652,7 @@ class Loader:
         fetcher = reader.pool.fetcher
         if type(fetcher) is not PosixFetcher:
             return ""
-        found = suited(fetcher, reader.index, self._shuffle, self.world.node_size, self.world.nodes)
+        found = suited(fetcher, reader.index, self._shuffle, self.world.node_size, self._machines)
         return found or ("cached" if chosen == "always" else "")
 
     def _own_way(self, schedule: Schedule, order: Order | None, kind: str) -> _Way:

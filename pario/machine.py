@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 __all__ = [
-    "FileSystem", "core_quota", "file_system", "free_memory", "lock_holders", "memory", "memory_limits",
+    "FileSystem", "boot", "core_quota", "file_system", "free_memory", "lock_holders", "memory", "memory_limits",
     "read_ahead_bytes", "shared_memory",
 ]  # fmt: skip
 
@@ -68,6 +68,11 @@ def _mounts() -> Iterator[tuple[str, str, str, set[str]]]:
         if len(fields) >= 6 and len(more) >= 3:
             place, source = (_ESCAPED.sub(lambda m: chr(int(m[1], 8)), word) for word in (fields[4], more[1]))
             yield place, more[0], source, {*fields[5].split(","), *more[2].split(",")}
+
+
+def boot() -> str:
+    """The same for all processes that run on one kernel, whatever containers they are in; another one elsewhere."""
+    return next(iter(_lines("/proc/sys/kernel/random/boot_id")), "") or os.uname().nodename
 
 
 def read_ahead_bytes(device: int) -> int | None:

@@ -89,20 +89,19 @@ _PLANNED = 2048
 _NOTHING = np.empty(0, np.uint8)
 
 
-def suited(fetcher: PosixFetcher, index: RecordIndex, shuffle: bool | str, ranks: int, nodes: int) -> str:
-    """How the `ranks` of this node, one of `nodes`, do well without the ring in an epoch of this order, "" if they do
-    not:
+def suited(fetcher: PosixFetcher, index: RecordIndex, shuffle: bool | str, ranks: int, machines: int) -> str:
+    """How the `ranks` of this node do well without the ring in an epoch of this order, "" if they do not:
 
-    "ordered"   in key order, which is that of the file, on a disk of the only node, whose kernel reads ahead
-    "advised"   the same where the kernel does not, or where other nodes want a part of it, and large records in a
-                "global" order: the page cache is told what is read next
+    "ordered"   in key order, which is that of the file, on a disk of the only machine, whose kernel reads ahead
+    "advised"   the same where the kernel does not, or would not since other machines want a part of it, and large
+                records in a "global" order: the page cache is told what is read next
     "cached"    the node's page cache holds the records
 
     Where the sizes say nothing this looks at a sample of the places in the page cache; a cold file costs a few small
     reads.
     """
     small, ahead, ordered = index.mean_bytes < _ALONE_BYTES, fetcher.read_ahead_bytes, shuffle is False
-    if ordered and nodes == 1 and ahead >= _READ_AHEAD_BYTES and index.in_file_order:
+    if ordered and machines == 1 and ahead >= _READ_AHEAD_BYTES and index.in_file_order:
         return "ordered"
     if ranks == 1 and small and not (ordered and ahead and index.in_file_order):
         return ""

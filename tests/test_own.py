@@ -284,8 +284,8 @@ def test_who_does_without_the_ring(ascending, path, shape, monkeypatch) -> None:
         assert sorted_file.index.in_file_order
         assert not mixed_file.index.in_file_order
 
-        def found(reader: pario.Reader, ranks: int, shuffle: bool | str, nodes: int = 1) -> str:
-            return suited(reader.pool.fetcher, reader.index, shuffle, ranks, nodes)
+        def found(reader: pario.Reader, ranks: int, shuffle: bool | str, machines: int = 1) -> str:
+            return suited(reader.pool.fetcher, reader.index, shuffle, ranks, machines)
 
         assert found(sorted_file, 4, False) == ""  # no disk of this node
         ahead = 128 << 10  # a kernel as it comes
@@ -293,7 +293,7 @@ def test_who_does_without_the_ring(ascending, path, shape, monkeypatch) -> None:
         ahead = 8 << 20
         assert found(sorted_file, 1, False) == "ordered"
         assert found(mixed_file, 1, False) == ""
-        assert found(sorted_file, 1, False, nodes=2) == "advised"  # the kernel would bring the other node's records
+        assert found(sorted_file, 1, False, machines=2) == "advised"  # the kernel sees no order in a part of it
         assert found(mixed_file, 4, False) == ""  # small ones, in no order of the file
         assert found(sorted_file, 4, "global") == ""
         held = 1.0

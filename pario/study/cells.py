@@ -112,7 +112,6 @@ def _small() -> Preset:
     return Preset(
         cells=tuple(cells),
         rounds=5,
-        # 1,000: fewer leaf pages than these have are not worth guessing, to "dm"
         records={"3k": 40_000, "197k": 1_000, "variable": 4_000},
         limit_s=0.7,
         requests=tuple(4096 << k for k in range(0, 11, 2)),
