@@ -159,8 +159,9 @@ class RecordIndex:
         if self.growth is None and self.by_offset is None:
             return True
         # From one end to the other, so that disorder among neighbours does not count.
-        places = self.extents["offset"] // self.page_size if self.growth is None else self.growth.leaves
-        steps = np.diff(places[np.linspace(0, len(places) - 1, _SAMPLE).astype(np.int64)])
+        places = self.extents["offset"] if self.growth is None else self.growth.leaves
+        some = places[np.linspace(0, len(places) - 1, _SAMPLE).astype(np.int64)]
+        steps = np.diff(some // self.page_size if self.growth is None else some)
         steps = steps[steps != 0]
         return bool((steps > 0).mean() >= _IN_ORDER) if len(steps) else True
 
