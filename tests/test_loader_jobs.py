@@ -142,7 +142,7 @@ except LauncherError as error:
 def test_a_ring_larger_than_shared_memory_is_refused_on_all_ranks(path):
     code = """
 try:
-    options = pario.Options(slots=2**22, own_rows="never")
+    options = pario.Options(slots=2**16, own_rows="never")
     pario.Loader(sys.argv[1], 2000, pario.decode.Raw("u1", (5000,)), comm=comm, options=options)
 except ParioError as error:
     say("refused", error)

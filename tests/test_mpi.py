@@ -37,7 +37,7 @@ def test_ranks(ranks: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_two_nodes(name: str) -> None:
-    """MPICH shows the ranks of one machine as two nodes (even and odd ranks, so that one has more of them); other
-    libraries run on one node again. With 5 and more ranks: test_recipes.py, and the jobs of the failures."""
-    check(3, name, {"MPIR_CVAR_NUM_CLIQUES": "2"})
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_two_nodes(ranks: int, name: str) -> None:
+    """MPICH shows the ranks of one machine as two nodes (even and odd ranks); other libraries run on one node again."""
+    check(ranks, name, {"MPIR_CVAR_NUM_CLIQUES": "2"})
