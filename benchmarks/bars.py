@@ -25,9 +25,11 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from benchmarks import data, store
+from benchmarks import data
 from benchmarks.measure import Row, Section, WorkerError, interleave, launch, ratios, save, spread
 from benchmarks.worker_lmdb import BARE, REUSING, VARIANTS
+from pario.bench import cache
+from pario.bench.stores import throttled
 
 GB = 1e9
 MB = 1e6
@@ -82,29 +84,29 @@ class Bench:
 
 
 def from_cold(
-    file: str, run: Callable[[store.Group | None], tuple[float, float]], bytes_per_s: int | None = None
+    file: str, run: Callable[[throttled.Group | None], tuple[float, float]], bytes_per_s: int | None = None
 ) -> float:
     """The rate of `run(group) -> (bytes it had to read, seconds)`, from the device for certain.
 
     Pages are dropped before, and afterwards the device must have read for this run what the run needed: somebody else
     may have read the file into the page cache meanwhile. Without root there is no count, and only the first holds.
     """
-    device, _ = store.device_of(file)
+    device, _ = throttled.device_of(file)
     for _ in range(3):
-        store.drop_file(file)
+        cache.drop_file(file)
         try:
-            with store.Group(device, bytes_per_s) as group:
+            with throttled.Group(device, bytes_per_s) as group:
                 needed, seconds = run(group)
                 read = group.bytes_read()
-        except store.Unavailable:
+        except cache.Unavailable:
             if bytes_per_s is not None:
                 raise
-            store.drop_file(file)
+            cache.drop_file(file)
             needed, seconds = run(None)
             return needed / seconds
         if read >= 0.95 * needed:
             return needed / seconds
-    raise store.Unavailable(f"{read} of {needed:.0f} bytes of {file} came from the device: who else reads it?")
+    raise cache.Unavailable(f"{read} of {needed:.0f} bytes of {file} came from the device: who else reads it?")
 
 
 def epoch_seconds(run: dict[str, Any], epoch: int = -1) -> float:
@@ -182,13 +184,13 @@ def redundancy(bench: Bench, section: Section) -> None:
     shapes = [(1, 1), (3, 1)] if bench.quick else [(1, 1), (2, 1), (3, 1), (8, 1), (2, 2), (4, 2), (8, 2), (8, 4)]
     section.note("emulated nodes share one page cache, so what the ranks ask the kernel for is bounded as well")
     for which, held in bench.sets.items():
-        with store.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
+        with throttled.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
             path = disk.copy(held.path)
             file = f"{path}/data.mdb"
             if bench.baselines:
                 for order in ("none", "global"):
-                    store.drop_file(file)
-                    with store.Group(disk.device) as group:
+                    cache.drop_file(file)
+                    with throttled.Group(disk.device) as group:
                         fixed = ["--head", str(held.head), "--pixels", str(held.image_bytes), "--batch", "64"]
                         fixed += ["--readahead", "1", "--limit", "20000"]
                         run = launch("benchmarks.worker_lmdb", [path, "--order", order, *fixed], group=group)
@@ -199,8 +201,8 @@ def redundancy(bench: Bench, section: Section) -> None:
             bench.index(path)
             for shuffle in ("none", "block"):
                 for ranks, nodes in shapes:
-                    store.drop_file(file)
-                    with store.Group(disk.device) as group:
+                    cache.drop_file(file)
+                    with throttled.Group(disk.device) as group:
                         run = bench.cold(path, which, shuffle, ranks=ranks, nodes=nodes, group=group)
                         device = group.bytes_read()
                     asked = sum(rank["epochs"][0]["asked"] for rank in run["ranks"])
@@ -216,7 +218,7 @@ def redundancy(bench: Bench, section: Section) -> None:
 def index(bench: Bench, section: Section) -> None:
     """Bytes at the device while the index is built from a cold file; nothing saved before."""
     for which, held in bench.sets.items():
-        with store.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
+        with throttled.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
             path = disk.copy(held.path)
             if bench.baselines:
                 section.note(f"{held.name}: {held.tree_pages} branch and leaf pages")
@@ -225,8 +227,8 @@ def index(bench: Bench, section: Section) -> None:
                 for side in Path(path).glob("*"):
                     if side.name not in ("data.mdb", "set.json"):
                         side.unlink()
-                store.drop_file(f"{path}/data.mdb")
-                with store.Group(disk.device) as group:
+                cache.drop_file(f"{path}/data.mdb")
+                with throttled.Group(disk.device) as group:
                     run = bench.pario(path, which, "none", "--index-only", ranks=ranks, nodes=nodes, group=group)
                     device = group.bytes_read()
                 seconds = max(rank["construct"] for rank in run["ranks"])
@@ -245,7 +247,7 @@ def cold_long(bench: Bench, section: Section) -> None:
     section.note("rates are bytes of the records' pages per second, so that both sides count the same bytes")
     for which, held in bench.sets.items():
         _cold_long(bench, section, which, held.path, None, "bare disk")
-        with store.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
+        with throttled.throttled_disk(bench.folder, held.file_bytes + held.file_bytes // 20 + (64 << 20)) as disk:
             _cold_long(bench, section, which, disk.copy(held.path), disk.device, "200 MB/s store")
 
 
@@ -257,14 +259,14 @@ def _cold_long(bench: Bench, section: Section, which: str, path: str, device: st
     cap = None if device is None else STORE_BYTES_PER_S
 
     def by_fio(depth: int) -> Callable[[], float]:
-        def run(group: store.Group | None) -> tuple[float, float]:
-            found = store.fio(file, random=False, read_bytes=SEQUENTIAL_BYTES, depth=depth, group=group)
+        def run(group: throttled.Group | None) -> tuple[float, float]:
+            found = throttled.fio(file, random=False, read_bytes=SEQUENTIAL_BYTES, depth=depth, group=group)
             return found["bytes"], found["seconds"]
 
         return lambda: from_cold(file, run, cap)
 
     def by_pario(shuffle: str) -> Callable[[], float]:
-        def run(group: store.Group | None) -> tuple[float, float]:
+        def run(group: throttled.Group | None) -> tuple[float, float]:
             return held.record_bytes, epoch_seconds(bench.cold(path, which, shuffle, group=group))
 
         return lambda: from_cold(file, run, cap)
@@ -297,15 +299,15 @@ def cold_random(bench: Bench, section: Section) -> None:
     for ranks in (1, 4):
         with bench.order(which, "global", ranks) as order:
 
-            def by_fio(group: store.Group | None) -> tuple[float, float]:
-                run = store.fio(held.file, random=True, read_bytes=size, depth=depth, group=group)
+            def by_fio(group: throttled.Group | None) -> tuple[float, float]:
+                run = throttled.fio(held.file, random=True, read_bytes=size, depth=depth, group=group)
                 return run["bytes"], run["seconds"]
 
-            def by_pario(group: store.Group | None, ranks: int = ranks) -> tuple[float, float]:
+            def by_pario(group: throttled.Group | None, ranks: int = ranks) -> tuple[float, float]:
                 run = bench.cold(held.path, which, "global", ranks=ranks, group=group)
                 return held.record_bytes, epoch_seconds(run)
 
-            def by_lmdb(group: store.Group | None, ranks: int = ranks, order: str = order) -> tuple[float, float]:
+            def by_lmdb(group: throttled.Group | None, ranks: int = ranks, order: str = order) -> tuple[float, float]:
                 run = bench.py_lmdb(which, "--order", order, "--limit", str(limit), ranks=ranks, group=group)
                 return records_of(run) * size, epoch_seconds(run)
 
@@ -349,7 +351,7 @@ def warm(bench: Bench, section: Section) -> None:
     bars = {("3k", "global"): 1.5, ("3k", "block"): 2.5, ("197k", "global"): 0.9, ("197k", "block"): 0.9}
     for which, held in bench.sets.items():
         bench.index(held.path)
-        store.warm_file(held.file)
+        cache.warm_file(held.file)
         for shuffle in ("global", "block"):
             with bench.order(which, shuffle) as order:
 
@@ -430,7 +432,7 @@ def first_batch(bench: Bench, section: Section) -> None:
             for ranks in (1,) if bench.quick else (1, 2):
                 runs = []
                 for _ in range(bench.rounds):
-                    store.drop_file(held.file) if state == "cold" else store.warm_file(held.file)
+                    cache.drop_file(held.file) if state == "cold" else cache.warm_file(held.file)
                     runs.append(bench.pario(held.path, which, "global", "--steps", "1", ranks=ranks))
                 total = [max(r["construct"] + r["epochs"][0]["first_batch"] for r in run["ranks"]) for run in runs]
                 imports = [max(r["import"] for r in run["ranks"]) for run in runs]
@@ -451,7 +453,7 @@ def memory(bench: Bench, section: Section) -> None:
             section.note(f"{held.name}: nothing to measure without pario")
             continue
         bench.index(held.path)
-        store.warm_file(held.file)
+        cache.warm_file(held.file)
         for shuffle in ("global", "block"):
             ranks = 2
             run = bench.pario(held.path, which, shuffle, "--epochs", str(epochs), ranks=ranks)
@@ -493,7 +495,7 @@ def main(argv: list[str] | None = None) -> int:
     options.quick |= options.smoke
     # An orderly end on SIGTERM too: mounts, loop devices and control groups must go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if not options.baselines and importlib.util.find_spec("pario.loader") is None:
+    if not options.baselines and importlib.util.find_spec("pario.loader.loader") is None:
         parser.error("pario has no Loader here; --baselines measures the other sides")
     bench = Bench(
         options.data,
@@ -516,7 +518,7 @@ def main(argv: list[str] | None = None) -> int:
         begin = time.monotonic()
         try:
             run(bench, section)
-        except (store.Unavailable, WorkerError) as problem:
+        except (cache.Unavailable, WorkerError) as problem:
             failed = True
             section.note(f"NOT MEASURED: {problem}")
         section.seconds = time.monotonic() - begin

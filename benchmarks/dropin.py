@@ -24,8 +24,9 @@ from typing import Any
 
 import lmdb
 
-from benchmarks import data, store
+from benchmarks import data
 from benchmarks.measure import Row, Section, WorkerError, interleave, launch, ratios, save
+from pario.bench import cache
 
 SMALL = "small-100b"
 SMALL_RECORDS, SMALL_BYTES = 300_000, 100
@@ -82,7 +83,7 @@ def small_set(folder: str, records: int) -> str:
 
 def scatter(file: str) -> None:
     """Fill the page cache by reads of 200 KB in random order, without read-ahead."""
-    store.drop_file(file)
+    cache.drop_file(file)
     piece = 200 << 10
     with open(file, "rb", buffering=0) as source:
         os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -98,13 +99,13 @@ def measure(case: Case, path: str, records: int, warmup: str, rounds: int, secti
     if case.scattered:
         scatter(file)
     elif not case.cold:
-        store.drop_file(file)
-        store.warm_file(file)
+        cache.drop_file(file)
+        cache.warm_file(file)
     seed = 0
 
     def side(name: str) -> dict[str, Any]:
         if case.cold:
-            store.drop_file(file)
+            cache.drop_file(file)
         words = [name, case.what, path, "--records", str(records), "--count", str(count), "--warmup", warmup]
         words += ["--passes", str(case.passes), "--processes", str(case.processes), "--seed", str(seed)]
         return launch("benchmarks.worker_dropin", words + ["--readahead"] * case.readahead)
@@ -155,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
             path, records = held.path, held.records
         try:
             measure(case, path, records, small["3k" if path == small["197k"].path else "197k"].path, rounds, section)
-        except (store.Unavailable, WorkerError) as problem:
+        except (cache.Unavailable, WorkerError) as problem:
             failed = True
             section.note(f"NOT MEASURED: {case.name}: {problem}")
         save(options.out or Path(options.data) / "dropin.json", [section], command=sys.argv, rounds=rounds)

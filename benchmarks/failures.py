@@ -59,6 +59,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default="", help="as pytest's -k")
     parser.add_argument("--rows", help="a file of rows that were measured already")
+    parser.add_argument("--keep", help="keep the rows in this file")
     given = parser.parse_args()
     if given.rows:
         rows = [json.loads(line) for line in Path(given.rows).read_text().splitlines()]
@@ -66,10 +67,13 @@ def main() -> int:
         with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
             env = {**os.environ, "PARIO_FAILURES_JSON": file.name, "PARIO_REQUIRE_SYSTEM": "1"}
             for _ in range(given.runs):
-                words = [sys.executable, "-m", "pytest", "-q", *TESTS, *(["-k", given.only] if given.only else [])]
+                words = [sys.executable, "-m", "pytest", "-q", "-m", "", "-k", given.only, *TESTS]
                 if subprocess.run(words, cwd=ROOT, env=env, check=False).returncode:
                     return 1
-            rows = [json.loads(line) for line in file]
+            lines = file.readlines()
+        if given.keep:
+            Path(given.keep).write_text("".join(lines))
+        rows = [json.loads(line) for line in lines]
     text = PAGE.read_text()
     made = re.sub(r"(<!-- failures -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{table(rows)}\n{m[2]}", text, flags=re.S)
     PAGE.write_text(made)

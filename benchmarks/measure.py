@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.store import Group
-from pario.study.facts import machine
-from pario.study.jobs import WorkerError, job_environment, kill_tree
-from pario.study.numbers import Row, ratios, spread
+from pario.bench.stores.throttled import Group
+from pario.bench.study.facts import machine
+from pario.bench.study.jobs import WorkerError, job_environment, kill_tree
+from pario.bench.study.numbers import Row, ratios, spread
 
 __all__ = ["Row", "Section", "WorkerError", "interleave", "launch", "machine", "ratios", "save", "spread"]
 

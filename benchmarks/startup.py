@@ -1,12 +1,13 @@
 """From MPI's start to the first batch, on 1 to 32 ranks of one machine: how much is pario's, how much the imports'.
 
     python -m benchmarks.startup [--ranks 1,2,4,8,16,32] [--rounds 3] [--slow] [--json FILE]
+    python -m benchmarks.startup --from FILE --into docs/startup.md
 
 The clock starts after `import mpi4py.MPI` and a barrier, and stops on each rank with its first batch; a run's time is
 that of its last rank. Beside it, started in turn, a control: the same number of ranks that import numpy, numba and
 h5py and call one function that Numba has cached, which is what any program with these libraries does before its first
 result. Both with warm caches: the kernels compiled, the index saved. --slow: through a store of 20 ms per read and
-2 ms per metadata operation (see latency_store.py).
+2 ms per metadata operation (see pario/bench/stores/latency.py).
 
 With more ranks than cores the ranks' imports queue for the cores. So beside the seconds stands the processor time of a
 rank, which other ranks do not lengthen by much.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import sys
@@ -93,11 +95,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--slow", action="store_true", help="through the store with latency")
     parser.add_argument("--json", help="write everything there")
+    parser.add_argument("--from", dest="earlier", metavar="FILE", help="measure nothing: the JSON of an earlier run")
+    parser.add_argument("--into", metavar="PAGE", help="with --from: fill the page's place for the table")
     options = parser.parse_args()
+    if options.earlier:
+        document = json.loads(Path(options.earlier).read_text())
+        if options.into:
+            page = Path(options.into)
+            page.write_text(fill(page.read_text(), document))
+        else:
+            print(markdown(document))
+        return
+    measured(options)
 
+
+def measured(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pario-startup-")))
-        from benchmarks.latency_store import latency_store
+        from pario.bench.stores.latency import latency_store
 
         _make(folder / "set" / "data.mdb")
         os.environ["NUMBA_CACHE_DIR"] = str(folder / "numba")
@@ -122,6 +137,24 @@ def main() -> None:
         if options.json:
             facts = {"machine": measure.machine(), "slow": options.slow, "rounds": options.rounds, "table": table}
             Path(options.json).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The table, and where it was made."""
+    facts = document["machine"]
+    lines = [_line(row, number == 0) for number, row in enumerate(document["table"])]
+    commit = f", commit {facts['commit'][:9]}" if facts.get("commit") else ""
+    where = (
+        f"{facts['cpus']} cores ({facts['cpu'] or 'unknown processor'}), {facts['date']}{commit}; medians of "
+        f"{document['rounds']} interleaved runs, lowest and highest."
+    )
+    return "\n".join([*lines, "", where])
+
+
+def fill(page: str, document: dict[str, Any]) -> str:
+    """`page` with what lies between `<!-- startup -->` and `<!-- end -->` made anew."""
+    pattern = r"(?ms)^(<!-- startup -->)$.*?^(<!-- end -->)$"
+    return re.sub(pattern, lambda place: f"{place[1]}\n{markdown(document)}\n{place[2]}", page)
 
 
 def _make(path: Path) -> None:

@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from pario.study import plots, tables
+from pario.bench.study import plots, tables
 
 
 def main(argv: list[str] | None = None) -> int:

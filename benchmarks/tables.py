@@ -1,10 +1,10 @@
-"""Markdown tables from the JSON of bars.py.
+"""Markdown tables from the JSON of bars.py and dropin.py.
 
-    python -m benchmarks.tables bars.json                     prints all of them
-    python -m benchmarks.tables bars.json --into README.md    replaces what lies between the markers
+    python -m benchmarks.tables bars.json dropin.json                               prints all of them
+    python -m benchmarks.tables bars.json dropin.json --into docs/benchmarks.md     fills the places of a page
 
-A place for a table: `<!-- bars: NAME -->` and `<!-- end -->`, each alone on its line; NAME is a section, `machine`,
-`summary` (per section and bar the case with the least margin), or `all`.
+`<!-- bars: NAME -->` and `<!-- end -->`, each alone on its line, enclose a place for a table; NAME is a section,
+`machine` (of the first file), `summary` (per section and bar the case with the least margin), or `all`.
 """
 
 from __future__ import annotations
@@ -68,12 +68,17 @@ def machine_lines(document: dict[str, Any]) -> str:
     """Where and with what the figures were made."""
     facts = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    quick = " Small data, one round: not for publication." if document["quick"] else ""
+    quick = " Small data, one round: not for publication." if document.get("quick") else ""
+    with_fio = f"{facts['fio'] or 'no fio'}{_commit(facts)}"
     return (
         f"Measured {facts['date']} on {facts['cpus']} cores ({facts['cpu'] or 'unknown processor'}), "
         f"{facts['memory_bytes'] / (1 << 30):.0f} GiB, Linux {facts['kernel']}, Python {facts['python']}, {versions}, "
-        f"{facts['fio'] or 'no fio'}; {document['rounds']} interleaved rounds, median (min … max).{quick}"
+        f"{with_fio}; {document['rounds']} interleaved rounds, median (min … max).{quick}"
     )
+
+
+def _commit(facts: dict[str, Any]) -> str:
+    return f", commit {facts['commit'][:9]}" if facts.get("commit") else ""
 
 
 def fill(text: str, document: dict[str, Any]) -> str:
@@ -95,10 +100,13 @@ def fill(text: str, document: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.split("\n")[0])
-    parser.add_argument("json")
+    parser.add_argument("json", nargs="+", help="files that do not exist are left out")
     parser.add_argument("--into", action="append", default=[], help="a Markdown file with markers")
     options = parser.parse_args(argv)
-    document = json.loads(Path(options.json).read_text())
+    documents = [json.loads(Path(name).read_text()) for name in options.json if Path(name).exists()]
+    if not documents:
+        parser.error(f"there is no {' and no '.join(options.json)}")
+    document = {**documents[0], "sections": [section for one in documents for section in one["sections"]]}
     if not options.into:
         print(machine_lines(document) + "\n")
         print("\n\n".join(table(section) for section in document["sections"]))

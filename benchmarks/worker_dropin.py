@@ -59,6 +59,8 @@ def passes(
     options: argparse.Namespace, seed: int, ready: Any = None, results: Any = None
 ) -> tuple[list[float], int] | None:
     module = importlib.import_module("lmdb" if options.side == "lmdb" else "pario.lmdb")
+    if options.side != "lmdb":
+        importlib.import_module("pario.lmdb.native").compile_now()
     work(module, options.what, options.warmup, [b"%08d" % i for i in range(8)], 8, options.readahead)()
     rng = random.Random(seed)
     keys = [b"%08d" % i for i in rng.sample(range(options.records), options.count)] if "get" in options.what else []

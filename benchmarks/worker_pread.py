@@ -21,10 +21,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
 
-    from pario.fetch.base import ReadPool
+    from pario.dataset.reader import Reader
+    from pario.fetch.pool import ReadPool
     from pario.fetch.posix import PosixFetcher
     from pario.plan.coalesce import coalesce
-    from pario.reader import Reader
 
     team = Team()
     ids = np.load(f"{options.order}/ids-{team.rank}.npy")
@@ -34,9 +34,9 @@ def main() -> None:
         pool = ReadPool(fetcher, options.threads)
         plans = []
         for start in range(0, len(ids), options.group):
-            some = extents[ids[start : start + options.group]]
-            knobs = {"lead_bytes": lead, "align": 1, "gap_bytes": 16 << 10, "read_bytes": 4 << 20}
-            plans.append(coalesce(some["offset"], some["nbytes"], file_bytes=fetcher.nbytes, **knobs))
+            group = extents[ids[start : start + options.group]]
+            knobs = {"align": 1, "gap_bytes": 16 << 10, "read_bytes": 4 << 20}
+            plans.append(coalesce(group["offset"] - lead, group["nbytes"] + lead, file_bytes=fetcher.nbytes, **knobs))
         memory_of_slots = [np.empty(max(plan.nbytes for plan in plans), np.uint8) for _ in range(2)]
         epochs = []
         for _ in range(options.epochs):

@@ -1,6 +1,6 @@
 """pario: collective MPI readers that feed a training loop from one LMDB on shared storage.
 
-Names are loaded on first use, so that `import pario` starts no MPI and compiles nothing.
+Names are loaded on first use: `import pario` starts no MPI and compiles nothing.
 """
 
 from __future__ import annotations
@@ -13,24 +13,69 @@ __version__ = "0.1.0"
 #: public name -> module that defines it
 _HOMES = {
     "Batch": "pario.records",
-    "Loader": "pario.loader",
+    "ClosedError": "pario.errors",
+    "CorruptedError": "pario.errors",
+    "DatabaseError": "pario.errors",
+    "DeadRankError": "pario.errors",
+    "DecodeError": "pario.errors",
+    "EmptyError": "pario.errors",
+    "EncryptedError": "pario.errors",
+    "FileError": "pario.errors",
+    "HeldBatchesError": "pario.errors",
+    "InvalidError": "pario.errors",
+    "LauncherError": "pario.errors",
+    "Loader": "pario.loader.loader",
+    "MissingError": "pario.errors",
+    "OptionError": "pario.errors",
     "Options": "pario.options",
-    "Reader": "pario.reader",
+    "ParioError": "pario.errors",
+    "PeerError": "pario.errors",
+    "RankError": "pario.errors",
+    "ReadError": "pario.errors",
+    "Reader": "pario.dataset.reader",
     "Records": "pario.records",
     "Report": "pario.stats.report",
+    "SnapshotError": "pario.errors",
+    "StateError": "pario.errors",
+    "VersionMismatchError": "pario.errors",
     "decode": "pario.decode",
     "errors": "pario.errors",
-    "ParioError": "pario.errors",
 }
 
-__all__ = ["Batch", "Loader", "Options", "ParioError", "Reader", "Records", "Report", "__version__", "decode", "errors"]
+__all__ = [
+    "Batch", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError", "DecodeError", "EmptyError",
+    "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError", "Loader", "MissingError",
+    "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader", "Records", "Report",
+    "SnapshotError", "StateError", "VersionMismatchError", "__version__", "decode", "errors",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from pario import decode, errors
-    from pario.errors import ParioError
-    from pario.loader import Loader
+    from pario.dataset.reader import Reader
+    from pario.errors import (
+        ClosedError,
+        CorruptedError,
+        DatabaseError,
+        DeadRankError,
+        DecodeError,
+        EmptyError,
+        EncryptedError,
+        FileError,
+        HeldBatchesError,
+        InvalidError,
+        LauncherError,
+        MissingError,
+        OptionError,
+        ParioError,
+        PeerError,
+        RankError,
+        ReadError,
+        SnapshotError,
+        StateError,
+        VersionMismatchError,
+    )
+    from pario.loader.loader import Loader
     from pario.options import Options
-    from pario.reader import Reader
     from pario.records import Batch, Records
     from pario.stats.report import Report
 

@@ -1,4 +1,4 @@
-"""Memory for batch arrays, used again only once nobody refers to it."""
+"""Memory for batch arrays, reused only when nobody refers to it any more."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ALIGN = 64  # bytes: cache lines, and the widest vector loads
 class _Lease:
     """Owns one block for as long as any array made from it lives.
 
-    Every view of the arrays keeps the root array alive, and the root's `base` is this object, so that its end is the
-    moment when the last reference of the user is gone. Reference counts of the arrays themselves would say the same
-    in CPython 3.10, but what the interpreter counts for local variables has changed since.
+    Every view of the arrays keeps the root array alive, and the root's `base` is this object: it is deleted when the
+    user's last reference is gone. Reference counts of the arrays would tell the same in CPython 3.10, but later
+    versions count local variables differently.
     """
 
     __slots__ = ("__array_interface__", "_block", "_home")
@@ -37,13 +37,13 @@ class _Lease:
 class BatchBuffers:
     """Blocks of memory for the arrays of a batch.
 
-    held_bytes : the most memory of all blocks together, those that the user still refers to and those that wait to
-        be used again. `take` raises HeldBatchesError when the user's references alone would pass it.
+    held_bytes : limit of all blocks together, in use or waiting for reuse. `take` raises HeldBatchesError if the blocks
+        that the user refers to would exceed it alone.
     """
 
     def __init__(self, held_bytes: int) -> None:
         self.held_bytes = held_bytes
-        self._returned: deque[np.ndarray] = deque()  # appended to by any thread that drops the last reference
+        self._returned: deque[np.ndarray] = deque()  # any thread that drops the last reference appends here
         self._free: list[np.ndarray] = []
         self._allocated = 0
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class BatchBuffers:
             fitting = [i for i, block in enumerate(self._free) if nbytes <= block.nbytes <= 4 * nbytes + 4096]
             if fitting:
                 return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
-            # An eighth more than asked for: batches of variable size then fit each other's blocks.
+            # One eighth more than requested, so that batches of variable size fit each other's blocks.
             size = (nbytes + nbytes // 8 + _ALIGN + 4095) // 4096 * 4096
             while self._free and self._allocated + size > self.held_bytes:
                 self._allocated -= self._free.pop().nbytes

@@ -1,6 +1,6 @@
-"""`python -m pario`: what the command line needs to be there, how it ends, and how it says that something failed.
+"""`python -m pario`: the packages that the command line needs, its exit status, and how it prints errors.
 
-The commands themselves are pario/commands/. Exit status: 0 done; 1 an error or damage found; 2 wrong arguments or a
+The commands are in pario/commands/. Exit status: 0 success; 1 an error or damage found; 2 wrong arguments or a
 missing package; 130 Ctrl-C. An error of pario is one line on stderr, printed once for all ranks, without a traceback.
 """
 
@@ -20,13 +20,13 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. An error of pario is raised, and printed by the hook set here."""
+    """Run one command; returns the exit status. Errors of pario are raised; the hook that is set here prints them."""
     try:
         return _main(argv)
     except KeyboardInterrupt:
         _flush()
         if launched_rank() is not None:
-            # The other ranks got the same signal: nobody is left for MPI_Finalize to wait for.
+            # The other ranks got the same signal, so MPI_Finalize would wait for nobody.
             os._exit(130)
         return 130
 
@@ -48,7 +48,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
     screen.rank = rank or 0
     screen.launched = rank is not None
-    # Set first: pario.comm.agree puts its farewell to the other ranks around the hook that it finds.
+    # Set this first: pario.comm.agree wraps the hook that it finds with its message to the other ranks.
     sys.excepthook = _hook
     try:
         status = group.main(
@@ -60,7 +60,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if screen.rank == 0:
             e.show()
         return e.exit_code
-    except click.Abort:  # click's word for Ctrl-C
+    except click.Abort:  # what click raises on Ctrl-C
         raise KeyboardInterrupt from None
     if callable(status):
         return int(status())
@@ -68,13 +68,13 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Like Python's own, but an error of pario is one line, said by one rank."""
+    """Like Python's own, but an error of pario is one line, printed by one rank."""
     from pario.commands.screen import screen
 
     if not isinstance(error, ParioError):
         sys.__excepthook__(kind, error, traceback)
         return
-    # Opening is agreed upon: rank 0 has the error, too. Later the rank where it happened says it, since rank 0 may
+    # All ranks agree on opening, so rank 0 has the error, too. Later the rank where it happened prints it: rank 0 may
     # have finished already.
     speaks = not isinstance(error, PeerError) if screen.running else screen.rank == 0
     if speaks:

@@ -144,7 +144,7 @@ class CorruptedError(FileError):
 
 
 class SnapshotError(FileError):
-    """A writer committed so often while we read that pages of our snapshot may be overwritten."""
+    """A writer committed so often while we read that it may have overwritten pages of our snapshot."""
 
 
 class DatabaseError(FileError):
@@ -156,7 +156,7 @@ class EmptyError(DatabaseError):
 
 
 class ReadError(FileError, OSError):
-    """The storage refused a read, or ended it before the expected byte."""
+    """The storage refused a read, or returned fewer bytes than expected."""
 
 
 class DecodeError(ParioError):
@@ -188,4 +188,4 @@ class PeerError(RankError):
 
 
 class DeadRankError(RankError):
-    """Another rank ended without saying goodbye."""
+    """Another rank ended without closing."""

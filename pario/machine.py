@@ -1,16 +1,30 @@
-"""What this node gives to this process: file systems, memory, cores. Read from the kernel's own files, Linux only."""
+"""What this node offers to this process: file systems, memory, cores. Linux only: read from the kernel's own files."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 __all__ = [
-    "FileSystem", "boot", "core_quota", "file_system", "free_memory", "lock_holders", "memory", "memory_limits",
-    "read_ahead_bytes", "shared_memory",
+    "FileSystem",
+    "Share",
+    "allowed_cores",
+    "boot",
+    "core_quota",
+    "fair_threads",
+    "file_system",
+    "free_memory",
+    "lock_holders",
+    "memory",
+    "memory_limits",
+    "my_share",
+    "read_ahead_bytes",
+    "shared_memory",
+    "task_limits",
 ]  # fmt: skip
 
 #: (type, kind); a type of fuse.NAME is "FUSE"
@@ -29,49 +43,50 @@ class FileSystem(NamedTuple):
 
     type : the kernel's word: ext4, lustre, ...
     kind : "parallel", "network", "FUSE", "memory", "a container's layers" or "local"
-    place : where it is mounted; source: what is mounted there
-    readonly : mounted so
+    mounted_at : its mount point; source: what is mounted there
+    readonly : it is mounted read-only
     """
 
     type: str
     kind: str
-    place: str
+    mounted_at: str
     source: str
     readonly: bool
 
     @property
     def shared(self) -> bool:
-        """Other nodes see it, too (of FUSE it is assumed)."""
+        """Other nodes see it, too (assumed for FUSE)."""
         return self.kind in ("parallel", "network", "FUSE")
 
 
 def file_system(path: str) -> FileSystem:
-    """Of an existing file or directory, or of what will hold it."""
-    place = os.path.realpath(path)
-    while not os.path.exists(place) and place != "/":
-        place = os.path.dirname(place)
+    """The file system of a path, or of its nearest existing parent."""
+    real = os.path.realpath(path)
+    while not os.path.exists(real) and real != "/":
+        real = os.path.dirname(real)
     found = FileSystem("unknown", "local", "/", "", False)
     # Later lines are mounted over earlier ones.
     for where, type_, source, options in _mounts():
-        if (place == where or place.startswith(where.rstrip("/") + "/")) and len(where) >= len(found.place):
+        if (real == where or real.startswith(where.rstrip("/") + "/")) and len(where) >= len(found.mounted_at):
             kind = _KINDS.get(type_) or ("FUSE" if type_.split(".")[0] in ("fuse", "fuseblk") else "local")
             found = FileSystem(type_, kind, where, source, "ro" in options)
     return found
 
 
 def _mounts() -> Iterator[tuple[str, str, str, set[str]]]:
-    """(place, type, source, options) of every mount."""
+    """(mount point, type, source, options) of every mount."""
     # "id parent device root PLACE OPTIONS tags... - TYPE SOURCE OPTIONS"
     for line in _lines("/proc/self/mountinfo"):
         head, _, tail = line.partition(" - ")
         fields, more = head.split(), tail.split()
         if len(fields) >= 6 and len(more) >= 3:
-            place, source = (_ESCAPED.sub(lambda m: chr(int(m[1], 8)), word) for word in (fields[4], more[1]))
-            yield place, more[0], source, {*fields[5].split(","), *more[2].split(",")}
+            mounted_at, source = (_ESCAPED.sub(lambda m: chr(int(m[1], 8)), word) for word in (fields[4], more[1]))
+            yield mounted_at, more[0], source, {*fields[5].split(","), *more[2].split(",")}
 
 
 def boot() -> str:
-    """The same for all processes that run on one kernel, whatever containers they are in; another one elsewhere."""
+    """An id of this kernel's boot: the same for all its processes, in any container, and different on other
+    machines."""
     return next(iter(_lines("/proc/sys/kernel/random/boot_id")), "") or os.uname().nodename
 
 
@@ -79,11 +94,11 @@ def read_ahead_bytes(device: int) -> int | None:
     """How far the kernel reads ahead on a block device of this node, in bytes.
 
     device : `st_dev` of a file
-    None where that is no block device (a network's or parallel file system, FUSE, memory) or the kernel does not tell.
+    Returns None if that is not a block device (network or parallel file system, FUSE, memory), or if it is unknown.
     """
-    place = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    sysfs = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
     for queue in ("queue", "../queue"):  # a disk; a part of one
-        for line in _lines(f"{place}/{queue}/read_ahead_kb"):
+        for line in _lines(f"{sysfs}/{queue}/read_ahead_kb"):
             return int(line) << 10
     return None
 
@@ -98,26 +113,26 @@ def shared_memory() -> tuple[int, int] | None:
 
 
 def free_memory() -> int | None:
-    """Bytes that programs on this node can still have, swap included; None if that is not known."""
+    """Bytes that programs on this node can still allocate, swap included; None if unknown."""
     info = _meminfo()
     known = [info[name] for name in ("MemAvailable", "SwapFree") if name in info]
     return sum(known) if known else None
 
 
 def memory_limits() -> Iterator[tuple[int, int]]:
-    """(limit, bytes of it left) of each control group around this process that has one: a job's, a container's."""
+    """(limit, bytes left) of each limited control group around this process: a job's, a container's."""
     for folder in _groups("memory"):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
         used = _number(folder, "memory.current", "memory.usage_in_bytes")
         if limit is not None and used is not None:
-            # File pages in the cache count as used, and make room when memory is wanted.
+            # Cached file pages count as used, but the kernel drops them when a program needs memory.
             stat = dict(line.split()[:2] for line in _lines(os.path.join(folder, "memory.stat")))
             names = ("active_file", "inactive_file")
             yield limit, limit - used + sum(int(stat.get(f"total_{name}") or stat.get(name) or 0) for name in names)
 
 
 def memory() -> tuple[int, int]:
-    """(bytes that this process and its neighbours in the control group may use, of them available now)."""
+    """(bytes that this process and its neighbours in the control group may use, bytes of these available now)."""
     limits = list(memory_limits())
     total = min([_meminfo().get("MemTotal", 0), *(limit for limit, _ in limits)])
     free = free_memory()
@@ -145,6 +160,14 @@ def core_quota() -> float | None:
     return least
 
 
+def task_limits() -> Iterator[tuple[int, int]]:
+    """(limit, tasks now) of each control group around this process that limits processes and threads."""
+    for folder in _groups("pids"):
+        limit, used = _number(folder, "pids.max"), _number(folder, "pids.current")
+        if limit is not None and used is not None:
+            yield limit, used
+
+
 def _groups(controller: str) -> Iterator[str]:
     """The folders of this process's control group and of those around it, of version 2 and of version 1."""
     paths = {}
@@ -152,16 +175,16 @@ def _groups(controller: str) -> Iterator[str]:
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             paths[name] = path
-    for place, type_, _, options in _mounts():
+    for mounted_at, type_, _, options in _mounts():
         if type_ == "cgroup2" and "" in paths:
             path = paths[""]
         elif type_ == "cgroup" and controller in options and controller in paths:
             path = paths[controller]
         else:
             continue
-        folder = os.path.normpath(place + path)
-        # In a container the path may be that of the host: then what is mounted is the container's own group.
-        while folder.startswith(place):
+        folder = os.path.normpath(mounted_at + path)
+        # In a container the path may be the host's: the mounted root is then the container's own group.
+        while folder.startswith(mounted_at):
             if os.path.isdir(folder):
                 yield folder
             folder = os.path.dirname(folder)
@@ -176,7 +199,7 @@ def _number(folder: str, *names: str) -> int | None:
 
 
 def lock_holders(path: str) -> list[int]:
-    """Processes of this node that hold a lock on the file: of an LMDB's lock file, those that have it open."""
+    """Processes of this node that hold a lock on the file. Of an LMDB's lock file: those that have the LMDB open."""
     with suppress(OSError):
         status = os.stat(path)
         file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -187,9 +210,47 @@ def lock_holders(path: str) -> list[int]:
 
 
 def _lines(path: str) -> list[str]:
-    """Of a file that may be missing or not ours to read."""
+    """The lines of a file; none if it is missing or unreadable."""
     try:
         with open(path) as file:
             return file.read().splitlines()
     except OSError:
         return []
+
+
+def allowed_cores() -> list[int]:
+    """The cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def fair_threads(mine: list[int], everyones: list[list[int]]) -> int:
+    """One thread per core that this rank may use; ranks of a node divide the cores that they share.
+
+    mine : this rank's cores; everyones : those of every rank of its node, this one's among them
+    """
+    users = Counter(core for cores in everyones for core in cores)
+    return max(1, int(sum(1 / users[core] for core in mine) + 1e-6))
+
+
+class Share(NamedTuple):
+    """One rank's share of the job's machines. Cores and the page cache belong to a machine, which MPI may see as
+    several nodes (containers).
+
+    machines : number of machines of the job
+    threads : threads of this rank if the ranks divide the machine's cores fairly
+    crowded : the machine has more ranks than cores
+    """
+
+    machines: int
+    threads: int
+    crowded: bool
+
+
+def my_share(rank: int, everyones: Sequence[tuple[str, list[int]]]) -> Share:
+    """everyones : (`boot`, `allowed_cores`) of every rank of the job"""
+    machines = [machine for machine, _ in everyones]
+    here = [cores for machine, cores in everyones if machine == machines[rank]]
+    threads = fair_threads(everyones[rank][1], here)
+    return Share(len(set(machines)), threads, crowded=len(here) > len(set().union(*here)))

@@ -1,17 +1,22 @@
-"""Every default of the house, with its unit and where it comes from."""
+"""Every default of pario, with its unit and its origin; the table of recipes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from pario.errors import OptionError
 
-__all__ = ["KiB", "MiB", "Options", "Recipe"]
+__all__ = ["RECIPES", "KiB", "MiB", "Options", "Policy", "Recipe", "Shuffle", "find_recipe"]
 
 KiB = 1 << 10
 MiB = 1 << 20
 
 FETCHERS = ("auto", "posix", "direct")
+#: what `Loader(shuffle=)` takes; True means "global"
+Shuffle = bool | Literal["global", "block"]
+#: what `Loader(on_error=)` takes
+Policy = Literal["raise", "skip"]
 ORDERS = (False, "global", "block")
 POLICIES = ("raise", "skip")
 OWN_ROWS = ("auto", "never", "always")
@@ -22,49 +27,48 @@ BLOCK_SLOTS = 3
 
 @dataclass(frozen=True)
 class Options:
-    """Knobs of reading, shuffling and handing out. The defaults suit a training job; none changes what is delivered
-    except `block_bytes` and `mix_blocks`, which are part of the order of `shuffle="block"`.
+    """How to read, shuffle and hand out. The defaults suit a training job. No option changes which records are
+    delivered, except `block_bytes` and `mix_blocks`, which are part of the order of `shuffle="block"`.
 
     Reading, per node
-        slot_bytes: bytes of the window's slots that a group of steps aims at (8 MiB: enough for all reads in flight).
+        slot_bytes: target size of a slot of the ring (8 MiB: enough for all reads in flight).
         slots: slots in the ring of one node; one is consumed while the others fill. `shuffle="block"` always has 3,
             each for at least a whole pool (`block_bytes * mix_blocks`, divided among the nodes).
         readers_per_node: ranks of one node that read (LMDBIO found one enough up to 16 cores).
-        inflight: reads under way at once per reading rank: its threads.
-        read_bytes: the longest single read. 1 MiB is what FUSE and many network file systems carry in one request, and
-            a group of 8 MiB then gives all threads something to do: on a store that answers a MiB in 20 ms, 3 KB
-            records came at 0.93 of its bandwidth, and at 0.85 with 4 MiB; on local disks there was no difference.
-        gap_bytes: two extents of one group are read by one read if at most this many unwanted bytes lie between them
-            (a leaf page or two between runs of overflow pages).
-        stagger: for the recipe "stag" (docs/recipes.md): how many readers of all nodes may read at once; 0: found by a
-            trial when the first loop starts.
-        fetch: "posix" reads through the page cache, "direct" past it (O_DIRECT); "auto" is "posix" so far:
-            what stays in memory is read once. With `shuffle="block"` on a fast local disk "direct" may read a cold file
-            up to a half faster.
+        inflight: prefetch depth: reads in flight at once per reading rank, one thread each.
+        read_bytes: the longest single read. FUSE and many network file systems carry 1 MiB in one request, and a group
+            of 8 MiB then occupies all threads. Measured on a store that answers in 20 ms: 3 KB records came at 0.93 of
+            its bandwidth, with 4 MiB at 0.85; local disks showed no difference.
+        gap_bytes: one read covers two extents of a group if at most this many unwanted bytes lie between them (a leaf
+            page or two between runs of overflow pages).
+        fetch: "posix" reads through the page cache, "direct" bypasses it (O_DIRECT). "auto" means "posix", so that
+            later epochs hit the page cache. With `shuffle="block"` on a fast local disk "direct" may read a cold file
+            up to 1.5 times as fast.
 
     Order
         block_bytes: bytes of neighbouring records that `shuffle="block"` moves as one block.
         mix_blocks: blocks whose records are mixed with each other; a power of two.
 
     Handing out, per rank
-        decode_threads: threads for decoders that work record by record (images, Python functions); 0 = one per core
-            that this rank may use, those that several ranks of the node may use divided among them.
+        decode_threads: threads for decoders that work record by record (images, Python functions). 0: one per core that
+            this rank may use; ranks of a node divide the cores that they share.
         decode_ahead: batches that such a decoder prepares ahead of the training step.
-        own_rows: "auto": each rank of a node fills its batches straight from the page cache (pario/own.py) where that
-            holds the records when an epoch begins, and on a disk of the node whose reads the kernel begins ahead: in
-            key order, if the file has it, and with records of 64 KiB or more in a "global" order. Not where a record is
-            worth a decoding thread of its own, nor small records in a shuffled order on a node with a single rank.
-            "never": all comes through the node's ring; "always": nothing does that the decoder allows.
-        held_bytes: memory of batch arrays in use at once, those that the user still refers to among them; batches that
-            are prepared ahead straight from the page cache come on top, in as much memory as the node's ring has.
+        own_rows: whether each rank fills its batches straight from the page cache (pario/supply/page_cache.py) instead
+            of the node's ring. "auto": if the page cache holds the records when an epoch begins, and on a local disk
+            where the kernel can read ahead: in key order if the file is in that order, and in "global" order with
+            records of 64 KiB or more. Not with decoders that use a thread per record, and not for small records in a
+            shuffled order on a node with a single rank. "never": always through the ring. "always": whenever the
+            decoder allows it.
+        held_bytes: memory of batch arrays in use at once, including those that the user still refers to. Batches that
+            are prepared ahead straight from the page cache may take as much memory again as the node's ring.
 
     Waiting
-        alive_seconds: how often a waiting rank looks whether the others still live. An error or the loss of a rank is
-            known to all after about this long; the job has ended some 5 s later (docs/failures.md).
+        alive_seconds: how often a waiting rank checks whether the others still live. All ranks learn of an error or of
+            the loss of a rank after about this time; the job ends about 5 s later (docs/failures.md).
 
     Watching
-        metrics_file: after each epoch rank 0 writes what all ranks did to this file, in the text format of Prometheus
-            (NAME.prom in the folder that a textfile collector looks at). Needs `pip install "pario[metrics]"`.
+        metrics_file: after each epoch rank 0 writes the counters of all ranks to this file, in the text format of
+            Prometheus (NAME.prom in the folder of a textfile collector). Needs `pip install "pario[metrics]"`.
     """
 
     slot_bytes: int = 8 * MiB
@@ -73,7 +77,6 @@ class Options:
     inflight: int = 8
     read_bytes: int = MiB
     gap_bytes: int = 16 * KiB
-    stagger: int = 0
     fetch: str = "auto"
 
     block_bytes: int = 2 * MiB
@@ -96,7 +99,6 @@ class Options:
             "inflight": 1,
             "read_bytes": 4 * KiB,
             "gap_bytes": 0,
-            "stagger": 0,
             "block_bytes": 4 * KiB,
             "mix_blocks": 1,
             "decode_threads": 0,
@@ -121,24 +123,57 @@ class Options:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way of reading a dataset: a word for each room that takes part. The table of them is `pario.reader.RECIPES`.
+    """One way of reading a dataset, for studies: one setting per room that takes part.
 
-    per_rank: every rank reads alone, through the real py-lmdb; the index (`locate`) tells it the keys only.
-    locate: how the places of records become known: "walk" (exact, from branch and leaf pages, by rank 0 alone at every
-        start), "sidecar" (a walk's result of an earlier run; made by all ranks together where there is none),
-        "cursor" (leaf after leaf in key order, each reader for itself, as far as needed), "speculate" (page ranges are
-        guessed and read, and settled by the leaf pages among them), "auto" (what suits the dataset and the order).
-    fetch: the fetcher; None: what `Options.fetch` says.
-    span: one read from a step's first record to its last, with all that lies between, instead of merged extents.
-    ahead: groups are read in the background while others are used; False: by the reader's own thread, when asked for.
-    fill: as many steps at once as fill a slot; False: one step.
-    stagger: no more than some of all readers read at once, in the order of the file.
+    source: where a rank's records come from. "auto": chosen by dataset, order and storage; groups are prefetched in the
+        background. "synchronous": from the node's ring, which the reading rank fills in the caller's thread when a step
+        is asked for. "per_rank": every rank reads alone with the real py-lmdb; the index supplies only the keys.
+    locate: how extents become known. "walk": exactly, from branch and leaf pages, by rank 0 alone at every start.
+        "sidecar": from an earlier run; if there is none, all ranks walk together. "cursor": leaf after leaf in key
+        order, each reader for itself, as far as needed. "speculate": page ranges are guessed and read, and settled by
+        the leaf pages inside them. "auto": chosen by dataset and order.
+    fetch: the fetcher; None: as `Options.fetch` says.
+    span: one read from a step's first record to its last, including everything between, instead of merged extents.
+    fill: read as many steps at once as fill a slot; False: one step.
+    stagger: at most this many readers of all nodes read at once, in the order of the file. 0: a trial before the first
+        epoch finds the number. None: no reader waits for another.
     """
 
-    per_rank: bool = False
-    locate: str = "auto"
+    source: Literal["auto", "synchronous", "per_rank"] = "auto"
+    locate: Literal["auto", "walk", "sidecar", "cursor", "speculate"] = "auto"
     fetch: str | None = None
     span: bool = False
-    ahead: bool = True
     fill: bool = True
-    stagger: bool = False
+    stagger: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.stagger is not None and (not isinstance(self.stagger, int) or self.stagger < 0):
+            raise OptionError(f"stagger must be an integer of at least 0, or None, got {self.stagger!r}")
+
+    @property
+    def ahead(self) -> bool:
+        """Groups are prefetched in the background."""
+        return self.source == "auto"
+
+
+#: All recipes but "auto" re-create a step of LMDBIO (Pumma, Si, Feng, Balaji, "Scalable Deep Learning via I/O Analysis
+#: and Optimization", ACM TOPC 6(2), 2019), for studies. Each adds one optimisation to the ones before, except "dm",
+#: which is a branch of its own. All recipes deliver the same records in every order.
+RECIPES: dict[str, Recipe] = {
+    "auto": Recipe(),
+    "plain": Recipe("per_rank", "sidecar"),
+    "lmm": Recipe("synchronous", "cursor", "mapped", fill=False),
+    "dm": Recipe("synchronous", "speculate", "posix", fill=False),
+    "dio": Recipe("synchronous", "walk", "posix", span=True, fill=False),
+    "prov": Recipe("synchronous", "sidecar", "posix", span=True, fill=False),
+    "coal": Recipe("synchronous", "sidecar", "posix", span=True),
+    "stag": Recipe("synchronous", "sidecar", "posix", span=True, stagger=0),
+}
+
+
+def find_recipe(recipe: str | Recipe) -> Recipe:
+    """The recipe of that name in `RECIPES`; a Recipe is returned as it is. Raises OptionError."""
+    found = recipe if isinstance(recipe, Recipe) else RECIPES.get(recipe) if isinstance(recipe, str) else None
+    if found is None:
+        raise OptionError(f"recipe must be one of {', '.join(RECIPES)}, or a Recipe, got {recipe!r}")
+    return found

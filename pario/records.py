@@ -1,4 +1,4 @@
-"""What travels through the house: extents down, records and batches up."""
+"""The data that rooms pass to each other: extents down, records and batches up."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ EXTENT = np.dtype([("offset", "<i8"), ("nbytes", "<i8")])
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Some records' bytes, as views: record i is `data[starts[i] : starts[i] + nbytes[i]]`.
+    """The bytes of several records, as views: record i is `data[starts[i] : starts[i] + nbytes[i]]`.
 
     ids : i64[n], record ids (key order)
     data : u8[...], read-only memory that holds the values, not packed and not in order
     starts, nbytes : i64[n], bytes
 
-    Records that come out of a ring are valid until the step is released; copy what you keep.
+    Records from a ring are valid until the step is released; copy what you keep.
     """
 
     ids: np.ndarray
@@ -44,9 +44,9 @@ class Records:
 class Batch(Mapping[str, np.ndarray]):
     """Named arrays of one step on one rank, first axis = records.
 
-    `batch["data"]` are the decoder's arrays; `batch.ids` i64[b] the record ids; `batch.epoch`, `batch.step` where it
-    stands; `batch.skipped` how many records of this batch the decoder could not read (policy "skip").
-    An array stays valid for as long as you refer to it.
+    `batch["data"]` and the like are the decoder's arrays. `batch.ids` i64[b] are the record ids, `batch.epoch` and
+    `batch.step` the batch's position. `batch.skipped` counts the records that the decoder could not read (policy
+    "skip"). An array stays valid as long as you refer to it.
     """
 
     __slots__ = ("_arrays", "epoch", "ids", "skipped", "step")

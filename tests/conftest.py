@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 from datasets import MAKERS, Made
+from grown_sets import SETS, forget
+from lanes import pytest_xdist_auto_num_workers, pytest_xdist_make_scheduler  # noqa: F401
 from required import skip_or_fail
+from side_by_side import side_by_side  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +23,25 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
         if name not in made:
             made[name] = MAKERS[name](tmp_path_factory.mktemp("datasets") / name)
         return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def grown_set_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("grown")
+
+
+@pytest.fixture
+def grown_set(grown_set_folder: Path) -> Callable[[str], str]:
+    """grown_set(name) -> path of one of the LMDBs of tests/grown_sets.py, written once; no index beside it."""
+
+    def get(name: str) -> str:
+        place = grown_set_folder / name.replace(" ", "-")
+        if not place.exists():
+            SETS[name](place)
+        forget(str(place))
+        return str(place)
 
     return get
 
@@ -39,7 +61,7 @@ def any_dataset(request: pytest.FixtureRequest, dataset: Callable[[str], Made]) 
 def through_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders of this process read through their node's ring, as from a parallel file system: a local disk and memory
     do without it."""
-    monkeypatch.setattr("pario.loader.suited", lambda *_: "")
+    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_: "")
 
 
 @pytest.fixture(scope="session")

@@ -29,13 +29,19 @@ POLITE = {
 }
 
 
+#: launchers of the jobs that run now, in whichever thread
+_running: set[int] = set()
+
+
 @dataclass(frozen=True)
 class Job:
-    """How a job ended: exit status (None: killed at its time limit), standard output and error together, seconds."""
+    """How a job ended: exit status (None: killed at its time limit), standard output and error together, seconds, and
+    when, on the machine's one monotonic clock."""
 
     status: int | None
     output: str
     seconds: float
+    ended_at: float
 
 
 def mpiexec(python: str = sys.executable) -> str:
@@ -90,6 +96,7 @@ def run_job(
             env={**own, **POLITE, **(env or {})},
             start_new_session=True,
         )
+        _running.add(process.pid)
         try:
             if meanwhile is not None:
                 meanwhile(process.pid)
@@ -97,11 +104,13 @@ def run_job(
         except subprocess.TimeoutExpired:
             status = None
         finally:
+            ended_at = time.monotonic()
             kill_tree(process.pid)
             process.wait()
+            _running.discard(process.pid)
             sweep(before)
         output.seek(0)
-        return Job(status, output.read(), time.monotonic() - start)
+        return Job(status, output.read(), ended_at - start, ended_at)
 
 
 def tree(pid: int) -> list[int]:
@@ -132,6 +141,12 @@ def kill_tree(pid: int) -> None:
             continue
 
 
+def kill_all() -> None:
+    """End every job that still runs, as after Ctrl-C in a test run."""
+    for pid in list(_running):
+        kill_tree(pid)
+
+
 def segments() -> set[str]:
     """Names of the files in /dev/shm: segments are files, a directory there is somebody's temporary one."""
     try:
@@ -141,15 +156,26 @@ def segments() -> set[str]:
         return set()
 
 
-def left_segments(before: set[str], seconds: float = 5.0) -> set[str]:
-    """What is in /dev/shm, and stays there, that was not there before.
+def unmapped(names: set[str]) -> set[str]:
+    """Those of these segments that no living process maps: nobody's, if their job has ended."""
+    for pid in filter(str.isdigit, os.listdir("/proc")) if names else ():
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                maps = file.read()
+        except OSError:
+            continue
+        names = {name for name in names if f"/dev/shm/{name}" not in maps}
+    return names
 
-    Not counted: what MPI libraries leave of their own when they are killed, and what a job beside this one has for a
-    moment.
+
+def left_segments(before: set[str], seconds: float = 5.0) -> set[str]:
+    """What is in /dev/shm, and stays there, that was not there before and that nobody uses.
+
+    Not counted: what MPI libraries leave of their own when they are killed, and what belongs to jobs beside this one.
     """
     end = time.monotonic() + seconds
     theirs = ("mpich_shm_", "ucx_shm", "vader", "sm_", "sem.mp-")
-    while left := {name for name in segments() - before if not name.startswith(theirs)}:
+    while left := unmapped({name for name in segments() - before if not name.startswith(theirs)}):
         if time.monotonic() > end:
             return left
         time.sleep(0.1)
@@ -159,18 +185,10 @@ def left_segments(before: set[str], seconds: float = 5.0) -> set[str]:
 def sweep(before: set[str]) -> None:
     """Remove what MPICH and Open MPI themselves leave in /dev/shm when their processes are killed (message queues, some
     MiB per rank), so that a test run leaves nothing; only files that came since `before` and that no process maps."""
-    mine = {name for name in segments() - before if name.startswith(("mpich_shm_", "sm_segment."))}
-    if not mine:
-        return
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in unmapped({name for name in segments() - before if name.startswith(("mpich_shm_", "sm_segment."))}):
+        path = os.path.join("/dev/shm", name)
         try:
-            with open(f"/proc/{pid}/maps") as file:
-                maps = file.read()
-        except OSError:
-            continue
-        mine = {name for name in mine if name not in maps}
-    for name in mine:
-        try:
-            os.unlink(os.path.join("/dev/shm", name))
+            if time.time() - os.stat(path).st_ctime > 1:  # a younger one may be mapped in a moment, by another job
+                os.unlink(path)
         except FileNotFoundError:
             continue

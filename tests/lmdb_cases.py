@@ -8,11 +8,15 @@ from pathlib import Path
 
 import lmdb
 import numpy as np
+import pytest
 
-from pario.comm.world import Solo
-from pario.fetch.base import ReadPool
+from pario.comm.solo import Solo
+from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
-from pario.locate.snapshot import read_snapshot
+from pario.fetch.snapshot import read_snapshot
+from pario.locate.base import Index
+from pario.locate.database import Database
+from pario.locate.open import open_index
 from pario.locate.walk import Located, build
 
 #: py-lmdb's engines: LMDB 0.9 writes data format 1, LMDB 1.0 data format 3.
@@ -182,7 +186,7 @@ def located(path: str, db: bytes | None = None, native: bool | None = None) -> L
     fetcher = PosixFetcher(path)
     pool = ReadPool(fetcher, 2)
     try:
-        return build(pool, read_snapshot(fetcher), db, Solo(), native=native)
+        return build(pool, Database(path, read_snapshot(fetcher), db), Solo(), native=native)
     finally:
         pool.close()
         fetcher.close()
@@ -201,3 +205,35 @@ def pairs_of(path: str, found: Located) -> Pairs:
         keys = [key for key, count in zip(keys, found.key_counts.tolist(), strict=True) for _ in range(count)]
     spans = found.extents.tolist()
     return [(key, raw[offset : offset + nbytes]) for key, (offset, nbytes) in zip(keys, spans, strict=True)]
+
+
+def index_of(path: str, db: bytes | None = None, *, save: bool = True) -> Index:
+    """The complete index, as this process alone opens it."""
+    fetcher = PosixFetcher(path)
+    pool = ReadPool(fetcher, 2)
+    try:
+        return open_index(Database(path, read_snapshot(fetcher), db), pool, Solo(), save=save)
+    finally:
+        pool.close()
+        fetcher.close()
+
+
+def same(a: Index, b: Index) -> None:
+    np.testing.assert_array_equal(a.extents, b.extents)
+    assert (a.by_offset is None) == (b.by_offset is None)
+    if a.by_offset is not None:
+        np.testing.assert_array_equal(a.by_offset, b.by_offset)
+    for name in ("n", "content_id", "mean_bytes", "header_bytes", "page_size"):
+        assert getattr(a, name) == getattr(b, name)
+    assert a.database.fingerprint == b.database.fingerprint
+
+
+def right(index: Index, path: str, db: bytes | None = None) -> None:
+    expected = oracle(path, db)
+    raw = Path(path).read_bytes()
+    assert index.n == len(index) == len(expected)
+    assert [raw[o : o + n] for o, n in index.extents.tolist()] == [value for _, value in expected]
+    assert index.keys(np.arange(index.n)) == [key for key, _ in expected]
+    order = np.arange(index.n) if index.by_offset is None else index.by_offset
+    np.testing.assert_array_equal(order, np.argsort(index.extents["offset"], kind="stable"))
+    assert index.mean_bytes == pytest.approx(np.mean([len(value) for _, value in expected]))

@@ -38,6 +38,7 @@ import lmdb as real
 import numpy as np
 
 import pario.lmdb as ours
+from pario.lmdb import native
 
 Rng = random.Random
 Span = tuple[int, int]
@@ -650,6 +651,7 @@ def seed_of(bases: list[Base], seed: int) -> tuple[Base, str, bytes]:
 
 def child(folder: Path, seeds: Iterable[int]) -> None:
     """One line before each seed, one after it."""
+    native.compile_now()
     bases = [Base.load(folder, name) for name in json.loads((folder / "names").read_text())]
     path = os.fspath(folder / f"damaged-{os.getpid()}")
     for base in bases:  # everything is compiled and loaded

@@ -26,11 +26,10 @@ from launch import run_job
 
 from pario.cli import main
 from pario.commands.app import group
-from pario.commands.bench import cached_share
 from pario.commands.head import guess
 from pario.commands.screen import screen
 from pario.errors import ParioError
-from pario.reader import RECIPES
+from pario.options import RECIPES
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("bench", "demo", "doctor", "head", "index", "info", "verify")
@@ -200,10 +199,80 @@ def test_head_shows_the_first_records(sets, call):
     status, out, _ = call("head", "-n", "3", made.folder)
     assert status == 0
     lines = out.splitlines()[1:]
-    assert len(lines) == 3
-    for i, line in enumerate(lines):
+    assert len(lines) == 5
+    for i, line in enumerate(lines[:3]):
         assert line.split()[:3] == [str(i), f"{i:08d}", "74"]
         assert line.endswith(f"Caffe Datum, 1 x 8 x 8 u8 pixels, label {i}")
+    about, key = lines[3].split()[:2]
+    assert about.startswith("~")
+    assert 400 < int(key) < 600
+    assert abs(int(about[1:]) - int(key)) < 50
+    assert lines[4].split()[:2] == ["999", "00000999"]
+    assert "not of one kind" not in out
+
+
+def test_head_sees_that_records_differ(tmp_path, call):
+    """Images first, others later, and at the end what describes them all, as published sets have it."""
+    items = {b"%06d" % i: b"\xff\xd8\xff\xe0...." for i in range(60)}
+    items |= {b"%06d" % i: b"\x89PNG\r\n\x1a\n...." for i in range(60, 200)}
+    write(tmp_path, {**items, b"length": b"200"})
+    status, out, _ = call("head", tmp_path)
+    assert status == 0
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == ["0", "1", "2", "3", "4"]
+    assert lines[6].endswith("a PNG")
+    assert lines[7].split() == ["200", "length", "3", "text:", "200"]
+    assert lines[8] == "These records are not of one kind: a JPEG, a PNG, text."
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_head_shows_no_record_twice(tmp_path, call, count):
+    write(tmp_path, {b"%d" % i: b"v%d" % i for i in range(5)})
+    _, out, _ = call("head", "-n", count, tmp_path)
+    ids = [line.split()[0] for line in out.splitlines()[1:]]
+    few = {1: ["0", "2", "4"], 2: ["0", "1", "2", "4"], 3: ["0", "1", "2", "4"]}
+    assert ids == few.get(count, ["0", "1", "2", "3", "4"])
+
+
+def test_head_finds_the_middle_and_the_last_duplicate(tmp_path, call):
+    env = lmdb.open(str(tmp_path), map_size=1 << 24, max_dbs=1)
+    db = env.open_db(b"d", dupsort=True, dupfixed=True, integerkey=True)
+    with env.begin(write=True, db=db) as txn:
+        for key in range(3):
+            txn.cursor().putmulti([(key.to_bytes(8, "little"), b"%06d" % i) for i in range(2000)])
+    env.close()
+    _, out, _ = call("head", "-n", "2", "--db", "d", tmp_path)
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [words[1] for words in rows] == ["0", "0", "1", "2"]
+    assert [words[-1] for words in rows] == ["000000", "000001", "000000", "001999"]
+    assert rows[-1][0] == "5999"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ([b"%d" % i for i in range(200)], "first 0, last 99, in the order of their bytes: 10 comes before 9"),
+        ([b"%d" % i for i in range(12)], "first 0, last 9, in the order of their bytes: 10 comes before 9"),
+        ([b"%d" % i for i in range(8)], "first 0, last 7, in the order of their bytes\n"),
+        ([b"%05d" % i for i in range(200)], "first 00000, last 00199, in the order of their bytes\n"),
+        ([b"a", b"b"], "first a, last b, in the order of their bytes\n"),
+    ],
+)
+def test_info_says_how_keys_are_ordered(tmp_path, call, keys, words):
+    write(tmp_path, dict.fromkeys(keys, b"v"))
+    assert words in call("info", tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "keys", "words"),
+    [
+        ("integerkey", [i.to_bytes(4, "little") for i in (7, 300, 70000)], "first 7, last 70000, in the order of the"),
+        ("reverse_key", [b"%d" % i for i in range(20)], "first 0, last 19, in the order of their bytes from the end"),
+    ],
+)
+def test_info_says_how_other_keys_are_ordered(tmp_path, call, flag, keys, words):
+    write(tmp_path, dict.fromkeys(keys, b"v"), b"d", **{flag: True})
+    assert words in call("info", "--db", "d", tmp_path)[1]
 
 
 def test_head_shows_duplicates_as_records_of_their_own(tmp_path, call):
@@ -368,19 +437,9 @@ def test_bench_reports_each_rank(sets, call):
     assert status == 0
     assert re.search(r"^  rank  node  records +seconds", out, re.MULTILINE)
     assert re.search(r"^  0 +0 +1,000 ", out, re.MULTILINE)
-    assert "the time." in out.splitlines()[-1]
+    assert "the slow" in out.splitlines()[-1]
     status, out, _ = call("bench", sets["datum"].folder, "--report", "--json")
     assert [rank["records"] for rank in json.loads(out)["report"]["ranks"]] == [1000]
-
-
-def test_the_page_cache_is_seen(sets):
-    path = str(sets["large"].file)
-    Path(path).read_bytes()
-    share = cached_share(path)
-    if share is None:
-        pytest.skip("this file system has no RWF_NOWAIT")
-    assert share == 1.0
-    assert cached_share(path + ".not") is None
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -490,15 +549,6 @@ def test_bench_on_two_ranks(sets):
     assert sum(rank["records"] for rank in found["report"]["ranks"]) == 1000
     assert found["report"]["total"]["bytes_read"] == found["bytes_read"]
     assert found["report"]["sentence"]
-
-
-def test_verify_on_three_ranks_finds_the_same(sets, tmp_path):
-    file = copy(sets["large"], tmp_path)
-    poke(file, pages_of_kind(file, LEAF)[1] * PAGE, bytes(16))
-    done = job(3, "verify", file)
-    assert done.status not in (0, None), done.output
-    assert "damaged in 1 place" in done.output
-    assert done.output.count("records found") == 1
 
 
 @pytest.mark.parametrize("what", ["missing", "truncated"])

@@ -81,7 +81,7 @@ def sound() -> dict:
             "shared_memory": [50 * GB, 50 * GB],
             "core_quota": None,
             "versions": {"pario": "1", "numpy": "2"},
-            "kernels": {"place": "/tmp/k", "usable": True, "file_system": "ext4", "shared": False, "compiled": 9},
+            "kernels": {"place": "/tmp/k", "problem": "", "file_system": "ext4", "shared": False, "compiled": 9},
             "dataset": {
                 "path": "/d/data.mdb",
                 "kind": "parallel",
@@ -124,7 +124,7 @@ def test_a_sound_cluster_gets_no_advice() -> None:
         (("nodes", 0, "shared_memory"), [64 * 10**6, 40 * 10**6], ["40 MB free", "a Loader of", "51 MB", "--shm-size"]),
         (("nodes", 0, "shared_memory"), [GB, 100 * 10**6], ["100 MB free", 'shuffle="block"', "201 MB"]),
         (("nodes", 0, "memory"), [GB, 100 * 10**6], ["100 MB of memory", "--mem"]),
-        (("nodes", 0, "kernels", "usable"), False, ["/tmp/k", "PARIO_NUMBA_CACHE"]),
+        (("nodes", 0, "kernels", "problem"), "/tmp is a link", ["/tmp/k", "/tmp is a link", "PARIO_NUMBA_CACHE"]),
         (("nodes", 0, "kernels", "shared"), True, ["/tmp/k", "all nodes", "PARIO_NUMBA_CACHE"]),
         (("nodes", 0, "dataset"), {"error": "no such file [/d]"}, ["no such file [/d]"]),
         (("nodes", 0, "dataset", "index_places"), [], ["XDG_CACHE_HOME"]),

@@ -123,7 +123,7 @@ def test_a_wrong_address_is_nobody() -> None:
 def test_too_many_nodes_leave_the_script_its_open_files(monkeypatch) -> None:
     monkeypatch.setattr(alive.resource, "getrlimit", lambda _: (20, 1000))
     assert Lifeline().listen(11) is None
-    monkeypatch.setattr(Lifeline, "_start", lambda *_: None)
+    monkeypatch.setattr(Lifeline, "_start", lambda *_: True)
     lifeline = Lifeline()
     assert lifeline.listen(10) is not None
     lifeline.forget()

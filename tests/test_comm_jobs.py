@@ -10,6 +10,8 @@ import time
 import pytest
 from launch import Job, kill_tree, left_segments, run_job, segments, tree
 
+pytestmark = pytest.mark.side_by_side
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 #: Jobs of three interpreters start in a second or two and their farewell takes 4 s; three jobs of others may run beside
@@ -19,13 +21,16 @@ LIMIT_S = 60
 START = """
 import os, sys, time
 from mpi4py import MPI
+from pario.comm.slots import Slots
 from pario.comm.window import Ring
 from pario.comm.world import get_world
 from pario.errors import *
 world = get_world(MPI.COMM_WORLD)
 world.alive_seconds = 0.5
-ring, alarm = Ring(world, 4, 1 << 20, 4, 4, alive_seconds=0.5), world.alarm
-ring.data[:] = 1
+ring, alarm = Ring(world, 4, alive_seconds=0.5), world.alarm
+slots = Slots(world, 4, 1 << 20, 4, 4)
+slots.allocate()
+slots.data[:] = 1
 def say(*words):
     sys.stdout.write(" ".join(map(str, (world.rank, *words))) + "\\n"); sys.stdout.flush()
 world.barrier()
@@ -43,27 +48,21 @@ sys.exit(status % 256)
 
 
 def job(code: str, ranks: int = 3, sheltered: bool = False, env: dict[str, str] | None = None, **more) -> Job:
+    """However it ends, it leaves nothing in /dev/shm; MPICH's own (removed by launch.sweep) is not ours."""
     path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))
     argv = ["-c", SHELTER, START + code] if sheltered else ["-c", START + code]
-    return run_job(ranks, argv, limit_s=LIMIT_S, env={"PYTHONPATH": path, **(env or {})}, **more)
-
-
-@pytest.fixture
-def nothing_left():
-    """Files in /dev/shm that were not there before; MPICH's own (removed by launch.sweep) are not ours."""
     before = segments()
-    yield
-    assert left_segments(before) == set()
+    done = run_job(ranks, argv, limit_s=LIMIT_S, env={"PYTHONPATH": path, **(env or {})}, **more)
+    assert left_segments(before) == set(), done.output
+    return done
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_normal_end() -> None:
     done = job("ring.close(); alarm.close(); world.free(); say('end')")
     assert done.status == 0, done.output
     assert sorted(done.output.split("\n"))[1:] == ["0 end", "1 end", "2 end"]
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_end_without_free() -> None:
     done = job("say('end')")
     assert done.status == 0, done.output
@@ -71,7 +70,6 @@ def test_end_without_free() -> None:
     assert "WARN" not in done.output  # an MPI library that found the alarm's receive still open
 
 
-@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("what", ["ring.wait_group(0, alarm.check)", "ring.wait_done(1, alarm.check)"])
 def test_a_killed_rank(what: str) -> None:
     """kill -9 of one rank: the others of its node name it within seconds, and the job ends."""
@@ -97,7 +95,6 @@ except DeadRankError as error:
         assert its_pid == pid
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_a_killed_rank_is_heard_of_on_other_nodes() -> None:
     """Two nodes (MPICH's cliques: even and odd ranks): rank 3 dies, rank 1 notices and raises the alarm."""
     code = """
@@ -124,7 +121,6 @@ except PeerError as error:
     assert sorted(far) == ["0", "2"], done.output
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_a_killed_rank_that_the_launcher_sees() -> None:
     """What happens to a user: launcher and ranks notice at the same time, and the job ends, whoever is first."""
     done = job("if world.rank == 1: os.kill(os.getpid(), 9)\nring.wait_group(0, alarm.check)")
@@ -132,7 +128,6 @@ def test_a_killed_rank_that_the_launcher_sees() -> None:
     assert done.seconds < 30
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_a_killed_rank_whose_loss_is_swallowed() -> None:
     """MPI_Finalize would wait for the dead rank for ever."""
     code = """
@@ -149,7 +144,6 @@ except DeadRankError:
     assert done.seconds < 30
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_one_fails_while_the_others_wait_in_pario() -> None:
     """All ranks end with a traceback of their own, and without MPI_Abort."""
     code = """
@@ -167,7 +161,6 @@ ring.wait_group(0, alarm.check)
     assert "WARN" not in done.output
 
 
-@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
     "theirs", ["MPI.COMM_WORLD.Allreduce(np.zeros(3), out)", "MPI.COMM_WORLD.recv(source=1)", "time.sleep(600)"]
 )
@@ -193,7 +186,6 @@ if world.rank == 1:
     assert done.seconds < 30
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_an_agreed_error_that_one_rank_swallows() -> None:
     """Rank 0 goes on alone into a collective that the others, ended by their PeerError, never join."""
     code = """
@@ -232,7 +224,6 @@ raise KeyError("mine")
     assert "Abort" not in done.output
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_the_whole_job_is_killed() -> None:
     """kill -9 of everything, mid-wait: the windows are gone with the processes (MPICH unlinks them at once)."""
     seen = []
@@ -253,7 +244,6 @@ def test_the_whole_job_is_killed() -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_ctrl_c() -> None:
     """SIGINT at the launcher, as a terminal sends it: everybody ends."""
 

@@ -9,19 +9,22 @@ import sys
 import numpy as np
 import pytest
 
+from pario.comm.messages import Messages
+from pario.comm.slots import Slots
+from pario.comm.solo import Solo
 from pario.comm.window import Ring
-from pario.comm.world import Solo, World
+from pario.comm.world import World
 from pario.errors import ClosedError, LauncherError, OptionError, ParioError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def names(cls: type) -> set[str]:
-    return {name for name in vars(cls) if not name.startswith("_")}
-
-
 def test_one_surface() -> None:
-    assert names(World) <= names(Solo)
+    """Both keep the whole contract; what World has beyond it is MPI's."""
+    assert not World.__abstractmethods__
+    assert not Solo.__abstractmethods__
+    more = {name for name in dir(World) if not name.startswith("_")} - set(dir(Solo))
+    assert more <= set(vars(Messages)), more
 
 
 def test_solo_is_one_rank() -> None:
@@ -77,10 +80,18 @@ def test_solo_is_freed_once() -> None:
 
 def test_ring_of_one() -> None:
     with Solo() as solo:
-        ring = Ring(solo, 2, 100, 3, 5)
-        assert ring.data.shape == (2, 4096)
-        assert ring.ids.shape == ring.starts.shape == ring.nbytes.shape == (3, 5)
-        assert ring.ids.dtype == np.int64
+        slots = Slots(solo, 2, 100, 3, 5)
+        assert not len(slots.data)
+        slots.allocate()
+        data = slots.data
+        slots.allocate()
+        assert slots.data is data
+        assert data.shape == (2, 4096)
+        assert slots.ids.shape == slots.starts.shape == slots.nbytes.shape == (3, 5)
+        assert slots.ids.dtype == np.int64
+        slots.close()
+        assert not len(slots.data)
+        ring = Ring(solo, 2)
         ring.publish(0, 4)
         assert ring.wait_group(0) == 4
         with pytest.raises(TimeoutError):
@@ -94,12 +105,12 @@ def test_ring_of_one() -> None:
         with pytest.raises(ClosedError):
             ring.check()
     with Solo() as solo, pytest.raises(OptionError, match="slots"):
-        Ring(solo, 0, 100, 3, 5)
+        Ring(solo, 0)
 
 
 def test_a_check_that_raises_ends_the_wait() -> None:
     with Solo() as solo:
-        ring = Ring(solo, 2, 100, 3, 5)
+        ring = Ring(solo, 2)
 
         def check() -> None:
             raise ParioError("something else")
@@ -142,11 +153,12 @@ SOLO = """
 import sys
 import numpy as np
 from pario.comm.agree import Alarm
+from pario.comm.solo import Solo
 from pario.comm.window import Ring
-from pario.comm.world import Solo, get_world
+from pario.comm.world import get_world
 world = get_world()
 assert type(world) is Solo, world
-ring, alarm = Ring(world, 2, 4096, 4, 4), Alarm(world)
+ring, alarm = Ring(world, 2), Alarm(world)
 ring.publish(0, 1); ring.wait_group(0, alarm.check); alarm.raise_all(ValueError("x")); alarm.close(); ring.close()
 world.share_array(np.zeros(3)); world.agree(None, "x"); world.free()
 assert not any(name.startswith("mpi4py") for name in sys.modules)
@@ -202,5 +214,40 @@ def test_a_launcher_of_another_mpi(env) -> None:
     assert done.returncode == 1
     assert "LauncherError" in done.stderr
     (name,) = env
-    for part in ("started 4 processes", f"{name}=4", "size 1", "Some MPI 1.2.3", "COMM_SELF"):
+    for part in ("started 4 processes", f"{name}=4", "size 1", "Some MPI 1.2.3", 'comm="self"'):
         assert part in done.stderr
+
+
+@pytest.mark.parametrize("more", [{}, {"TORCHELASTIC_RUN_ID": "none", "PMI_SIZE": "2", "PMI_RANK": "0"}])
+def test_processes_of_torchrun_do_not_read_everything_each(more) -> None:
+    """Also below an MPI launcher that started torchrun: what it says is not about the processes of torchrun."""
+    code = "from pario.comm.world import get_world\nget_world()"
+    done = python(code, WORLD_SIZE="2", RANK="1", **more)
+    assert done.returncode == 1
+    for part in ("LauncherError", "torchrun", "WORLD_SIZE=2, RANK=1", "mpiexec or srun", 'comm="self"'):
+        assert part in done.stderr, done.stderr
+
+
+def test_one_process_on_purpose() -> None:
+    """`comm="self"` whatever the environment says, WORLD_SIZE=1 without it, and commands that each process may run."""
+    code = (
+        NO_MPI
+        + """
+import os
+from pario.comm.solo import Solo
+from pario.comm.world import get_world
+assert type(get_world("self")) is Solo
+del os.environ["PMI_SIZE"]
+assert type(get_world(each_alone=True)) is Solo
+os.environ["WORLD_SIZE"] = "1"
+assert type(get_world()) is Solo
+try:
+    get_world("world")
+except ValueError as error:
+    assert '"self"' in str(error)
+else:
+    raise AssertionError
+"""
+    )
+    done = python(code, WORLD_SIZE="2", RANK="1", PMI_SIZE="4")
+    assert done.returncode == 0, done.stderr

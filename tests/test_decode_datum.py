@@ -212,6 +212,29 @@ def test_records_outside_the_buffer_are_failures() -> None:
     assert "outside" in failures[0][1]
 
 
+def test_rows_that_are_in_place_already() -> None:
+    """Where the pixels were read straight into their row, the rest of each record says whether it is one of this kind,
+    and its label; all others are left to `decode`."""
+    decoder = learnt(datum(u8(*SHAPE), 3))
+    verbatim = decoder.verbatim()
+    assert verbatim is not None
+    row = 3 * 5 * 7
+    whole = [datum(u8(*SHAPE), label) for label in (5, -7, None)]
+    good = [*whole, whole[0] + b"\x38\x00", whole[0] + b"\x28\x06"]
+    bad = [
+        whole[0] + b"\x38\x01",  # encoded
+        whole[0] + b"\x28",  # cut off
+        whole[0] + b"\x7a\x00",  # an unknown field: for the parser
+        b"\x08\x01" + whole[0][2:],  # another shape
+    ]
+    values = good + bad
+    assert [judged(value) is not None for value in values] == [True] * 5 + [False, False, True, False]
+    rest = made([value[: verbatim.head] + value[verbatim.head + row :] for value in values])
+    label = np.full(len(values), -77, np.int64)
+    assert decoder.decode_rest(rest, {"label": label}) == [5, 6, 7, 8]
+    assert label[:5].tolist() == [judged(value)[1] for value in good] == [5, -7, 0, 5, 6]
+
+
 def test_labels_of_32_bits_and_none() -> None:
     labels = [0, 1, -1, 127, 128, 2**31 - 1, -(2**31), None]
     _, got, failures = run(learnt(datum(u8(*SHAPE))), [datum(u8(*SHAPE), k) for k in labels])
@@ -317,10 +340,10 @@ def test_mirror_without_crop_and_crop_of_everything() -> None:
 
 
 def test_crop_takes_records_of_different_sizes() -> None:
-    pixels = [u8(1, 8, 9), u8(1, 4, 4), u8(1, 20, 5), u8(1, 3, 9), u8(2, 8, 8)]
+    pixels = [u8(1, 8, 9), u8(1, 4, 4), u8(1, 20, 5), u8(1, 3, 9), u8(2, 8, 8), u8(1, 9, 3)]
     values = [datum(p) for p in pixels]
     got, _, failures = run(learnt(values[0], crop=4), values)
-    assert [row for row, _ in failures] == [3, 4]
+    assert [row for row, _ in failures] == [3, 4, 5]
     assert failures[0][1] == "expected 1 channels of at least 4 x 4, got 1 x 3 x 9"
     np.testing.assert_array_equal(got[0], pixels[0][:, 2:6, 2:6])
     np.testing.assert_array_equal(got[1], pixels[1])
@@ -414,3 +437,17 @@ def test_repr() -> None:
         "Datum(crop=(4, 4), crop_mode='random', mean=[1.0, 2.0, 3.0], dtype='float32')"
     )
     assert repr(Datum(mean=np.zeros((3, 9, 9)))) == "Datum(mean=float32[3, 9, 9])"
+
+
+@pytest.mark.parametrize(
+    ("options", "copies"), [({}, True), ({"dtype": "float32"}, False), ({"mirror": "random"}, False)]
+)
+def test_a_plain_datum_is_copied(options: dict, copies: bool) -> None:
+    class Changed(Datum):
+        def decode(self, records, out, draw):  # type: ignore[no-untyped-def]
+            return super().decode(records, out, draw)
+
+    assert learnt(datum(u8(*SHAPE)), **options).copies == copies
+    changed = Changed(**options)
+    changed.learn(np.frombuffer(datum(u8(*SHAPE)), np.uint8))
+    assert not changed.copies

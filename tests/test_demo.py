@@ -51,7 +51,11 @@ def test_it_learns_on_two_ranks_from_any_directory(tmp_path):
     assert len(losses) >= 5
     assert losses[-1] < 0.2 * losses[0]
     assert float(re.search(r"test accuracy ([\d.]+)%", rest)[1]) > 95
-    assert re.search(r"delivered [\d,]+ records, and read [\d.,]+ MB", rest)
+    told = re.search(r"delivered ([\d,]+) records, and read [\d.,]+ MB for them, in ([\d,]+) reads of [\d,]+ KB", rest)
+    assert told is not None, rest
+    records, reads = (int(number.replace(",", "")) for number in told.groups())
+    assert records == 1437 * len(losses)
+    assert 0 < reads <= records / 100, "records of 74 bytes, many to a page, come in long reads"
     assert list(tmp_path.iterdir()) == []  # nothing is left in the user's directory
 
 

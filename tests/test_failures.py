@@ -13,13 +13,9 @@ from pathlib import Path
 import pytest
 from failing import PROMISED_S, RECORDS, Table, check, make_set, run
 
+pytestmark = pytest.mark.side_by_side
+
 table = Table()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    (tmp_path / "set").mkdir()
-    return make_set(tmp_path / "set")
 
 
 def kill(number: int):
@@ -41,11 +37,16 @@ VICTIMS = {
 PLACES = ["start-up", "mid-epoch", "close"]
 KILLED = [(who, place) for who in list(VICTIMS)[:3] for place in PLACES]
 KILLED += [("all ranks of rank 0's node", "mid-epoch"), ("a plain rank", "the end of close")]
+#: each victim and each place once
+QUICK = {(who, PLACES[k % 3]) for k, who in enumerate(VICTIMS, start=1)} | {("a plain rank", "the end of close")}
 
 
-@pytest.mark.parametrize(("who", "place"), KILLED)
-def test_ranks_are_killed(path: str, tmp_path: Path, who: str, place: str) -> None:
+@pytest.mark.parametrize(
+    ("who", "place"), [pytest.param(*case, marks=() if case in QUICK else pytest.mark.full) for case in KILLED]
+)
+def test_ranks_are_killed(tmp_path: Path, who: str, place: str) -> None:
     """kill -9, and the launcher does not notice: pario alone finds out."""
+    path = make_set(tmp_path / "set")
     victims = VICTIMS[who]
     ended = run(
         path,
@@ -61,8 +62,9 @@ def test_ranks_are_killed(path: str, tmp_path: Path, who: str, place: str) -> No
     table.row(f"kill -9 of {who}", place, "the others raise `DeadRankError` or `PeerError`", ended, living)
 
 
-def test_the_launcher_sees_a_rank_die(path: str, tmp_path: Path) -> None:
+def test_the_launcher_sees_a_rank_die(tmp_path: Path) -> None:
     """What users have: whoever is first, the job ends."""
+    path = make_set(tmp_path / "set")
     ended = run(path, tmp_path, place="mid-epoch", victims=[3], harm=kill(signal.SIGKILL))
     assert ended.job.status not in (0, None), ended
     assert ended.end_s < PROMISED_S, ended
@@ -81,8 +83,9 @@ def to_launcher(number: int):
 
 
 @pytest.mark.parametrize(("number", "who"), [("SIGINT", "mpiexec"), ("SIGTERM", "mpiexec"), ("SIGTERM", "every rank")])
-def test_a_signal_to_all(path: str, tmp_path: Path, number: str, who: str) -> None:
+def test_a_signal_to_all(tmp_path: Path, number: str, who: str) -> None:
     """Ctrl-C at the terminal, scancel: the job ends."""
+    path = make_set(tmp_path / "set")
     send = to_launcher if who == "mpiexec" else kill
     ended = run(path, tmp_path, place="mid-epoch", victims=range(4), harm=send(getattr(signal, number)))
     assert ended.job.status not in (0, None), ended
@@ -91,15 +94,17 @@ def test_a_signal_to_all(path: str, tmp_path: Path, number: str, who: str) -> No
     table.row(f"{number} to {who}", "mid-epoch", "all ranks end", ended, [])
 
 
-def test_ctrl_c_for_one_process(path: str, tmp_path: Path) -> None:
+def test_ctrl_c_for_one_process(tmp_path: Path) -> None:
     """KeyboardInterrupt there, and the others say whose it was."""
+    path = make_set(tmp_path / "set")
     ended = run(path, tmp_path, place="mid-epoch", victims=[2], harm=kill(signal.SIGINT))
     check(ended, {2: "KeyboardInterrupt", 0: "PeerError", 1: "PeerError", 3: "PeerError"})
     assert all("KeyboardInterrupt" in error["text"] for error in ended.errors([0, 1, 3]).values()), ended
     table.row("SIGINT to one rank", "mid-epoch", "`KeyboardInterrupt` there, `PeerError` elsewhere", ended, range(4))
 
 
-def test_ctrl_c_for_one_process_in_start_up(path: str, tmp_path: Path) -> None:
+def test_ctrl_c_for_one_process_in_start_up(tmp_path: Path) -> None:
+    path = make_set(tmp_path / "set")
     ended = run(path, tmp_path, place="start-up", victims=[2], harm=kill(signal.SIGINT))
     check(ended, {2: "KeyboardInterrupt", 0: "PeerError", 1: "PeerError", 3: "PeerError"})
     table.row("SIGINT to one rank", "start-up", "`KeyboardInterrupt` there, `PeerError` elsewhere", ended, range(4))
@@ -108,7 +113,8 @@ def test_ctrl_c_for_one_process_in_start_up(path: str, tmp_path: Path) -> None:
 # -- errors of one rank ------------------------------------------------------------------------------------------------
 
 
-def test_a_decoder_that_fails(path: str, tmp_path: Path) -> None:
+def test_a_decoder_that_fails(tmp_path: Path) -> None:
+    path = make_set(tmp_path / "set")
     code = """
 def decode(value):
     decode.calls += 1
@@ -131,7 +137,9 @@ def check(batch):
 
 
 @pytest.mark.parametrize("own_rows", ["never", "always"])
-def test_the_file_is_truncated(path: str, tmp_path: Path, own_rows: str) -> None:
+def test_the_file_is_truncated(tmp_path: Path, own_rows: str) -> None:
+    path = make_set(tmp_path / "set")
+
     def harm(*_) -> None:
         os.truncate(f"{path}/data.mdb", 1 << 20)
 
@@ -146,9 +154,9 @@ def test_the_file_is_truncated(path: str, tmp_path: Path, own_rows: str) -> None
         table.row("the file is truncated", "mid-epoch", what, ended, range(4))
 
 
-def test_the_file_is_replaced(path: str, tmp_path: Path) -> None:
+def test_the_file_is_replaced(tmp_path: Path) -> None:
     """Renamed over: what is open stays readable, every record is right, and rank 0 says so."""
-    (tmp_path / "other").mkdir()
+    path = make_set(tmp_path / "set")
     other = make_set(tmp_path / "other", 10)
 
     def harm(*_) -> None:
@@ -164,9 +172,9 @@ def test_the_file_is_replaced(path: str, tmp_path: Path) -> None:
     )
 
 
-def test_the_file_is_written_over(path: str, tmp_path: Path) -> None:
+def test_the_file_is_written_over(tmp_path: Path) -> None:
     """cp over it, while it is read: another LMDB, of a transaction that is none of the two that a reader allows."""
-    (tmp_path / "other").mkdir()
+    path = make_set(tmp_path / "set")
     other = make_set(tmp_path / "other", RECORDS, commits=4)
 
     def harm(*_) -> None:
@@ -187,8 +195,9 @@ def test_the_file_is_written_over(path: str, tmp_path: Path) -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_too_little_address_space(path: str, tmp_path: Path) -> None:
+def test_too_little_address_space(tmp_path: Path) -> None:
     """RLIMIT_AS, as batch systems set it: the ring is refused on all ranks."""
+    path = make_set(tmp_path / "set")
     code = """
 import resource
 def limited(*args, **options):
@@ -196,9 +205,9 @@ def limited(*args, **options):
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), -1))
     note("harm")
-    return Ring(*args, **options)
-import pario.loader
-Ring, pario.loader.Ring = pario.loader.Ring, limited
+    return Slots(*args, **options)
+import pario.loader.build
+Slots, pario.loader.build.Slots = pario.loader.build.Slots, limited
 """
     ended = run(path, tmp_path, code=code, batch=500, options={"slots": 60, "slot_bytes": 8 << 20})
     check(ended, dict.fromkeys(range(4), "ParioError|PeerError"), "memory")
@@ -215,8 +224,9 @@ Ring, pario.loader.Ring = pario.loader.Ring, limited
 
 
 @pytest.mark.parametrize("level", ["funneled", "serialized"])
-def test_thread_levels(path: str, tmp_path: Path, level: str) -> None:
+def test_thread_levels(tmp_path: Path, level: str) -> None:
     """MPI_THREAD_MULTIPLE is not needed: with the level that the library grants, every record arrives."""
+    path = make_set(tmp_path / "set")
     code = f"""
 import threading
 import pario.comm.agree, pario.comm.world
@@ -227,7 +237,7 @@ def in_main(call):
         assert threading.current_thread() is threading.main_thread(), call
         return call(*args, **options)
     return called
-pario.comm.world._wait = in_main(pario.comm.world._wait)
+pario.comm.world.wait_politely = in_main(pario.comm.world.wait_politely)
 for name in ("check", "raise_all", "close"):
     setattr(pario.comm.agree.Alarm, name, in_main(getattr(pario.comm.agree.Alarm, name)))
 def decode(value):  # in threads of its own

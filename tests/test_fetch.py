@@ -2,15 +2,19 @@
 
 import os
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from pario import options
 from pario.errors import ClosedError, MissingError, OptionError, ReadError
-from pario.fetch.base import ReadPool, resolve
-from pario.fetch.direct import DirectFetcher
-from pario.fetch.mapped import MappedFetcher
+from pario.fetch.base import Form
+from pario.fetch.joined import JoinedFetcher
+from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
+from pario.fetch.resolve import FETCHERS, resolve
+from pario.plan.coalesce import coalesce
 from pario.records import EXTENT
 
 SIZE = 3_000_001  # not a multiple of anything
@@ -28,10 +32,27 @@ def path(content, tmp_path_factory):
     return str(file)
 
 
-@pytest.fixture(params=[PosixFetcher, DirectFetcher, MappedFetcher], ids=["posix", "direct", "mapped"])
-def fetcher(request, path):
+#: of SIZE bytes, what lies in each of three joined files; one of them is as short as can be
+CUTS = [0, 1 << 20, (1 << 20) + (64 << 10), SIZE]
+
+
+@pytest.fixture(scope="module")
+def paths(content, tmp_path_factory):
+    """The same content in three files."""
+    folder = tmp_path_factory.mktemp("joined")
+    files = [folder / f"{k}.mdb" for k in range(3)]
+    for file, (first, stop) in zip(files, pairwise(CUTS), strict=True):
+        content[first:stop].tofile(file)
+    return [str(file) for file in files]
+
+
+@pytest.fixture(params=[*FETCHERS, "joined", "joined, direct"])
+def fetcher(request, path, paths):
     try:
-        one = request.param(path)
+        if request.param.startswith("joined"):
+            one = JoinedFetcher([FETCHERS["direct" if "direct" in request.param else "posix"](file) for file in paths])
+        else:
+            one = FETCHERS[request.param](path)
     except OptionError:
         pytest.skip("this file system has no O_DIRECT")
     yield one
@@ -87,6 +108,79 @@ def test_no_read_at_all(fetcher):
 def test_a_buffer_that_is_too_small_is_refused(fetcher):
     with pytest.raises(IndexError, match="buffer of"):
         fetcher.read(np.array([(0, 8192)], EXTENT), aligned(4096), np.array([0]))
+
+
+def test_what_is_open(fetcher, path, paths, content):
+    opened = [path] if len(fetcher.files) == 1 else paths
+    assert (fetcher.path, fetcher.nbytes) == (", ".join(opened), SIZE)
+    for file, name in zip(fetcher.files, opened, strict=True):
+        assert file.path == name
+        assert os.path.samestat(file.status(), os.stat(name))
+        assert os.path.samestat(os.fstat(file.fileno()), os.stat(name))
+        assert not file.is_replaced()
+    assert fetcher.pread(SIZE - 10, 100) == content[-10:].tobytes()
+    assert fetcher.pread(SIZE, 1) == b""
+
+
+def test_capabilities_may_be_asked_of_every_fetcher(fetcher):
+    assert fetcher.align & (fetcher.align - 1) == 0
+    assert fetcher.read_ahead_bytes >= 0
+    assert not fetcher.reads_ahead
+    fetcher.let_read_ahead(True)
+    fetcher.let_read_ahead(False)
+    assert not fetcher.reads_ahead
+    pages = np.arange(0, SIZE, 4096)
+    fetcher.advise(pages, np.full(len(pages), 100), 0)
+    share = fetcher.cached_share(pages)
+    assert share is None or 0 <= share <= 1
+    assert fetcher.rows is None or fetcher.align == 1
+
+
+def test_a_closed_file_says_so(fetcher):
+    fetcher.close()
+    fetcher.close()
+    for call in (
+        lambda: fetcher.pread(0, 1),
+        lambda: fetcher.read(np.array([(0, 4096)], EXTENT), aligned(4096), np.array([0])),
+        *(file.fileno for file in fetcher.files),
+        *(file.is_replaced for file in fetcher.files),
+    ):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_a_read_over_the_end_of_a_joined_file(tmp_path, content):
+    """Between two files there is nothing to be read, and nothing is written; an error names file and offset."""
+    sizes = [70_000, 5_000, 200_000]
+    for k, size in enumerate(sizes):
+        content[1000 * k :][:size].tofile(tmp_path / f"{k}")
+    one = JoinedFetcher([PosixFetcher(str(tmp_path / f"{k}")) for k in range(3)])
+    assert one.bases.tolist() == [0, 128 << 10, 192 << 10]
+    assert one.nbytes == (192 << 10) + 200_000
+    assert one.file_of(np.array([0, 69_999, 128 << 10, (192 << 10) - 1, 192 << 10])).tolist() == [0, 0, 1, 1, 2]
+    wanted = np.full(one.nbytes, 0xEE, np.uint8)
+    for k, (base, size) in enumerate(zip(one.bases, sizes, strict=True)):
+        wanted[base : base + size] = content[1000 * k :][:size]
+    for reads in (
+        [(0, one.nbytes)],
+        [(69_990, 100_000), (50, 60), (140_000, 70_000)],
+        [(100_000, 200_000), (0, 0), (300_000, 10)],
+        [(130_000, 2_000)],
+    ):
+        wide = np.array(reads, EXTENT)
+        starts = np.cumsum(wide["nbytes"]) - wide["nbytes"]
+        out = aligned(int(wide["nbytes"].sum()))
+        one.read(wide, out, starts)
+        assert np.array_equal(out, np.concatenate([wanted[at : at + nbytes] for at, nbytes in reads]))
+    os.truncate(tmp_path / "1", 4_000)
+    with pytest.raises(ReadError, match="ended early") as caught:
+        one.read(np.array([(135_000, 1_000)], EXTENT), aligned(4096), np.array([0]))
+    assert (caught.value.path, caught.value.offset) == (str(tmp_path / "1"), 4_000)
+    one.close()
+
+
+def test_the_table_has_what_options_allow():
+    assert set(FETCHERS) == {*options.FETCHERS, "mapped"}
 
 
 def test_a_truncated_file_names_path_and_offset(content, tmp_path):
@@ -175,3 +269,93 @@ def test_resolve(tmp_path):
         resolve(tmp_path / "nowhere" / "set.lmdb")
     with pytest.raises(MissingError, match="not a regular file"):
         resolve("/dev/null")
+
+
+@pytest.mark.parametrize("row", [900, -1], ids=["rows", "packed"])
+def test_values_read_apart(tmp_path, row):
+    data = np.random.default_rng(1).integers(0, 256, 400_000, dtype=np.uint8)
+    (tmp_path / "f").write_bytes(data.tobytes())
+    fetcher = PosixFetcher(str(tmp_path / "f"))
+    rng = np.random.default_rng(3)
+    lead, head, tail = 16, 7, 64
+    for begins in (
+        np.array([39_000, 0, 17]),
+        np.arange(0, 380_000, 1100),  # one behind the other: more parts than one call may have
+        np.cumsum(rng.integers(987, 1400, 200)),  # some with a gap that is too wide
+        rng.integers(0, 390_000, 50),
+    ):
+        nbytes = head + 900 + rng.integers(0, tail + 1, len(begins))
+        edges = np.zeros((len(begins), 90), np.uint8)
+        out = np.zeros(int((nbytes - head).sum()) if row < 0 else len(begins) * row, np.uint8)
+        reads, total = fetcher.rows.read_split(begins, nbytes, Form(lead, head, row, tail), 120, edges, out)
+        gaps = begins[1:] - begins[:-1] - lead - nbytes[:-1]
+        assert 1 + ((gaps < 0) | (gaps > 120)).sum() <= reads <= len(begins)
+        assert 0 <= total - (lead + nbytes).sum() <= gaps[(gaps > 0) & (gaps <= 120)].sum()
+        at = 0
+        for i, (begin, many) in enumerate(zip(begins, nbytes, strict=True)):
+            whole = data[begin : begin + lead + many]
+            size = many - head if row < 0 else row
+            assert np.array_equal(out[at : at + size], whole[lead + head :][:size])
+            rest = np.concatenate([whole[: lead + head], whole[lead + head + size :]])
+            assert np.array_equal(edges[i, : len(rest)], rest)
+            at += size
+        assert at == len(out)
+    assert len(begins) > 1
+    with pytest.raises(IndexError):
+        fetcher.rows.read_split(begins, nbytes, Form(lead, head, row, tail), 120, edges, out[:-1])
+    with pytest.raises(IndexError):
+        fetcher.rows.read_split(begins, nbytes, Form(lead, 90, row, tail), 120, edges, out)
+    if row > 0:  # a value with too little or too much behind its row
+        for wrong in (head + row - 1, head + row + tail + 1):
+            wrongs = np.array([wrong])
+            assert fetcher.rows.read_split(begins[:1], wrongs, Form(lead, head, row, tail), 120, edges, out) is None
+    with pytest.raises(ReadError, match="ended early"):
+        fetcher.rows.read_split(np.array([399_500]), nbytes[:1], Form(lead, head, row, tail), 120, edges, out)
+    fetcher.close()
+
+
+def test_ranges_in_any_order(tmp_path):
+    data = np.random.default_rng(2).integers(0, 256, 300_000, dtype=np.uint8)
+    (tmp_path / "f").write_bytes(data.tobytes())
+    fetcher = PosixFetcher(str(tmp_path / "f"))
+    rng = np.random.default_rng(5)
+    for begins in (
+        np.arange(0, 90_000, 1000),  # ascending, close together
+        np.arange(0, 90_000, 1000)[::-1].copy(),  # small values in a page
+        rng.integers(0, 299_000, 50),  # anywhere, also the same twice
+        np.array([0, 0, 200_000, 90, 299_999], np.int64),
+    ):
+        nbytes = np.minimum(rng.integers(0, 900, len(begins)), 300_000 - begins)
+        out = np.empty(int(nbytes.sum()) + len(begins) * 100, np.uint8)
+        starts, reads, total = fetcher.rows.read_ranges(begins, nbytes, 100, out)
+        assert 1 <= reads <= len(begins)
+        assert total <= out.nbytes
+        for begin, size, start in zip(begins, nbytes, starts, strict=True):
+            assert np.array_equal(out[start : start + size], data[begin : begin + size])
+        assert fetcher.rows.read_ranges(begins, nbytes, 100, out[: total - 1]) is None
+        assert fetcher.rows.read_ranges(begins, nbytes, 100, out[:total]) is not None
+    with pytest.raises(ReadError, match="ended early"):
+        fetcher.rows.read_ranges(np.array([299_990]), np.array([11]), 100, out)
+    fetcher.close()
+
+
+def test_one_rule_for_gaps(tmp_path):
+    """A page between two ranges is read along, two are not, and no more than the gap that is allowed."""
+    (tmp_path / "f").write_bytes(bytes(100_000))
+    fetcher = PosixFetcher(str(tmp_path / "f"))
+    out, vector = np.empty(100_000, np.uint8), np.empty((2, 64), np.uint8)
+    for first, second, gap, reads in (
+        (100, 200, 0, 2),
+        (100, 200, 100, 1),
+        (4000, 8192, 1 << 14, 1),  # a page, and what is left of another
+        (1, 12_287, 1 << 14, 1),  # the longest
+        (1, 12_288, 1 << 14, 2),  # two pages
+        (1, 12_287, 12_285, 2),
+    ):
+        begins, nbytes = np.array([0, second]), np.array([first, 10])
+        assert fetcher.rows.read_ranges(begins, nbytes, gap, out)[1] == reads
+        assert fetcher.rows.read_ranges(begins[::-1].copy(), nbytes[::-1].copy(), gap, out)[1] == reads
+        assert fetcher.rows.read_split(begins, nbytes, Form(0, 0, -1, 0), gap, vector, out)[0] == reads
+        plan = coalesce(begins, nbytes, align=1, gap_bytes=gap, read_bytes=1 << 20, file_bytes=100_000)
+        assert len(plan.reads) == reads
+    fetcher.close()

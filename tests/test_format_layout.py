@@ -85,7 +85,7 @@ def test_explain_other_files() -> None:
 
 def test_snapshot_is_plain() -> None:
     db = Db(0, 0, 1, 0, 1, 0, 1, 2)
-    snapshot = Snapshot(3, 8, "little", 4096, 4, 8, 1 << 20, 9, 7, 1, db, db._replace(md_root=-1), 40960)
+    snapshot = Snapshot(3, 8, "little", 4096, 4, 8, 1 << 20, 9, 7, 1, db, db._replace(md_root=-1), 40960, b"meta")
     assert pickle.loads(pickle.dumps(snapshot)) == snapshot
     assert (snapshot.header, snapshot.base, snapshot.limit, snapshot.native) == (24, 24, 4092, True)
     assert snapshot.txnid_words == (24 + 128, 4096 + 24 + 128)

@@ -11,11 +11,11 @@ from lmdb_cases import FORMATS, make, oracle
 
 from pario.errors import CorruptedError, DatabaseError
 from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import read_snapshot
 from pario.format.layout import F_BIGDATA
 from pario.format.meta import Snapshot
 from pario.format.page import Page, SubPage, check_overflow
 from pario.format.tree import Tree, database_names, named_database
-from pario.locate.snapshot import read_snapshot
 
 CHOSEN = ["shuffled_small", "long_keys", "appended", "around_the_limit", "duplicates", "dupfixed_3", "integer_keys",
           "reverse_keys", "integer_duplicates", "one_record"]  # fmt: skip

@@ -39,16 +39,17 @@ def test_crop(shape: tuple[int, int, int], flip: bool) -> None:
     for _ in range(6):
         oh, ow = int(RNG.integers(1, height + 1)), int(RNG.integers(1, width + 1))
         top, left = int(RNG.integers(0, height - oh + 1)), int(RNG.integers(0, width - ow + 1))
+        window = (top, left, oh, ow, flip)
         inside = np.s_[:, top : top + oh, left : left + ow]
         turn = np.s_[:, :, ::-1] if flip else np.s_[:]
         out = guarded(channels * oh * ow, np.uint8)
-        crop_u8(src, 5, *shape, out, GUARD, top, left, oh, ow, flip)
+        crop_u8(src, 5, shape, out, GUARD, window)
         inner(out, pixels[inside][turn])
         for kind, mean in means.items():
             full = np.broadcast_to(mean.reshape({MEAN_PIXEL: shape}.get(kind, (-1, 1, 1))), shape)
             for source in (src, floats):
                 out = guarded(channels * oh * ow, np.float32)
-                crop_f32(source, 5, *shape, out, GUARD, top, left, oh, ow, flip, mean, kind, scale)
+                crop_f32(source, 5, shape, out, GUARD, window, mean, kind, scale)
                 right = (source[5:].reshape(shape).astype(np.float32) - full) * scale
                 inner(out, right[inside][turn])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,9 +13,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numba
 import pytest
 
-from pario.kernels import jit
+from pario.kernels import cache, jit
+from pario.kernels.private import PrivateDirectory
 
 
 @pytest.mark.parametrize("name", ["PARIO_NUMBA_CACHE", "NUMBA_CACHE_DIR"])
@@ -49,11 +53,12 @@ USER = """
 import gc, json, os, signal, sys, time
 import numpy as np
 from numba.core.dispatcher import Dispatcher
-from pario.kernels import jit, permute
+from pario.kernels import cache, jit, permute
 if sys.argv[2] == "dies":
-    jit._OnceCache.save_overload = lambda *_: (time.sleep(1), os.kill(os.getpid(), signal.SIGKILL))
+    cache.KernelCache.save_overload = lambda *_: (time.sleep(1), os.kill(os.getpid(), signal.SIGKILL))
 if sys.argv[2] == "comes later":
-    while not any(name.endswith(".lock") for name in os.listdir(jit.cache_directory())):
+    there = lambda: os.listdir(jit.cache_directory()) if os.path.isdir(jit.cache_directory()) else []
+    while not any(name.endswith(".lock") for name in there()):
         time.sleep(0.01)
 while time.time() < float(sys.argv[1]):  # all at once
     time.sleep(0.001)
@@ -106,12 +111,88 @@ def test_one_that_dies_while_it_compiles_keeps_nobody(tmp_path: Path) -> None:
 def test_one_that_sleeps_while_it_compiles_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = str(tmp_path / "lock")
-    held = jit._locked(path)
+    folder = PrivateDirectory(str(tmp_path))
+    held = cache._locked(folder, "lock")
     assert held >= 0
-    monkeypatch.setattr(jit, "_PATIENCE_S", 0.1)
-    assert jit._locked(path) == -1
+    monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)
+    assert cache._locked(folder, "lock") == -1
     os.close(held)
-    again = jit._locked(path)
+    again = cache._locked(folder, "lock")
     assert again >= 0
     os.close(again)
+
+
+def twice(x):
+    return 2 * x
+
+
+def compiled(folder: Path) -> tuple[int, bool]:
+    """(twice(21), whether it had to be compiled), as a new process would do it with the cache in `folder`."""
+    made = numba.njit(twice)
+    made._cache = cache.KernelCache(twice, PrivateDirectory(str(folder)))
+    return made(21), bool(made.stats.cache_misses)
+
+
+def test_what_is_kept_is_loaded(tmp_path: Path) -> None:
+    assert compiled(tmp_path) == (42, True)
+    assert compiled(tmp_path) == (42, False)
+    (kept,) = tmp_path.glob("*.nbc")
+    whole = kept.read_bytes()
+    for cut in (0, 10, 40, len(whole) - 1):  # a full disk, a crash
+        kept.write_bytes(whole[:cut])
+        assert compiled(tmp_path) == (42, True)
+        assert compiled(tmp_path) == (42, False)
+
+
+class Payload:
+    def __reduce__(self):
+        return (os.mkdir, ("executed",))
+
+
+def test_nothing_foreign_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A well-formed entry that somebody else could have written is compiled anew, and replaced where it may be."""
+    monkeypatch.chdir(tmp_path)
+    kernels = tmp_path / "kernels"
+    compiled(kernels)
+    (kept,) = kernels.glob("*.nbc")
+    pickled = pickle.dumps(Payload())
+    kept.write_bytes(cache.hashlib.sha256(pickled).digest() + pickled)
+    kept.chmod(0o666)
+    assert compiled(kernels) == (42, True)
+    assert kept.stat().st_mode & 0o777 == 0o600  # ours now
+    assert compiled(kernels) == (42, False)
+    kept.write_bytes(cache.hashlib.sha256(pickled).digest() + pickled)
+    kernels.chmod(0o777)
+    assert compiled(kernels) == (42, True)
+    assert not (tmp_path / "executed").exists()
+    kernels.chmod(0o700)
+    with pytest.raises(TypeError):  # it would have been executed: the payload works
+        compiled(kernels)
+    assert (tmp_path / "executed").exists()
+
+
+def test_without_a_safe_place_kernels_compile_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o777)
+    assert compiled(tmp_path) == (42, True)
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(jit, "_FOLDER", PrivateDirectory(str(tmp_path)))
+    for rank, lines in ((1, 0), (0, 1)):
+        monkeypatch.setattr(jit, "_told", False)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "pario"):
+            for _ in range(3):
+                jit.tell_cache_problem(rank)
+            jit.tell_cache_problem()
+        assert len(caplog.records) == lines
+    assert f"others may write into {tmp_path} (mode 0777)" in caplog.text
+    assert "PARIO_NUMBA_CACHE" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["~/kernels", "kernels"])
+def test_a_chosen_directory_is_absolute(where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PARIO_NUMBA_CACHE", where)
+    assert os.path.dirname(jit.cache_directory()) == str(tmp_path / "kernels")

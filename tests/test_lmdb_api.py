@@ -17,8 +17,10 @@ from typing import Any
 import lmdb as real
 import pytest
 from lmdb_cases import FORMATS, make, opened, oracle
+from pairwise import pairwise
 
 import pario.lmdb as ours
+from pario.lmdb import native
 
 BOTH = [real, ours]
 
@@ -219,7 +221,8 @@ def test_transactions(directory: Path) -> None:
 
 
 def test_get_is_a_compiled_method(directory: Path) -> None:
-    """After the first call; it hands over to the one in Python whatever is not a key alone."""
+    """After the first call, once it is compiled; it hands over to the one in Python whatever is not a key alone."""
+    native.compile_now()
     with read(ours, directory) as env, env.begin() as txn:
         before = txn.get  # bound to whatever is there now
         assert txn.get(b"key1") == before(b"key1") == b"value1" * 1000
@@ -381,9 +384,10 @@ def test_writer_beside_reader(tmp_path: Path, version: int) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("version", FORMATS)
-@pytest.mark.parametrize("name", ["caffe", "shuffled_small", "duplicates", "dupfixed_3", "integer_keys", "shrunk"])
-@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize(
+    ("name", "version", "compact"),
+    pairwise(["caffe", "shuffled_small", "duplicates", "dupfixed_3", "integer_keys", "shrunk"], FORMATS, [False, True]),
+)
 def test_copy(made: Path, tmp_path: Path, name: str, version: int, compact: bool) -> None:
     path, db = make(made, name, version)
     pairs = oracle(path, db)

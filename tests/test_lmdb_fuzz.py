@@ -27,7 +27,7 @@ from lmdb_fuzz import (
 import pario.lmdb as ours
 from pario.errors import InvalidError
 from pario.fetch.posix import PosixFetcher
-from pario.locate.snapshot import read_snapshot
+from pario.fetch.snapshot import read_snapshot
 
 FILES = 450
 

@@ -6,6 +6,8 @@ import os
 import pickle
 import threading
 import time
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import lmdb
 import numpy as np
@@ -25,6 +27,7 @@ from pario.errors import (
     SnapshotError,
     StateError,
 )
+from pario.fetch.file import FileFetcher
 
 pytestmark = pytest.mark.usefixtures("through_the_ring")
 
@@ -134,6 +137,35 @@ def test_a_batch_larger_than_the_set(fixed):
     with pario.Loader(fixed, 5000, shuffle="block") as loader:
         (batch,) = list(loader)
         assert sorted(batch.ids.tolist()) == list(range(N))
+
+
+def test_shuffle_true_means_global(fixed: str) -> None:
+    given = {"batch_size": 100, "seed": 3}
+    with pario.Loader(fixed, shuffle=True, **given) as loader, pario.Loader(fixed, shuffle="global", **given) as same:
+        state = loader.state_dict()
+        assert state == same.state_dict()
+        assert [batch.ids.tolist() for batch in loader] == [batch.ids.tolist() for batch in same]
+
+
+def test_the_types_name_what_is_accepted() -> None:
+    """A type checker and an editor know the words; the same ones that the checks at run time know."""
+    from pario import options
+    from pario.decode import image as images
+
+    def words(of: object, name: str) -> set[object]:
+        hint = get_type_hints(of)[name]
+        parts = get_args(hint) if get_origin(hint) is not Literal else (hint,)
+        return {word for part in parts for word in (get_args(part) or (part,))}
+
+    init = pario.Loader.__init__
+    assert words(init, "shuffle") == {bool, "global", "block"}
+    assert words(init, "on_error") == set(options.POLICIES)
+    assert words(pario.decode.Image.__init__, "layout") == set(images.LAYOUTS)
+    assert words(pario.decode.Image.__init__, "color") == set(images.COLORS)
+    assert words(pario.decode.Image.__init__, "resize") == set(images.RESIZES)
+    assert words(pario.decode.Datum.__init__, "color") == set(images.COLORS)
+    assert words(pario.decode.Datum.__init__, "crop_mode") == {"center", "random"}
+    assert words(pario.decode.Datum.__init__, "mirror") == {False, "random"}
 
 
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
@@ -255,7 +287,7 @@ def test_wrong_arguments(fixed, tmp_path):
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 2.5}, "batch_size"),
         ({"batch_size": True}, "batch_size"),
-        ({"batch_size": 4, "shuffle": True}, "shuffle"),
+        ({"batch_size": 4, "shuffle": 1}, "shuffle"),
         ({"batch_size": 4, "shuffle": "random"}, "shuffle"),
         ({"batch_size": 4, "on_error": "ignore"}, "on_error"),
         ({"batch_size": 4, "seed": -1}, "seed"),
@@ -474,10 +506,26 @@ def test_a_forked_child_leaves_the_loader_alone(fixed):
                 status = 0 if "process" in str(e) else 2
             finally:
                 loader.close()
-                loader.__del__()
+                loader._life.__del__()
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
         assert sum(len(b.ids) for b in batches) == N - 10
+
+
+def test_small_records_in_a_random_order_take_no_more_memory_than_twice_the_file(tmp_path):
+    """Every group of them touches every page: with 6 slots, a page for each record, it was 15 times the file."""
+    path = write(tmp_path / "x.lmdb", ((b"%06d" % i, b"%0100d" % i) for i in range(20_000)))
+    file_bytes = os.path.getsize(f"{path}/data.mdb")
+    options = pario.Options(own_rows="never", slot_bytes=512 << 10, slots=6)
+    with pario.Loader(path, 50, Raw("u1", 100), shuffle="global", options=options) as loader:
+        rows = {int(bytes(row)): int(i) for batch in loader for i, row in zip(batch.ids, batch["data"], strict=True)}
+        assert rows == {i: i for i in range(20_000)}
+        stats = loader.stats()
+        assert stats["slots"] * stats["slot_bytes"] <= 2.1 * file_bytes
+
+
+def test_a_loop_keeps_its_loader_alive(fixed):
+    assert sum(len(batch.ids) for batch in pario.Loader(fixed, 10)) == N
 
 
 def test_what_cannot_be_done_says_so(fixed):
@@ -504,7 +552,7 @@ def test_an_index_is_saved_for_the_file_it_was_made_from(tmp_path, monkeypatch):
         os.replace(f"{other}/data.mdb", f"{path}/data.mdb")
         return real(*arguments, **more)
 
-    monkeypatch.setattr("pario.locate.index.build", build)
+    monkeypatch.setattr("pario.locate.open.build", build)
     with pario.Loader(path, 50) as loader:
         assert values(next(iter(loader))) == [bytes([i]) * 3000 for i in range(50)]
     monkeypatch.undo()
@@ -515,7 +563,33 @@ def test_an_index_is_saved_for_the_file_it_was_made_from(tmp_path, monkeypatch):
 def test_a_feed_that_finds_its_threads_closed_says_so(path):
     """As when a loader is dropped while its feed hands over a group: no thread comes back, and nothing waits for it."""
     loader = pario.Loader(path, 32)
-    loader._reader.pool.close()
+    loader._life.reader.file.pool.close()
     with pytest.raises(ClosedError, match="read threads have ended"):
         next(iter(loader))
-    assert not [t for t in threading.enumerate() if t.name.startswith(("pario-read", "pario-feed"))]
+    assert not [t for t in threading.enumerate() if t.name.startswith(("pario-read", "pario-fill"))]
+
+
+def test_a_tilde_in_a_path(caffe_datum, monkeypatch) -> None:
+    """Means the user's home: in the dataset's path and in that of the metrics."""
+    folder = Path(caffe_datum.path)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    metrics = folder.parent / "metrics.prom"
+    options = pario.Options(metrics_file="~/metrics.prom")
+    with pario.Loader(f"~/{folder.name}", 8, options=options, comm="self") as loader:
+        assert sum(len(batch.ids) for batch in loader) == len(caffe_datum.truth)
+    assert "pario_" in metrics.read_text()
+    with pario.Reader(f"~/{folder.name}", comm="self") as reader:
+        assert len(reader) == len(caffe_datum.truth)
+
+
+def test_a_store_that_does_not_say_whether_the_file_was_replaced_keeps_no_epoch(fixed, monkeypatch):
+    """The question goes to the store at the start of later epochs; a rank that waits for it would hear of no error."""
+    back, asked = threading.Event(), []
+    monkeypatch.setattr(FileFetcher, "is_replaced", lambda file: asked.append(file) or back.wait(20))
+    with pario.Loader(fixed, 100) as loader:
+        begin = time.monotonic()
+        for _ in range(2):
+            assert sum(len(batch.ids) for batch in loader) == N
+        assert len(asked) == 1
+        assert time.monotonic() - begin < 10
+        back.set()

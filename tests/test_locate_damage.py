@@ -18,9 +18,9 @@ from lmdb_cases import CASES, FORMATS, located, make, opened, oracle, pairs_of
 
 from pario.errors import CorruptedError, EncryptedError, InvalidError, ParioError, VersionMismatchError
 from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import read_snapshot
 from pario.format.meta import Snapshot
 from pario.format.tree import Tree
-from pario.locate.snapshot import read_snapshot
 
 P = 4096
 
@@ -172,6 +172,18 @@ DAMAGE: dict[str, tuple[Callable[[Image], bytes | None], type[ParioError], str]]
         InvalidError,
         "belongs to the other one",
     ),
+    "transaction in the wrong meta page, the older one": (
+        lambda image: image.put("Q", (1 - image.snapshot.meta) * P + image.header + 128, image.snapshot.txnid),
+        InvalidError,
+        "belongs to the other one",
+    ),
+    "page number of meta 1": (lambda image: image.put("Q", P, 0), InvalidError, "meta page 1 calls itself page 0"),
+    "cut before the root": (_cut_at(lambda image: image.root * P), CorruptedError, "the root of the main database, pa"),
+    "one child": (
+        lambda image: image.put("H", image.page(image.root, "lower"), image.header - image.base + 2),
+        CorruptedError,
+        "1 items in a branch page",
+    ),
     "root beyond the last page": (_main(40, "Q", 1 << 40), CorruptedError, "root of the main database is page 10995"),
     "root is a meta page": (_main(40, "Q", 1), CorruptedError, "root of the main database is page 1;"),
     "root is a leaf": (_main(40, "Q", lambda image: image.leaves[2]), CorruptedError, "a leaf page at level 1 of 2"),
@@ -233,6 +245,11 @@ DAMAGE: dict[str, tuple[Callable[[Image], bytes | None], type[ParioError], str]]
         "flags 0x4 ",
     ),
     "overflow beyond the last page": (_large(0, "Q", 1 << 33), CorruptedError, "overflow pages 8589934592"),
+    "overflow that ends behind the last page": (
+        _large(0, "Q", lambda image: image.snapshot.last_pgno),
+        CorruptedError,
+        "overflow pages",
+    ),
     "overflow is a meta page": (_large(0, "Q", 0), CorruptedError, "overflow pages 0"),
     "overflow negative": (_large(0, "Q", (1 << 64) - 2), CorruptedError, "overflow pages 18446744073709551614"),
     "overflow of 2 GiB": (
@@ -265,11 +282,11 @@ def damaged(sound: str, tmp_path: Path, damage: Callable[[Image], bytes | None])
 
 def opens(path: str, native: bool | None = None) -> None:
     """What every way to the records does first: find them, put them into file order."""
-    from pario.locate.index import _arrange
+    from pario.locate.index import arrange
 
     extents = located(path, native=native).extents
     assert extents is not None
-    _arrange(extents, path)
+    arrange(extents, path)
 
 
 @pytest.mark.parametrize("name", [*DAMAGE, *FORMAT_3])

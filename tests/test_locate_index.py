@@ -1,25 +1,16 @@
-"""The index and its side-car: right the first time, the same when loaded, never believed when stale or damaged."""
+"""The complete index: every record's place and key, made by a walk or loaded. The oracle is py-lmdb's cursor."""
 
 from __future__ import annotations
 
-import logging
 import os
-import resource
-import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
-from lmdb_cases import CASES, FORMATS, make, opened, oracle
+from lmdb_cases import CASES, FORMATS, index_of, make, opened, oracle, right, same
 
-from pario.comm.world import Solo
-from pario.errors import CorruptedError, OptionError, SnapshotError
-from pario.fetch.base import ReadPool
-from pario.fetch.posix import PosixFetcher
-from pario.locate.index import RecordIndex, open_index, sidecar_places
-from pario.locate.snapshot import read_snapshot
+from pario.errors import CorruptedError, OptionError
+from pario.locate.sidecar import sidecar_places
 
 
 @pytest.fixture(autouse=True)
@@ -27,36 +18,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache directory of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def index_of(path: str, db: bytes | str | None = None, **arguments: object) -> RecordIndex:
-    fetcher = PosixFetcher(path)
-    pool = ReadPool(fetcher, 2)
-    try:
-        return open_index(path, pool, read_snapshot(fetcher), Solo(), db=db, **arguments)  # type: ignore[arg-type]
-    finally:
-        pool.close()
-        fetcher.close()
-
-
-def same(a: RecordIndex, b: RecordIndex) -> None:
-    np.testing.assert_array_equal(a.extents, b.extents)
-    assert (a.by_offset is None) == (b.by_offset is None)
-    if a.by_offset is not None:
-        np.testing.assert_array_equal(a.by_offset, b.by_offset)
-    for name in ("n", "fingerprint", "content_id", "mean_bytes", "header_bytes", "page_size"):
-        assert getattr(a, name) == getattr(b, name)
-
-
-def right(index: RecordIndex, path: str, db: bytes | None = None) -> None:
-    expected = oracle(path, db)
-    raw = Path(path).read_bytes()
-    assert index.n == len(index) == len(expected)
-    assert [raw[o : o + n] for o, n in index.extents.tolist()] == [value for _, value in expected]
-    assert index.keys(np.arange(index.n)) == [key for key, _ in expected]
-    order = np.arange(index.n) if index.by_offset is None else index.by_offset
-    np.testing.assert_array_equal(order, np.argsort(index.extents["offset"], kind="stable"))
-    assert index.mean_bytes == pytest.approx(np.mean([len(value) for _, value in expected]))
 
 
 @pytest.mark.parametrize("version", FORMATS)
@@ -109,200 +70,6 @@ def test_keys_far_apart(tmp_path: Path) -> None:
     index = index_of(path)
     ids = [5999, 0, 3000, 3001, 1, 5000]
     assert index.keys(ids) == [b"%020d" % i for i in ids]
-
-
-def test_a_commit_makes_it_stale(path: str) -> None:
-    before = index_of(path)
-    with opened(os.path.dirname(path), 1) as env, env.begin(write=True) as txn:
-        txn.put(b"one more", b"value")
-    after = index_of(path)
-    assert after.bytes_read > 0
-    assert after.n == before.n + 1
-    assert after.fingerprint != before.fingerprint
-    assert after.content_id != before.content_id
-    right(after, path)
-    # The keys of the first one are gone, and are not mistaken for those of the second.
-    assert before.n > 2  # those of the first and the last record were read with the index
-    with pytest.raises(SnapshotError, match="replaced"):
-        before.keys([1])
-
-
-def test_a_moved_copy_has_the_same_content(path: str, tmp_path: Path) -> None:
-    first = index_of(path)
-    copy = os.fspath(tmp_path / "copy.mdb")
-    shutil.copyfile(path, copy)
-    shutil.copyfile(sidecar_places(path)[0], sidecar_places(copy)[0])  # of another file: not believed
-    second = index_of(copy)
-    assert second.bytes_read > 0
-    assert second.fingerprint != first.fingerprint
-    assert second.content_id == first.content_id
-
-
-def _edit(change: Callable[[h5py.File], None]) -> Callable[[str], None]:
-    def damage(place: str) -> None:
-        with h5py.File(place, "r+") as file:
-            change(file)
-
-    return damage
-
-
-def _replace(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[str], None]:
-    def edit(file: h5py.File) -> None:
-        array = change(file[name][:])
-        del file[name]
-        file[name] = array
-
-    return _edit(edit)
-
-
-def _write_into(name: str, row: int, value: int) -> Callable[[str], None]:
-    def edit(file: h5py.File) -> None:
-        file[name][row] = value
-
-    return _edit(edit)
-
-
-def _drop(name: str) -> Callable[[h5py.File], None]:
-    def edit(file: h5py.File) -> None:
-        del file[name]
-
-    return edit
-
-
-SIDECAR_DAMAGE: dict[str, Callable[[str], None]] = {
-    "empty": lambda place: os.truncate(place, 0),
-    "half": lambda place: os.truncate(place, os.path.getsize(place) // 2),
-    "text": lambda place: Path(place).write_text("not HDF5"),
-    "another HDF5 file": _edit(lambda file: file.clear() or file.attrs.clear()),
-    "another version": _edit(lambda file: file.attrs.modify("index_version", 99)),
-    "another state": _edit(lambda file: file.attrs.modify("fingerprint", "0" * 32)),
-    "no extents": _edit(_drop("extents")),
-    "no keys": _edit(_drop("key_data")),
-    "no key starts": _edit(_drop("key_starts")),
-    "extents of another shape": _replace("extents", lambda a: a[:-1]),
-    "extents of another type": _replace("extents", lambda a: a.astype(np.int32)),
-    "an extent elsewhere": _write_into("extents", 7, 4096),
-    "file order twice the same": _write_into("by_offset", 7, 0),
-    "file order out of range": _write_into("by_offset", 7, 1 << 40),
-    "file order of another shape": _replace("by_offset", lambda a: a[:-1]),
-    "no file order": _edit(_drop("by_offset")),
-    "keys cut": _replace("key_data", lambda a: a[:-1]),
-    "n": _edit(lambda file: file.attrs.modify("n", 7)),
-    "n negative": _edit(lambda file: file.attrs.modify("n", -7)),
-}
-
-
-@pytest.mark.parametrize("name", SIDECAR_DAMAGE)
-def test_a_damaged_sidecar_is_made_again(path: str, name: str) -> None:
-    first = index_of(path)
-    assert first.sidecar is not None
-    SIDECAR_DAMAGE[name](first.sidecar)
-    second = index_of(path)
-    assert second.bytes_read > 0
-    right(second, path)
-    same(first, second)
-    assert index_of(path).bytes_read == 0
-
-
-def test_noise_in_a_sidecar(path: str) -> None:
-    """Flipped bytes anywhere: the index is right, whether it was believed or not, and keys are right or refused."""
-    first = index_of(path)
-    assert first.sidecar is not None
-    whole = Path(first.sidecar).read_bytes()
-    expected = [key for key, _ in oracle(path)]
-    rng = np.random.default_rng(1)
-    refused = 0
-    for _ in range(60):
-        raw = np.frombuffer(whole, np.uint8).copy()
-        raw[rng.integers(0, len(raw), 20)] ^= 255
-        Path(first.sidecar).write_bytes(raw.tobytes())
-        index = index_of(path, save=False)
-        same(first, index)
-        try:
-            assert index.keys(np.arange(index.n)) == expected
-        except SnapshotError:
-            refused += 1
-        index.close()
-    assert refused < 60
-
-
-def test_named_databases_have_sidecars_of_their_own(tmp_path: Path) -> None:
-    names = [b"a", b"a/b", b"..", b"\xff\xfe", b"main", b"n" * 200]
-    with opened(tmp_path, 1) as env:
-        for name in names:
-            with env.begin(write=True, db=env.open_db(name)) as txn:
-                txn.put(b"name", name)
-    path = os.fspath(tmp_path / "data.mdb")
-    places = {sidecar_places(path, name)[0] for name in [None, *names]}
-    assert len(places) == len(names) + 1
-    for name in names:
-        index = index_of(path, name)
-        assert index.sidecar is not None
-        assert os.path.dirname(index.sidecar) == os.fspath(tmp_path)
-        right(index, path, name)
-        assert index_of(path, name).bytes_read == 0
-    assert index_of(path, "main").n == 1
-
-
-@pytest.fixture
-def blocked(path: str) -> str:
-    """Beside the dataset nothing can be saved: a directory stands there."""
-    place = Path(sidecar_places(path)[0])
-    place.mkdir()
-    (place / "something").touch()
-    return path
-
-
-def test_the_cache_directory_is_second(blocked: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = index_of(blocked)
-    second = index_of(blocked)
-    assert first.sidecar == second.sidecar
-    assert Path(first.sidecar or "").is_relative_to(cache)
-    assert second.bytes_read == 0
-    right(second, blocked)
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
-
-
-def test_without_any_place(blocked: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache.write_text("a file where the directory should be")
-    index = index_of(blocked)
-    assert index.sidecar is None
-    right(index, blocked)
-    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert len(warnings) == 1
-    assert "cannot be saved" in warnings[0]
-    assert blocked in warnings[0]
-
-
-@pytest.fixture
-def file_limit() -> Iterator[Callable[[int], None]]:
-    """Sets the largest file that this process may write: writes fail as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("room", [0, 100, 5000, 15000, 30000])
-def test_full_disk(
-    path: str, room: int, file_limit: Callable[[int], None], cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    index_of(path, save=False)  # kernels compiled and cached
-    file_limit(room)
-    index = index_of(path)
-    file_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    assert index.sidecar is None
-    right(index, path)
-    assert any("cannot be saved" in r.getMessage() for r in caplog.records)
-    left = [p for p in [*Path(path).parent.iterdir(), *cache.rglob("*")] if p.is_file()]
-    assert sorted(p.name for p in left) == ["data.mdb", "lock.mdb"]
-
-
-def test_not_saved_on_request(path: str, cache: Path) -> None:
-    index = index_of(path, save=False)
-    assert index.sidecar is None
-    assert not os.path.exists(sidecar_places(path)[0])
-    assert not cache.exists()
-    right(index, path)
 
 
 def test_shared_bytes_are_damage(tmp_path: Path) -> None:

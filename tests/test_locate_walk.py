@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from lmdb_cases import CASES, FORMATS, located, make, opened, oracle, pairs_of
 
-from pario.comm.world import Solo
+from pario.comm.solo import Solo
 from pario.errors import DatabaseError, EmptyError, OptionError, SnapshotError
-from pario.fetch.base import ReadPool
 from pario.fetch.direct import DirectFetcher
+from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import read_snapshot
+from pario.locate.database import Database
 from pario.locate.leaves import LeafScan
-from pario.locate.snapshot import read_snapshot
 from pario.locate.walk import build
 
 
@@ -138,11 +139,11 @@ def test_a_writer_that_overtakes_the_walk(tmp_path: Path, version: int) -> None:
         pool = ReadPool(fetcher, 2)
         snapshot = read_snapshot(fetcher)
         commit()
-        assert build(pool, snapshot, None, Solo()).n == 300  # one commit does no harm
+        assert build(pool, Database(fetcher.path, snapshot), Solo()).n == 300  # one commit does no harm
         for _ in range(4):  # our pages are overwritten: whatever the walk finds, this is the cause
             commit()
         with pytest.raises(SnapshotError, match="writers committed") as caught:
-            build(pool, snapshot, None, Solo())
+            build(pool, Database(fetcher.path, snapshot), Solo())
         assert caught.value.path == fetcher.path
         pool.close()
         fetcher.close()
@@ -157,9 +158,9 @@ def test_past_the_page_cache(cases: Path, version: int) -> None:
     except OptionError as e:
         pytest.skip(str(e))
     pool = ReadPool(fetcher, 2)
-    found = build(pool, read_snapshot(fetcher), None, Solo())
+    found = build(pool, Database(fetcher.path, read_snapshot(fetcher)), Solo())
     fetcher.align = 8192  # as if the pages were smaller than a block
-    again = build(pool, read_snapshot(fetcher), None, Solo())
+    again = build(pool, Database(fetcher.path, read_snapshot(fetcher)), Solo())
     pool.close()
     fetcher.close()
     assert pairs_of(path, found) == pairs_of(path, again) == oracle(path)
@@ -170,7 +171,7 @@ def test_progress_counts_leaf_pages(cases: Path) -> None:
     fetcher = PosixFetcher(path)
     pool = ReadPool(fetcher, 2)
     seen: list[tuple[int, int]] = []
-    found = build(pool, read_snapshot(fetcher), None, Solo(), lambda done, total: seen.append((done, total)))
+    found = build(pool, Database(fetcher.path, read_snapshot(fetcher)), Solo(), lambda *counts: seen.append(counts))
     pool.close()
     fetcher.close()
     assert seen[-1] == (found.leaf_pages, found.leaf_pages)

@@ -25,17 +25,20 @@ from pario.errors import (  # noqa: E402
     PeerError,
     SnapshotError,
 )
-from pario.fetch.base import ReadPool  # noqa: E402
+from pario.fetch.pool import ReadPool  # noqa: E402
 from pario.fetch.posix import PosixFetcher  # noqa: E402
-from pario.locate import index as index_module  # noqa: E402
-from pario.locate.index import RecordIndex, open_index, sidecar_places  # noqa: E402
-from pario.locate.snapshot import read_snapshot  # noqa: E402
+from pario.fetch.snapshot import read_snapshot  # noqa: E402
+from pario.locate import open as open_module  # noqa: E402
+from pario.locate.base import Index  # noqa: E402
+from pario.locate.database import Database  # noqa: E402
+from pario.locate.open import open_index  # noqa: E402
+from pario.locate.sidecar import sidecar_places  # noqa: E402
 from pario.locate.walk import build  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(params=["self", "world"])
+@pytest.fixture(params=[pytest.param("self", marks=pytest.mark.full), "world"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     with get_world(MPI.COMM_SELF if request.param == "self" else MPI.COMM_WORLD) as found:
         assert isinstance(found, World)
@@ -60,8 +63,11 @@ class Opened:
         self.pool = ReadPool(PosixFetcher(path), 2)
         self.snapshot = world.bcast(read_snapshot(self.pool.fetcher) if world.rank == 0 else None)
 
-    def index(self, db: bytes | None = None, save: bool = True) -> RecordIndex:
-        return open_index(self.path, self.pool, self.snapshot, self.world, db=db, save=save)
+    def index(self, db: bytes | None = None, save: bool = True) -> Index:
+        return open_index(self.database(db), self.pool, self.world, save=save)
+
+    def database(self, db: bytes | None = None) -> Database:
+        return Database(self.path, self.snapshot, db)
 
     def __enter__(self) -> Opened:
         return self
@@ -76,8 +82,15 @@ def made(world: World, place: Path, name: str, version: int) -> tuple[str, bytes
     return world.bcast(make(place, name, version) if world.rank == 0 else None)
 
 
-@pytest.mark.parametrize("version", FORMATS)
-@pytest.mark.parametrize("name", CASES)
+#: every kind of file in both data formats; by default in one of them
+FILES = [
+    pytest.param(name, version, marks=[pytest.mark.full] * (number % 2 != FORMATS.index(version)))
+    for number, name in enumerate(CASES)
+    for version in FORMATS
+]
+
+
+@pytest.mark.parametrize(("name", "version"), FILES)
 def test_every_record_on_every_rank(world: World, place: Path, name: str, version: int) -> None:
     path, db = made(world, place, name, version)
     expected = oracle(path, db)
@@ -93,7 +106,7 @@ def test_every_record_on_every_rank(world: World, place: Path, name: str, versio
             index.close()
         assert (fresh.bytes_read > 0, loaded.bytes_read) == (True, 0)
         assert fresh.sidecar == loaded.sidecar == sidecar_places(path, db)[0]
-        ids = {(index.fingerprint, index.content_id) for index in (fresh, loaded)}
+        ids = {(index.database.fingerprint, index.content_id) for index in (fresh, loaded)}
         assert len(set(map(str, world.allgather(ids)))) == len(ids) == 1
         world.barrier()  # everybody has looked before rank 0 clears up
 
@@ -102,7 +115,7 @@ def test_every_record_on_every_rank(world: World, place: Path, name: str, versio
 def test_pages_are_read_once_by_all_together(world: World, place: Path, name: str) -> None:
     path, db = made(world, place, name, 1)
     with Opened(world, path) as file:
-        found = build(file.pool, file.snapshot, db, world)
+        found = build(file.pool, file.database(db), world)
         top = 1 if db else 0  # the page that leads to the named database
         assert found.bytes_read == (found.branch_pages + found.leaf_pages + top) * 4096
         assert (found.extents is not None) == (world.rank == 0)
@@ -117,7 +130,7 @@ def test_keys_in_memory(world: World, place: Path, monkeypatch: pytest.MonkeyPat
         assert index.sidecar is None
         assert index.keys(np.arange(index.n)) == expected
         saved = file.index(db)
-        monkeypatch.setattr(index_module, "_matches", lambda place, fingerprint: False)
+        monkeypatch.setattr(open_module, "same_sidecar", lambda place, mark: False)
         unseen = file.index(db)
         assert unseen.bytes_read == 0
         for other in (saved, unseen):
@@ -217,13 +230,13 @@ def test_only_readers_open_the_file_and_the_others_when_they_read(world: World, 
     expected = [value for _, value in oracle(path, db)]
     for readers in (1, 2):
         with pario.Reader(path, comm=world.comm, db=db, options=pario.Options(readers_per_node=readers)) as reader:
-            opened_by = [rank for rank, has in enumerate(world.allgather(reader._pool is not None)) if has]
+            opened_by = [rank for rank, has in enumerate(world.allgather(reader.file.opened is not None)) if has]
             per_node = [min(readers, node_size) for node_size in leaders_sizes(world)]
             assert len(opened_by) == sum(per_node)
             assert reader.path == path
             ids = [world.rank, 5, 0]
             assert [bytes(value) for value in reader.read(ids)] == [expected[i] for i in ids]
-            assert reader._pool is not None
+            assert reader.file.opened is not None
             world.barrier()
 
 
@@ -243,8 +256,8 @@ def test_a_rank_that_opens_late_gets_no_other_file(world: World, place: Path, ha
             os.replace(f"{path}.new", path)
         world.barrier()
         if not handle:
-            reader._leaders_file = "/proc/self/fd/nothing"
-        if reader.feeder is None and not handle:
+            reader.file._leaders_file = "/proc/self/fd/nothing"
+        if reader.file.feeder is None and not handle:
             with pytest.raises(SnapshotError, match="replaced after another rank"):
                 reader.read([0])
         else:

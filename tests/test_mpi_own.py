@@ -80,7 +80,9 @@ def two_epochs(loader):
 
 
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
-@pytest.mark.parametrize(("alone", "batch_size"), [(False, 3), (False, 100), (True, 7)])
+@pytest.mark.parametrize(
+    ("alone", "batch_size"), [(False, 3), (False, 100), pytest.param(True, 7, marks=pytest.mark.full)]
+)
 def test_the_same_steps_as_through_the_ring(world, path, expected, shuffle, alone, batch_size):
     from mpi4py import MPI
 

@@ -1,11 +1,12 @@
 """Every recipe on several ranks and nodes: the same records in the same order as recipe auto, byte for byte what was
 written (read back by py-lmdb). And what LMDBIO's own code could not do, case by case.
 
-test_mpi.py runs this on 1, 2, 3 and 5 ranks of one and of two nodes, test_recipes.py on 8 ranks of four nodes. On more
+test_mpi.py runs this on 1, 2, 3 and 5 ranks of one and of two nodes, and on 8 ranks of four nodes. On more
 than two ranks of one node only what the number of ranks changes is left, as each of them repeats the jobs of two.
 """
 
 import time
+from dataclasses import replace
 from itertools import chain
 
 import lmdb
@@ -16,9 +17,8 @@ import pario
 from pario.comm.turns import Turns
 from pario.comm.world import get_world
 from pario.errors import CorruptedError, ParioError, PeerError
-from pario.plan.stagger import turn
-from pario.reader import RECIPES
-from pario.tune import choose_stagger
+from pario.options import RECIPES
+from pario.recipes.stagger import choose_stagger, turn
 
 pytestmark = pytest.mark.mpi
 
@@ -35,6 +35,12 @@ def size_of(kind, i):
     if kind == "commits":
         return 300_000 if i == 100 else 3000
     return (i * 611) % 5000
+
+
+def pinned(name, readers):
+    """This recipe with so many readers at once, where it lets them take turns."""
+    recipe = RECIPES[name]
+    return recipe if recipe.stagger is None else replace(recipe, stagger=readers)
 
 
 def write(place, kind, n):
@@ -158,7 +164,7 @@ def test_a_loop_that_all_ranks_leave_early(world, sets, recipes):
     for recipe in ("plain", "lmm", "coal", "stag"):
         if recipe not in recipes:
             continue
-        with pario.Loader(path, 3, comm=world, recipe=recipe, options=options(stagger=1)) as loader:
+        with pario.Loader(path, 3, comm=world, recipe=pinned(recipe, 1), options=options()) as loader:
             for batch in loader:
                 if batch.step == min(4, len(loader) - 1):
                     break
@@ -280,7 +286,7 @@ def test_an_error_reaches_those_who_wait_for_their_turn(world):
 @pytest.mark.parametrize("size", [0, 2])
 def test_how_many_readers_at_once(world, sets, size):
     path, values = sets["commits"]
-    with pario.Loader(path, 4, comm=world, recipe="stag", options=options(stagger=size)) as loader:
+    with pario.Loader(path, 4, comm=world, recipe=pinned("stag", size), options=options()) as loader:
         assert "stagger" not in loader.stats()
         for _ in range(2):
             assert everything(world, take(loader, values)) == list(range(len(values)))

@@ -11,6 +11,7 @@ import pytest
 
 mpi4py_MPI = pytest.importorskip("mpi4py.MPI")
 
+from pario.comm.slots import Slots  # noqa: E402
 from pario.comm.window import LEFT, Ring  # noqa: E402
 from pario.comm.world import get_world  # noqa: E402
 from pario.errors import ParioError  # noqa: E402
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.mpi
 SLOTS, ROWS = 3, 6
 
 
-@pytest.fixture(params=["self", "world"])
+@pytest.fixture(params=[pytest.param("self", marks=pytest.mark.full), "world"])
 def world(request):
     made = get_world(MPI.COMM_SELF if request.param == "self" else MPI.COMM_WORLD)
     yield made
@@ -43,7 +44,7 @@ def steps_of(group: int) -> range:
     return range(before, before + 1 + group % 3)
 
 
-def feed(ring, world, run: int, groups: range, stop, errors: list) -> None:
+def feed(ring, slots, world, run: int, groups: range, stop, errors: list) -> None:
     """Fill every group of `groups`, each when its slot's last group was finished by all."""
     random_ = random.Random(f"feed {world.rank} {run}")
     try:
@@ -52,13 +53,13 @@ def feed(ring, world, run: int, groups: range, stop, errors: list) -> None:
             if not ring.wait_done(freed, ring.check, stop):
                 return
             pause(random_)
-            nbytes = ring.slot_bytes - group % 100
-            ring.data[group % SLOTS, :nbytes] = content(world.node, run, group, nbytes)
+            nbytes = slots.slot_bytes - group % 100
+            slots.data[group % SLOTS, :nbytes] = content(world.node, run, group, nbytes)
             for step in steps_of(group):
-                row = step % len(ring.ids)
-                ring.ids[row] = np.arange(ROWS) + 1000 * step
-                ring.starts[row] = group % SLOTS * ring.slot_bytes + np.arange(ROWS)
-                ring.nbytes[row] = nbytes
+                row = step % len(slots.ids)
+                slots.ids[row] = np.arange(ROWS) + 1000 * step
+                slots.starts[row] = group % SLOTS * slots.slot_bytes + np.arange(ROWS)
+                slots.nbytes[row] = nbytes
             ring.publish(group, steps_of(group).stop)
     except BaseException as error:
         errors.append(error)
@@ -69,9 +70,11 @@ def test_stress(world, feeders: int) -> None:
     """Three runs over one ring. With two feeders the groups go in turn to two ranks of the node."""
     groups = 80
     feeders = min(feeders, world.node_size)
-    ring = Ring(world, SLOTS, 5000, 3 * (SLOTS + 1), ROWS, alive_seconds=0.5)
-    assert ring.slot_bytes == 8192
-    assert ring.data.ctypes.data % 4096 == 0
+    ring = Ring(world, SLOTS, alive_seconds=0.5)
+    slots = Slots(world, SLOTS, 5000, 3 * (SLOTS + 1), ROWS)
+    slots.allocate()
+    assert slots.slot_bytes == 8192
+    assert slots.data.ctypes.data % 4096 == 0
     for run in range(3):
         world.node_barrier()
         if world.is_leader:
@@ -79,21 +82,21 @@ def test_stress(world, feeders: int) -> None:
         world.node_barrier()
         stop, errors, thread = threading.Event(), [], None
         if world.node_rank < feeders:
-            args = (ring, world, run, range(world.node_rank, groups, feeders), stop, errors)
+            args = (ring, slots, world, run, range(world.node_rank, groups, feeders), stop, errors)
             thread = threading.Thread(target=feed, args=args)
             thread.start()
         random_ = random.Random(f"take {world.rank} {run}")
-        flat = ring.data.reshape(-1)
+        flat = slots.data.reshape(-1)
         leaves = run == 1 and world.node_rank == world.node_size - 1  # this rank leaves the second run early
         for group in range(groups // 2 if leaves else groups):
             assert ring.wait_group(group, ring.check, timeout=60) == steps_of(group).stop
             pause(random_)
-            expected = content(world.node, run, group, ring.slot_bytes - group % 100)
+            expected = content(world.node, run, group, slots.slot_bytes - group % 100)
             for step in steps_of(group):
-                row = step % len(ring.ids)
-                assert ring.ids[row].tolist() == [1000 * step + i for i in range(ROWS)]
+                row = step % len(slots.ids)
+                assert slots.ids[row].tolist() == [1000 * step + i for i in range(ROWS)]
                 for i in range(ROWS):
-                    start, nbytes = ring.starts[row, i], ring.nbytes[row, i] - i
+                    start, nbytes = slots.starts[row, i], slots.nbytes[row, i] - i
                     np.testing.assert_array_equal(flat[start : start + nbytes], expected[i:])
                 ring.finish(world.node_rank, step + 1)
         if leaves:
@@ -108,7 +111,9 @@ def test_stress(world, feeders: int) -> None:
 
 def test_a_run_is_left_in_the_middle(world) -> None:
     """A feeder that waits for free slots is stopped at once, and the next run starts clean, at a later step."""
-    ring = Ring(world, SLOTS, 4096, 12, ROWS, alive_seconds=30)
+    ring = Ring(world, SLOTS, alive_seconds=30)
+    slots = Slots(world, SLOTS, 4096, 12, ROWS)
+    slots.allocate()
     for run in range(5):
         world.node_barrier()
         if world.is_leader:
@@ -116,7 +121,7 @@ def test_a_run_is_left_in_the_middle(world) -> None:
         world.node_barrier()
         stop, errors, thread = threading.Event(), [], None
         if world.is_leader:
-            thread = threading.Thread(target=feed, args=(ring, world, run, range(1000), stop, errors))
+            thread = threading.Thread(target=feed, args=(ring, slots, world, run, range(1000), stop, errors))
             thread.start()
         ring.wait_group(0, timeout=60)
         ring.wait_group(SLOTS - 1, timeout=60)
@@ -139,7 +144,7 @@ def test_a_run_is_left_in_the_middle(world) -> None:
 
 
 def test_full_slots_are_counted_up_to_the_first_gap(world) -> None:
-    ring = Ring(world, SLOTS, 4096, 12, ROWS)
+    ring = Ring(world, SLOTS)
     assert ring.full_slots(0) == 0
     world.node_barrier()
     if world.is_leader:
@@ -156,7 +161,7 @@ def test_full_slots_are_counted_up_to_the_first_gap(world) -> None:
 
 
 def test_a_lost_group_is_an_error_and_no_wait_for_ever(world) -> None:
-    ring = Ring(world, SLOTS, 4096, 12, ROWS)
+    ring = Ring(world, SLOTS)
     if world.is_leader:
         ring.publish(SLOTS, 1)
     world.node_barrier()
@@ -167,7 +172,7 @@ def test_a_lost_group_is_an_error_and_no_wait_for_ever(world) -> None:
 
 
 def test_waiting_costs_nothing(world) -> None:
-    ring = Ring(world, SLOTS, 4096, 12, ROWS, alive_seconds=0.2)
+    ring = Ring(world, SLOTS, alive_seconds=0.2)
     looked = []
     begin = time.process_time()
     with pytest.raises(TimeoutError):

@@ -10,7 +10,7 @@ import pytest
 
 mpi4py_MPI = pytest.importorskip("mpi4py.MPI")
 
-from pario.comm import world as world_module  # noqa: E402
+from pario.comm import messages  # noqa: E402
 from pario.comm.world import World, get_world  # noqa: E402
 from pario.errors import ClosedError, LauncherError, OptionError, ParioError, PeerError  # noqa: E402
 
@@ -89,11 +89,11 @@ def test_integers(world) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<f8", [("offset", "<i8"), ("nbytes", "<i8")]])
-@pytest.mark.parametrize("chunk", [world_module.CHUNK, 1000])
+@pytest.mark.parametrize("chunk", [messages.CHUNK, 1000])
 def test_gather_array(world, dtype, chunk, monkeypatch) -> None:
     """With a small chunk the way of arrays beyond one MPI call is walked; that one array is above 2 GiB is another
     test, run by hand (PARIO_TEST_HUGE=1)."""
-    monkeypatch.setattr(world_module, "CHUNK", chunk)
+    monkeypatch.setattr(messages, "CHUNK", chunk)
 
     def part(rank: int) -> np.ndarray:
         raw = np.random.default_rng(rank).integers(0, 255, 997 * rank * np.dtype(dtype).itemsize, dtype=np.uint8)
@@ -118,10 +118,10 @@ def test_gather_array_refuses_on_all_ranks(world) -> None:
     assert world.allreduce_sum(1) == world.size  # still in step
 
 
-@pytest.mark.parametrize("chunk", [world_module.CHUNK, 4096])
+@pytest.mark.parametrize("chunk", [messages.CHUNK, 4096])
 @pytest.mark.parametrize("shape", [(0,), (7,), (123, 45), ()])
 def test_share_array(world, shape, chunk, monkeypatch) -> None:
-    monkeypatch.setattr(world_module, "CHUNK", chunk)
+    monkeypatch.setattr(messages, "CHUNK", chunk)
     expected = np.random.default_rng(7).random(shape)
     shared = world.share_array(np.asarray(expected) if world.rank == 0 else None)
     assert shared.dtype == np.float64

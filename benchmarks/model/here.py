@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.model.auto import auto_s
 from benchmarks.model.engine import Link, Machine, Store
 from benchmarks.model.recipes import Workload, ior, reading_s
-from pario.options import Options
+from pario.options import RECIPES, Options
 
 __all__ = ["STORES", "Row", "compare", "known"]
 
@@ -134,7 +134,7 @@ def compare(study: dict[str, Any]) -> list[Row]:
         made = study["sets"][cell["dataset"]]
         record = max(4096, round(made["page_bytes"] / made["records"] / 4096) * 4096)
         for recipe, runs in cell["runs"].items():
-            if runs:
+            if runs and recipe in RECIPES:  # the study's loops written by hand are not modelled
                 batch = cell["batch"] * cell["ranks"]
                 steps = max(1, round(statistics.median(run["records"] for run in runs) / batch))
                 work = Workload(cell["ranks"], cell["nodes"], batch, steps, record)

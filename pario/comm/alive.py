@@ -1,13 +1,12 @@
-"""Which of the other ranks still live, without asking them: a rank that computes for an hour answers nobody.
+"""Detects dead ranks without asking them: a rank that computes for an hour answers nobody.
 
-On the same node a look into /proc tells: a process number and its start time.
+On the same node /proc tells, by process number and start time.
 
-On other nodes the kernel tells: the leader of every node keeps one TCP connection to rank 0's process, and the system
-closes it when a process ends, in whatever way. So rank 0 hears when another node's leader is gone, and all other
-leaders hear when rank 0 is; who else of a node is gone, its own ranks know. Nothing is sent but a greeting, and one
-byte when a process ends in order. A node that loses its power is noticed by TCP's keep-alive, after a minute. Where
-nodes cannot connect to each other (a firewall between them) this part is missing, and the launcher alone can notice the
-loss of a whole node.
+Between nodes the kernel tells: the leader of every node keeps one TCP connection to rank 0's process, and the system
+closes it when a process ends, in any way. So rank 0 learns that another node's leader is gone, and all leaders learn
+that rank 0 is. The ranks of a node watch each other. A connection carries only a greeting, and one byte when a process
+ends normally. TCP's keep-alive detects a node that loses its power, after a minute. If nodes cannot connect to each
+other (a firewall), this part is missing, and only the launcher can detect the loss of a whole node.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ __all__ = ["Lifeline", "Watch", "myself"]
 
 _log = logging.getLogger("pario")
 
-#: Processes whose start time one look checks (a file in /proc each); the others are asked for existence only.
+#: Processes whose start time one check reads (a file in /proc each); of the others it tests only the existence.
 STATS_PER_LOOK = 8
 
-#: Seconds of one attempt to connect and of a greeting; of waiting for all leaders; and what start-up itself waits.
+#: Seconds for one attempt to connect and for a greeting; for all leaders; and the time that start-up itself waits.
 CONNECT_S, ACCEPT_S, START_S = 2.0, 60.0, 0.25
 
 _TOKEN_BYTES = 16
@@ -40,7 +39,7 @@ _GOODBYE = b"."
 
 
 def myself() -> list[int]:
-    """[process number, start time, process number namespace]; a start time of 0: not to be known here."""
+    """[process number, start time, process number namespace]; a start time of 0 means unknown."""
     pid = os.getpid()
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -60,13 +59,13 @@ class Watch:
     def __init__(
         self, people: Sequence[Sequence[int]], ranks: Sequence[int], me: int, lifeline: Lifeline | None = None
     ) -> None:
-        # In containers a process number may be somebody else's on this side.
+        # In another container the same process number may belong to a different process.
         self._others = [
             (node_rank, rank, pid, start)
             for node_rank, (rank, (pid, start, namespace)) in enumerate(zip(ranks, people, strict=True))
             if node_rank != me and start and namespace == people[me][2]
         ]
-        # Neighbours who look at the same time look at different ones: together they see everybody each time.
+        # Ranks that check at the same time check different neighbours: together they cover all of them.
         self._turn = me * STATS_PER_LOOK
         self._lifeline = lifeline
 
@@ -96,7 +95,7 @@ class Watch:
 
 
 class Lifeline:
-    """The connections between rank 0 and the leaders of the other nodes, set up by a thread that waits for nobody."""
+    """The connections between rank 0 and the leaders of the other nodes, set up by a background thread."""
 
     def __init__(self) -> None:
         self._links: dict[int, socket.socket] = {}
@@ -107,9 +106,10 @@ class Lifeline:
         _all.add(self)
 
     def listen(self, peers: int) -> tuple[list[str], int, bytes] | None:
-        """Rank 0's side. (addresses, port, token) for `peers` leaders; None: no network here, or too many of them."""
+        """Rank 0's side: (addresses, port, token) for `peers` leaders; None without a network, or with too many
+        leaders."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files != resource.RLIM_INFINITY and peers > files // 2:  # the other half is the script's
+        if files != resource.RLIM_INFINITY and peers > files // 2:  # the other half is for the script
             _log.debug("no connections between nodes: %d of them, and at most %d open files", peers, files)
             return None
         try:
@@ -119,21 +119,24 @@ class Lifeline:
             return None
         self._listener = listener
         token = secrets.token_bytes(_TOKEN_BYTES)
-        self._start(lambda: self._accept(listener, peers, token))
-        return [*_addresses(), socket.gethostname()], listener.getsockname()[1], token
+        address = [*_addresses(), socket.gethostname()], listener.getsockname()[1], token
+        if not self._start(lambda: self._accept(listener, peers, token)):
+            listener.close()
+            return None
+        return address
 
-    def connect(self, place: tuple[list[str], int, bytes] | None, rank: int) -> None:
-        """The side of the leader with this `rank`; `place` is what rank 0's `listen` returned."""
-        if place is not None:
-            self._start(lambda: self._connect(*place, rank))
+    def connect(self, address: tuple[list[str], int, bytes] | None, rank: int) -> None:
+        """The side of the leader with this `rank`; `address` is the result of rank 0's `listen`."""
+        if address is not None:
+            self._start(lambda: self._connect(*address, rank))
 
     def settle(self) -> None:
-        """Wait a moment for the connections; they are made later if they take longer."""
+        """Wait a moment for the connections; slower ones are completed later."""
         if self._thread is not None:
             self._thread.join(START_S)
 
     def gone(self) -> int | None:
-        """A rank at the other end of a connection that was closed without a goodbye, or None."""
+        """A rank whose connection was closed without a goodbye, or None."""
         with self._lock:
             for rank, link in list(self._links.items()):
                 try:
@@ -149,22 +152,29 @@ class Lifeline:
             return self._gone
 
     def forget(self) -> None:
-        """Close this process's copies, in a forked child: or else the parent's end would not be seen."""
+        """Close this process's copies in a forked child; otherwise the parent's end would go unnoticed."""
         for each in (self._listener, *self._links.values()):
             if each is not None:
                 each.close()
         self._links = {}
-        self._lock = threading.Lock()  # a thread that is not here may have held it
+        self._lock = threading.Lock()  # a thread of the parent may have held it
 
     def goodbye(self) -> None:
-        with self._lock:  # the thread may still be taking connections
+        with self._lock:  # the thread may still be accepting connections
             for link in self._links.values():
                 with suppress(OSError):
                     link.send(_GOODBYE)
 
-    def _start(self, target: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=target, name="pario-lifeline", daemon=True)
-        self._thread.start()
+    def _start(self, target: Callable[[], None]) -> bool:
+        """False: the system grants no thread. There are no connections then, as behind a firewall."""
+        thread = threading.Thread(target=target, name="pario-lifeline", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as e:
+            _log.debug("no connections between nodes: %s", e)
+            return False
+        self._thread = thread
+        return True
 
     def _accept(self, listener: socket.socket, peers: int, token: bytes) -> None:
         listener.settimeout(ACCEPT_S)
@@ -228,9 +238,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _addresses() -> list[str]:
-    """This machine's address towards others. No packet is sent, and no name is looked up."""
+    """This machine's address towards others. Sends no packet and looks up no name."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # an address for documentation: only the way there counts
+        probe.connect(("192.0.2.1", 9))  # an address for documentation: only the route matters
         return [probe.getsockname()[0]]
     return []
 
@@ -256,12 +266,12 @@ def _exists(pid: int) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Start time of a live process in clock ticks since boot; None: gone, a zombie, or not to be known here."""
+    """Start time of a live process in clock ticks since boot; None: gone, a zombie, or unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
     except OSError:
         return None
-    # "pid (name) state ppid ...": the name may hold blanks and parentheses; field 22 is the start time.
+    # "pid (name) state ppid ...": the name may contain blanks and parentheses; field 22 is the start time.
     fields = text[text.rindex(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])

@@ -1,19 +1,18 @@
-"""Waiting for a word of shared memory to change, between threads and between processes, without using the processor.
+"""Waits for a word of shared memory to change, between threads and processes, without using the processor.
 
 A futex is an int32 in memory and two system calls: `wait` sleeps while the word has an expected value, `wake_all` wakes
-everybody who sleeps on it. The kernel compares the word after it has queued the waiter, and looks for waiters behind a
+all that sleep on it. The kernel compares the word after it has queued the waiter, and looks for waiters behind a
 full memory barrier, so a store followed by `wake_all` is never missed:
 
     waiter                                  waker
     while word != wanted:                   fence(); word = wanted
         wait(address, word, timeout_s)      wake_all(address)
 
-That is also why there is no "somebody waits" flag beside the words: store, then look at the flag would need a full
-barrier between both (every processor delays stores behind later loads), and would save a call of less than a
-microsecond.
+There is no flag "somebody waits" beside the words: storing the word and then reading the flag would need a full barrier
+in between (every processor delays stores behind later loads), and would save a call of less than a microsecond.
 
 We use the SHARED form (without FUTEX_PRIVATE_FLAG): the word lies in memory that several processes map at different
-addresses. Elsewhere than on 64-bit Linux waiting means sleeping with back-off.
+addresses. On systems other than 64-bit Linux, waiting means sleeping with back-off.
 
 Memory order. A word announces other data: it must be visible before the word (`fence()` before the store) and must
 be read after it (`fence()` after the load). On x86-64 and s390x stores stay in order among themselves, and so do loads,
@@ -40,7 +39,7 @@ _EVERYBODY = 0x7FFFFFFF
 #: number of the futex system call, where `long` and time stamps have 64 bits
 _NUMBERS = {"x86_64": 202, "aarch64": 98, "ppc64le": 221, "riscv64": 98, "s390x": 238}
 
-#: processors that keep stores in the order of the program, and loads too
+#: processors that keep both stores and loads in program order
 _ORDERED = {"x86_64", "s390x"}
 
 #: without a futex: pauses grow from the first to the second, in seconds
@@ -60,7 +59,7 @@ def _number() -> int | None:
 _NR = _number()
 
 if _NR is not None:
-    # CDLL gives the GIL away during the call; use_errno keeps errno per thread.
+    # CDLL releases the GIL during the call; use_errno keeps errno per thread.
     _syscall = ctypes.CDLL(None, use_errno=True).syscall
     _syscall.restype = ctypes.c_long
     _nr, _wait_op, _wake_op = ctypes.c_long(_NR), ctypes.c_int(_FUTEX_WAIT), ctypes.c_int(_FUTEX_WAKE)
@@ -75,7 +74,7 @@ def _wait_futex(address: int, expected: int, timeout_s: float) -> bool:
     if done == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.EAGAIN, errno.EINTR):  # changed already; a signal, which Python handles now
+    if number in (errno.EAGAIN, errno.EINTR):  # already changed; or a signal, which Python handles now
         return True
     if number == errno.ETIMEDOUT:
         return False
@@ -106,14 +105,14 @@ def _wake_nobody(address: int) -> int:
 def wait(address: int, expected: int, timeout_s: float) -> bool:
     """Sleep while the int32 at `address` is `expected`.
 
-    True: woken, or the value is another, or a signal came, or for no reason at all: look at the word again.
+    True: woken, or the value differs, or a signal came, or spuriously: test the word again.
     False: `timeout_s` seconds have passed.
     """
     return _wait(address, expected, timeout_s)
 
 
 def wake_all(address: int) -> int:
-    """Wake all threads and processes that sleep on the int32 at `address`; how many they were (0 where unknown)."""
+    """Wake all threads and processes that sleep on the int32 at `address`; returns their number (0 if unknown)."""
     return _wake(address)
 
 
@@ -131,5 +130,5 @@ def _numba_fence() -> None:
 
 _wait = _wait_sleeping if _NR is None else _wait_futex
 _wake = _wake_nobody if _NR is None else _wake_futex
-#: Order what was written or read before against what comes after (see above).
+#: Orders earlier reads and writes before later ones (see above).
 fence: Callable[[], None] = _no_fence if platform.machine() in _ORDERED else _numba_fence

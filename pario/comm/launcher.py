@@ -1,8 +1,8 @@
-"""What started this process, and the MPI library that mpi4py loads. Light: neither mpi4py nor MPI is touched by import.
+"""Finds out what started this process, and which MPI library mpi4py loads. Importing this module imports neither.
 
-Launchers tell their processes who they are by environment variables. They are looked at for two things: without any of
-them no MPI is started, and if they announce several processes of which MPI sees one, the launcher belongs to another
-MPI library than mpi4py loads (world.get_world).
+Launchers describe a job to its processes in environment variables. pario uses them for two decisions: without any, it
+starts no MPI; and if they announce several processes while MPI sees one, the launcher belongs to another MPI library
+than the one that mpi4py loads (world.get_world).
 """
 
 from __future__ import annotations
@@ -14,9 +14,19 @@ from typing import Any, NamedTuple
 
 from pario.errors import LauncherError
 
-__all__ = ["FIT_HINT", "Launcher", "launched_rank", "launcher", "library", "load_mpi", "node_name"]
+__all__ = [
+    "FIT_HINT",
+    "Launcher",
+    "launched_rank",
+    "launcher",
+    "library",
+    "load_mpi",
+    "node_name",
+    "started_by_torch",
+    "torch_ranks",
+]
 
-#: Number of processes.
+#: Variables with the number of processes.
 _SIZES = (
     "PMI_SIZE",  # MPICH, Intel MPI, Slurm's pmi2
     "OMPI_COMM_WORLD_SIZE",  # Open MPI
@@ -25,10 +35,13 @@ _SIZES = (
     "JSM_NAMESPACE_SIZE",  # IBM jsrun
     "SLURM_STEP_NUM_TASKS",  # srun
 )
-#: This one's number.
+#: Variables with the rank of this process.
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
 
-#: (variable, who sets it), the innermost first: mpiexec inside of a batch job has srun's variables around it
+#: Variables by which a library of the MPICH family finds its launcher.
+_PMI = {"PMI_RANK", "PMI_FD", "PMI_PORT"}
+
+#: (variable, who sets it), innermost launcher first: mpiexec inside a batch job inherits the variables of srun
 _NAMES = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"),
     ("PALS_SIZE", "HPE Cray's mpiexec"),
@@ -47,11 +60,11 @@ FIT_HINT = (
 
 
 class Launcher(NamedTuple):
-    """What the environment tells.
+    """The launcher, as the environment describes it.
 
     name : in words; "" without a launcher
-    size : number of processes that it announces, 0 if unknown
-    where : "NAME=value, ..."; "" without a launcher
+    size : number of processes that it announces; 0 if unknown
+    where : the variables that say so, "NAME=value, ..."; "" without a launcher
     """
 
     name: str
@@ -60,7 +73,7 @@ class Launcher(NamedTuple):
 
 
 def launcher() -> Launcher:
-    """What started this process."""
+    """Find out what started this process."""
     size, seen = 0, []
     for name in _SIZES:
         value = os.environ.get(name, "")
@@ -72,9 +85,25 @@ def launcher() -> Launcher:
     return Launcher(name, size, ", ".join(seen))
 
 
+def torch_ranks() -> str:
+    """The variables by which torchrun, accelerate or deepspeed announce more than one process; "" if there are none.
+
+    The processes that they start know nothing of MPI.
+    """
+    size = os.environ.get("WORLD_SIZE", "")
+    if not size.isdigit() or int(size) <= 1:
+        return ""
+    return ", ".join(f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", "RANK") if name in os.environ)
+
+
+def started_by_torch() -> bool:
+    """Whether torchrun is the parent of this process. An MPI launcher's variables then describe torchrun itself."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def launched_rank() -> int | None:
-    """This process's rank as the launcher told it, None without a launcher."""
-    for name in (*_RANKS, "SLURM_PROCID"):  # that one last, since it is also set in a batch script itself
+    """The rank that the launcher gave this process; None without a launcher."""
+    for name in (*_RANKS, "SLURM_PROCID"):  # last: it is also set in the batch script itself
         value = os.environ.get(name, "")
         if value.isdigit():
             return int(value)
@@ -82,29 +111,36 @@ def launched_rank() -> int | None:
 
 
 def node_name() -> str:
-    """The scheduler's name of this node where it has one, else the host's."""
+    """The scheduler's name for this node, if it has one; else the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def load_mpi() -> Any:
     """mpi4py.MPI, imported with the user's mpi4py.rc.
 
-    Raises ImportError or RuntimeError where mpi4py finds no library, and LauncherError where MPI_Init would end this
-    process without a word to Python: an MPICH that was built without PMIx does so below a launcher that speaks PMIx
-    only (Open MPI's mpiexec, srun --mpi=pmix). Hence such a process looks at the library before MPI is started.
+    Raises ImportError or RuntimeError if mpi4py finds no library, and LauncherError if MPI_Init would end this process
+    without returning to Python. An MPICH that was built without PMIx does that under a launcher that speaks only PMIx
+    (Open MPI's mpiexec, srun --mpi=pmix); an Open MPI without its runtime does it under a launcher that does not speak
+    PMIx (MPICH's mpiexec, srun --mpi=none). In these cases the library is examined before MPI is started.
     """
     found = launcher()
-    variables = os.environ
-    pmix_only = "PMIX_RANK" in variables and not {"PMI_RANK", "PMI_FD", "PMI_PORT"} & set(variables)
-    if found.size > 1 and pmix_only and "mpi4py.MPI" not in sys.modules:
+    pmi, pmix = bool(_PMI & set(os.environ)), "PMIX_RANK" in os.environ
+    # Some builds of Open MPI know Slurm's PMI. We do not know what launchers other than these speak.
+    plain = not pmix and ("HYDI_CONTROL_FD" in os.environ or (found.name == "srun" and not pmi))
+    if found.size > 1 and ((pmix and not pmi) or plain) and "mpi4py.MPI" not in sys.modules:
         MPI, start = _load_unstarted()
         if start is not None:
-            # The names of configure's options are the only thing that a library tells about its PMI before it starts.
+            # Before it starts, a library reveals its PMI only through the names of its configure options.
             about = MPI.Get_library_version()
-            if MPI.get_vendor()[0] == "MPICH" and "MPICH configure:" in about and "pmix" not in about.lower():
+            vendor, why = MPI.get_vendor()[0], ""
+            if plain and vendor == "Open MPI":
+                why = "and without PMIx every one of them is alone"
+            elif pmix and vendor == "MPICH" and "MPICH configure:" in about and "pmix" not in about.lower():
+                why = "which was built without PMIx, and the launcher speaks nothing else"
+            if why:
                 raise LauncherError(
-                    f"{found.name} started {found.size} processes ({found.where}) and speaks PMIx, but mpi4py loaded "
-                    f"{_vendor(MPI)}, which was built without PMIx: the launcher belongs to another MPI",
+                    f"{found.name} started {found.size} processes ({found.where}), but mpi4py loaded {_vendor(MPI)}, "
+                    f"{why}: the launcher belongs to another MPI",
                     hint=FIT_HINT,
                 )
             start()
@@ -114,7 +150,7 @@ def load_mpi() -> Any:
 
 
 def library() -> tuple[str, str]:
-    """(vendor and version of the MPI library that mpi4py loads, ""), or ("", why it loads none). Starts no MPI."""
+    """(vendor and version of the MPI library that mpi4py loads, ""), or ("", why it loads none). Does not start MPI."""
     try:
         MPI, _ = _load_unstarted()
     except (ImportError, RuntimeError) as failure:
@@ -128,7 +164,7 @@ def _vendor(MPI: Any) -> str:
 
 
 def _load_unstarted() -> tuple[Any, Any]:
-    """(mpi4py.MPI, the function that starts MPI as the import would have; None where that is done or not wanted)."""
+    """(mpi4py.MPI, a function that starts MPI as the import would have; None if it is started, or must not be)."""
     import mpi4py
 
     rc = mpi4py.rc
@@ -137,7 +173,7 @@ def _load_unstarted() -> tuple[Any, Any]:
         from mpi4py import MPI
 
         return MPI, None
-    # mpi4py reads both during the import: MPI is to end with Python, as if the import had started it.
+    # mpi4py reads both during the import. MPI must be finalized at exit, as if the import had started it.
     rc.initialize, rc.finalize = False, finalize is not False
     try:
         from mpi4py import MPI

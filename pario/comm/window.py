@@ -1,24 +1,22 @@
-"""Ring: the memory that the ranks of one node share, and the words by which they wait for each other.
+"""Ring: the words in shared memory on which the ranks of one node wait for each other.
 
-    control   ready[slot], done[node rank], failed        int32 words, each on a cache line of its own
-              ready_steps[slot]; left[node rank]; one error note per rank
-    tables    ids, starts, nbytes      i64[table_steps, table_rows]; step s is row s % table_steps
-    data      u8[slots, slot_bytes]    page-aligned, so that O_DIRECT reads go straight into it
+    ready[slot], done[node rank], failed                int32 words, each on a cache line of its own
+    ready_steps[slot]; left[node rank]; one error note per rank
 
-Groups of steps go round: group g fills slot g % slots.
+Groups of steps reuse the slots (`slots.py`) in turn: group g fills slot g % slots.
 
-    feeding rank                                         every rank of the node
+    reading rank                                         every rank of the node
     wait_done(steps that free the slot)                  wait_group(g) -> steps ready so far
-    fill data[slot], write its rows of the tables        read its rows and the records' bytes
+    fill the slot, write its rows of the tables          read its rows and the records' bytes
     publish(g, ready_steps)                              finish(done_steps)
 
-No rank waits for all others: a feeder waits for the slowest rank only when the ring is full, a rank waits for the
-feeder only when the ring is empty. All waiting is on a futex with a time limit (`alive_seconds`), after which the
-waiting rank looks whether an error was posted and whether its neighbours still live. No lock between processes exists,
-so a rank that is killed leaves nothing locked behind.
+No rank waits for all others: a reading rank waits for the slowest rank only if the ring is full (back-pressure), and a
+rank waits for the reading rank only if the ring is empty. All waiting is on a futex with a time limit
+(`alive_seconds`), after which the waiting rank checks for posted errors and dead neighbours. There are no locks between
+processes, so a killed rank leaves nothing locked.
 
-Every word has one writer (a slot's `ready` the process whose turn the slot is, a rank's `done` that rank) and only
-grows within an epoch, so a store needs no atomic update and a waiter that saw an old value loses nothing.
+Every word has one writer (a slot's `ready` the process whose turn it is, a rank's `done` that rank) and only grows
+within an epoch. So a store needs no atomic update, and a waiter that saw an old value loses nothing.
 """
 
 from __future__ import annotations
@@ -28,30 +26,72 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
-from pario.comm import agree, futex
-from pario.comm.world import PAGE, AnyWorld
+from pario.comm import futex
+from pario.comm.agree import peer_error
+from pario.comm.base import AnyWorld
+from pario.comm.farewell import spread
+from pario.comm.memory import shared_parts
 from pario.errors import ClosedError, DeadRankError, OptionError, ParioError
 
 __all__ = ["LEFT", "Ring"]
 
-#: Done steps of a rank that takes nothing more from this epoch.
+#: `done` of a rank that takes nothing more from this epoch.
 LEFT = 0x7FFFFFFF
 
-#: int32 words per cache line: ranks that store their own word do not slow each other down.
+#: int32 words per cache line: one line per word, so that ranks do not slow each other down.
 LINE = 16
 
 #: Bytes of an error note.
 NOTE_BYTES = 4096
 
 
-class Flag(Protocol):
-    """What wait_done wants of a threading.Event."""
+class Notes:
+    """Errors that ranks of a node post for each other: one note per rank; the earliest note counts.
 
-    def is_set(self) -> bool: ...
+    memory : u8[Notes.nbytes(ranks)], zeroed, shared by the node
+    me : node rank of this process
+    """
+
+    def __init__(self, memory: np.ndarray, ranks: int, me: int) -> None:
+        self._heads = memoryview(memory.view(np.int64)[: 2 * ranks])  # (nanoseconds, bytes) per rank
+        self._texts: np.ndarray = memory[16 * ranks :].reshape(ranks, NOTE_BYTES)
+        self._ranks = ranks
+        self._me = me
+
+    @staticmethod
+    def nbytes(ranks: int) -> int:
+        return ranks * (16 + NOTE_BYTES)
+
+    def post(self, rank: int, text: str) -> bool:
+        """Post a note; returns whether it is the process's first. Not thread-safe."""
+        at = 2 * self._me
+        if self._heads[at]:
+            return False
+        note = f"{rank} {text}".encode(errors="replace")[:NOTE_BYTES]
+        self._texts[self._me, : len(note)] = np.frombuffer(note, dtype=np.uint8)
+        self._heads[at + 1] = len(note)
+        futex.fence()
+        self._heads[at] = time.monotonic_ns()  # one clock per node
+        futex.fence()
+        return True
+
+    def first(self) -> tuple[int, str] | None:
+        """(failing rank, text) of the note that another process posted first."""
+        futex.fence()
+        posted = [(self._heads[2 * r], r) for r in range(self._ranks) if self._heads[2 * r] and r != self._me]
+        if not posted:
+            return None
+        first = min(posted)[1]
+        note = bytes(self._texts[first, : self._heads[2 * first + 1]]).decode(errors="replace")
+        rank, _, text = note.partition(" ")
+        return int(rank), text
+
+    def clear(self) -> None:
+        for r in range(self._ranks):
+            self._heads[2 * r] = 0
 
 
 class Ring:
@@ -61,45 +101,25 @@ class Ring:
     ----------
     world : World or Solo
     slots : slots in the ring
-    slot_bytes : bytes per slot; rounded up to whole pages
-    table_steps, table_rows : shape of the tables; a table row holds one step of the whole node
-    alive_seconds : how often a waiting rank looks around
-    provide : False: without tables and data, until `provide` is called
-
-    Attributes
-    ----------
-    data : u8[slots, slot_bytes]
-    ids, starts, nbytes : i64[table_steps, table_rows]; `starts` are byte offsets into `data.reshape(-1)`
+    alive_seconds : how often a waiting rank checks for errors and dead neighbours
     """
 
-    def __init__(
-        self,
-        world: AnyWorld,
-        slots: int,
-        slot_bytes: int,
-        table_steps: int,
-        table_rows: int,
-        *,
-        alive_seconds: float = 1.0,
-        provide: bool = True,
-    ) -> None:
-        for name, value in (("slots", slots), ("slot_bytes", slot_bytes), ("table_steps", table_steps)):
-            if value < 1:
-                raise OptionError(f"{name} must be at least 1, got {value!r}")
+    def __init__(self, world: AnyWorld, slots: int, *, alive_seconds: float = 1.0) -> None:
+        if slots < 1:
+            raise OptionError(f"slots must be at least 1, got {slots!r}")
         self._world = world
         self._alive_seconds = alive_seconds
         self.slots = slots
-        self.slot_bytes = slot_bytes = -(-slot_bytes // PAGE) * PAGE
 
         ranks = world.node_size
         words = LINE * (slots + ranks + 1)  # ready, done, failed
         longs = slots + ranks  # ready_steps; left per rank
-        notes = ranks * (16 + NOTE_BYTES)
-        parts = self._allocate([4 * words, 8 * longs, notes])
+        sizes = [4 * words, 8 * longs, Notes.nbytes(ranks)]
+        parts = shared_parts(world, sizes, "allocating the ring")
 
         word = parts[0].view(np.int32)
         base = word.ctypes.data
-        self._words = memoryview(word)  # a tenth of the cost of numpy's scalar access
+        self._words = memoryview(word)  # ten times as fast as numpy's scalar access
         self._ready_at = 0
         self._done_at = LINE * slots
         self._failed_at = LINE * (slots + ranks)
@@ -109,14 +129,7 @@ class Ring:
         long = parts[1].view(np.int64)
         self._ready_steps = memoryview(long[:slots])
         self._left = memoryview(long[slots:])
-        self._note_heads = memoryview(parts[2].view(np.int64)[: 2 * ranks])  # (nanoseconds, bytes) per rank
-        self._note_texts: np.ndarray = parts[2][16 * ranks :].reshape(ranks, NOTE_BYTES)
-        self._shape = table_steps, table_rows
-        self.data: np.ndarray = np.empty((0, 0), np.uint8)
-        self.ids: np.ndarray = np.empty((0, 0), np.int64)
-        self.starts = self.nbytes = self.ids
-        if provide:
-            self.provide()
+        self._notes: Notes | None = Notes(parts[2], ranks, world.node_rank)  # None once closed
 
         self._closed = False
         self._fail_lock = threading.Lock()
@@ -124,34 +137,11 @@ class Ring:
         self._pid = os.getpid()
         self._looked = time.monotonic()
 
-    def _allocate(self, sizes: list[int]) -> list[np.ndarray]:
-        """Zeroed memory shared by the node, in pieces that begin with a page. Collective over `world`."""
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // PAGE) * PAGE)
-        memory: np.ndarray | None = None
-        error: BaseException | None = None
-        try:
-            memory = self._world.shared_bytes(starts[-1])
-        except ParioError as failure:
-            error = failure
-        self._world.agree(error, "allocating the ring")
-        assert memory is not None
-        return [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-
-    def provide(self) -> None:
-        """Allocate the memory for records, if that was not done yet. Collective over `world`; raises on all ranks."""
-        if len(self.data):
-            return
-        steps, rows = self._shape
-        table, data = self._allocate([3 * 8 * steps * rows, self.slots * self.slot_bytes])
-        self.ids, self.starts, self.nbytes = table.view(np.int64).reshape(3, steps, rows)
-        self.data = data.reshape(self.slots, self.slot_bytes)
-
     # -- feeding ranks ---------------------------------------------------------------------------------------------
 
     def publish(self, group: int, ready_steps: int) -> None:
-        """Slot `group % slots` and the tables of all steps below `ready_steps` are complete; wake who waits for them.
+        """Announce that slot `group % slots` and the tables of all steps below `ready_steps` are complete; wake the
+        waiters.
 
         Called by the process that filled the slot, in any thread.
         """
@@ -161,11 +151,13 @@ class Ring:
         self._words[LINE * slot] = group + 1
         futex.wake_all(self._ready_address[slot])
 
-    def wait_done(self, at_least_steps: int, check: Callable[[], None] | None = None, stop: Flag | None = None) -> bool:
-        """Wait until every rank of the node has finished `at_least_steps` steps. False: `stop` was set.
+    def wait_done(
+        self, at_least_steps: int, check: Callable[[], None] | None = None, stop: threading.Event | None = None
+    ) -> bool:
+        """Wait until every rank of the node has finished `at_least_steps` steps. Returns False if `stop` was set.
 
-        Raises what `check` raises, PeerError when another rank of the node posted an error, DeadRankError when one
-        died. `check` must not call MPI when this runs in a background thread.
+        Raises what `check` raises, PeerError if another rank of the node posted an error, DeadRankError if one died.
+        `check` must not call MPI if this runs in a background thread.
         """
         words, first = self._words, self._done_at
         for rank, address in enumerate(self._done_address):
@@ -179,26 +171,27 @@ class Ring:
         return stop is None or not stop.is_set()
 
     def is_done(self, at_least_steps: int) -> bool:
-        """Has every rank of the node finished so many steps? `wait_done` without waiting."""
+        """True if every rank of the node has finished this many steps: `wait_done` without waiting."""
         first = self._done_at
         done = all(self._words[first + LINE * rank] >= at_least_steps for rank in range(len(self._done_address)))
         futex.fence()
         return done
 
     def deserted(self) -> bool:
-        """Every rank of the node has left this epoch: what is read now is for nobody."""
+        """True if every rank of the node has left this epoch, so that nobody needs further reads."""
         return all(self.has_left(rank) for rank in range(len(self._done_address)))
 
     def has_left(self, node_rank: int) -> bool:
-        """This rank of the node takes nothing more from this epoch."""
+        """True if this rank of the node takes nothing more from this epoch."""
         return bool(self._words[self._done_at + LINE * node_rank] == LEFT)
 
     def stop_feeder(self, stop: threading.Event, thread: threading.Thread, limit_s: float = math.inf) -> bool:
-        """Set `stop` and wait until `thread`, which may be inside wait_done, has ended; whether it has in `limit_s`."""
+        """Set `stop` and wait for `thread`, which may be inside wait_done; returns whether it ended within
+        `limit_s`."""
         stop.set()
         pause, end = 1e-3, time.monotonic() + limit_s
         while thread.is_alive() and time.monotonic() < end:
-            # Again and again: the thread may have looked at `stop` just before and fall asleep just after a wake.
+            # Repeatedly: the thread may have tested `stop` just before, and fall asleep just after a wake.
             self.wake()
             thread.join(pause)
             pause = min(2 * pause, 0.05)
@@ -207,9 +200,9 @@ class Ring:
     # -- every rank ------------------------------------------------------------------------------------------------
 
     def wait_group(self, group: int, check: Callable[[], None] | None = None, timeout: float | None = None) -> int:
-        """Wait until `group` is published; the number of steps that are ready then.
+        """Wait until `group` is published; returns the number of steps that are ready then.
 
-        While it waits it looks at least every `alive_seconds` for errors and dead neighbours and calls `check`.
+        While it waits, it checks at least every `alive_seconds` for errors and dead neighbours, and calls `check`.
         Raises PeerError, DeadRankError, what `check` raises, and TimeoutError after `timeout` seconds.
         """
         slot = group % self.slots
@@ -219,7 +212,8 @@ class Ring:
         return self._ready_steps[slot]
 
     def full_slots(self, group: int) -> int:
-        """How many groups, from `group` on and without a gap, are published and not yet overwritten. At once."""
+        """Number of groups, from `group` on and without a gap, that are published and not yet overwritten. Does not
+        wait."""
         for k in range(self.slots):
             if self._words[LINE * ((group + k) % self.slots)] != group + k + 1:
                 return k
@@ -240,7 +234,7 @@ class Ring:
             futex.wait(address, now, left)
 
     def finish(self, node_rank: int, done_steps: int) -> None:
-        """This rank (`node_rank`) needs no records of steps below `done_steps` any more; wakes waiting feeders.
+        """This rank (`node_rank`) no longer needs records of steps below `done_steps`; wakes waiting reading ranks.
 
         LEFT as `done_steps`: it takes nothing more from this epoch.
         """
@@ -249,39 +243,33 @@ class Ring:
         futex.wake_all(self._done_address[node_rank])
 
     def reset(self, done_steps: int = 0) -> None:
-        """A new run, from step `done_steps` on: nothing published, nothing posted.
+        """Prepare a new run from step `done_steps` on: nothing published, nothing posted.
 
-        Called by one rank of the node between two node barriers, when all feeder threads have stopped.
+        Called by one rank of the node between two node barriers, when all reading threads have stopped.
         """
         for slot in range(self.slots):
             self._words[LINE * slot] = 0
             self._ready_steps[slot] = 0
         for rank in range(len(self._done_address)):
             self._words[self._done_at + LINE * rank] = done_steps
-            self._note_heads[2 * rank] = 0
+        if self._notes is not None:
+            self._notes.clear()
         self._words[self._failed_at] = 0
 
     def fail(self, rank: int, text: str) -> None:
         """Post an error for the other ranks of the node (the first one counts) and wake them all. Any thread.
 
-        rank : the failing rank, mostly this one
-        text : kind of the error and its message, cut to 4 KiB of UTF-8
+        rank : the failing rank, usually this one
+        text : kind of the error and its message, truncated to 4 KiB of UTF-8
         """
-        with self._fail_lock:  # the feeder thread and the main thread of one process share a note
-            me = self._me
-            if self._closed or self._note_heads[2 * me]:
+        with self._fail_lock:  # the reading thread and the main thread of one process share a note
+            if self._notes is None or not self._notes.post(rank, text):
                 return
-            note = f"{rank} {text}".encode(errors="replace")[:NOTE_BYTES]
-            self._note_texts[me, : len(note)] = np.frombuffer(note, dtype=np.uint8)
-            self._note_heads[2 * me + 1] = len(note)
-            futex.fence()
-            self._note_heads[2 * me] = time.monotonic_ns()  # one clock per node
-            futex.fence()
             self._words[self._failed_at] = 1
         self.wake()
 
     def wake(self) -> None:
-        """Wake everybody on this node who waits for anything; they look around and go on waiting."""
+        """Wake all waiting ranks of this node; they check for errors and continue to wait."""
         if not self._closed:
             for address in self._ready_address + self._done_address:
                 futex.wake_all(address)
@@ -289,26 +277,26 @@ class Ring:
     def check(self) -> None:
         """Raise PeerError if another rank of the node posted an error, DeadRankError if one is gone.
 
-        Cheap: dead neighbours are looked for at most once per `alive_seconds`.
+        Cheap: checks for dead neighbours at most once per `alive_seconds`.
         """
         self._look(None)
 
     def close(self) -> None:
-        """This rank leaves: it is not missed from now on, and its views are dropped. Local, idempotent.
+        """This rank leaves: the others no longer expect it, and it drops its views. Local, idempotent.
 
         The memory itself belongs to the World, which frees it.
         """
         if (
             self._closed or os.getpid() != self._pid
-        ):  # a forked child has a copy of this object, but no part in the ring
+        ):  # a forked child has a copy of this object, but does not belong to the ring
             return
         self.finish(self._me, LEFT)
         self._left[self._me] = 1
         self.wake()
         with self._fail_lock:
             self._closed = True
-        self._words = self._ready_steps = self._note_heads = self._left = memoryview(b"")
-        self.data = self.ids = self.starts = self.nbytes = self._note_texts = np.empty(0, np.uint8)
+            self._notes = None
+        self._words = self._ready_steps = self._left = memoryview(b"")
 
     # -- looking around --------------------------------------------------------------------------------------------
 
@@ -318,28 +306,22 @@ class Ring:
         if self._words[self._failed_at]:
             self._raise_posted()
         now = time.monotonic()
-        if now - self._looked >= self._alive_seconds:  # before `check`: an MPI library may stumble over a dead rank
+        if now - self._looked >= self._alive_seconds:  # before `check`: an MPI library may fail over a dead rank
             self._looked = now
             self._check_alive()
         if check is not None:
             check()
 
     def _raise_posted(self) -> None:
-        futex.fence()
-        heads = self._note_heads
-        posted = [(heads[2 * r], r) for r in range(len(self._done_address)) if heads[2 * r] and r != self._me]
-        if not posted:
-            return  # our own error: raised by whoever posted it
-        first = min(posted)[1]
-        note = bytes(self._note_texts[first, : heads[2 * first + 1]]).decode(errors="replace")
-        rank, _, text = note.partition(" ")
-        raise agree.spread(self._world, agree.peer_error(int(rank), text))
+        first = self._notes.first() if self._notes is not None else None
+        if first is not None:  # None: our own error; the code that posted it raises it
+            raise spread(self._world, peer_error(*first))
 
     def _check_alive(self) -> None:
         try:
             self._world.check_alive(self._is_closed)
         except DeadRankError as error:
-            raise agree.spread(self._world, error) from None
+            raise spread(self._world, error) from None
 
     def _is_closed(self, node_rank: int) -> bool:
         return bool(self._left[node_rank])

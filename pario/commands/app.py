@@ -1,6 +1,6 @@
-"""The command line as click sees it: names, arguments, help. The work is done by the modules beside this one.
+"""The commands, their arguments and help texts, for click. The modules beside this one do the work.
 
-They are imported when a command runs, so that `--help` and a wrong option need no Numba and no MPI.
+Those are imported when a command runs, so that `--help` and a wrong option load neither Numba nor MPI.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["group"]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _path = click.argument("path")
-_db = click.option("--db", metavar="NAME", help="A named database. Without: the main one.")
+_db = click.option("--db", metavar="NAME", help="Named database. Default: the main one.")
 
 
 @click.group(context_settings=_SETTINGS, invoke_without_command=True)
@@ -29,8 +29,8 @@ def group(context: click.Context) -> None:
 
     New here? Try:  python -m pario demo
 
-    PATH is an LMDB: its folder, or the data file itself. Nothing is ever written to it; `index` writes a small file
-    beside it.
+    PATH is an LMDB: its folder, or the data file itself. pario never writes to it; `index` writes a small file beside
+    it.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -39,13 +39,13 @@ def group(context: click.Context) -> None:
 @group.command()
 @click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1, 64), help="MPI ranks to start.")
 @click.option(
-    "--folder", type=click.Path(path_type=Path), help="Keep the LMDBs here, instead of in a temporary directory."
+    "--folder", type=click.Path(path_type=Path), help="Keep the LMDBs here. Default: a temporary directory."
 )
 def demo(ranks: int, folder: Path | None) -> int:
     """Train a small network on two ranks, in seconds.
 
-    Writes scikit-learn's handwritten digits to an LMDB, starts two MPI ranks by mpiexec, trains a network that reads
-    the LMDB through pario, and prints how well it learned. Needs no data, no accelerator and no network.
+    Writes scikit-learn's handwritten digits to an LMDB, starts two MPI ranks with mpiexec, trains a network that reads
+    the LMDB through pario, and prints its accuracy. Needs no data, no accelerator and no network.
 
     \b
     Example:
@@ -60,10 +60,10 @@ def demo(ranks: int, folder: Path | None) -> int:
 @_path
 @_db
 def info(path: str, db: str | None) -> int:
-    """What is in this file?
+    """Show what a file contains.
 
-    Prints the LMDB format, the databases with their entries and pages, the sizes of the records, whether they lie in
-    the file in key order, and whether an index is saved.
+    Prints the LMDB format, the databases with their entries and pages, the record sizes, whether the records lie in the
+    file in key order, and whether an index is saved.
 
     \b
     Example:
@@ -76,12 +76,12 @@ def info(path: str, db: str | None) -> int:
 
 @group.command()
 @_path
-@click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1), help="Number of records.")
+@click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1), help="Number of first records.")
 @_db
 def head(path: str, count: int, db: str | None) -> int:
-    """Show the first records and what they seem to be.
+    """Show the first records, one from the middle and the last, and what they seem to be.
 
-    The value is only looked at: a pickle is recognised, never loaded.
+    Values are inspected, never executed: a pickle is recognised, not loaded. "~" marks an id that is an estimate.
 
     \b
     Example:
@@ -98,9 +98,9 @@ def head(path: str, count: int, db: str | None) -> int:
 def index(path: str, db: str | None) -> int:
     """Build the index ahead of a job.
 
-    The index says where each record lies. It is made from the LMDB's inner pages, without reading the records, and
-    saved beside the dataset (or, if that is not writable, in your cache directory). The Loader makes it by itself when
-    it is missing; for a dataset of terabytes you may want to do it once, on many ranks.
+    The index says where each record lies. pario builds it from the LMDB's inner pages, without reading the records, and
+    saves it beside the dataset, or in your cache directory if that place is not writable. The Loader builds a missing
+    index by itself; for a dataset of terabytes you may prefer to build it once, on many ranks.
 
     \b
     Examples:
@@ -116,10 +116,11 @@ def index(path: str, db: str | None) -> int:
 @_path
 @_db
 def verify(path: str, db: str | None) -> int:
-    """Read everything once, and look for damage.
+    """Read the whole file and look for damage.
 
-    Checks the headers and bounds of all pages in use, the order of the keys, the number of records, and that every
-    byte can be read. Prints each damage with its page and offset. Exit status 1 if there is any.
+    Checks that all pages in use have valid headers and bounds, that no page is used twice or both used and free, that
+    keys are in order, that the number of records is right, that every byte can be read, and that the index matches.
+    Prints each fault with its file, page, offset and record. The exit status is 1 if there is any.
 
     \b
     Examples:
@@ -137,15 +138,15 @@ def verify(path: str, db: str | None) -> int:
     default="small",
     show_default=True,
     type=click.Choice(["small", "full", "tiny"]),
-    help="small: under 10 minutes on 2 cores; full: all ranks, nodes, stores and sets, hours; tiny: does it run?",
+    help="small: under 10 minutes on 2 cores; full: all ranks, nodes, stores and sets, hours; tiny: a trial run.",
 )
 @click.option("--out", metavar="DIR", default="pario-study", show_default=True, help="JSON, tables and figures.")
-@click.option("--data", metavar="DIR", help="Data sets are made and kept here. Without: in DIR of --out, for this run.")
+@click.option("--data", metavar="DIR", help="Make and keep the data sets here. Default: in DIR of --out, for this run.")
 @click.option("--recipes", metavar="NAME,...", help="Only these.")
 @click.option("--stores", metavar="NAME,...", help="Only these: disk, throttled, latency, latency-cached.")
-@click.option("--ranks", metavar="N,...", help="Only cells of so many ranks.")
+@click.option("--ranks", metavar="N,...", help="Only cells with these numbers of ranks.")
 @click.option("--rounds", type=click.IntRange(1), help="Timed runs of each recipe in a cell. Default: the preset's, 5.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the shuffled orders.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the shuffled orders.")
 def study(
     preset: str,
     out: str,
@@ -161,10 +162,10 @@ def study(
     A recipe is a way to read: `plain` is py-lmdb on every rank, `lmm`, `dm`, `dio`, `prov`, `coal` and `stag` are the
     steps of LMDBIO, `auto` is pario's own. Data sets are made, jobs of several ranks are started by mpiexec, and the
     recipes read in turns, cold and warm; their content is compared with what py-lmdb reads. The bare disk is always
-    measured; a throttled block device and a store with latency where this machine lets you (a source checkout, root,
-    FUSE). Ends with tables and bars; figures need `pip install "pario[study]"`.
+    measured; a throttled block device needs root, and a store with latency `pip install "pario[latency-store]"` and
+    fuse3. Ends with tables and bars; figures need `pip install "pario[study]"`.
 
-    Ctrl-C keeps what is measured by then.
+    Ctrl-C keeps what has been measured so far.
 
     \b
     Examples:
@@ -172,11 +173,11 @@ def study(
       python -m pario bench study --preset full --out results --data /scratch/sets
       python -m pario bench study --recipes plain,auto --stores disk --ranks 1,4
     """
+    from pario.bench.study.cells import LOOPS, PRESETS, RECIPES, STORES
     from pario.commands import study as room
-    from pario.study.cells import PRESETS, RECIPES, STORES
 
     try:
-        chosen = room.chosen(recipes, RECIPES, "recipe")
+        chosen = room.chosen(recipes, (*RECIPES, *LOOPS), "recipe")
         places = room.chosen(stores, tuple(STORES), "store")
         known = [str(number) for number in PRESETS[preset].ranks]
         numbers = [int(number) for number in room.chosen(ranks, known, "number of ranks")]
@@ -188,7 +189,7 @@ def study(
 
 
 class _Bench(click.Command):
-    """`bench PATH`, and below the same name `bench study`."""
+    """`bench PATH`, and under the same name `bench study`."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -228,36 +229,30 @@ class _Bench(click.Command):
     type=click.Choice(["auto", "posix", "direct"]),
     help="posix: through the page cache; direct: past it (O_DIRECT).",
 )
-@click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep so long per batch, as a training step.")
+@click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep per batch, for a training step.")
 @click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
-@click.option("--inflight", type=int, help="Reads under way at once per reading rank.")
-@click.option("--readers-per-node", type=int, help="Ranks of a node that read.")
-@click.option("--report", is_flag=True, help="What each rank did, and which part was the slow one.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of text.")
+@click.option("--inflight", type=int, help="Reads in flight per reading rank.")
+@click.option("--readers-per-node", type=int, help="Number of reading ranks per node.")
+@click.option("--report", is_flag=True, help="Print what each rank did, and the slow part.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
 def bench(
     path: str,
     db: str | None,
-    batch_size: int,
-    shuffle: str,
-    decoder: str,
-    recipe: str,
-    size: int | None,
-    epochs: int,
     fetch: str,
-    step_ms: float,
-    cold: bool,
     inflight: int | None,
     readers_per_node: int | None,
     report: bool,
     as_json: bool,
+    **workload: Any,
 ) -> int:
     """Measure how fast a dataset is read, and why.
 
-    Reads epochs as a training job would. Give it the batch size, the shuffle and the decoder of your job, and start it
-    the way you start your job. A large "share" means that the ranks waited for the storage; a large "turn" means that
-    the storage waited for the ranks. --report has a line per rank, and says in a sentence what was slow.
+    Reads epochs as a training job would. Use the batch size, shuffle and decoder of your job, and start it as you start
+    your job. A large "share" means that the ranks waited for the storage; a large "turn" means that the storage waited
+    for the ranks. --report prints a line per rank, and a sentence that names the slow part.
 
-    "study" instead of a PATH compares all ways to read (`bench study --help`); a dataset of that name is ./study.
+    "study" in place of a PATH compares all ways of reading (`bench study --help`); write ./study for a dataset of that
+    name.
 
     \b
     Examples:
@@ -265,37 +260,26 @@ def bench(
       mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
       python -m pario bench study
     """
+    from pario.bench.dataset import Workload
     from pario.commands.bench import bench as run
+    from pario.options import Options
 
-    knobs = {"inflight": inflight, "readers_per_node": readers_per_node}
-    return run(
-        path,
-        db=db,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        decoder=decoder,
-        recipe=recipe,
-        size=size,
-        epochs=epochs,
-        fetch=fetch,
-        step_ms=step_ms,
-        cold=cold,
-        report=report,
-        as_json=as_json,
-        options={name: value for name, value in knobs.items() if value is not None},
-    )
+    workload["shuffle"] = workload["shuffle"] != "none" and workload["shuffle"]
+    given: dict[str, Any] = {"inflight": inflight, "readers_per_node": readers_per_node}
+    options = Options(fetch=fetch, **{name: value for name, value in given.items() if value is not None})
+    return run(path, Workload(**workload, options=options), db=db, report=report, as_json=as_json)
 
 
 @group.command()
 @click.argument("path", required=False)
 @_db
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
 def doctor(path: str | None, db: str | None, as_json: bool) -> int:
-    """What is off on this machine?
+    """Check this machine for what pario needs.
 
-    Looks at the launcher and the MPI library, the nodes and ranks as pario sees them, cores, memory, shared memory and
-    the place of the compiled kernels; with PATH also at the dataset, its file system and its index. Reads no records
-    and writes nothing to the dataset. Exit status 1 if something is off.
+    Checks the launcher and the MPI library, the nodes and ranks as pario sees them, cores, memory, shared memory and
+    the folder of compiled kernels; with PATH also the dataset, its file system and its index. Reads no records and
+    writes nothing to the dataset. The exit status is 1 if something is wrong.
 
     \b
     Examples:
@@ -308,15 +292,18 @@ def doctor(path: str | None, db: str | None, as_json: bool) -> int:
 
 
 @group.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--ranks", type=click.IntRange(1), help="Start so many MPI ranks by mpiexec.")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="Start this many MPI ranks with mpiexec.")
 @click.option("-m", "module", is_flag=True, help="TARGET is a module, as for python -m.")
+@click.option("--oversubscribe", is_flag=True, help="With -n: allow more than 16 ranks per core of this machine.")
 @click.argument("target")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(ranks: int | None, module: bool, target: str, arguments: tuple[str, ...]) -> int | Callable[[], int]:
-    """Run a script unchanged; what it reads through lmdb, pario reads.
+def run(
+    ranks: int | None, module: bool, oversubscribe: bool, target: str, arguments: tuple[str, ...]
+) -> int | Callable[[], int]:
+    """Run a script unchanged, with pario reading its LMDBs.
 
     In the script, `lmdb.open(..., readonly=True)` opens with pario: without a memory map, and faster on cold random
-    reads. Environments for writing go to the real lmdb. Holds for the workers of a PyTorch DataLoader, too.
+    reads. Environments opened for writing go to the real lmdb. The workers of a PyTorch DataLoader are covered, too.
 
     \b
     Examples:
@@ -327,8 +314,8 @@ def run(ranks: int | None, module: bool, target: str, arguments: tuple[str, ...]
     from pario.commands import run as script
 
     if ranks is not None:
-        return script.launch(ranks, module, target, arguments)
-    # Called when click is done, since it would change some of the script's exceptions.
+        return script.launch(ranks, module, target, arguments, oversubscribe=oversubscribe)
+    # Called after click has returned, since click would change some of the script's exceptions.
     return lambda: script.run(module, target, arguments)
 
 
@@ -341,12 +328,12 @@ def run(ranks: int | None, module: bool, target: str, arguments: tuple[str, ...]
 @click.option("--partition", metavar="NAME")
 @click.option("--account", metavar="NAME")
 @click.option("--gpus-per-task", metavar="N", help="Accelerators per rank.")
-@click.option("--array", metavar="RANGE", help="Of job_array: for example 0-19%4.")
-@click.option("--signal", metavar="B:USR1@SECONDS", help="Of train_requeue: how long before the limit to save.")
+@click.option("--array", metavar="RANGE", help="For job_array, for example 0-19%4.")
+@click.option("--signal", metavar="B:USR1@SECONDS", help="For train_requeue: how long before the limit to save.")
 @click.option("--data", metavar="PATH", help="The LMDB.")
-@click.option("--script", metavar="FILE", help="Your training script. Without: one of pario's examples, copied.")
+@click.option("--script", metavar="FILE", help="Your training script. Default: a copy of one of pario's examples.")
 @click.option("--set", "others", metavar="KNOB=VALUE", multiple=True, help="Any other knob of the template.")
-@click.option("-o", "--output", metavar="FILE", help="Instead of NAME.slurm; - for standard output.")
+@click.option("-o", "--output", metavar="FILE", help="Output file. Default: NAME.slurm; - for standard output.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def jobscript(
     name: str | None,
@@ -357,9 +344,9 @@ def jobscript(
     force: bool,
     **sbatch: str | None,
 ) -> int:
-    """Write out a Slurm job script, filled in.
+    """Write a filled-in Slurm job script.
 
-    Without a NAME it lists the templates.
+    Without NAME, list the templates.
 
     \b
     Examples:

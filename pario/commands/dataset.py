@@ -6,28 +6,32 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from pario.comm.world import AnyWorld, get_world
+from pario.comm.base import AnyWorld, together
+from pario.comm.world import get_world
+from pario.commands.screen import printable
 from pario.errors import DatabaseError, EmptyError, ParioError, ReadError
-from pario.fetch.base import ReadPool, resolve
+from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
-from pario.format.layout import F_BIGDATA, F_SUBDATA, Db
+from pario.fetch.resolve import resolve
+from pario.fetch.snapshot import read_snapshot
+from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
 from pario.format.page import Page
 from pario.format.tree import Tree, database_names, named_database
-from pario.locate.snapshot import read_snapshot
 
-__all__ = ["Dataset", "Item", "name_of"]
+__all__ = ["Dataset", "Item", "key_text", "name_of"]
 
 #: Reads under way at once per rank.
 INFLIGHT = 8
 
 
 class Item(NamedTuple):
-    """A record as a command shows it; `value` may be cut."""
+    """A record as a command shows it; `value` may be cut. about : its id is estimated, as nobody counted up to it."""
 
     id: int
     key: bytes
     nbytes: int
     value: bytes
+    about: bool = False
 
 
 class Dataset:
@@ -38,17 +42,11 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.world: AnyWorld = get_world()
-        error: BaseException | None = None
-        opened: Any = None
-        try:
+        self.world: AnyWorld = get_world(each_alone=True)
+        with together(self.world, "opening the dataset"):
             self.path = resolve(path)
-            opened = PosixFetcher(self.path)
-            self.snapshot = read_snapshot(opened)
-        except BaseException as e:
-            error = e
-        self.world.agree(error, "opening the dataset")
-        self.fetcher: PosixFetcher = opened
+            self.fetcher = PosixFetcher(self.path)
+            self.snapshot = read_snapshot(self.fetcher)
         self.snapshot = self.world.bcast(self.snapshot)
         self.pool = ReadPool(self.fetcher, INFLIGHT)
         self.main = self.tree(self.snapshot.main)
@@ -101,6 +99,33 @@ class Dataset:
                     return items
         return items
 
+    def middle_item(self, tree: Tree, value_bytes: int) -> Item:
+        """A record from the middle of the tree, in key order. Reads one page per level, and the value."""
+        pgno, level, before, width = tree.db.md_root, 1, 0.0, 1.0
+        while True:
+            page = tree.page(pgno, level)
+            i = page.n // 2
+            before += width * i / page.n  # the share of the records that lie before it, if all pages hold as many
+            width /= page.n
+            if level == tree.db.md_depth:
+                break
+            pgno, level = page.child(i), level + 1
+        about = level > 1 or bool(tree.flags & MDB_DUPSORT)
+        return Item(round(before * tree.db.md_entries), *next(self._values(tree, page, i, value_bytes)), about)
+
+    def last_item(self, tree: Tree, value_bytes: int) -> Item:
+        """The last record in key order."""
+        page, i = tree.last()[-1]
+        node = page.node(i)
+        dups = tree.dups(node)
+        if dups is None:
+            found = next(self._values(tree, page, i, value_bytes))
+        else:
+            leaf, k = dups.last()[-1]
+            value = leaf.key(k)
+            found = node.key, len(value), value[:value_bytes]
+        return Item(tree.db.md_entries - 1, *found)
+
     def _values(self, tree: Tree, leaf: Page, i: int, most: int) -> Iterator[tuple[bytes, int, bytes]]:
         node = leaf.node(i)
         key = node.key
@@ -116,27 +141,32 @@ class Dataset:
             else:
                 yield key, node.nbytes, bytes(node.data[:most])
             return
-        pairs = dups.items() if isinstance(dups, Tree) else ((dups, k) for k in range(dups.n))
-        for page, k in pairs:
+        for page, k in dups.items():
             value = page.key(k)
             yield key, len(value), value[:most]
 
     def together(self, work: Callable[[], Any], doing: str) -> Any:
         """Call `work` on this rank; raise on all ranks if it fails on one."""
-        error: BaseException | None = None
-        out: Any = None
-        try:
-            out = work()
-        except BaseException as e:
-            error = e.at(path=self.path) if isinstance(e, ParioError) else e
-        self.world.agree(error, doing)
-        return out
+        with together(self.world, doing):
+            try:
+                return work()
+            except ParioError as e:
+                e.at(path=self.path)
+                raise
 
     def close(self) -> None:
         """Collective."""
         self.pool.close()
         self.fetcher.close()
         self.world.free()
+
+
+def key_text(tree: Tree, key: bytes) -> str:
+    """The key as people read it: integer keys as numbers."""
+    if tree.flags & MDB_INTEGERKEY:
+        order: Any = tree.snapshot.byteorder
+        return str(int.from_bytes(key, order))
+    return printable(key)
 
 
 def name_of(name: bytes) -> str:

@@ -1,7 +1,7 @@
-"""`doctor`: what a support engineer asks first, and a sentence of advice where something is off.
+"""`doctor`: what a support engineer asks first, with a sentence of advice for every problem.
 
-Every rank tells its facts, rank 0 judges them. `advice` is a function of the facts alone, so that each of its sentences
-can be tested without the machine that provokes it.
+Every rank collects facts, and rank 0 judges them. `advice` is a function of the facts alone, so each of its sentences
+can be tested without the machine that has the problem.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from typing import Any
 
 import pario
 from pario import machine
-from pario.assemble import allowed_cores, fair_threads
+from pario.comm.base import AnyWorld
 from pario.comm.launcher import launcher, library, node_name
-from pario.comm.world import AnyWorld, Solo, get_world
+from pario.comm.solo import Solo
+from pario.comm.world import get_world
 from pario.commands.mpiexec import mpiexec_family, mpiexec_place
 from pario.commands.screen import counted, decimal_bytes, screen
 from pario.errors import LauncherError, ParioError
-from pario.fetch.base import resolve
 from pario.fetch.posix import PosixFetcher
+from pario.fetch.resolve import resolve
+from pario.fetch.snapshot import read_snapshot
 from pario.format.tree import Tree, named_database
-from pario.kernels.jit import cache_directory, cache_is_usable
-from pario.locate.index import saved_index, sidecar_places
-from pario.locate.snapshot import read_snapshot
+from pario.kernels.jit import cache_directory, cache_problem
+from pario.locate.sidecar import saved_index, sidecar_places
+from pario.machine import allowed_cores, fair_threads
 from pario.options import BLOCK_SLOTS, Options
 
 __all__ = ["advice", "doctor"]
 
 _PACKAGES = ("numpy", "numba", "mpi4py", "h5py", "lmdb")
 
-#: What the index takes per record in shared memory, in bytes: offset and size, and the record's number in file order.
+#: Bytes of shared memory per record that the index takes: offset, size, and the record's number in file order.
 _INDEX_BYTES = 24
 
 
@@ -66,7 +68,7 @@ def doctor(path: str | None, db: str | None, as_json: bool) -> int:
 
 
 def _rank_facts(world: AnyWorld, path: str | None, db: str | None) -> dict[str, Any]:
-    """What this rank knows; the leader of a node also tells about the node."""
+    """The facts of this rank; on the leader of a node also those of the node."""
     facts: dict[str, Any] = {
         "rank": world.rank,
         "node": world.node,
@@ -75,7 +77,7 @@ def _rank_facts(world: AnyWorld, path: str | None, db: str | None) -> dict[str, 
         "machine_cores": os.cpu_count() or 1,
         "core_quota": machine.core_quota(),
         "versions": _versions(),
-        "mpi": None if isinstance(world, Solo) else _mpi_facts(world.mpi),
+        "mpi": None if world.mpi is None else _mpi_facts(world.mpi),
     }
     if world.is_leader:
         facts["memory"] = machine.memory()
@@ -106,26 +108,26 @@ def _mpi_facts(MPI: Any) -> dict[str, str]:
 
 
 def _kernel_facts() -> dict[str, Any]:
-    place = cache_directory()
-    where = machine.file_system(place)
+    folder = cache_directory()
+    where = machine.file_system(folder)
     return {
-        "place": place,
-        "usable": cache_is_usable(),
+        "place": folder,
+        "problem": cache_problem(),
         "file_system": where.type,
         "shared": where.shared,
-        "compiled": sum(1 for _ in Path(place).rglob("*.nbc")) if os.path.isdir(place) else 0,
+        "compiled": sum(1 for _ in Path(folder).rglob("*.nbc")) if os.path.isdir(folder) else 0,
     }
 
 
 def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
-    """With "error" where it cannot be opened."""
+    """Facts about the dataset; with "error" if it cannot be opened."""
     facts: dict[str, Any] = {}
     try:
-        place = resolve(path)
-        where = machine.file_system(place)
-        facts |= {"path": place, "file_system": where.type, "kind": where.kind, "mounted_at": where.place}
+        file = resolve(path)
+        where = machine.file_system(file)
+        facts |= {"path": file, "file_system": where.type, "kind": where.kind, "mounted_at": where.mounted_at}
         facts |= {"source": where.source, "readonly": where.readonly}
-        fetcher = PosixFetcher(place)
+        fetcher = PosixFetcher(file)
         try:
             snapshot = read_snapshot(fetcher)
             tree = Tree(lambda n: fetcher.pread(n * snapshot.page_size, snapshot.page_size), snapshot, snapshot.main)
@@ -133,10 +135,10 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
             status, ahead = fetcher.status(), fetcher.read_ahead_bytes
         finally:
             fetcher.close()
-        lock = os.path.join(os.path.dirname(place), "lock.mdb")
+        lock = os.path.join(os.path.dirname(file), "lock.mdb")
         if not os.path.exists(lock):
-            lock = place + "-lock"
-        saved, unfit = saved_index(place, status, snapshot, db)
+            lock = file + "-lock"
+        saved, unfit = saved_index(file, status, snapshot, db)
         facts |= {
             "bytes": status.st_size,
             "read_ahead_bytes": ahead,
@@ -146,7 +148,7 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
             "open_by": machine.lock_holders(lock),
             "index": saved,
             "unfit_indexes": unfit,
-            "index_places": [place for place in sidecar_places(place, db) if _can_write(os.path.dirname(place))],
+            "index_places": [name for name in sidecar_places(file, db) if _can_write(os.path.dirname(name))],
         }
     except ParioError as e:
         facts["error"] = str(e)
@@ -156,13 +158,13 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
 
 
 def _can_write(folder: str) -> bool:
-    while not os.path.exists(folder):  # it will be made
+    while not os.path.exists(folder):  # it will be created
         folder = os.path.dirname(folder)
     return os.access(folder, os.W_OK)
 
 
 def _report(world: AnyWorld, everyones: list[dict[str, Any]], refused: LauncherError | None) -> dict[str, Any]:
-    """All facts and the advice, as --json shows them; on rank 0 (the others get one without advice)."""
+    """All facts and the advice, as --json shows them, on rank 0; the other ranks get a report without advice."""
     found = launcher()
     nodes = []
     for _, group in groupby(sorted(everyones, key=lambda f: (f["node"], f["rank"])), key=lambda f: f["node"]):
@@ -187,15 +189,15 @@ def _report(world: AnyWorld, everyones: list[dict[str, Any]], refused: LauncherE
     if world.rank == 0:
         if mpi is None:
             report["mpi_library"], report["mpi_missing"] = library()
-        place = mpiexec_place()
-        if place and not found.where:
-            report["mpiexec"] = {"place": place, "family": mpiexec_family(place)}
+        mpiexec = mpiexec_place()
+        if mpiexec and not found.where:
+            report["mpiexec"] = {"place": mpiexec, "family": mpiexec_family(mpiexec)}
         report["advice"] = list(advice(report))
     return report
 
 
 def _wants(nodes: list[dict[str, Any]]) -> dict[str, int]:
-    """Bytes that a Loader with default options asks for on each node, for batches up to a slot."""
+    """Bytes that a Loader with default options needs on each node, for batches of up to one slot."""
     options = Options()
     records = max(((node["dataset"] or {}).get("records", 0) for node in nodes), default=0)
     pool = options.block_bytes * options.mix_blocks
@@ -210,7 +212,7 @@ def _wants(nodes: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def advice(report: dict[str, Any]) -> Iterator[str]:
-    """A sentence or two for everything that is off."""
+    """A sentence or two for every problem."""
     yield from _about_mpi(report)
     names: dict[str, set[int]] = {}
     for node in report["nodes"]:
@@ -295,10 +297,10 @@ def _about_memory(node: dict[str, Any], wants: dict[str, int]) -> Iterator[str]:
 
 
 def _about_kernels(kernels: dict[str, Any]) -> Iterator[str]:
-    if not kernels["usable"]:
+    if kernels["problem"]:
         yield (
-            f"compiled kernels cannot be kept in {kernels['place']} (not writable, or not this user's own): every "
-            "process compiles them again. Set PARIO_NUMBA_CACHE to a directory of yours on a local disk."
+            f"compiled kernels cannot be kept in {kernels['place']} ({kernels['problem']}): every process compiles "
+            "them again. Set PARIO_NUMBA_CACHE to a directory on a local disk into which nobody but you can write."
         )
     elif kernels["shared"]:
         yield (
@@ -374,7 +376,7 @@ def _words(report: dict[str, Any], path: str | None) -> str:
 
 
 def _node_rows(node: dict[str, Any], wants: dict[str, int]) -> list[tuple[str, str]]:
-    """What a node is, in words that are the same for equal nodes."""
+    """Describe a node; equal nodes have equal rows."""
     options = Options()
     counts = sorted({len(rank["cores"]) for rank in node["ranks"]})
     allowed = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -430,7 +432,7 @@ def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:
         index = "made at every start; it cannot be saved"
     size = f"{decimal_bytes(dataset['bytes'])}, {counted(dataset['records'], 'entry', 'entries')}"
     reading = (
-        f"1 rank per node, {options.inflight} reads of up to {decimal_bytes(options.read_bytes)} under way, "
+        f"1 rank per node, {options.inflight} reads of up to {decimal_bytes(options.read_bytes)} in flight, "
         "through the page cache; no lock is taken"
     )
     if dataset["read_ahead_bytes"]:
@@ -447,7 +449,7 @@ def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _difference(node: dict[str, Any], first: dict[str, Any], wants: dict[str, int]) -> str:
-    """One line for one more node: what differs from the first."""
+    """One line for another node: its differences to the first."""
     head = f"  {'node ' + str(node['node']):<14}  {node['name']}, ranks {_ranges([r['rank'] for r in node['ranks']])}"
     there = [*_node_rows(first, wants), *_dataset_rows(first["dataset"])]
     here = [*_node_rows(node, wants), *_dataset_rows(node["dataset"])]

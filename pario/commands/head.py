@@ -1,43 +1,66 @@
-"""`head`: the first records, and what they seem to be."""
+"""`head`: shows the first records, one from the middle and the last one, and guesses their format."""
 
 from __future__ import annotations
 
 import json
 import pickletools
+import re
 from functools import partial
 
 import numpy as np
 
-from pario.commands.dataset import Dataset, Item
+from pario.commands.dataset import Dataset, Item, key_text
 from pario.commands.screen import printable, screen, table
 from pario.decode.base import describe
+from pario.format.tree import Tree
 
 __all__ = ["guess", "head"]
 
-#: Bytes of a value that are looked at: enough for a Datum with an image of 1,000 x 1,000 pixels.
+#: Bytes of a value that the guess uses: enough for a Datum with an image of 1,000 x 1,000 pixels.
 MOST = 4 << 20
 
 
 def head(path: str, count: int, db: str | None) -> int:
     dataset = Dataset(path)
     work = partial(_items, dataset, db, count)
-    items = dataset.together(work, "reading the first records")
+    tree, items = dataset.together(work, "reading the first records")
+    said = [guess(item.value, item.nbytes) for item in items]
     rows = [("id", "key", "bytes", "the value")]
-    for item in items:
-        rows.append((str(item.id), printable(item.key), f"{item.nbytes:,}", guess(item.value, item.nbytes)))
+    for item, what in zip(items, said, strict=True):
+        number = f"{'~' if item.about else ''}{item.id}"
+        rows.append((number, key_text(tree, item.key), f"{item.nbytes:,}", what))
     screen.say(table(rows, left=2, words=True))
+    kinds = list(dict.fromkeys(kind_of(what) for what in said))
+    if len(kinds) > 1:
+        screen.say(f"These records are not of one kind: {', '.join(kinds)}.")
     dataset.close()
     return 0
 
 
-def _items(dataset: Dataset, db: str | None, count: int) -> list[Item]:
-    return dataset.first_items(dataset.database(db), count, MOST)
+def _items(dataset: Dataset, db: str | None, count: int) -> tuple[Tree, list[Item]]:
+    """The database, and the first `count` records, one from the middle, and the last one, none of them twice."""
+    tree = dataset.database(db)
+    items = dataset.first_items(tree, count, MOST)
+    if tree.db.md_entries > count + 1:
+        middle = dataset.middle_item(tree, MOST)
+        last = items[-1].key
+        if tree.order(middle.key) > tree.order(last):  # type: ignore[operator]
+            items.append(middle)
+    if tree.db.md_entries > count:
+        items.append(dataset.last_item(tree, MOST))
+    return tree, items
+
+
+def kind_of(what: str) -> str:
+    """The kind of a record, of what `guess` says about it: "a pickle" of "a pickle, protocol 4 of ..."."""
+    kind = re.split(r"[,:]", what)[0]
+    return "bytes of no known kind" if kind.startswith("bytes ") else re.sub(r" +\(.*", "", kind)
 
 
 def guess(value: bytes, nbytes: int) -> str:
-    """What these bytes may be, in a few words. Nothing is executed: a pickle is looked at, never loaded.
+    """A guess at the format of these bytes, in a few words. Executes nothing: it never loads a pickle.
 
-    value : the first bytes of the record; nbytes : how many it has
+    value : the first bytes of the record; nbytes : its length
     """
     if not value:
         return "empty"
@@ -65,7 +88,8 @@ def guess(value: bytes, nbytes: int) -> str:
 
 
 def _datum(value: bytes) -> str:
-    """The words for a Caffe Datum, "" for anything else. In Python: a kernel would be compiled for five records."""
+    """A description of a Caffe Datum, "" for anything else. In Python: compiling a kernel for five records is too
+    slow."""
     numbers = {1: 0, 2: 0, 3: 0, 5: 0, 7: 0}
     data, floats, at = b"", 0, 0
     try:
@@ -98,7 +122,7 @@ def _datum(value: bytes) -> str:
 
 
 def _varint(value: bytes, at: int) -> tuple[int, int]:
-    """(number, where it ends). Raises IndexError where the bytes end."""
+    """(number, offset of its end). Raises IndexError if the bytes end too early."""
     number = shift = 0
     while shift < 70:
         byte = value[at]
@@ -123,5 +147,5 @@ def _pickled(value: bytes) -> str:
             elif isinstance(argument, str):
                 strings.append(argument)
     except Exception:
-        pass  # a cut or broken pickle: what was seen so far is shown
+        pass  # a truncated or broken pickle: show what was found so far
     return f" of {', '.join(dict.fromkeys(names[:3]))}" if names else ""

@@ -6,13 +6,13 @@ import os
 import time
 
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
-from pario.reader import Reader
+from pario.dataset.reader import Reader
 
 __all__ = ["index"]
 
 
 def index(path: str, db: str | None) -> int:
-    """Collective over all ranks: the leaf pages are divided among them."""
+    """Collective over all ranks, which divide the leaf pages."""
     started = time.perf_counter()
     reader = Reader(path, db=db, progress=screen.progress("leaf pages", "page"))
     took = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""`info`: what kind of file this is, what it holds, and what pario will do with it."""
+"""`info`: the kind of file, its content, and how pario will read it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pario.commands.dataset import Dataset, name_of
-from pario.commands.screen import decimal_bytes, printable, screen, table
+from pario.commands.dataset import Dataset, key_text, name_of
+from pario.commands.screen import decimal_bytes, screen, table
 from pario.errors import DatabaseError, EmptyError
 from pario.format.layout import (
     MDB_DUPFIXED,
@@ -20,14 +20,16 @@ from pario.format.layout import (
     MDB_REVERSEKEY,
 )
 from pario.format.tree import Tree, named_database
-from pario.locate.index import open_index, sidecar_places
+from pario.locate.database import Database
+from pario.locate.open import open_index
+from pario.locate.sidecar import sidecar_places
 
 __all__ = ["info"]
 
-#: Databases that are listed.
+#: `info` lists at most this many databases.
 LISTED = 50
 
-#: Leaf pages up to which `info` makes the index itself when none is saved; more would keep the user waiting.
+#: With at most this many leaf pages `info` builds a missing index itself; with more the user would wait too long.
 SOON = 50_000
 
 _WRITERS = {1: "LMDB 0.9", 2: "unreleased sources of 2017-2025, as in lmdb-js", 3: "LMDB 1.0"}
@@ -43,7 +45,7 @@ _FLAGS = {
 
 
 def info(path: str, db: str | None) -> int:
-    """Collective over all ranks; builds an index in memory if none is saved and the file has few leaf pages."""
+    """Collective over all ranks. Builds an index in memory if none is saved and the file has few leaf pages."""
     dataset = Dataset(path)
     s = dataset.snapshot
     order = "little" if s.byteorder == "little" else "big"
@@ -99,16 +101,16 @@ def _trees(found: list[tuple[str, Tree]]) -> str:
 
 
 def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
-    """What the index tells: sizes, order, side-car."""
+    """Rows from the index: sizes, order, side-car."""
     s = dataset.snapshot
     name = db.encode() if db is not None else None
     progress = screen.progress("leaf pages", "page")
     index: Any = None
-    # Rank 0 decides: the cache directory may be another one on other nodes.
-    places = [place for place in sidecar_places(dataset.path, name) if os.path.exists(place)]
+    # Rank 0 decides, because other nodes may have other cache directories.
+    places = [path for path in sidecar_places(dataset.path, name) if os.path.exists(path)]
     stale = dataset.world.bcast(places[0] if places else "")
     if tree.db.md_leaf_pages <= SOON or stale:
-        index = open_index(dataset.path, dataset.pool, s, dataset.world, db=name, save=False, progress=progress)
+        index = open_index(Database(dataset.path, s, name), dataset.pool, dataset.world, save=False, progress=progress)
     option = f" --db {db}" if db is not None else ""
     if index is None:
         screen.say(
@@ -125,7 +127,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
     rows = [
         ("records", f"{index.n:,} (ids 0 to {index.n - 1:,}, in key order); {size}"),
         ("", f"{decimal_bytes(int(sizes.sum()))} in all"),
-        ("keys", f"{printable(keys[0])} to {printable(keys[1])}"),
+        ("keys", f"first {key_text(tree, keys[0])}, last {key_text(tree, keys[1])}, {_order(tree, keys, index.n)}"),
     ]
     if index.by_offset is None:
         rows.append(("order", "the records lie in the file in key order"))
@@ -151,6 +153,19 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
         else 'shuffle=False follows the keys and jumps in the file; shuffle="block" reads it in long pieces'
     )
     screen.say(f"What pario does with it: it {fast}; {sequential}.")
+
+
+def _order(tree: Tree, keys: list[bytes], n: int) -> str:
+    """How the keys are ordered, for somebody who sees the first and the last of n."""
+    if tree.flags & MDB_REVERSEKEY:
+        return "in the order of their bytes from the end"
+    if tree.flags & MDB_INTEGERKEY:
+        return "in the order of the numbers"
+    text = "in the order of their bytes"
+    first, last = keys
+    if all(key.isdigit() for key in keys) and (len(first) != len(last) or int(last) - int(first) + 1 < n):
+        text += ": 10 comes before 9"
+    return text
 
 
 def _near(index: Any) -> float:

@@ -1,4 +1,4 @@
-"""`jobscript`: a Slurm job script out of pario/jobscripts/, its numbers and knobs filled in."""
+"""`jobscript`: writes a Slurm job script from a template in pario/jobscripts/, with its numbers and knobs filled in."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pario.commands.screen import screen
 
 __all__ = ["fill", "jobscript", "knobs", "names"]
 
-#: the lesson that a template runs when no script is named
+#: the example that a template runs if the user names no script
 _LESSONS = {"train": "train_ddp", "train_requeue": "train_requeue", "job_array": "train_ddp"}
 _KNOB = re.compile(r"^([A-Z_]+)=(?:\$\{\1:-(?P<default>.*?)\}|(?P<list>\(.*?\)))(?P<rest> *#.*)?$", re.MULTILINE)
 
 
 def names() -> list[str]:
-    """The templates that there are."""
+    """The names of all templates."""
     return sorted(path.name.removesuffix(".slurm") for path in _folder().iterdir() if path.name.endswith(".slurm"))
 
 
@@ -33,9 +33,9 @@ def knobs(text: str) -> dict[str, str]:
 
 
 def fill(text: str, sbatch: Mapping[str, str], values: Mapping[str, str]) -> str:
-    """A template with `#SBATCH --NAME=VALUE` lines and knobs set; one that is switched off by ## is switched on.
+    """A template with `#SBATCH --NAME=VALUE` lines and knobs set; a line that is commented out by ## is activated.
 
-    Raises KeyError for a name that the template has not.
+    Raises KeyError for a name that the template does not have.
     """
     for name, value in sbatch.items():
         match = re.search(rf"^##?SBATCH --{re.escape(name)}=\S* *(#.*)?$", text, re.MULTILINE)
@@ -73,16 +73,16 @@ def jobscript(
     values.setdefault("VENV", sys.prefix)
     if "DATA" in values:
         values["DATA"] = str(Path(values["DATA"]).absolute())
-    place = None if output == "-" else Path(output or f"{name}.slurm")
-    if place is not None and place.exists() and not force:
-        return _refuse(f"{place} exists already: name another file with --output, or replace it with --force")
-    if place is not None and not place.parent.is_dir():
-        return _refuse(f"there is no directory {place.parent}")
+    script = None if output == "-" else Path(output or f"{name}.slurm")
+    if script is not None and script.exists() and not force:
+        return _refuse(f"{script} exists already: name another file with --output, or replace it with --force")
+    if script is not None and not script.parent.is_dir():
+        return _refuse(f"there is no directory {script.parent}")
     lesson = _LESSONS.get(name)
     copied: Path | None = None
     if lesson and "SCRIPT" not in values:
-        if place is not None:
-            copied = place.parent / f"{lesson}.py"
+        if script is not None:
+            copied = script.parent / f"{lesson}.py"
             values["SCRIPT"] = str(copied.absolute())
         else:
             values["SCRIPT"] = str(files("pario") / "demo" / f"{lesson}.py")
@@ -92,12 +92,12 @@ def jobscript(
         text = fill(text, sbatch, values)
     except KeyError as e:
         return _refuse(f"{name} has no {e.args[0]}; its knobs are {', '.join(knobs(text))}")
-    if place is None:
+    if script is None:
         screen.say(text.rstrip("\n"))
         return 0
-    place.write_text(text)
-    place.chmod(0o755)
-    screen.say(f"{place}: read it, change what your site needs, then  sbatch {shlex.quote(str(place))}")
+    script.write_text(text)
+    script.chmod(0o755)
+    screen.say(f"{script}: read it, change what your site needs, then  sbatch {shlex.quote(str(script))}")
     if copied is not None:
         kept = copied.exists()
         if not kept:
@@ -118,7 +118,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """For bash; what refers to a variable stays open."""
+    """A word quoted for bash; references to variables stay unquoted."""
     return f'"{word}"' if re.search(r"\$\w|\$\{", word) and '"' not in word else shlex.quote(word)
 
 

@@ -1,4 +1,4 @@
-"""The mpiexec that a user of this Python means, and whether it works with the MPI library that mpi4py loads."""
+"""Finds the mpiexec for this Python, and checks that it works with the MPI library that mpi4py loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["find_mpiexec", "mpiexec_family", "mpiexec_place"]
 
-#: One write per rank: the launcher mixes what the ranks write in pieces.
+#: One write per rank, because the launcher interleaves separate writes.
 _PROBE = "import os; from mpi4py import MPI; os.write(1, b'<size %d>' % MPI.COMM_WORLD.size)"
 
 
@@ -21,11 +21,11 @@ def mpiexec_place() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
 
 
-def mpiexec_family(place: str) -> str:
-    """ "Open MPI", "MPICH" (and what descends from it), or "" if it does not tell. Starts no job."""
+def mpiexec_family(mpiexec: str) -> str:
+    """ "Open MPI", "MPICH" (and its descendants), or "" if unknown. Starts no job."""
     try:
         done = subprocess.run(
-            [place, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
+            [mpiexec, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -36,7 +36,7 @@ def mpiexec_family(place: str) -> str:
 
 
 def find_mpiexec() -> tuple[list[str], str]:
-    """(the mpiexec that works with this Python's mpi4py and its options, "") or ([], why there is none)."""
+    """(an mpiexec that works with this Python's mpi4py and its options, "") or ([], the reason why there is none)."""
     found = mpiexec_place()
     if found is None:
         return [], "There is no mpiexec beside this Python or on PATH"
@@ -45,7 +45,7 @@ def find_mpiexec() -> tuple[list[str], str]:
         if mpiexec_family(found) == "Open MPI":
             # Open MPI refuses more ranks than cores, and its wheel says "Error" about a transport between nodes.
             command += ["--oversubscribe", "--mca", "osc", "^ucx"]
-        # Starts nothing of pario: does this mpiexec belong to the MPI library that mpi4py loads?
+        # Without pario: does this mpiexec belong to the MPI library that mpi4py loads?
         probe = subprocess.run(
             [*command, "-n", "2", sys.executable, "-c", _PROBE],
             stdin=subprocess.DEVNULL,
@@ -58,7 +58,7 @@ def find_mpiexec() -> tuple[list[str], str]:
     sizes = re.findall(r"<size (\d+)>", probe.stdout)
     if probe.returncode or not sizes:
         lines = [line.strip() for line in probe.stderr.splitlines() if line.strip(" -")]
-        # A traceback says it last, a launcher (that runs nothing as root, say) first.
+        # A traceback has its message last, a launcher (one that refuses to run as root, say) first.
         errors = [line for line in lines if "Error" in line] or lines[:1] or [f"exit status {probe.returncode}"]
         return [], f"{found} cannot start mpi4py ({errors[-1]})"
     if sizes != ["2", "2"]:

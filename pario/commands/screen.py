@@ -1,4 +1,4 @@
-"""What a command shows: lines and a progress bar, on one rank, and numbers in words (pario/words.py)."""
+"""Output of commands: lines and a progress bar, from one rank."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from pario.words import counted, decimal_bytes, seconds, table
+from pario.text import counted, decimal_bytes, seconds, table
 
 __all__ = ["Screen", "counted", "decimal_bytes", "printable", "screen", "seconds", "table"]
 
 
 class Screen:
-    """The terminal of all ranks together: rank 0 writes, the others are silent."""
+    """The terminal of all ranks together: only rank 0 writes."""
 
     def __init__(self) -> None:
         self.rank = 0
         self.launched = False  # by mpiexec, srun, ...
-        self.running = False  # True: all ranks have opened the dataset; from here on errors happen on one rank alone
+        self.running = False  # True: all ranks have opened the dataset; errors may now happen on one rank
         self._bar: Any = None
 
     def say(self, text: str = "", *, err: bool = False) -> None:
@@ -48,7 +48,7 @@ class Screen:
         return self._bar
 
     def progress(self, what: str, unit: str) -> Any:
-        """A function (done, total) that moves a bar, as `Reader(progress=...)` wants it."""
+        """A function (done, total) that moves a bar, for `Reader(progress=...)`."""
         bars: list[Any] = []
 
         def move(done: int, total: int) -> None:
@@ -70,7 +70,7 @@ screen = Screen()
 
 
 def printable(key: bytes, most: int = 48) -> str:
-    """Key bytes as text where they are text, else in hex; cut to `most` characters."""
+    """Key bytes as text if they are text, else in hex; at most `most` characters."""
     try:
         text = key.decode()
         if not text.isprintable():

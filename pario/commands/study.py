@@ -1,4 +1,4 @@
-"""`bench study`: every recipe beside the others on this machine; tables, figures and bars (pario/study)."""
+"""`bench study`: every recipe beside the others on this machine; tables, figures and bars (pario/bench/study)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pario.bench.cache import Unavailable
+from pario.bench.study import plots, tables
+from pario.bench.study.cells import PRESETS, Preset
+from pario.bench.study.jobs import Launcher
+from pario.bench.study.run import Study, Watcher
+from pario.bench.study.verdicts import MUST, verdicts
 from pario.commands.mpiexec import find_mpiexec, mpiexec_family
 from pario.commands.screen import screen
 from pario.machine import file_system
-from pario.study import plots, tables
-from pario.study.cache import Unavailable
-from pario.study.cells import PRESETS, Preset
-from pario.study.run import Study
-from pario.study.verdicts import MUST, verdicts
 
 __all__ = ["chosen", "study"]
 
@@ -53,7 +54,7 @@ def study(
         return 2
     folder = Path(out)
     beside = data or out
-    there = file_system(beside)  # before anything is made there
+    there = file_system(beside)  # before anything is created there
     if there.kind == "memory":
         screen.say(f"error: {beside} is kept in memory ({there.type}): give --data a folder on a disk", err=True)
         return 2
@@ -67,19 +68,17 @@ def study(
     mpiexec, why = find_mpiexec()
     if not mpiexec:
         screen.say(f"note: {why}, so that only one rank is measured (pip install 'pario[mpich]')", err=True)
+    watcher = _Watcher(folder / "study.json")
     with temporary as emptied:
         made = Study(
             what,
             name=preset,
-            launcher=mpiexec,
-            emulates=bool(mpiexec) and mpiexec_family(mpiexec[0]) == "MPICH",
+            launcher=Launcher(tuple(mpiexec), bool(mpiexec) and mpiexec_family(mpiexec[0]) == "MPICH"),
             data=data or emptied,
             seed=seed,
-            say=lambda line: bar.write(line),
-            tick=lambda many: bar.update(many),
-            keep=lambda: _save(made.document, folder / "study.json"),
+            watcher=watcher,
         )
-        bar: Any = screen.bar(made.ticks, f"study, {preset}", "run")
+        watcher.bar = screen.bar(made.ticks, f"study, {preset}", "run")
         before = {number: signal.signal(number, _interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             made.run()
@@ -92,6 +91,27 @@ def study(
     return int(any(row.met is False for name in MUST for row in verdicts(made.document)[name]))
 
 
+class _Watcher(Watcher):
+    """Reports progress on the screen and saves the document. Set `bar` before the study runs."""
+
+    bar: Any
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def say(self, line: str) -> None:
+        self.bar.write(line)
+
+    def tick(self, runs: int) -> None:
+        self.bar.update(runs)
+
+    def keep(self, document: dict[str, Any]) -> None:
+        """Write the file atomically."""
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(document, indent=1) + "\n")
+        os.replace(new, self._path)
+
+
 def _stores_and_ranks(preset: Preset) -> str:
     found: dict[str, set[int]] = {}
     for cell in (*preset.cells, *preset.group_cells):
@@ -100,17 +120,10 @@ def _stores_and_ranks(preset: Preset) -> str:
 
 
 def _interrupted(*_: object) -> None:
-    """Once: what ends the jobs and unmounts the stores must not be interrupted itself."""
+    """Interrupt once: a second signal must not interrupt the code that ends the jobs and unmounts the stores."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def _save(document: dict[str, Any], path: Path) -> None:
-    """Whole or not at all."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(new, path)
 
 
 def _tell(document: dict[str, Any], folder: Path) -> None:

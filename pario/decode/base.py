@@ -1,8 +1,8 @@
-"""What every decoder promises, the draw of a record's randomness, and words for records of the wrong kind.
+"""The contract of all decoders, each record's source of randomness, and descriptions of records of the wrong kind.
 
-The order of calls: one process shows record 0 to `learn`, its `spec` is given to the decoders of the others; then for
-each batch `shapes` says which arrays are needed, and `decode` writes row i of each for record i. A decoder whose
-records share one shape may be called for row slices of a batch, by several threads at once.
+Order of calls: one process shows record 0 to `learn`, and the decoders of the other processes get its `spec`. Then, for
+each batch, `shapes` returns the arrays that are needed, and `decode` writes row i of each array for record i. If
+records share one shape, several threads may decode slices of a batch at once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def _mix(x: int) -> int:
 
 @dataclass(frozen=True)
 class Draw:
-    """Where the randomness of one epoch comes from.
+    """The source of randomness of one epoch.
 
-    What a record draws depends on (seed, epoch, record id) alone: it is the same whichever rank or thread decodes it,
-    in a batch of any size.
+    A record's random numbers depend on (seed, epoch, record id) alone: they are the same on any rank, in any thread, in
+    a batch of any size.
     """
 
     seed: int = 0
@@ -53,15 +53,15 @@ class Draw:
         object.__setattr__(self, "key", mixed - (1 << 64) if mixed >> 63 else mixed)
 
     def rng(self, record: int) -> np.random.Generator:
-        """A generator of this record's own, for augmentation in Python."""
+        """A generator for this record, for augmentation in Python."""
         return np.random.default_rng([self.seed & _U64, self.epoch & _U64, record])
 
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Records whose values stand in them as they are wanted: `head` bytes, row i of array `name`, and a few more.
+    """The layout of records that need no decoding: `head` bytes, then row i of array `name`, then a few more bytes.
 
-    Where records have no rows (`Decoder.by_rows` is False): the values, one after the other, are array `name`."""
+    Without rows (`Decoder.by_rows` is False) array `name` consists of the values, one after the other."""
 
     name: str
     head: int
@@ -70,23 +70,26 @@ class Verbatim:
 class Decoder(ABC):
     """Turns records into named arrays whose first axis is the record.
 
-    Decoders pickle, and hold no state but their options and what they learnt.
+    Decoders can be pickled, and hold no state except their options and what they have learnt.
     """
 
-    #: True: worth splitting a batch over threads, record by record. False: one call per batch.
+    #: True: several threads decode a batch record by record. False: one call decodes the batch.
     parallel: bool = False
 
-    #: True: row i of every array belongs to record i alone, so that a batch may be decoded in pieces.
+    #: True: decoding moves bytes and changes none, so that memory is what it waits for. Of a decoder that has learnt.
+    copies: bool = False
+
+    #: True: row i of every array belongs to record i alone, so slices of a batch can be decoded separately.
     by_rows: bool = True
 
-    #: What `learn` found, small and picklable; None before. Assign another process's to skip `learn`.
+    #: The result of `learn`, small and picklable; None before. Assign the spec of another process to skip `learn`.
     spec: Any = None
 
     @abstractmethod
     def learn(self, record: np.ndarray) -> Any:
-        """Look at one record u8[k], keep and return what all others must share with it.
+        """Examine one record u8[k]; keep and return the properties that all others must share with it.
 
-        Raises DecodeError when the record is not of this decoder's kind, OptionError when options do not fit it.
+        Raises DecodeError if this decoder cannot decode the record, OptionError if options do not fit it.
         """
 
     @abstractmethod
@@ -97,18 +100,18 @@ class Decoder(ABC):
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         """Write row i of the arrays in `out` (C-contiguous, as `shapes` asked) for record i.
 
-        Returns the rows that failed; these hold nothing of use. Never raises for bad data.
+        Returns the rows that failed; their content is undefined. Never raises for bad data.
         """
 
     def verbatim(self) -> Verbatim | None:
-        """Where most records keep their row as it is, so that it may be read straight into place; None if nowhere."""
+        """The layout in which most records can be read straight into their rows; None if there is none."""
         return None
 
     def decode_rest(self, records: Records, out: dict[str, np.ndarray]) -> list[int]:
-        """What is left to do where the rows of `verbatim` are in place: `records` are the bytes before and behind them
-        (or tell no more than the sizes of the values, where these have no rows).
+        """Finish records whose rows were read straight into place: `records` holds the bytes before and behind each row
+        (without rows only the sizes of the values).
 
-        Returns the rows of records that are not as `verbatim` says, or might not be: these go through `decode`.
+        Returns the rows of records that do not have the layout of `verbatim`, or might not: they go through `decode`.
         """
         raise NotImplementedError
 
@@ -124,7 +127,7 @@ class Decoder(ABC):
 
 
 def shown(value: Any) -> str:
-    """A value in a repr: arrays by dtype and shape, unless they are a few numbers."""
+    """A value in a repr: an array by dtype and shape, unless it has only a few numbers."""
     if isinstance(value, np.ndarray):
         return str(value.tolist()) if value.size <= 4 else extent(value.shape, value.dtype)
     if isinstance(value, np.dtype):

@@ -1,4 +1,4 @@
-"""Arrays in the one form that the kernels are compiled for, so that each compiles once."""
+"""Arrays in the form that the kernels are compiled for, so that each kernel compiles once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["columns", "flat"]
 
 
 def columns(records: Records) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(data, starts, nbytes, failed): read-only u8[...], then i64[n] of our own; `failed` is uninitialised.
+    """(data, starts, nbytes, failed): read-only u8[...], then contiguous i64[n]; `failed` is uninitialised.
 
     Tables in a window may be strided fields of a structured array; copying them costs less than a microsecond.
     """

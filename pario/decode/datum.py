@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,7 +46,7 @@ _BROKEN = {
 
 @dataclass(frozen=True)
 class DatumSpec:
-    """Where record 0 keeps its values ("data", "float_data" or "encoded"), and their shape."""
+    """The field in which record 0 keeps its values ("data", "float_data" or "encoded"), and their shape."""
 
     source: str
     channels: int
@@ -56,7 +56,7 @@ class DatumSpec:
 
 @dataclass(frozen=True)
 class _Message:
-    """What the kernel `parse` returns."""
+    """The result of the kernel `parse`."""
 
     status: int
     at: int
@@ -81,8 +81,9 @@ class _Message:
 class Datum(Decoder):
     """{"data": u8 or f32[b, c, h, w], "label": i64[b]} from Caffe's protobuf records.
 
-    Plain pixels are copied as they lie (channels first, blue first if Caffe's tools wrote them). `float_data`, `mean`,
-    `scale` or dtype="float32" make float32 rows, (x - mean) * scale. Encoded images are decoded first.
+    Plain pixels are copied in their stored order (channels first, blue first if Caffe's tools wrote them).
+    `float_data`, `mean`, `scale` or dtype="float32" produce float32 rows, (x - mean) * scale. Encoded images are
+    decoded first.
 
     Parameters
     ----------
@@ -90,28 +91,28 @@ class Datum(Decoder):
         Take a window of this size; records may then differ in height and width.
     crop_mode : "center" or "random"
     mirror : False or "random"
-        Flip every other record left to right, by chance.
+        Flip each record left to right with probability 1/2.
     mean : number, array [c], or array [c, h, w], optional
-        Taken off before scaling; [c, h, w] is the size of the records, before the crop.
+        Subtracted before scaling; [c, h, w] is the size of the records, before the crop.
     scale : float, optional
     dtype : "uint8" or "float32", optional
-        Of "data"; decided from the other options and record 0 if not given.
+        Of "data"; by default it follows from the other options and record 0.
     color : "BGR", "RGB" or "GRAY"
         Of encoded images; has no effect on plain pixels.
 
-    What is random depends on the seed, the epoch and the record id only.
+    Random choices depend only on the seed, the epoch and the record id.
     """
 
     def __init__(
         self,
         crop: int | tuple[int, int] | None = None,
         *,
-        crop_mode: str = "center",
-        mirror: bool | str = False,
+        crop_mode: Literal["center", "random"] = "center",
+        mirror: Literal[False, "random"] = False,
         mean: Any = None,
         scale: float | None = None,
         dtype: Any = None,
-        color: str = "BGR",
+        color: Literal["BGR", "RGB", "GRAY"] = "BGR",
     ) -> None:
         self.crop = None if crop is None else images.size_of(crop, "crop")
         if crop_mode not in ("center", "random"):
@@ -159,11 +160,11 @@ class Datum(Decoder):
 
     @property
     def parallel(self) -> bool:  # type: ignore[override]
-        """Encoded images are worth a thread each; anything else is one kernel call per batch."""
+        """Encoded images are decoded by several threads; anything else by one kernel call per batch."""
         return self._spec is not None and self._spec.source == "encoded"
 
     def _settle(self, spec: DatumSpec) -> None:
-        """All that a batch needs and that depends on the options and the spec alone."""
+        """Compute what every batch needs and depends on the options and the spec alone."""
         floats = spec.source == "float_data"
         touched = self.mean is not None or self.scale is not None
         if floats and self.dtype == _U8:
@@ -262,6 +263,10 @@ class Datum(Decoder):
         spec = self._learnt()
         return Verbatim("data", len(self._head)) if spec.source == "data" and self._plain and self._as_bytes else None
 
+    @property
+    def copies(self) -> bool:  # type: ignore[override]
+        return self.verbatim() is not None and type(self).decode is Datum.decode
+
     def decode_rest(self, records: Records, out: dict[str, np.ndarray]) -> list[int]:
         data, starts, nbytes, failed = columns(records)
         n = datum_rest(data, starts, nbytes, self._head, out["label"], failed)
@@ -272,7 +277,7 @@ class Datum(Decoder):
         failures: Failures = []
         channels, height, width = self._row
         fixed = self._geometry[1] >= 0
-        # Large arrays come fresh from the kernel and go back to it: one that stays spares every image its page faults.
+        # Large arrays come from the kernel and go back to it: keeping one saves every image its page faults.
         picture: np.ndarray = np.empty((0, 0, channels), np.uint8)
         planes: np.ndarray = picture
         for i in range(len(records)):
@@ -300,14 +305,13 @@ class Datum(Decoder):
                 planes = np.empty(pixels.size, np.uint8)
             hwc_to_chw(pixels, channels, planes)
             top, left, flip = draw_window(draw.key, int(records.ids[i]), h, w, height, width, *self._chance())
-            place = 0, channels, h, w
-            window = 0, top, left, height, width, flip
+            window = top, left, height, width, flip
             if self._as_bytes:
-                crop_u8(planes, *place, flat(out["data"][i]), *window)
+                crop_u8(planes, 0, (channels, h, w), flat(out["data"][i]), 0, window)
             else:
                 kind = int(self._geometry[7])
                 row = flat(out["data"][i], np.float32)
-                crop_f32(planes, *place, row, *window, self._mean, kind, self._scale)
+                crop_f32(planes, 0, (channels, h, w), row, 0, window, self._mean, kind, self._scale)
         return failures
 
     def _chance(self) -> tuple[int, int]:
@@ -333,7 +337,7 @@ class Datum(Decoder):
 
 
 def _head(spec: DatumSpec) -> bytes:
-    """All that stands before the first pixel, as protobuf's own writers put it: fields by ascending number."""
+    """The bytes before the first pixel, as protobuf's own writers order them: fields by ascending number."""
     head = b""
     for field, wire, value in (
         (1, 0, spec.channels),
@@ -357,7 +361,7 @@ def _parse(data: np.ndarray, start: int, nbytes: int) -> _Message:
 
 
 def _mismatch(message: _Message) -> str:
-    """What is wrong within one message whose fields could be read; "" if nothing."""
+    """The inconsistency within one parsed message; "" if there is none."""
     if min(message.shape) <= 0:
         named = ", ".join(f"{name} {k}" for name, k in zip(("channels", "height", "width"), message.shape, strict=True))
         return f"no valid shape ({named})"

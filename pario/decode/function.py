@@ -1,4 +1,4 @@
-"""A plain Python function as decoder, and the rule that makes a decoder of what the user passes."""
+"""A plain Python function as decoder, and the rule that turns the user's argument into a decoder."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ __all__ = ["Function", "as_decoder"]
 
 
 class _BadValue(Exception):
-    """The function returned something that is no row; never leaves this file."""
+    """The function returned something that is not a row; never leaves this file."""
 
 
 class Function(Decoder):
-    """What `f(record)` returns, record by record.
+    """Calls `f(record)` for every record.
 
-    An array or a number becomes {"data": ...}, a pair {"data": ..., "label": ...}, a dict or named tuple has its own
-    names. Names, shapes and dtypes are learnt from record 0, and every other record must return the same ones; values
-    whose dtype does not convert safely (a float where record 0 had an integer) are failures.
+    An array or a number becomes {"data": ...}, a pair {"data": ..., "label": ...}; a dict or named tuple keeps its own
+    names. Names, shapes and dtypes come from record 0, and every other record must return the same ones. A value whose
+    dtype does not convert safely (a float where record 0 had an integer) is a failure.
 
     Parameters
     ----------
     f : callable
-        Called by several threads at once; what it raises makes the record a failure. The decoder
-        pickles if f does.
+        Called by several threads at once. If it raises, the record is a failure. The decoder can be pickled if f can.
     view : bool
-        Give f a read-only u8 array on the reader's memory rather than bytes. It saves a copy, and is valid during the
-        call only.
+        Pass a read-only u8 array over the reader's memory instead of bytes. This saves a copy; the array is valid only
+        during the call.
     rng : bool
         Call f(record, generator), with a numpy Generator that depends on the seed, the epoch and the record id only.
     parallel : bool
-        False for functions that hold the GIL all the time (a few microseconds of pure Python): one thread is faster.
+        False for functions that never release the GIL (a few microseconds of pure Python): one thread is then faster.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Function(Decoder):
         return f"Function({name}{options}{'' if self.parallel else ', parallel=False'})"
 
     def _call(self, record: np.ndarray, draw: Draw, i: int) -> dict[str, np.ndarray]:
-        """f's arrays by name; raises whatever f raises, or _BadValue."""
+        """f's arrays by name. Raises whatever f raises, or _BadValue."""
         if self.view:
             given: Any = record.view()
             given.flags.writeable = False
@@ -106,9 +105,9 @@ def _array(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:  # ragged lists
-        raise _BadValue(f"{name!r} is no array of numbers: {error}") from error
+        raise _BadValue(f"{name!r} is not an array of numbers: {error}") from error
     if array.dtype.kind not in "biufc":
-        raise _BadValue(f"{name!r} is no array of numbers but {type(value).__name__} ({shown(array.dtype)})")
+        raise _BadValue(f"{name!r} is not an array of numbers but {type(value).__name__} ({shown(array.dtype)})")
     return array
 
 
@@ -129,7 +128,7 @@ def _reason(error: Exception) -> str:
 
 
 def as_decoder(x: Any) -> Decoder:
-    """The decoder that a user means: None -> Raw(), a Decoder -> itself, a callable -> Function."""
+    """The decoder for a user's argument: None -> Raw(), a Decoder -> itself, a callable -> Function."""
     if x is None:
         from pario.decode.raw import Raw
 

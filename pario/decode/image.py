@@ -1,9 +1,9 @@
-"""Image files in records: JPEG by simplejpeg, every other kind and all resizing by OpenCV. Both release the GIL."""
+"""Image files in records: simplejpeg decodes JPEG, OpenCV every other format and all resizing. Both release the GIL."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,7 +25,7 @@ _JPEG = b"\xff\xd8\xff"
 
 
 class BadImage(Exception):
-    """Bytes that no codec at hand can decode; never leaves the decoders."""
+    """Bytes that no installed codec can decode; never leaves the decoders."""
 
 
 @functools.cache
@@ -64,10 +64,10 @@ def decode(
     least: tuple[int, int] = (0, 0),
     strict: bool = True,
 ) -> np.ndarray:
-    """u8[h, w, c] of an image file u8[k], in `out` if that has the right shape and the codec can, else in new memory.
+    """u8[h, w, c] of an image file u8[k], in `out` if its shape fits and the codec can use it, else in new memory.
 
     A JPEG that is at least twice as large as `least` (h, w) may come out scaled down, never below `least`.
-    `out` may hold anything when the shape is another.
+    If the shape differs, the content of `out` is undefined.
     """
     if len(record) == 0:
         raise BadImage("the record is empty")
@@ -83,7 +83,7 @@ def _decode_jpeg(
 ) -> np.ndarray | None:
     """None for a JPEG that simplejpeg cannot bring into this color space."""
     codec = _simplejpeg()
-    # Halving and more is faster than decoding all; 7/8 and the like are slower than that and resizing.
+    # Scaling by 1/2 or less is faster than decoding fully; 7/8 and the like are slower than decoding and resizing.
     smaller = {"min_height": least[0], "min_width": least[1], "min_factor": 2 if least[0] else 1}
     try:
         height, width, space, _ = codec.decode_jpeg_header(record, **smaller, strict=strict)
@@ -103,7 +103,7 @@ def _decode_any(record: np.ndarray, color: str, strict: bool) -> np.ndarray:
     if cv2 is None:
         raise BadImage(f"{begins}; only JPEG can be decoded without OpenCV: {_INSTALL}")
     if strict and record[:3].tobytes() == _JPEG and b"\xff\xd9" not in record[-1024:].tobytes():
-        # OpenCV 4 fills the rest of a cut image with grey and says nothing.
+        # OpenCV 4 silently fills the rest of a truncated image with grey.
         raise BadImage("JPEG: the end of the image is missing")
     flags = cv2.IMREAD_GRAYSCALE if color == "GRAY" else cv2.IMREAD_COLOR
     try:
@@ -112,41 +112,41 @@ def _decode_any(record: np.ndarray, color: str, strict: bool) -> np.ndarray:
     except (cv2.error, MemoryError) as error:
         raise BadImage(f"{begins}; OpenCV: {getattr(error, 'err', None) or error}") from error
     if image is None:
-        raise BadImage(f"no image that OpenCV can decode; {begins}, {len(record)} bytes")
+        raise BadImage(f"no format that OpenCV can decode; {begins}, {len(record)} bytes")
     if color == "RGB":
         image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     return image.reshape(image.shape[0], image.shape[1], COLORS[color])
 
 
 def _resize(image: np.ndarray, size: tuple[int, int], how: str, out: np.ndarray) -> None:
-    """out u8[h, w, c] = image brought to `size`, its aspect given up."""
+    """out u8[h, w, c] = image resized to `size`, ignoring its aspect ratio."""
     cv2 = _cv2()
     if how == "auto":
-        # Averaging matters from half the size on; in between linear is as good and five times as fast.
+        # Averaging matters below half the size; above it linear is as good and five times as fast.
         how = "area" if image.shape[0] >= 2 * size[0] and image.shape[1] >= 2 * size[1] else "linear"
     resized = cv2.resize(image, (size[1], size[0]), interpolation=getattr(cv2, f"INTER_{how.upper()}"))
     np.copyto(out, resized.reshape(out.shape))
 
 
 class Image(Decoder):
-    """{"data": u8[b, h, w, c]} (or [b, c, h, w]) from records that are image files; "label" too if labels are given.
+    """{"data": u8[b, h, w, c]} (or [b, c, h, w]) from records that are image files; with "label" if labels are given.
 
-    Alpha is dropped, 16-bit images become 8-bit, orientation tags are ignored. OpenCV has threads of its own for
-    resizing: call cv2.setNumThreads(0) where ranks fill the node.
+    Alpha is dropped, 16-bit images become 8-bit, orientation tags are ignored. OpenCV uses its own threads for
+    resizing: call cv2.setNumThreads(0) if the ranks fill the node.
 
     Parameters
     ----------
     size : int or (h, w), optional
-        Resize to this, giving up the aspect; without it all images must have the size of record 0. JPEGs of more than
-        twice the size are scaled down while they are decoded.
+        Resize to this, ignoring the aspect ratio; without it all images must have the size of record 0. JPEGs of more
+        than twice the size are scaled down during decoding.
     layout : "HWC" or "CHW"
     color : "RGB", "BGR" or "GRAY"
     resize : "auto", "area", "linear", "cubic" or "nearest"
-        "auto" averages ("area") from half the size on, else "linear".
+        "auto" is "area" (averaging) below half the size, else "linear".
     label : array [n, ...], optional
         One label per record id; integers of shape [n] become i64.
     strict : bool
-        Fail for JPEGs that break the rules but can be decoded to something (cut ones have a grey rest).
+        Reject JPEGs that violate the format but still decode (truncated ones have a grey rest).
     """
 
     parallel = True
@@ -155,9 +155,9 @@ class Image(Decoder):
         self,
         size: int | tuple[int, int] | None = None,
         *,
-        layout: str = "HWC",
-        color: str = "RGB",
-        resize: str = "auto",
+        layout: Literal["HWC", "CHW"] = "HWC",
+        color: Literal["RGB", "BGR", "GRAY"] = "RGB",
+        resize: Literal["auto", "area", "linear", "cubic", "nearest"] = "auto",
         label: Any = None,
         strict: bool = True,
     ) -> None:
@@ -214,7 +214,7 @@ class Image(Decoder):
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         failures: Failures = []
         height, width = self._learnt()
-        # One for all images: large arrays come fresh from the kernel, page fault by page fault, and go back to it.
+        # One array for all images: large ones come from the kernel, page fault by page fault, and go back to it.
         planar = self.layout == "CHW" and COLORS[self.color] > 1
         scratch = np.empty((height, width, COLORS[self.color]), _U8) if planar else None
         for i in range(len(records)):
@@ -227,7 +227,7 @@ class Image(Decoder):
                     out["label"][i] = self.label[record]
             except BadImage as error:
                 failures.append((i, str(error)))
-            except Exception as error:  # a codec's surprise must not stop the other rows
+            except Exception as error:  # an unexpected error of a codec must not stop the other rows
                 failures.append((i, f"{type(error).__name__}: {error}"))
         return failures
 

@@ -30,9 +30,9 @@ class Raw(Decoder):
     Parameters
     ----------
     dtype : numpy dtype, optional
-        With its byte order (">f4"); uint8 if only `shape` is given.
+        May have a byte order (">f4"); uint8 if only `shape` is given.
     shape : int or tuple of int, optional
-        Of one record; one axis may be -1 and is learnt from record 0.
+        Of one record; one axis may be -1, and record 0 determines it.
     """
 
     def __init__(self, dtype: Any = None, shape: int | tuple[int, ...] | None = None) -> None:
@@ -74,6 +74,10 @@ class Raw(Decoder):
     def by_rows(self) -> bool:  # type: ignore[override]
         """Records of variable size are packed one after the other."""
         return self.fixed
+
+    @property
+    def copies(self) -> bool:  # type: ignore[override]
+        return type(self).decode is Raw.decode
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         if not self.fixed:

@@ -124,19 +124,19 @@ def train(folder: Path, resume: bool = False, stop_after: int = 0) -> float:
     rng = np.random.default_rng(1)  # the same weights on every rank
     weights = np.concatenate([(rng.normal(size=s) * s[0] ** -0.5 * (len(s) > 1)).ravel() for s in SHAPES])
     momentum = np.zeros_like(weights)
-    place, memory = folder / "checkpoint.json", folder / "checkpoint.npz"
+    checkpoint, memory = folder / "checkpoint.json", folder / "checkpoint.npz"
     options = {"batch_size": max(1, GLOBAL_BATCH // size), "decoder": pario.decode.Datum(), "comm": comm}
     steps = 0
     with pario.Loader(folder / "train.lmdb", shuffle="global", seed=0, **options) as loader:
         if resume:
             saved = np.load(memory)
             weights, momentum = saved["weights"], saved["momentum"]
-            loader.load_state_dict(json.loads(place.read_text()))
+            loader.load_state_dict(json.loads(checkpoint.read_text()))
             say(f"going on in epoch {loader.epoch + 1}, {len(loader)} steps left of it")
 
         def save() -> None:
             if rank == 0:
-                place.write_text(json.dumps(loader.state_dict()))  # a few numbers: where the loader stands
+                checkpoint.write_text(json.dumps(loader.state_dict()))  # a few numbers: where the loader stands
                 np.savez(memory, weights=weights, momentum=momentum)
 
         while loader.epoch < EPOCHS:
@@ -150,7 +150,7 @@ def train(folder: Path, resume: bool = False, stop_after: int = 0) -> float:
                 steps += 1
                 if steps == stop_after:
                     save()
-                    say(f"stopped after {steps} steps, saved to {place}; go on with --resume")
+                    say(f"stopped after {steps} steps, saved to {checkpoint}; go on with --resume")
                     return 0.0
             seconds = time.perf_counter() - started
             count, loss, hits = seen
@@ -166,7 +166,8 @@ def train(folder: Path, resume: bool = False, stop_after: int = 0) -> float:
         seen = total(comm, sum((learn_from(weights, b["data"], b["label"])[:3] for b in loader), np.zeros(3)))
     accuracy = float(seen[2] / seen[0])
     say(
-        f"pario delivered {read[0]:,.0f} records, and read {read[1] / 1e6:,.2f} MB in {read[2]:,.0f} reads for them\n"
+        f"pario delivered {read[0]:,.0f} records, and read {read[1] / 1e6:,.2f} MB for them, in {read[2]:,.0f} reads "
+        f"of {read[1] / max(1, read[2]) / 1e3:,.0f} KB on average\n"
         f"test accuracy {accuracy:.2%} ({seen[2]:.0f} of {seen[0]:.0f} images it has never seen)"
     )
     return accuracy

@@ -64,14 +64,14 @@ def communicator() -> Any:
     return MPI.COMM_WORLD
 
 
-def save(place: Path, model: Model, state: dict[str, Any]) -> None:
+def save(checkpoint: Path, model: Model, state: dict[str, Any]) -> None:
     """One file, complete or not there: whoever is killed while writing leaves the one before."""
-    part = place.with_suffix(".part")
+    part = checkpoint.with_suffix(".part")
     with open(part, "wb") as file:
         np.savez(file, weights=model.weights, loader=json.dumps(state))
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, place)
+    os.replace(part, checkpoint)
 
 
 def train(args: argparse.Namespace, asked: list[float]) -> None:
@@ -82,7 +82,7 @@ def train(args: argparse.Namespace, asked: list[float]) -> None:
     comm = communicator()
     rank = comm.rank if comm is not None else 0
     say = print if rank == 0 else lambda *args, **named: None
-    place = args.run / "checkpoint.npz"
+    checkpoint = args.run / "checkpoint.npz"
     model = Model(args.classes)
     if rank == 0:
         args.run.mkdir(parents=True, exist_ok=True)
@@ -91,8 +91,8 @@ def train(args: argparse.Namespace, asked: list[float]) -> None:
 
     decoder = pario.decode.Datum()
     with pario.Loader(args.data, args.batch_size, decoder, shuffle="global", seed=args.seed, comm=comm) as loader:
-        if place.exists():
-            with np.load(place) as saved:
+        if checkpoint.exists():
+            with np.load(checkpoint) as saved:
                 model.weights = saved["weights"]
                 loader.load_state_dict(json.loads(str(saved["loader"])))
             say(f"going on in epoch {loader.epoch}, {len(loader)} steps left of it", flush=True)
@@ -123,7 +123,7 @@ def train(args: argparse.Namespace, asked: list[float]) -> None:
                 count, loss = seen
                 say(f"epoch {epoch}: loss {loss / count:.4f}, {count:,.0f} records in {seconds:.1f} s", flush=True)
             if rank == 0:
-                save(place, model, loader.state_dict())
+                save(checkpoint, model, loader.state_dict())
             if stop:
                 position = loader.state_dict()["position"]
                 say(f"asked to stop: saved in epoch {epoch} after {position} records", flush=True)

@@ -1,1 +1,1 @@
-"""Where bytes come from: one contract, small leaves."""
+"""Sources of bytes: one contract, small implementations."""

@@ -1,4 +1,4 @@
-"""Reads past the page cache (O_DIRECT), for data that will not be read again soon or does not fit into memory."""
+"""Reads that bypass the page cache (O_DIRECT), for data that is not read again soon or does not fit into memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import errno
 import os
 
 from pario.errors import OptionError
-from pario.fetch.posix import PosixFetcher
+from pario.fetch.file import FileFetcher
 
 __all__ = ["DirectFetcher"]
 
 
-class DirectFetcher(PosixFetcher):
+class DirectFetcher(FileFetcher):
     """O_DIRECT reads: offsets, lengths and memory are multiples of 4 KiB. Metadata still comes through the cache."""
 
     align = 4096
 
     def __init__(self, path: str, via: str | None = None) -> None:
         super().__init__(path, via)
+        self._tell("POSIX_FADV_RANDOM")
         try:
             self._read_fd = os.open(via or path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         except (OSError, AttributeError) as e:

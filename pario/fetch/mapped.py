@@ -1,9 +1,9 @@
 """Reads through a memory mapping (mmap), as LMDB itself does: for studies, and the only file of pario that maps one.
 
-The kernel brings a page when it is touched, and reads ahead as it does for LMDB. What cannot be had this way: a mapping
-has no return values. That a file was cut off is noticed before each read (its size is asked for) and is a `ReadError`,
-as with the other fetchers; when it is cut off during the copy, or the store fails then, the process ends with SIGBUS,
-as every program that uses LMDB.
+The kernel reads a page when it is touched, and reads ahead as it does for LMDB. A mapping cannot report errors. Each
+read first checks the file's size, so a file that was truncated earlier raises `ReadError`, as with the other fetchers.
+If the file is truncated during the copy, or the store fails then, the process ends with SIGBUS, like every program that
+uses LMDB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from pario.errors import FileError
 from pario.fetch.base import read_error
-from pario.fetch.posix import PosixFetcher
+from pario.fetch.file import FileFetcher
 from pario.kernels.jit import kernel
 from pario.kernels.pack import copy_bytes
 
@@ -30,16 +30,13 @@ def copy_spans(mapping, offsets, sizes, out, starts):  # type: ignore[no-untyped
         copy_bytes(out, starts[i], mapping, offsets[i], sizes[i])
 
 
-class MappedFetcher(PosixFetcher):
+class MappedFetcher(FileFetcher):
     """Copies out of a mapping of the whole file, without the GIL. Metadata comes by pread."""
 
     def __init__(self, path: str, via: str | None = None) -> None:
         super().__init__(path, via)
-        self._map: mmap.mmap | None = None
+        self._map: mmap.mmap | None = None  # with the kernel's default read-ahead
         try:
-            if hasattr(os, "posix_fadvise"):  # the kernel's own read-ahead again
-                with suppress(OSError):
-                    os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_NORMAL)
             self._map = mmap.mmap(self._fd, self.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
             self._bytes = np.frombuffer(self._map, np.uint8)
         except (OSError, ValueError) as e:
@@ -47,14 +44,9 @@ class MappedFetcher(PosixFetcher):
             raise FileError(f"cannot map it into memory: {e}", path=path, hint="A recipe without mmap reads it.") from e
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
-        self._check_open()
-        offsets = np.ascontiguousarray(reads["offset"])
-        sizes = np.ascontiguousarray(reads["nbytes"])
-        starts = np.ascontiguousarray(starts, dtype=np.int64)
+        offsets, sizes, starts = self._checked(reads, out, starts)
         if not len(offsets):
             return
-        if int(starts.min()) < 0 or int((starts + sizes).max()) > out.nbytes:
-            raise IndexError(f"reads end at byte {int((starts + sizes).max())} of a buffer of {out.nbytes}")
         sizes = np.minimum(sizes, self.nbytes - offsets)
         there = min(os.fstat(self._fd).st_size, self.nbytes)
         short = np.flatnonzero((offsets < 0) | (sizes < 0) | (sizes > there - offsets))
@@ -67,6 +59,6 @@ class MappedFetcher(PosixFetcher):
         mapping, self._map = self._map, None
         self._bytes = np.empty(0, np.uint8)
         if mapping is not None:
-            with suppress(BufferError):  # a thread still copies from it; it goes with the last view
+            with suppress(BufferError):  # a thread still copies from it; it is unmapped with the last view
                 mapping.close()
         super().close()

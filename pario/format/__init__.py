@@ -1,1 +1,1 @@
-"""What an LMDB file is: bytes in, positions out. No file handle, no MPI."""
+"""The LMDB file format: bytes in, positions out. No file handle, no MPI."""

@@ -3,7 +3,7 @@
     data.mdb = pages of P bytes, page k at byte k*P; every page number is such a k
 
     +--------+--------+--------+--------+--------+--------+---
-    | meta 0 | meta 1 | page 2 | page 3 |   ...  | last_pg| perhaps more: preallocated, or simply not cut off
+    | meta 0 | meta 1 | page 2 | page 3 |   ...  | last_pg| perhaps more: preallocated, or never truncated
     +--------+--------+--------+--------+--------+--------+---
        |        |
        |        +-- transaction N writes meta N & 1; the larger txnid is the live one
@@ -47,8 +47,8 @@ import numpy as np
 __all__ = ["Db", "Layout", "layout_of"]
 
 MDB_MAGIC = 0xBEEFC0DE
-#: Where the magic stands -> {format version: word size in bytes}. `mm_magic` follows the page header, so its place
-#: tells the header's size; (16, version) tells a 64-bit file of format 1 from 32-bit files of formats 2 and 3.
+#: Offset of the magic -> {format version: word size in bytes}. `mm_magic` follows the page header, so its offset
+#: gives the header's size; (16, version) tells a 64-bit file of format 1 from 32-bit files of formats 2 and 3.
 MAGIC_AT = {12: {1: 4}, 16: {1: 8, 2: 4, 3: 4}, 24: {2: 8, 3: 8}}
 KNOWN_VERSIONS = (1, 2, 3)
 
@@ -56,7 +56,7 @@ MIN_PAGE_SIZE = 256
 MAX_PAGE_SIZE = 65536
 #: Format 1 keeps `mp_upper` relative to the page start in 16 bits.
 MAX_PAGE_SIZE_V1 = 32768
-#: CURSOR_STACK: no tree is deeper.
+#: CURSOR_STACK: the maximum depth of a tree.
 MAX_DEPTH = 32
 NUM_METAS = 2
 
@@ -153,7 +153,7 @@ class Layout:
         self.pages_at = self.header - 4
         #: All ones: the root of an empty tree (P_INVALID).
         self.invalid = (1 << (8 * word)) - 1
-        #: Bytes in front of the value's place in an F_BIGDATA node's data: pgno, or {pgno, txnid, pages}.
+        #: Bytes in an F_BIGDATA node's data: pgno, or {pgno, txnid, pages}.
         self.bigdata = word if version == 1 else 3 * word
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -163,7 +163,7 @@ class Layout:
         return f"Layout(format {self.version}, {8 * self.word}-bit, {self.byteorder}-endian)"
 
     def data_after(self, key_nbytes: int) -> int:
-        """Where a leaf node's data starts, in bytes from the node: format 3 keeps it at an even place."""
+        """Start of a leaf node's data, in bytes from the node: even in format 3."""
         if self.version == 3:
             key_nbytes += key_nbytes & 1
         return NODE_HEADER + key_nbytes

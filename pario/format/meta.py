@@ -1,12 +1,13 @@
-"""The meta pages: which file is this, and which state of it is the newest.
+"""The meta pages: which kind of file this is, and which state of it is the newest.
 
-`sniff` tells the layout from the first bytes, `newest` makes a Snapshot of both meta pages, `explain` says why
-something is not an LMDB file. All work on bytes; who reads them must read twice until equal: a writer may be at work.
+`sniff` finds the layout from the first bytes, `newest` makes a Snapshot of both meta pages, `explain` says why a file
+is not an LMDB. All work on bytes. The caller must read these until two reads agree, because a writer may be changing
+them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pario.errors import CorruptedError, EncryptedError, InvalidError, VersionMismatchError
 from pario.format.layout import (
@@ -33,9 +34,9 @@ from pario.format.layout import (
 
 __all__ = ["EXPLAIN_BYTES", "SNIFF_BYTES", "Snapshot", "check_db", "explain", "newest", "page_size", "sniff"]
 
-#: Bytes from the start of the file that `sniff` and `page_size` want: header and meta of the largest layout.
+#: Bytes from the start of the file that `sniff` and `page_size` need: header and meta of the largest layout.
 SNIFF_BYTES = 160
-#: Bytes that `explain` wants: a second meta page may begin after the largest page.
+#: Bytes that `explain` needs: a second meta page may begin after the largest page.
 EXPLAIN_BYTES = MAX_PAGE_SIZE + SNIFF_BYTES
 
 _INTACT_HINT = "LMDB refuses such a file, too, because more may be damaged: restore it from its source"
@@ -43,7 +44,7 @@ _INTACT_HINT = "LMDB refuses such a file, too, because more may be damaged: rest
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One committed state of one file: all that is needed to read its pages. A record of plain numbers; pickles.
+    """One committed state of one file: everything that reading its pages needs. Plain numbers; can be pickled.
 
     version, word, byteorder : the kind of file, see `Layout`
     page_size : P, bytes
@@ -55,6 +56,7 @@ class Snapshot:
     meta : 0 or 1, the meta page that it comes from
     main, free : the records of the main tree and of the list of free pages
     file_bytes : size of the file when it was opened
+    stamp : the meta page that it comes from, header and MDB_meta, byte by byte
     """
 
     version: int
@@ -70,6 +72,7 @@ class Snapshot:
     main: Db
     free: Db
     file_bytes: int
+    stamp: bytes = field(repr=False)
 
     @property
     def layout(self) -> Layout:
@@ -77,17 +80,17 @@ class Snapshot:
 
     @property
     def header(self) -> int:
-        """H, bytes of a page header; an overflow run's value starts so many bytes after its page."""
+        """H, bytes of a page header; an overflow run's value starts H bytes after the start of its first page."""
         return self.layout.header
 
     @property
     def base(self) -> int:
-        """B, what node pointers count from."""
+        """B, the base of node pointers."""
         return self.layout.base
 
     @property
     def limit(self) -> int:
-        """Where a page's nodes must end, bytes from its start."""
+        """End of the space for a page's nodes, in bytes from its start."""
         return self.page_size - self.sum_size
 
     @property
@@ -106,7 +109,7 @@ class Snapshot:
 def sniff(head: bytes) -> Layout | None:
     """The layout of the file that starts with `head` (SNIFF_BYTES), or None if this is not an LMDB data file.
 
-    Raises VersionMismatchError for a data format that we do not know.
+    Raises VersionMismatchError for an unknown data format.
     """
     strange = None
     for at, versions in MAGIC_AT.items():
@@ -142,7 +145,7 @@ def page_size(head: bytes, layout: Layout) -> int:
 
 
 def newest(pages: bytes, layout: Layout, file_bytes: int) -> Snapshot:
-    """The state that the newer of both meta pages describes, checked.
+    """The state in the newer of both meta pages, checked.
 
     pages : the first 2 P bytes of the file
     Raises InvalidError (EncryptedError among them) or CorruptedError.
@@ -151,7 +154,7 @@ def newest(pages: bytes, layout: Layout, file_bytes: int) -> Snapshot:
     if len(pages) < NUM_METAS * size:
         raise InvalidError(
             f"the file has {file_bytes:,} bytes, but its two meta pages alone need {NUM_METAS * size:,}",
-            hint="It was cut off, or its copy is incomplete",
+            hint="It was truncated, or its copy is incomplete",
         )
     metas: list[Snapshot] = []
     faults: list[InvalidError] = []
@@ -182,9 +185,9 @@ def newest(pages: bytes, layout: Layout, file_bytes: int) -> Snapshot:
 
 
 def check_db(db: Db, snapshot: Snapshot, what: str, *, page: int, dup_tree: bool = False) -> None:
-    """Raises CorruptedError if the record of a tree contradicts itself or leads out of the file.
+    """Raises CorruptedError if the record of a tree contradicts itself or points outside the file.
 
-    page : where the record stands, for the message
+    page : the page of the record, for the message
     dup_tree : it is the tree of one key's duplicates
     """
     _check_root(db, snapshot, what, page=page)
@@ -205,12 +208,12 @@ def check_db(db: Db, snapshot: Snapshot, what: str, *, page: int, dup_tree: bool
             f"the root of {what}, page {db.md_root}, lies beyond the end of the file ({snapshot.file_bytes:,} bytes)",
             page=db.md_root,
             offset=db.md_root * snapshot.page_size,
-            hint="The file was cut off, or its copy is incomplete",
+            hint="The file was truncated, or its copy is incomplete",
         )
 
 
 def explain(head: bytes, file_bytes: int) -> InvalidError:
-    """Why a file in which `sniff` finds nothing is not an LMDB data file.
+    """An error that says why a file that `sniff` rejects is not an LMDB data file.
 
     head : the first EXPLAIN_BYTES of the file, or all of it
     """
@@ -245,7 +248,7 @@ def explain(head: bytes, file_bytes: int) -> InvalidError:
 
 
 def _meta(pages: bytes, number: int, size: int, layout: Layout, file_bytes: int) -> Snapshot:
-    """Meta page `number`, checked for itself."""
+    """Meta page `number`, checked by itself."""
     start = number * size
     fields = dict(zip(layout.page.names or (), layout.unpack_page(pages, start), strict=True))
     at = start + layout.header
@@ -290,6 +293,7 @@ def _meta(pages: bytes, number: int, size: int, layout: Layout, file_bytes: int)
         main=main,
         free=free,
         file_bytes=file_bytes,
+        stamp=bytes(pages[start : at + layout.meta.itemsize]),
     )
 
 

@@ -1,11 +1,12 @@
-"""Pages, nodes and overflow runs: read-only views over one page's bytes that check every bound before they look.
+"""Pages, nodes and overflow runs: read-only views of one page's bytes that check every bound before they read.
 
-A Page holds no file. It rejects a wrong page number (a misdirected or stale write), impossible flags, no items,
-pointers and items outside the page. LMDB itself lets some of these pass and loses records.
+A Page has no file. It rejects a wrong page number (a misdirected or stale write), impossible flags, a page without
+items, and pointers and items outside the page. LMDB itself accepts some of these and loses records.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ _NODE_FLAGS = (0, F_BIGDATA, F_SUBDATA, F_DUPDATA, F_DUPDATA | F_SUBDATA)
 
 
 class OverflowRun(NamedTuple):
-    """Where a large value lies: `nbytes` from `offset` of the file on, in `pages` pages from page `pgno` on."""
+    """The extent of a large value: `nbytes` from byte `offset` of the file, in `pages` pages from page `pgno`."""
 
     pgno: int
     pages: int
@@ -95,7 +96,7 @@ class Page:
         if n < least:
             raise self.fault(f"{n} items in a {self.kind} page (mp_lower {lower})")
         if self.kind == "leaf2":
-            # mp_upper is of no use here: with 1-byte items it legitimately passes the end.
+            # mp_upper is useless here: with 1-byte items it legitimately exceeds the end.
             if pad == 0 or layout.header + n * pad > self._limit:
                 raise self.fault(f"{n} items of {pad} bytes do not fit {self._limit} bytes")
         elif lower > upper or upper > self._limit - layout.base:
@@ -109,7 +110,7 @@ class Page:
         return f"{type(self).__name__}({self.pgno}, {self.kind}, {self.n} items)"
 
     def _at(self, i: int) -> int:
-        """Where node i starts in `buf`; its header lies inside the page."""
+        """Start of node i in `buf`; checks that its header lies inside the page."""
         if not 0 <= i < self.n:
             raise IndexError(f"item {i} of {self.n} of page {self.pgno}")
         layout = self._layout
@@ -176,7 +177,7 @@ class Page:
 class SubPage(Page):
     """The small leaf page inside an F_DUPDATA node's data; its keys are the duplicates.
 
-    `buf` and `offset` start at the sub-page, so that spans and bounds count from there.
+    `buf` and `offset` start at the sub-page: spans and bounds count from there.
     """
 
     __slots__ = ()
@@ -193,21 +194,30 @@ class SubPage(Page):
         if self._limit < layout.header:
             raise self.fault(f"a sub-page of {self._limit} bytes is shorter than its header")
         pad, flags, lower, upper = layout.unpack_page(self.buf, 0)[-4:]
-        # Its page number is that of the page in which it was made, which may be gone: no check.
+        # Its page number is that of the page where it was created, which may be gone: no check.
         if flags & ~(P_DIRTY | P_LEAF2) != P_LEAF | P_SUBP:
             raise self.fault(f"flags {flags:#x} are not those of a sub-page")
         self.kind = "leaf2" if flags & P_LEAF2 else "leaf"
         self._take(lower, upper, pad, least=1)
+
+    def items(self) -> Iterator[tuple[Page, int]]:
+        """(page, index) of all duplicates in their order, as of a tree's items."""
+        for i in range(self.n):
+            yield self, i
+
+    def last(self) -> list[tuple[Page, int]]:
+        """The path to the last duplicate, as of a tree."""
+        return [(self, self.n - 1)]
 
 
 class Node:
     """One item of a leaf page.
 
     flags : 0 or F_*
-    nbytes : bytes of the value; for F_DUPDATA and F_SUBDATA, of what describes it
-    key_start, key_stop, data_start, data_stop : places in the page's `buf`
+    nbytes : bytes of the value; for F_DUPDATA and F_SUBDATA, of its description
+    key_start, key_stop, data_start, data_stop : offsets in the page's `buf`
 
-    Raises CorruptedError if anything of it lies outside the page.
+    Raises CorruptedError if any part lies outside the page.
     """
 
     __slots__ = ("data_start", "data_stop", "flags", "i", "key_start", "key_stop", "nbytes", "page")
@@ -240,7 +250,7 @@ class Node:
 
     @property
     def data(self) -> memoryview:
-        """What lies in the page: the value, or what describes it."""
+        """The bytes in the page: the value, or its description."""
         return self.page.buf[self.data_start : self.data_stop]
 
     @property
@@ -249,14 +259,15 @@ class Node:
         return self.page.offset + self.data_start
 
     def overflow(self) -> OverflowRun:
-        """Where the value of an F_BIGDATA node lies. The run's own header is not read; see `check_overflow`."""
+        """The run that holds the value of an F_BIGDATA node. Does not read the run's own header; see
+        `check_overflow`."""
         page, layout, snapshot = self.page, self.page._layout, self.page.snapshot
         need = (layout.header - 1 + self.nbytes + snapshot.sum_size) // snapshot.page_size + 1
         if layout.version == 1:
             pgno = layout.unpack_word(page.buf, self.data_start)[0]
         else:
             pgno, txnid, pages = layout.unpack_words3(page.buf, self.data_start)
-            # More pages than needed are sound: LMDB overwrites a value that shrinks in place.
+            # More pages than needed are valid: LMDB overwrites a shrinking value in place.
             if pages < need:
                 raise page.fault(
                     f"item {self.i}: {self.nbytes:,} bytes need {need} pages, not {pages}", self.data_start
@@ -292,20 +303,20 @@ class Node:
 
 
 def check_overflow(first: bytes | memoryview, run: OverflowRun, snapshot: Snapshot) -> None:
-    """Raises CorruptedError unless `first`, the bytes at the start of page `run.pgno`, begins an overflow run as `run`.
+    """Raises CorruptedError unless `first`, the bytes at the start of page `run.pgno`, begins the overflow run `run`.
 
-    A reader of large values calls it with the header that it has read along.
+    A reader of large values passes the header that it has read with the value.
     """
     layout = snapshot.layout
     header = layout.unpack_page(first, 0)
     pages = layout.unpack_u32(first, layout.pages_at)[0]
-    place: dict[str, Any] = {"page": run.pgno, "offset": run.pgno * snapshot.page_size}
+    where: dict[str, Any] = {"page": run.pgno, "offset": run.pgno * snapshot.page_size}
     if header[0] != run.pgno:
-        raise CorruptedError(f"the overflow page calls itself page {header[0]}: a misdirected or stale write", **place)
+        raise CorruptedError(f"the overflow page calls itself page {header[0]}: a misdirected or stale write", **where)
     flags = header[-3]
     if flags != P_OVERFLOW:
-        raise CorruptedError(f"flags {flags:#x} instead of an overflow page's ({P_OVERFLOW:#x})", **place)
+        raise CorruptedError(f"flags {flags:#x} instead of an overflow page's ({P_OVERFLOW:#x})", **where)
     if pages < run.pages:
-        raise CorruptedError(f"an overflow run of {pages} pages where {run.pages} are needed", **place)
+        raise CorruptedError(f"an overflow run of {pages} pages where {run.pages} are needed", **where)
     if layout.version == 3 and header[1] > snapshot.txnid:
-        raise CorruptedError(f"written by transaction {header[1]}, after our snapshot {snapshot.txnid}", **place)
+        raise CorruptedError(f"written by transaction {header[1]}, after our snapshot {snapshot.txnid}", **where)

@@ -1,6 +1,6 @@
 """Walk a B+tree with a given `read_page(pgno)`: leaves in key order, first, last, seek, steps, named databases.
 
-Nothing here knows a file: `read_page` returns the P bytes of a page, from wherever. A path from the root down to one
+This module knows no file: `read_page` returns the P bytes of a page from any source. A path from the root down to one
 item is a list of (page, index) pairs; it is cheap to copy and never outlives its snapshot.
 """
 
@@ -30,18 +30,18 @@ from pario.format.page import Node, Page, SubPage
 __all__ = ["Order", "Path", "ReadPage", "Tree", "database_names", "dup_order", "key_order", "named_database"]
 
 ReadPage = Callable[[int], "bytes | memoryview | np.ndarray"]
-#: key -> something that compares with < as the database orders its keys
+#: key -> a value whose < orders keys as the database does
 Order = Callable[[bytes], "bytes | int"]
 #: (page, index) from the root to an item
 Path = list[tuple[Page, int]]
 
-#: Names that an error message lists.
+#: An error message lists at most this many names.
 _NAMES_SHOWN = 20
 
 
 def key_order(flags: int, layout: Layout) -> Order:
     """How a database with these flags orders its keys."""
-    if flags & MDB_REVERSEKEY:  # wins over INTEGERKEY
+    if flags & MDB_REVERSEKEY:  # overrides INTEGERKEY
         return _reverse
     if flags & MDB_INTEGERKEY:
         return _integer(layout)
@@ -74,7 +74,7 @@ class Tree:
     read_page : page number -> the page's P bytes
     snapshot : the state of the file
     db : the tree's record
-    dups_of : flags of the DUPSORT database whose duplicates this tree holds; they decide its order
+    dups_of : flags of the DUPSORT database whose duplicates this tree holds; they determine its order
     """
 
     def __init__(self, read_page: ReadPage, snapshot: Snapshot, db: Db, *, dups_of: int | None = None) -> None:
@@ -95,7 +95,7 @@ class Tree:
         return page
 
     def check_page(self, page: Page, level: int) -> None:
-        """Raises CorruptedError if a page of this kind cannot stand at this level of this tree."""
+        """Raises CorruptedError if this level of this tree cannot have a page of this kind."""
         depth = min(MAX_DEPTH, self.db.md_depth)
         if level < depth:
             expected = "branch"
@@ -130,7 +130,7 @@ class Tree:
         return [] if self.db.md_root < 0 else self._down([], self.db.md_root, last=True)
 
     def seek(self, key: bytes) -> tuple[Path, bool]:
-        """The path to the first item with a key >= `key`, and whether it is equal; ([], False) behind the end."""
+        """The path to the first item with a key >= `key`, and whether its key is equal; ([], False) past the end."""
         if self.db.md_root < 0:
             return [], False
         wanted = self.order(key)
@@ -140,7 +140,7 @@ class Tree:
             page = self.page(pgno, len(path) + 1)
             if page.kind != "branch":
                 break
-            # The key of slot 0 is not set: it stands for everything below that of slot 1.
+            # The key of slot 0 is not set: slot 0 covers everything below the key of slot 1.
             low, high = 1, page.n
             while low < high:
                 middle = (low + high) // 2
@@ -163,7 +163,7 @@ class Tree:
         return path, page.key(low) == key
 
     def next(self, path: Path) -> Path:
-        """The path to the following item; [] behind the last."""
+        """The path to the following item; [] after the last."""
         page, i = path[-1]
         return [*path[:-1], (page, i + 1)] if i + 1 < page.n else self._turn(path, +1)
 
@@ -173,22 +173,35 @@ class Tree:
         return [*path[:-1], (page, i - 1)] if i > 0 else self._turn(path, -1)
 
     def dups(self, node: Node) -> SubPage | Tree | None:
-        """The duplicates of a key: a sub-page, a tree, or None where it has a single value.
+        """The duplicates of a key: a sub-page, a tree, or None if it has a single value.
 
         Raises CorruptedError in a database without duplicates.
         """
         if not node.flags & F_DUPDATA:
             return None
+        if node.flags & F_SUBDATA:
+            return self.below(node)
+        self._check_dupsort(node)
+        return node.sub_page()
+
+    def below(self, node: Node) -> Tree:
+        """The tree whose root is in an F_SUBDATA node: the duplicates of its key, or a named database.
+
+        Raises CorruptedError for duplicates in a database without MDB_DUPSORT.
+        """
+        if not node.flags & F_DUPDATA:
+            return Tree(self.read_page, self.snapshot, node.db())
+        self._check_dupsort(node)
+        return Tree(self.read_page, self.snapshot, node.db(), dups_of=self.flags)
+
+    def _check_dupsort(self, node: Node) -> None:
         if not self.flags & MDB_DUPSORT:
             raise node.page.fault(
                 f"item {node.i} has duplicates in a database without (no MDB_DUPSORT)", node.key_start
             )
-        if node.flags & F_SUBDATA:
-            return Tree(self.read_page, self.snapshot, node.db(), dups_of=self.flags)
-        return node.sub_page()
 
     def _down(self, path: Path, pgno: int, last: bool) -> Path:
-        """Down from page `pgno` to the first or last item below."""
+        """The path from page `pgno` down to the first or last item below."""
         path = list(path)
         while True:
             page = self.page(pgno, len(path) + 1)
@@ -199,7 +212,7 @@ class Tree:
             pgno = page.child(i)
 
     def _turn(self, path: Path, step: int) -> Path:
-        """To the neighbouring leaf's nearest item."""
+        """The path to the nearest item of the neighbouring leaf."""
         for level in range(len(path) - 2, -1, -1):
             page, i = path[level]
             if 0 <= i + step < page.n:
@@ -209,7 +222,7 @@ class Tree:
 
 
 def database_names(main: Tree) -> Iterator[bytes]:
-    """Names of the named databases, in key order, as the user gave them. Reads the main tree's pages."""
+    """Names of the named databases, in key order, as the user wrote them. Reads the main tree's pages."""
     if main.flags & MDB_DUPSORT:
         return
     for leaf in main.leaves():
@@ -230,10 +243,10 @@ def clean_name(key: bytes, snapshot: Snapshot) -> bytes:
 
 
 def named_database(main: Tree, name: bytes) -> Db:
-    """The record of a named database. Raises DatabaseError, with the names that there are, or CorruptedError."""
+    """The record of a named database. Raises DatabaseError, which lists the names, or CorruptedError."""
     snapshot = main.snapshot
     if main.flags & MDB_DUPSORT:
-        raise DatabaseError("the main database allows duplicates, so that it holds no named databases")
+        raise DatabaseError("the main database allows duplicates, so it holds no named databases")
     path, found = main.seek(name + b"\0" if snapshot.version > 1 else name)
     if found:
         page, i = path[-1]
@@ -244,7 +257,7 @@ def named_database(main: Tree, name: bytes) -> Db:
         found = snapshot.version > 1 and main.seek(name)[1]
     if found:
         raise DatabaseError(f"{list_names([name])} is the key of a record of the main database, not a database")
-    # A main database of many records costs too much to search for a hint.
+    # Searching a main database of many records for a hint would cost too much.
     if main.db.md_leaf_pages > 64:
         raise DatabaseError(f"there is no database {list_names([name])}")
     names = list(database_names(main))

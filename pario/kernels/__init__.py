@@ -1,1 +1,1 @@
-"""Numba kernels: arrays and integers in, `out` written, a status integer back."""
+"""Numba kernels: they take arrays and integers, write into `out`, and return a status integer."""

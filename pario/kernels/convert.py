@@ -1,9 +1,9 @@
-"""Pixels to pixels: crop, flip, u8 -> f32 with mean and scale, HWC -> CHW; and the draw of where to crop.
+"""Pixels to pixels: crop, flip, u8 -> f32 with mean and scale, HWC -> CHW; and the random choice of the window.
 
-One record per call, for the loops in other kernels. Nothing is checked: sources hold channels * height * width values
-from `at`, windows lie inside the source, `out` has room from `to`.
+One record per call, for the loops in other kernels. No checks: sources hold channels * height * width values from `at`,
+windows lie inside the source, `out` has room from `to`.
 
-Inner loops run over slices from index 0, and backwards with unsigned indices: so LLVM sees that no index is negative,
+Inner loops run over slices from index 0, and backwards with unsigned indices. So LLVM sees that no index is negative
 and vectorises them (a flip with signed indices ran at a tenth of the speed).
 """
 
@@ -16,7 +16,7 @@ from pario.kernels.pack import copy_bytes
 
 __all__ = ["MEAN_CHANNEL", "MEAN_ONE", "MEAN_PIXEL", "crop_f32", "crop_u8", "draw_window", "hwc_to_chw", "mix"]
 
-#: what `mean` f32[...] holds: one value, one per channel, one per pixel of the source
+#: content of `mean` f32[...]: one value, one per channel, or one per pixel of the source
 MEAN_ONE, MEAN_CHANNEL, MEAN_PIXEL = 0, 1, 2
 
 
@@ -35,7 +35,7 @@ def draw_window(key, record, height, width, out_height, out_width, random, mirro
     top, left = (height - out_height) // 2, (width - out_width) // 2
     flip = False
     if random or mirror:
-        # 24 bits for each place, 1 for the flip: the bias of a place is below 1 in 2**24 / (height or width).
+        # 24 bits for each offset, 1 for the flip: the bias of an offset is below 1 in 2**24 / (height or width).
         bits = mix(np.uint64(key) ^ mix(np.uint64(record)))
         if random:
             top = np.int64(((bits >> np.uint64(40)) * np.uint64(height - out_height + 1)) >> np.uint64(24))
@@ -46,8 +46,15 @@ def draw_window(key, record, height, width, out_height, out_width, random, mirro
 
 
 @kernel
-def crop_u8(src, at, channels, height, width, out, to, top, left, out_height, out_width, flip):  # type: ignore[no-untyped-def]
-    """out u8[to:] = the window of src u8[at:], both channels x height x width, mirrored left to right if `flip`."""
+def crop_u8(src, at, shape, out, to, window):  # type: ignore[no-untyped-def]
+    """out u8[to:] = the window of src u8[at:].
+
+    shape : (channels, height, width) of the source
+    window : (top, left, height, width, flip): where it begins in the source, its size, whether it is mirrored left to
+    right
+    """
+    channels, height, width = shape
+    top, left, out_height, out_width, flip = window
     if out_height == height and out_width == width and not flip:
         copy_bytes(out, to, src, at, channels * height * width)
         return
@@ -65,15 +72,16 @@ def crop_u8(src, at, channels, height, width, out, to, top, left, out_height, ou
 
 
 @kernel
-def crop_f32(  # type: ignore[no-untyped-def]
-    src, at, channels, height, width, out, to, top, left, out_height, out_width, flip, mean, mean_kind, scale
-):
+def crop_f32(src, at, shape, out, to, window, mean, mean_kind, scale):  # type: ignore[no-untyped-def]
     """out f32[to:] = (window of src[at:] - mean) * scale; src u8 or f32, `mean` of one of the MEAN_ kinds.
 
-    A mean per pixel belongs to the place in the source, before the flip (as Caffe has it).
+    shape, window : see `crop_u8`
+    A mean per pixel belongs to the pixel of the source, before the flip (as in Caffe).
     """
+    channels, height, width = shape
+    top, left, out_height, out_width, flip = window
     rows, run = out_height, out_width
-    if out_width == width and not flip:  # the rows of a channel lie together
+    if out_width == width and not flip:  # the rows of a channel are contiguous
         rows, run = 1, out_height * width
     last = np.uint64(run - 1)
     for c in range(channels):

@@ -10,7 +10,7 @@
 
 The wire format (protobuf's encoding guide): a field is a varint `number << 3 | wire type`, then a varint (0), 8 bytes
 (1), a varint length and that many bytes (2), fields up to an end mark (3 .. 4, a group) or 4 bytes (5). Known fields of
-another wire type and unknown fields are skipped; of a field that comes twice the last one counts.
+another wire type and unknown fields are skipped; if a field occurs twice, the last one counts.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
     "parse",
 ]
 
-#: What `parse` may find.
+#: Results of `parse`.
 OK, OUTSIDE, TRUNCATED, BAD_VARINT, BAD_TAG, BAD_LENGTH, BAD_GROUP = range(7)
 
-#: The integers of geometry i64[9], in this order. `height` and `width` are -1 where any size that holds the window
-#: will do; `random`, `mirror` 0 or 1; `mean_kind` as in convert.py; `plain`: floats are copied as they are.
+#: The integers of geometry i64[9], in this order. `height` and `width` are -1 if any size that contains the window is
+#: valid; `random`, `mirror` 0 or 1; `mean_kind` as in convert.py; `plain`: floats are copied unchanged.
 GEOMETRY = ("channels", "height", "width", "out_height", "out_width", "random", "mirror", "mean_kind", "plain")
 
 #: Groups may be nested this deep, as in protobuf's own parsers.
@@ -62,7 +62,7 @@ def varint(data, at, end):  # type: ignore[no-untyped-def]
         at += 1
         if shift == np.uint64(63) and byte >= np.uint64(0x80):
             return np.uint64(BAD_VARINT), np.int64(-1)
-        value |= (byte & np.uint64(0x7F)) << shift  # bits beyond 64 fall off, as in protobuf's parsers
+        value |= (byte & np.uint64(0x7F)) << shift  # drops bits beyond 64, as protobuf's parsers do
         if byte < np.uint64(0x80):
             return value, np.int64(at)
         shift += np.uint64(7)
@@ -204,7 +204,7 @@ def parse(data, start, nbytes):  # type: ignore[no-untyped-def]
 
 @kernel
 def fits(geometry, channels, height, width, values):  # type: ignore[no-untyped-def]
-    """Whether a record of this shape and number of values can become a row. Products cannot overflow here."""
+    """True if a record of this shape and number of values can become a row. The products cannot overflow."""
     if channels != geometry[0] or channels <= 0 or height <= 0 or width <= 0:
         return False
     if geometry[1] >= 0 and (height != geometry[1] or width != geometry[2]):
@@ -219,8 +219,8 @@ def fits(geometry, channels, height, width, values):  # type: ignore[no-untyped-
 def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed):  # type: ignore[no-untyped-def]
     """Rows of out u8[n * row] and labels i64[n] from records with `data`.
 
-    Rows of other records are left as they are and written to failed i64[n]; returns how many. The same holds for
-    `datum_f32` and `datum_floats`.
+    Leaves the rows of other records unchanged, writes their numbers to failed i64[n], and returns how many. The same
+    holds for `datum_f32` and `datum_floats`.
     """
     n = 0
     row = geometry[0] * geometry[3] * geometry[4]
@@ -234,7 +234,8 @@ def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed):  #
         top, left, flip = draw_window(
             draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
         )
-        crop_u8(data, at, channels, height, width, out, i * row, top, left, geometry[3], geometry[4], flip)
+        window = (top, left, geometry[3], geometry[4], flip)
+        crop_u8(data, at, (channels, height, width), out, i * row, window)
     return n
 
 
@@ -253,10 +254,8 @@ def datum_f32(data, starts, nbytes, ids, draw, geometry, mean, scale, out, label
         top, left, flip = draw_window(
             draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
         )
-        crop_f32(
-            data, at, channels, height, width, out, i * row, top, left, geometry[3], geometry[4], flip,
-            mean, geometry[7], scale,
-        )  # fmt: skip
+        window = (top, left, geometry[3], geometry[4], flip)
+        crop_f32(data, at, (channels, height, width), out, i * row, window, mean, geometry[7], scale)
     return n
 
 
@@ -313,19 +312,17 @@ def datum_floats(data, starts, nbytes, ids, draw, geometry, mean, scale, out, la
         top, left, flip = draw_window(
             draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
         )
-        crop_f32(
-            values, 0, channels, height, width, out, i * row, top, left, geometry[3], geometry[4], flip,
-            mean, geometry[7], scale,
-        )  # fmt: skip
+        window = (top, left, geometry[3], geometry[4], flip)
+        crop_f32(values, 0, (channels, height, width), out, i * row, window, mean, geometry[7], scale)
     return n
 
 
 @kernel
 def datum_rest(data, starts, nbytes, head, labels, failed):  # type: ignore[no-untyped-def]
-    """labels i64[n] of records without their pixels: `head` u8[h], all before the first pixel, then what follows the
-    last one, which may be a label and `encoded` = false.
+    """labels i64[n] of records without their pixels: `head` u8[h], the bytes before the first pixel, then those after
+    the last one, which may be a label and `encoded` = false.
 
-    Rows of other records are written to failed i64[n]; returns how many.
+    Writes the rows of other records to failed i64[n]; returns how many.
     """
     n = 0
     for i in range(len(starts)):

@@ -1,4 +1,4 @@
-"""A full memory barrier, for processors that reorder stores among themselves (comm/futex.py says who needs it)."""
+"""A full memory barrier, for processors that reorder stores (comm/futex.py says where it is needed)."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def _fence(typingctx: Any) -> Any:
 
 @kernel
 def full_fence() -> None:
-    """Everything before it is visible to all processors before anything after it."""
+    """Makes everything before it visible to all processors before anything after it."""
     _fence()

@@ -1,10 +1,10 @@
 """Pages, nodes and sub-pages of any LMDB data file, for kernels that search and walk a tree: loads, checks, searches.
 
-A page (or a sub-page, which has the same shape) starts at byte `o` of `buf`. `check_page` looks at every bound of a
-page once, when it has just been read; the other functions trust it. What `check_page` does not like, the caller shows
-to format/page.py, which knows the words for it.
+A page (or a sub-page, which has the same shape) starts at byte `o` of `buf`. `check_page` checks every bound of a page
+once, after reading it; the other functions rely on that. If `check_page` finds a fault, the caller passes the page to
+format/page.py, which raises the error.
 
-`g` is an i64 array that describes the file, its first words being those named in FILE.
+`g` is an i64 array that describes the file; FILE names its first words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "ARE_DUPS", "BACKWARD", "BASE", "BIG", "DUPS_BACKWARD", "DUPS_INTEGERS", "DUP_ORDER", "DUP_ROOM", "FILE",
     "FILE_BYTES", "FORWARD", "HAS_DUPS", "HEADER", "KEYS_BACKWARD", "KEYS_INTEGERS", "LAST_PGNO", "LIMIT", "ORDER",
     "PAGE_SIZE", "ROOM", "SOUND", "SUM_SIZE", "TXNID", "VERSION", "WORD", "check_page", "check_run", "child", "compare",
-    "count", "key_span", "node_at", "search_branch", "search_leaf", "u16", "u32", "word",
+    "count", "key_span", "node_at", "prefetch", "search_branch", "search_leaf", "u16", "u32", "word",
 ]  # fmt: skip
 
 #: The words of `g` that describe a file: bytes, except `big` (byte order of the file: 1 = big-endian).
@@ -32,23 +32,23 @@ FILE = (
 )  # fmt: skip
 PAGE_SIZE, HEADER, BASE, LIMIT, VERSION, WORD, BIG, SUM_SIZE, LAST_PGNO, TXNID, FILE_BYTES = range(len(FILE))
 
-#: How keys compare: byte by byte from the front, or from the end.
+#: Comparison of keys: byte by byte from the front, or from the end.
 FORWARD, BACKWARD = 0, 1
 
-#: What the pages of a tree must obey, as bits: how its keys compare, and the duplicates in its sub-pages; whether keys
-#: may have duplicates (and then nothing else beside short values), or are themselves the duplicates of one key.
+#: Rules for the pages of a tree, as bits: comparison of its keys, and of the duplicates in its sub-pages; whether keys
+#: may have duplicates (and then only short values besides), or are themselves the duplicates of one key.
 KEYS_BACKWARD, KEYS_INTEGERS, DUPS_BACKWARD, DUPS_INTEGERS, HAS_DUPS, ARE_DUPS = 1, 2, 4, 8, 16, 32
 
-#: What `check_page` finds: a bound that does not hold, room between nodes (LMDB leaves none) or nodes that overlap,
+#: Results of `check_page`: a bound that does not hold, gaps between nodes (LMDB leaves none) or overlapping nodes,
 #: items out of order; and the latter two in the sub-page of an item.
 SOUND, BOUNDS, ROOM, ORDER, DUP_ROOM, DUP_ORDER = range(6)
 _IN_DUPS = DUP_ROOM - ROOM
 
-# Of format/layout.py, which kernels do not import.
+# As in format/layout.py, which kernels do not import.
 _BRANCH, _LEAF, _DIRTY, _LEAF2, _SUBP = 0x01, 0x02, 0x10, 0x20, 0x40
 _BIGDATA, _SUBDATA, _DUPDATA = 0x01, 0x02, 0x04
 _FIRST_PAGE = 2
-#: So many neighbouring items of a leaf are taken to lie in one or two cache lines.
+#: This many neighbouring items of a leaf count as one or two cache lines.
 _NEAR = 4
 
 
@@ -56,8 +56,8 @@ def _loader(bits: int) -> Any:
     def load(typing_context, buf, at):  # type: ignore[no-untyped-def]
         def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
             array = context.make_array(signature.args[0])(context, builder, arguments[0])
-            place = cgutils.pointer_add(builder, array.data, arguments[1])
-            number = builder.load(builder.bitcast(place, ir.IntType(bits).as_pointer()), align=1)
+            pointer = cgutils.pointer_add(builder, array.data, arguments[1])
+            number = builder.load(builder.bitcast(pointer, ir.IntType(bits).as_pointer()), align=1)
             return builder.zext(number, ir.IntType(64)) if bits < 64 else number
 
         return types.int64(buf, types.intp), generate
@@ -65,8 +65,8 @@ def _loader(bits: int) -> Any:
     return intrinsic(load)
 
 
-# Numba's own indexing looks at the sign of every index, which keeps LLVM from joining bytes to one load: a search was
-# twice as slow. Like memcpy they check nothing; their places have passed `check_page`.
+# Numba's own indexing tests the sign of every index, which prevents LLVM from joining bytes into one load: a search was
+# twice as slow. Like memcpy these loads check nothing; their offsets have passed `check_page`.
 _load8: Any = _loader(8)
 _load16: Any = _loader(16)
 _load32: Any = _loader(32)
@@ -74,7 +74,7 @@ _load64: Any = _loader(64)
 
 
 def _swapped(typing_context, x):  # type: ignore[no-untyped-def]
-    """u64: what sorts like the eight bytes that were loaded as `x` on this machine (little-endian, as Numba's are)."""
+    """u64 that sorts like the eight bytes loaded as `x` on this machine (little-endian, like all of Numba's)."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.bswap(arguments[0])
@@ -86,22 +86,22 @@ _first_byte_first: Any = intrinsic(_swapped)
 
 
 def _prefetched(typing_context, buf, at):  # type: ignore[no-untyped-def]
-    """Have the processor fetch the cache line at buf[at]. Only a hint: any place is allowed."""
+    """Prefetch the cache line at buf[at]. Only a hint: any index is allowed."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        place = cgutils.pointer_add(builder, array.data, arguments[1])
+        pointer = cgutils.pointer_add(builder, array.data, arguments[1])
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
         hint = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), (byte, flag, flag, flag)), "llvm.prefetch.p0"
         )
-        builder.call(hint, (builder.bitcast(place, byte), flag(0), flag(3), flag(1)))
+        builder.call(hint, (builder.bitcast(pointer, byte), flag(0), flag(3), flag(1)))
         return context.get_dummy_value()
 
     return types.void(buf, types.intp), generate
 
 
-_prefetch: Any = intrinsic(_prefetched)
+prefetch: Any = intrinsic(_prefetched)
 
 
 @inner
@@ -128,7 +128,7 @@ def u32(buf, i, big):  # type: ignore[no-untyped-def]
 
 @inner
 def word(buf, i, g):  # type: ignore[no-untyped-def]
-    """A page number, txnid or counter. Unsigned on disk: what has the highest of 64 bits is negative here."""
+    """A page number, txnid or counter. Unsigned on disk: values with the highest of 64 bits are negative here."""
     big = g[BIG]
     if g[WORD] == 4:
         return u32(buf, i, big)
@@ -150,7 +150,7 @@ def count(buf, o, g):  # type: ignore[no-untyped-def]
 
 @inner
 def node_at(buf, o, i, g):  # type: ignore[no-untyped-def]
-    """Where node i starts in buf."""
+    """Start of node i in buf."""
     return o + g[BASE] + u16(buf, o + g[HEADER] + 2 * i, g[BIG])
 
 
@@ -215,16 +215,16 @@ def search_branch(buf, o, key, way, g):  # type: ignore[no-untyped-def]
 def search_leaf(buf, o, key, way, g):  # type: ignore[no-untyped-def]
     """(the first item that is >= key, whether it is equal)
 
-    Each comparison waits for a cache line of a leaf that seldom is in the processor's cache; both items that may come
-    next are fetched meanwhile. (Fetching the first three levels at once: no better.)
+    Each comparison waits for a cache line of a leaf, which is rarely in the processor's cache; meanwhile both possible
+    next items are prefetched. (Prefetching the first three levels at once is no better.)
     """
     n = count(buf, o, g)
     low, high = 0, n
     while low < high:
         middle = (low + high) >> 1
         if high - low > _NEAR:
-            _prefetch(buf, key_span(buf, o, (low + middle) >> 1, g)[0] - 8)
-            _prefetch(buf, key_span(buf, o, (middle + 1 + high) >> 1, g)[0] - 8)
+            prefetch(buf, key_span(buf, o, (low + middle) >> 1, g)[0] - 8)
+            prefetch(buf, key_span(buf, o, (middle + 1 + high) >> 1, g)[0] - 8)
         start, nbytes = key_span(buf, o, middle, g)
         order = compare(buf, start, nbytes, key, 0, len(key), way)
         if order == 0:
@@ -238,7 +238,7 @@ def search_leaf(buf, o, key, way, g):  # type: ignore[no-untyped-def]
 
 @inner
 def check_run(buf, at, nbytes, g):  # type: ignore[no-untyped-def]
-    """First page of the overflow run of a value of `nbytes` bytes whose place stands at buf[at]; -1 if impossible."""
+    """First page of the overflow run of a value of `nbytes` bytes, from its number at buf[at]; -1 if impossible."""
     run = word(buf, at, g)
     need = (g[HEADER] - 1 + nbytes + g[SUM_SIZE]) // g[PAGE_SIZE] + 1
     if run < _FIRST_PAGE or run > g[LAST_PGNO] or run + need - 1 > g[LAST_PGNO]:
@@ -270,11 +270,11 @@ def _check_items(buf, o, limit, flags, least, g):  # type: ignore[no-untyped-def
 
 @inner
 def _ascend(buf, a, an, b, bn, rules, g):  # type: ignore[no-untyped-def]
-    """Is buf[a : a + an] < buf[b : b + bn]?"""
+    """True if buf[a : a + an] < buf[b : b + bn]."""
     if rules & KEYS_INTEGERS:
         if an != bn:
             return False
-        # Duplicates of other widths LMDB compares as if they were of four bytes.
+        # LMDB compares duplicates of other widths as if they had four bytes.
         if rules & ARE_DUPS and an != 4 and an != g[WORD]:
             return True
     return compare(buf, a, an, buf, b, bn, rules & KEYS_BACKWARD) < 0
@@ -285,7 +285,7 @@ def _check_fixed(buf, o, n, limit, rules, g):  # type: ignore[no-untyped-def]
     """SOUND, ROOM or ORDER: the n items of the LEAF2 page at o, which lie inside it."""
     h = o + g[HEADER]
     pad = u16(buf, h - 8, g[BIG])
-    # `mp_upper` has no meaning here, but LMDB counts it on as if each item had a pointer; it may go below zero.
+    # `mp_upper` has no meaning here, but LMDB updates it as if each item had a pointer; it may go below zero.
     if (limit - g[BASE] - n * (pad - 2)) & 0xFFFF != u16(buf, h - 2, g[BIG]):
         return ROOM
     for i in range(1, n):
@@ -317,7 +317,7 @@ def _check_duplicates(buf, o, limit, rules, g):  # type: ignore[no-untyped-def]
         if pointer < upper or pointer & 1 or q + 8 > limit:
             return BOUNDS
         k = u16(buf, o + q + 6, big)
-        # A duplicate is all key: no data, no flags.
+        # A duplicate consists of its key alone: no data, no flags.
         if u32(buf, o + q, big) != 0 or u16(buf, o + q + 4, big) != 0 or q + 8 + k > limit:
             return BOUNDS
         if i > 0 and not _ascend(buf, before, before_nbytes, o + q + 8, k, rules, g):
@@ -329,8 +329,8 @@ def _check_duplicates(buf, o, limit, rules, g):  # type: ignore[no-untyped-def]
 
 @inner
 def check_page(buf, o, pgno, rules, g):  # type: ignore[no-untyped-def]
-    """SOUND if the page at o, read from page `pgno`, is a branch or leaf page as it should be; else what is wrong with
-    it, plus 256 x the item. Looks at every bound of every item, at the order of keys, and for gaps between nodes.
+    """SOUND if the page at o, read from page `pgno`, is a valid branch or leaf page; else the fault plus 256 x the
+    item. Checks every bound of every item, the order of keys, and gaps between nodes.
     """
     big, header, base, limit, version, wide = g[BIG], g[HEADER], g[BASE], g[LIMIT], g[VERSION], g[WORD]
     if word(buf, o, g) != pgno or (version == 3 and _after(word(buf, o + wide, g), g[TXNID])):
@@ -347,7 +347,7 @@ def check_page(buf, o, pgno, rules, g):  # type: ignore[no-untyped-def]
     even = 1 if version == 3 else 0
     run_nbytes = wide if version == 1 else 3 * wide
     db_nbytes = 8 + 5 * wide
-    # The first key of a branch page means nothing.
+    # The first key of a branch page has no meaning.
     first = 1 if flags == _BRANCH else 0
     dup_rules = ((rules >> 2) & (KEYS_BACKWARD | KEYS_INTEGERS)) | ARE_DUPS
     held = 0
@@ -364,7 +364,7 @@ def check_page(buf, o, pgno, rules, g):  # type: ignore[no-untyped-def]
             return ORDER + 256 * i
         before, before_nbytes = o + q + 8, k
         if flags == _BRANCH:
-            # Nor is any other empty.
+            # No other key is empty.
             if k == 0 and i == first:
                 return ORDER + 256 * i
             pgno_below = child(buf, o, i, g)

@@ -1,6 +1,6 @@
-"""Spans of bytes to rows of an array or to one packed buffer.
+"""Copies spans of bytes to rows of an array or to one packed buffer.
 
-A slice copy in Numba is a byte loop (3 GB/s); LLVM's memcpy, reached by an intrinsic, runs at the memory's speed. It
+A slice copy in Numba is a byte loop (3 GB/s); LLVM's memcpy, through an intrinsic, runs at the speed of memory. It
 checks nothing, so every caller compares its spans with the arrays' sizes first.
 """
 
@@ -46,7 +46,7 @@ copy_bytes: Any = intrinsic(_copy_bytes)
 def pack_rows(data, starts, nbytes, out, row_nbytes, failed):  # type: ignore[no-untyped-def]
     """Row i of out u8[n * row_nbytes] = record i, for records of exactly row_nbytes bytes that lie inside data.
 
-    Rows of other records are left as they are and written to failed i64[n]; returns how many.
+    Leaves the rows of other records unchanged, writes their numbers to failed i64[n], and returns how many.
     """
     n = 0
     for i in range(len(starts)):
@@ -63,8 +63,8 @@ def pack_rows(data, starts, nbytes, out, row_nbytes, failed):  # type: ignore[no
 def pack_spans(data, starts, nbytes, out, offsets, failed):  # type: ignore[no-untyped-def]
     """out u8[...] = the records one after the other, record i at offsets[i] : offsets[i + 1]; offsets i64[n + 1].
 
-    Records that do not lie inside data, or for which out has no room, have length 0 and stand in failed i64[n];
-    returns how many.
+    Records outside data, or without room in out, get length 0; writes their numbers to failed i64[n] and returns how
+    many.
     """
     n = 0
     to = np.int64(0)

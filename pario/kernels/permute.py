@@ -1,6 +1,6 @@
-"""Random numbers and permutations that stay the same for ever, and the shares of a block-shuffled pool.
+"""Random numbers and permutations that never change, and the shares of a block-shuffled pool.
 
-The generator is written out here, because an order must not change with the version of a library:
+This module implements the generator itself, because an order must not change with the version of a library:
 
 * SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014) turns (seed, epoch,
   stream, index) into a key and a key into the state of
@@ -10,8 +10,8 @@ The generator is written out here, because an order must not change with the ver
 
 A whole-dataset permutation has a table: no permutation without one is exactly uniform.
 
-Integers of different sign must not meet in one expression: Numba would turn both into floats. Hence the conversions,
-also of arguments: a u64 that went through Python comes back as i64 if it is below 2^63.
+Signed and unsigned integers must not meet in one expression: Numba would turn both into floats. Hence the conversions,
+of arguments, too: a u64 that went through Python returns as i64 if it is below 2^63.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from pario.kernels.jit import kernel
 
 __all__ = [
+    "POOL",
     "STREAM_BLOCKS",
     "STREAM_RECORDS",
     "STREAM_ROUNDS",
@@ -45,7 +46,7 @@ _ZERO, _ONE = _U(0), _U(1)
 _2TO32 = _U(1 << 32)
 _S17, _S19, _S23, _S27, _S30, _S31, _S32, _S41, _S45, _S64 = (_U(i) for i in (17, 19, 23, 27, 30, 31, 32, 41, 45, 64))
 
-#: What a key is for; different streams of one (seed, epoch) are independent.
+#: The purposes of keys; different streams of one (seed, epoch) are independent.
 STREAM_TABLE = 1  # the permutation of all records
 STREAM_BLOCKS = 2  # the permutation of the blocks
 STREAM_RECORDS = 3  # the records inside one block; index = number of the block in the file
@@ -63,7 +64,7 @@ def mix64(z):
 
 @kernel
 def absorb(key, word):
-    """u64 key of (key, word); for one key different words give different keys."""
+    """u64 key of (key, word); different words give different keys."""
     return mix64((_U(key) ^ _U(word)) + _GAMMA)
 
 
@@ -105,7 +106,7 @@ def _next(s0, s1, s2, s3):
 
 @kernel
 def run_xoshiro(state, out):
-    """out u64[k] <- the next k numbers of state u64[4], which moves on (for comparison with published values)."""
+    """out u64[k] <- the next k numbers of state u64[4], which advances (for comparison with published values)."""
     s0, s1, s2, s3 = state[0], state[1], state[2], state[3]
     for i in range(out.shape[0]):
         out[i], s0, s1, s2, s3 = _next(s0, s1, s2, s3)
@@ -126,7 +127,7 @@ def _below(bound, s0, s1, s2, s3):
                 product = (x >> _S32) * bound
                 low = product & _LOW32
         return product >> _S32, s0, s1, s2, s3
-    # Beyond 32 bits the product needs 128: draw as many bits as the bound has, again if they are too large.
+    # Beyond 32 bits the product needs 128: draw as many bits as the bound has, and again while they are too large.
     mask = bound - _ONE
     for shift in (1, 2, 4, 8, 16, 32):
         mask |= mask >> _U(shift)
@@ -175,14 +176,14 @@ def _reverse(i, bits):
 #
 # `blocks` i64[m] are the numbers (in the file) of the pool's blocks; block k has `block_records` records, only block
 # `short` (-1: none) has `short_records`. In each round every block that still has records gives one. The blocks take
-# turns in the order reverse(0) ^ shift, reverse(1) ^ shift, … of `bits` bits (numbers that name no block are passed
-# over), `shift` being drawn anew for each round: the van der Corput sequence with a digital shift, in which any aligned
-# run of 2^j turns has one block out of each 2^-j of the pool's blocks (m a power of two).
+# turns in the order reverse(0) ^ shift, reverse(1) ^ shift, … of `bits` bits (skipping numbers without a block), with a
+# new random `shift` in each round. This is the van der Corput sequence with a digital shift: any aligned run of 2^j
+# turns has one block out of each 2^-j of the pool's blocks (m a power of two).
 
 
 @kernel
 def pool_order(records_key, rounds_key, blocks, block_records, short, short_records, bits, scratch, out):
-    """out i64[pool records] <- places of one pool, in order. scratch u32[m, block_records]."""
+    """out i64[pool records] <- ordinals of one pool, in order. scratch u32[m, block_records]."""
     m = blocks.shape[0]
     for k in range(m):
         size = short_records if k == short else block_records
@@ -200,7 +201,7 @@ def pool_order(records_key, rounds_key, blocks, block_records, short, short_reco
 
 @kernel
 def _advance(count, taken, t, i, rounds_key, m, block_records, short, short_records, bits):
-    """Go `count` records on in a pool that stands in round t before turn i; taken i32[m] counts each block's records.
+    """Advance by `count` records in a pool that is in round t before turn i; taken i32[m] counts each block's records.
     Whole rounds cost one addition per block. Returns the new (t, i)."""
     turns = 1 << bits
     while count > 0:
@@ -231,10 +232,10 @@ def _advance(count, taken, t, i, rounds_key, m, block_records, short, short_reco
 
 @kernel
 def _dealt_row(rank, before, taken, node_seat, batch_size, seats):
-    """Where record `rank` of a sorted piece lies in the node's table; the caller knows that it is one of the node's.
+    """The row of record `rank` of a sorted piece in the node's table; the record must belong to the node.
 
-    The rows of a step are dealt round: seat k gets rows k, k + seats, k + 2 seats, ... So many of the `taken` rows of
-    this piece, which come after `before` rows of others, are each seat's; it gets them in one run of the sorted piece.
+    The rows of a step are dealt in turn: seat k gets rows k, k + seats, k + 2 seats, ... This determines how many of
+    the `taken` rows of this piece, which follow `before` rows of others, each seat gets: one run of the sorted piece.
     """
     base, extra = before // seats, before % seats
     more, rest = (before + taken) // seats - base, (before + taken) % seats
@@ -249,41 +250,32 @@ def _dealt_row(rank, before, taken, node_seat, batch_size, seats):
     return (low - node_seat) * batch_size + item
 
 
-@kernel
-def pool_rows(
-    records_key,
-    rounds_key,
-    blocks,
-    by_place,
-    block_records,
-    short,
-    short_records,
-    bits,
-    skip,
-    pieces,
-    first_step,
-    batch_size,
-    seats,
-    node_seat,
-    perm,
-    mark,
-    taken,
-    cursor,
-    numbers,
-    step,
-    row,
-):
-    """The records of one pool that belong to one node, by place.
+#: The numbers that describe a pool, and a node's part of its steps. `skip` counts the records of the pool before the
+#: first piece, which belongs to step `first_step`.
+POOL = (
+    "block_records", "short", "short_records", "bits", "skip", "first_step", "batch_size", "seats", "node_seat",
+)  # fmt: skip
+BLOCK_RECORDS, SHORT, SHORT_RECORDS, BITS, SKIP, FIRST_STEP, BATCH_SIZE, SEATS, NODE_SEAT = range(len(POOL))
 
-    blocks i64[m], by_place i64[m] (argsort of blocks), skip: records of the pool before the first piece.
+
+@kernel
+def pool_rows(keys, pool, blocks, ascending, pieces, perm, mark, taken, cursor, numbers, step, row):
+    """The records of one pool that belong to one node, by ordinal.
+
+    keys u64[2] of the records in blocks and of the rounds; pool i64[9]: POOL names its numbers.
+    blocks i64[m], ascending i64[m] (argsort of blocks).
     pieces i64[s, 4]: for each step that takes from this pool (in order): records taken, rows of the step before them,
     first and last + 1 row of the node among them (counted from the beginning of the step).
     scratch: perm u32[block_records], mark i32[block_records], taken i32[s + 1, m], cursor i32[s, m].
-    out: numbers i64, step i64, row i32; returns how many were written.
+    out: numbers i64, step i64, row i32; returns their number.
 
-    Work: s * m, and a few steps per record of those blocks of which the node has any record. No sort: walking a block
-    by place and handing each record to the step that takes it leaves every step's records in the order of places.
+    Work: s * m, plus a few operations per record of the blocks in which the node has records. No sort: walking a block
+    by ordinal and giving each record to its step leaves every step's records in ordinal order.
     """
+    records_key, rounds_key = keys[0], keys[1]
+    block_records, short, short_records, bits = pool[BLOCK_RECORDS], pool[SHORT], pool[SHORT_RECORDS], pool[BITS]
+    skip, first_step = pool[SKIP], pool[FIRST_STEP]
+    batch_size, seats, node_seat = pool[BATCH_SIZE], pool[SEATS], pool[NODE_SEAT]
     m = blocks.shape[0]
     count = pieces.shape[0]
     for k in range(m):
@@ -300,7 +292,7 @@ def pool_rows(
 
     written = 0
     for b in range(m):
-        k = by_place[b]
+        k = ascending[b]
         mine = False
         for c in range(count):
             first = cursor[c, k]
@@ -319,7 +311,7 @@ def pool_rows(
                 mark[perm[j]] = c
         for j in range(taken[count, k], size):
             mark[perm[j]] = -1
-        place = blocks[k] * block_records
+        first_record = blocks[k] * block_records
         for j in range(size):
             c = mark[j]
             if c < 0:
@@ -327,7 +319,7 @@ def pool_rows(
             r = cursor[c, k]
             cursor[c, k] = r + 1
             if r >= pieces[c, 2] and r < pieces[c, 3]:
-                numbers[written] = place + j
+                numbers[written] = first_record + j
                 step[written] = first_step + c
                 row[written] = _dealt_row(
                     r - pieces[c, 1], pieces[c, 1], pieces[c, 0], node_seat, batch_size, seats
@@ -337,34 +329,16 @@ def pool_rows(
 
 
 @kernel
-def pool_rows_small(
-    records_key,
-    rounds_key,
-    blocks,
-    by_place,
-    block_records,
-    short,
-    short_records,
-    bits,
-    skip,
-    pieces,
-    first_step,
-    batch_size,
-    seats,
-    node_seat,
-    perm,
-    step_of,
-    row_of,
-    piece,
-    numbers,
-    step,
-    row,
-):
-    """As `pool_rows`, for steps that are shorter than a round, where its table of s * m counts would outgrow the pool.
+def pool_rows_small(keys, pool, blocks, ascending, pieces, perm, step_of, row_of, piece, numbers, step, row):
+    """Like `pool_rows`, for steps shorter than a round, where its table of s * m counts would outgrow the pool.
 
     scratch: perm u32[m, block_records], step_of i64[m, block_records], row_of i32[m, block_records],
-    piece i64[longest piece]. Work: a few steps per record of the pool, and an insertion sort of each piece.
+    piece i64[longest piece]. Work: a few operations per record of the pool, and an insertion sort of each piece.
     """
+    records_key, rounds_key = keys[0], keys[1]
+    block_records, short, short_records, bits = pool[BLOCK_RECORDS], pool[SHORT], pool[SHORT_RECORDS], pool[BITS]
+    skip, first_step = pool[SKIP], pool[FIRST_STEP]
+    batch_size, seats, node_seat = pool[BATCH_SIZE], pool[SEATS], pool[NODE_SEAT]
     m = blocks.shape[0]
     for k in range(m):
         size = short_records if k == short else block_records
@@ -408,12 +382,12 @@ def pool_rows_small(
 
     written = 0
     for b in range(m):
-        k = by_place[b]
+        k = ascending[b]
         size = short_records if k == short else block_records
-        place = blocks[k] * block_records
+        first_record = blocks[k] * block_records
         for j in range(size):
             if row_of[k, j] >= 0:
-                numbers[written] = place + j
+                numbers[written] = first_record + j
                 step[written] = step_of[k, j]
                 row[written] = row_of[k, j]
                 written += 1

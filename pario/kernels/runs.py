@@ -1,34 +1,81 @@
-"""Sorted byte ranges -> runs that are read in one go, and their places in memory."""
+"""Which byte ranges of the file are read together, and their places in memory.
+
+All reads are merged by `together`, inlined where they are planned (`merge_runs`) and where they are planned and made in
+one go (kernels/reads.py).
+"""
 
 from __future__ import annotations
 
-from pario.kernels.jit import kernel
+from pario.kernels.jit import inner, kernel
 
-__all__ = ["cut_runs", "merge_runs"]
+__all__ = ["LONGEST_GAP", "PAGE", "cut_runs", "merge_runs", "next_run", "together", "unwanted_bytes"]
+
+#: Bytes that the page cache reads at least. Those beside a record in its page come anyway, and cost nothing.
+PAGE = 4096
+#: No gap that `together` bridges is longer: what is left of two pages, and the one between them.
+LONGEST_GAP = 3 * PAGE - 2
+
+
+@inner
+def unwanted_bytes(stop, first):  # type: ignore[no-untyped-def]
+    """Bytes of whole pages between byte `stop` of the file, where a range ends, and `first`, where the next begins."""
+    return first // PAGE * PAGE - (stop + PAGE - 1) // PAGE * PAGE
+
+
+@inner
+def together(stop, first, gap):  # type: ignore[no-untyped-def]
+    """Are a range that ends at `stop` and one that begins at `first`, behind it, read together?
+
+    If they touch, and across a gap of at most `gap` bytes that holds no more than one whole page: to copy a page takes
+    half a microsecond, another call takes one, and another request to a store much longer. A leaf page stands alone
+    between overflow pages, so that this is the usual gap.
+    """
+    return first - stop <= gap and unwanted_bytes(stop, first) <= PAGE
+
+
+@inner
+def next_run(begins, nbytes, i, gap):  # type: ignore[no-untyped-def]
+    """(j, first, stop): ranges i to j - 1 are read together, bytes [first, stop) of the file.
+
+    In the order given, not in that of the file. Small values lie in descending order in their page, so that a range may
+    extend the run on either side.
+    """
+    first, stop = begins[i], begins[i] + nbytes[i]
+    j = i + 1
+    while j < len(begins):
+        begin, end = begins[j], begins[j] + nbytes[j]
+        if begin > stop:
+            if not together(stop, begin, gap):
+                break
+        elif end < first and not together(end, first, gap):
+            break
+        first, stop = min(first, begin), max(stop, end)
+        j += 1
+    return j, first, stop
 
 
 @kernel
-def merge_runs(offsets, nbytes, order, lead, align, unit, gap, page, runs, record_starts):
-    """Merge the ranges [offset - lead, offset + nbytes) of the file into runs and lay these out in memory.
+def merge_runs(begins, nbytes, order, align, unit, gap, runs, starts):
+    """Merge ranges of the file into runs, in the order of the file, and lay these out in memory.
 
-    offsets, nbytes i64[k]; order i64[k] (argsort of offsets) or i64[0] if they ascend already.
-    lead, align: each range is widened by this many bytes at its front, then to multiples of align.
+    begins, nbytes i64[k]; order i64[k] (argsort of begins) or i64[0] if they ascend already.
+    align: each range is widened to multiples of this many bytes.
     unit: a run begins in memory at the same remainder modulo unit as in the file.
-    gap: longest gap that is read along. A gap that holds no more than one whole page is; the sum of the others is at
-    most 1 % of the pages that hold anything wanted.
-    out: runs i64[k, 3] (first byte, byte after the last, place in memory), record_starts i64[k] (places of the values).
+    gap: longest gap that is read along. One that `together` declines is still read along while the whole pages of all
+    such gaps are at most 1 % of the pages that hold anything wanted.
+    out: runs i64[k, 3] (first byte, byte after the last, place in memory), starts i64[k] (places of the ranges).
     Returns (number of runs, bytes of memory).
     """
-    k = offsets.shape[0]
+    k = begins.shape[0]
     permuted = order.shape[0] > 0
 
     budget = 0
-    if gap > page:
+    if gap > PAGE:
         seen = 0
         for i in range(k):
             j = order[i] if permuted else i
-            first = max(max(0, offsets[j] - lead) // page * page, seen)
-            stop = (offsets[j] + nbytes[j] + page - 1) // page * page
+            first = max(begins[j] // PAGE * PAGE, seen)
+            stop = (begins[j] + nbytes[j] + PAGE - 1) // PAGE * PAGE
             if stop > first:
                 budget += stop - first
                 seen = stop
@@ -37,39 +84,37 @@ def merge_runs(offsets, nbytes, order, lead, align, unit, gap, page, runs, recor
     count = 0
     run_first = 0
     run_stop = -1
-    place = 0
+    at = 0
     for i in range(k):
         j = order[i] if permuted else i
-        first = max(0, offsets[j] - lead) // align * align
-        stop = (offsets[j] + nbytes[j] + align - 1) // align * align
-        together = run_stop >= 0 and first <= run_stop
-        if not together and run_stop >= 0 and first - run_stop <= gap:
-            unwanted = first // page * page - (run_stop + page - 1) // page * page
-            if unwanted <= page:
-                together = True
-            elif unwanted <= budget:
+        first = begins[j] // align * align
+        stop = (begins[j] + nbytes[j] + align - 1) // align * align
+        joined = run_stop >= 0 and (first <= run_stop or together(run_stop, first, gap))
+        if not joined and run_stop >= 0 and first - run_stop <= gap:
+            unwanted = unwanted_bytes(run_stop, first)
+            if unwanted <= budget:
                 budget -= unwanted
-                together = True
-        if together:
+                joined = True
+        if joined:
             run_stop = max(run_stop, stop)
         else:
             memory = 0
             if run_stop >= 0:
                 runs[count, 0] = run_first
                 runs[count, 1] = run_stop
-                runs[count, 2] = place
+                runs[count, 2] = at
                 count += 1
-                memory = place + run_stop - run_first
+                memory = at + run_stop - run_first
             run_first = first
             run_stop = stop
-            place = memory + (first - memory) % unit
-        record_starts[j] = place + offsets[j] - run_first
+            at = memory + (first - memory) % unit
+        starts[j] = at + begins[j] - run_first
     if run_stop >= 0:
         runs[count, 0] = run_first
         runs[count, 1] = run_stop
-        runs[count, 2] = place
+        runs[count, 2] = at
         count += 1
-        return count, place + run_stop - run_first
+        return count, at + run_stop - run_first
     return 0, 0
 
 

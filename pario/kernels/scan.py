@@ -1,7 +1,7 @@
-"""Many leaf pages of a native file (64-bit, little-endian, formats 1 to 3) -> where the values lie, and the keys.
+"""Many leaf pages of a native file (64-bit, little-endian, formats 1 to 3) -> extents of the values, and keys.
 
-The kernel checks every bound before it looks. What it does not like it leaves alone: it stops at that page, and the
-caller's slow path either reads the page or says in words what is wrong with it. So there is one place for messages.
+The kernel checks every bound before it reads. It stops at a page that it does not understand, and the caller's slow
+path either reads that page or raises an error about it. So messages have one source.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ __all__ = [
     "WAY_BACKWARD", "WAY_FORWARD", "WAY_UNKNOWN", "scan_leaves",
 ]  # fmt: skip
 
-#: status: all pages done; the page wants the slow path; an output array is too small
+#: status: all pages done; the page needs the slow path; an output array is too small
 DONE, ODD, FULL = 0, 1, 2
-#: what the pages are: leaves of a database without duplicates, with them, or of the tree of one key's duplicates
+#: kind of the pages: leaves of a database without duplicates, with duplicates, or of the tree of one key's duplicates
 MODE_PLAIN, MODE_DUPSORT, MODE_DUPS = 0, 1, 2
-#: how keys compare: not checked, byte by byte from the front, from the end (also integers of equal width)
+#: comparison of keys: none, byte by byte from the front, or from the end (also integers of equal width)
 WAY_UNKNOWN, WAY_FORWARD, WAY_BACKWARD = 0, 1, 2
-#: what the i64 array `geometry` holds
+#: the integers of geometry i64[11]
 GEOMETRY = (
     "page_size", "header", "base", "limit", "version", "sum_size", "last_pgno", "txnid", "mode", "key_way", "dup_way",
 )  # fmt: skip
 
-# Of format/layout.py, which kernels do not import.
+# As in format/layout.py, which kernels do not import.
 _LEAF, _DIRTY, _LEAF2, _SUBP = 0x02, 0x10, 0x20, 0x40
 _BIGDATA, _DUPDATA = 0x01, 0x04
 _FIRST_PAGE = 2
@@ -49,7 +49,7 @@ def _u64(buf, i):  # type: ignore[no-untyped-def]
 
 @kernel
 def _after(txnid, snapshot):  # type: ignore[no-untyped-def]
-    """Unsigned on disk: what has the highest bit is negative here."""
+    """Unsigned on disk: values with the highest bit are negative here."""
     return txnid < 0 or txnid > snapshot
 
 
@@ -99,7 +99,7 @@ def _items(buf, start, limit, file_at, pad, even, header, base, way, extents, re
                 return ODD, records
             k = _u16(buf, start + q + 6)
             key = q + 8
-            # A duplicate is all key: no data, no flags.
+            # A duplicate consists of its key alone: no data, no flags.
             if _u32(buf, start + q) != 0 or _u16(buf, start + q + 4) != 0 or key + k + (k & even) > limit:
                 return ODD, records
         if i and not _ascends(buf, start + before, before_n, buf, start + key, k, way):
@@ -146,7 +146,7 @@ def _leaf(buf, o, pgno, expected_pad, geometry, extents, key_data, key_nbytes, k
         if data > limit or keys == len(key_nbytes) or key_bytes + k > len(key_data):
             return odd if data > limit else full
         if keys > 0:
-            # The key before this one is the last that was written, also across pages.
+            # The preceding key is the last that was written, across pages, too.
             before = np.int64(key_nbytes[keys - 1])
             if not _ascends(key_data, key_bytes - before, before, buf, o + key, k, geometry[9]):
                 return odd

@@ -1,95 +1,189 @@
-"""Does a record's value lie where the index promised? What stands before it in the file must say so."""
+"""Checks that a record's value lies where the index says, by the header or node before it in the file."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from pario.kernels.jit import inner, kernel
+from pario.kernels.nodes import (
+    BASE,
+    BIG,
+    HEADER,
+    LIMIT,
+    PAGE_SIZE,
+    SUM_SIZE,
+    TXNID,
+    VERSION,
+    WORD,
+    count,
+    node_at,
+    prefetch,
+    u16,
+    u32,
+    word,
+)
 
-__all__ = ["check_nodes", "check_runs"]
+__all__ = ["BAD_NODE", "BAD_PAGE", "check_values"]
 
-_P_LEAF = 0x02
-_P_OVERFLOW = 0x04
-_P_LEAF2 = 0x20
+#: what is wrong: the header of the value's page; none of the page's nodes holds this value
+BAD_PAGE, BAD_NODE = 1, 2
 
+# Of format/layout.py, which kernels do not import.
+_LEAF, _OVERFLOW, _LEAF2 = 0x02, 0x04, 0x20
+_DUPDATA = 0x04
 
-
-@kernel
-def check_runs(data, starts, offsets, nbytes, page_size, header_bytes):  # type: ignore[no-untyped-def]
-    """Index of the first record whose page header is wrong, or -1.
-
-    data : u8[k], native little-endian 64-bit LMDB pages; record i's value begins at `starts[i]` in it and at
-    `offsets[i]` in the file. Values inside leaf pages have no header of their own and are passed over: a value begins
-    exactly `header_bytes` after a page boundary on an overflow run, or as the first item of a LEAF2 page (other leaves
-    have their pointer array there). The header must hold its own page number and, on an overflow run, the flag
-    P_OVERFLOW alone and enough pages for the value. A stale or misdirected write, and most pages that a writer has
-    reused since, fail this.
-    """
-    flags_at = header_bytes - 6
-    pages_at = header_bytes - 4
-    for i in range(len(starts)):
-        first = offsets[i] - header_bytes
-        if first % page_size:
-            continue
-        at = starts[i] - header_bytes
-        pgno = 0
-        for k in range(8):
-            pgno |= int(data[at + k]) << (8 * k)
-        flags = int(data[at + flags_at]) | int(data[at + flags_at + 1]) << 8
-        pages = 0
-        for k in range(4):
-            pages |= int(data[at + pages_at + k]) << (8 * k)
-        if pgno != first // page_size:
-            return i
-        if flags & _P_LEAF2:
-            continue
-        if flags != _P_OVERFLOW or pages * page_size < header_bytes + nbytes[i]:
-            return i
-    return -1
+#: Records by which pages are prefetched.
+_AHEAD = 8
 
 
 @inner
-def _u16(data, at):  # type: ignore[no-untyped-def]
-    return int(data[at]) | int(data[at + 1]) << 8
+def _holds_item(data, o, n, at, nbytes, g):  # type: ignore[no-untyped-def]
+    """Is data[at : at + nbytes] the key of one of the n items of the page or sub-page at o? In trees of duplicates and
+    in sub-pages, keys are the values."""
+    big, h = g[BIG], o + g[HEADER]
+    if u16(data, h - 6, big) & _LEAF2:
+        pad = u16(data, h - 8, big)
+        return pad > 0 and nbytes == pad and at >= h and (at - h) % pad == 0 and (at - h) // pad < n
+    for i in range(n):
+        if h + 2 * i + 2 > at:
+            return False
+        start = o + g[BASE] + u16(data, h + 2 * i, big)
+        if start + 8 == at:
+            return u16(data, start + 6, big) == nbytes and u32(data, start, big) == 0 and u16(data, start + 4, big) == 0
+    return False
+
+
+@inner
+def _node_before(data, o, n, at, g):  # type: ignore[no-untyped-def]
+    """(number, start) of the node of the page at o that begins last before the header's length from `at`; -1: none.
+    Nodes do not overlap: no other can hold what begins at `at`."""
+    big, h, base = g[BIG], o + g[HEADER], o + g[BASE]
+    number, best, most = np.int64(-1), np.int64(-1), at - 8 - base
+    for i in range(n):
+        pointer = u16(data, h + 2 * i, big)
+        if best < pointer <= most:
+            number, best = np.int64(i), pointer
+    return number, base + best
+
+
+@inner
+def _guess(data, o, n, end, g):  # type: ignore[no-untyped-def]
+    """Number of the node that ends at `end` in the page at o, if its n nodes are of one size and were written in key
+    order, which is from the end of the page to its front."""
+    limit = g[LIMIT]
+    used = limit - g[BASE] - u16(data, o + g[HEADER] - 2, g[BIG])
+    return (limit - end) * n // used if used > 0 else np.int64(-1)
+
+
+@inner
+def _is_value(data, start, at, nbytes, g):  # type: ignore[no-untyped-def]
+    """Is data[at : at + nbytes] the value of the node at `start`, 8 bytes before `at` or more?"""
+    big, k = g[BIG], u16(data, start + 6, g[BIG])
+    value = start + 8 + k + (k & 1 if g[VERSION] == 3 else 0)
+    return value == at and u32(data, start, big) == nbytes and u16(data, start + 4, big) == 0
+
+
+@inner
+def _holds_value(data, o, n, at, nbytes, dups, g):  # type: ignore[no-untyped-def]
+    """Number of the node of the leaf page at o, of n nodes, that holds data[at : at + nbytes], or -1.
+
+    Looks at nothing behind `at`: the page may end there in `data`.
+    """
+    big, h, even = g[BIG], o + g[HEADER], 1 if g[VERSION] == 3 else 0
+    if n < 1 or h + 2 * n > at:
+        return np.int64(-1)
+    node, start = _node_before(data, o, n, at, g)
+    if node < 0:
+        return np.int64(-1)
+    if _is_value(data, start, at, nbytes, g):
+        return node
+    if not dups:
+        return np.int64(-1)
+    size, flags, k = u32(data, start, big), u16(data, start + 4, big), u16(data, start + 6, big)
+    if flags == 0 and size == 0 and start + 8 == at and k == nbytes:
+        return node  # a leaf of a tree of duplicates
+    value = start + 8 + k + (k & even)
+    if flags == _DUPDATA and value + g[HEADER] <= at and at + nbytes <= value + size:
+        items = count(data, value, g)
+        if items > 0 and _holds_item(data, value, items, at, nbytes, g):
+            return node
+    return np.int64(-1)
+
+
+@inner
+def _flags_of(data, o, page, g):  # type: ignore[no-untyped-def]
+    """Flags of the page at o, or -1 if it is another page than this one or was written later than our snapshot."""
+    if word(data, o, g) != page:
+        return np.int64(-1)
+    if g[VERSION] == 3:
+        txnid = word(data, o + g[WORD], g)
+        if txnid < 0 or txnid > g[TXNID]:
+            return np.int64(-1)
+    return np.int64(u16(data, o + g[HEADER] - 6, g[BIG]))
 
 
 @kernel
-def check_nodes(data, starts, offsets, nbytes, page_size, header_bytes, base, even):  # type: ignore[no-untyped-def]
-    """Index of the first value inside a leaf page that no node of this page holds, or -1; for trees without duplicates.
+def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g):  # type: ignore[no-untyped-def]
+    """(index of the first record that is not where the index says, what is wrong), or (-1, 0).
 
-    As for `check_runs`; each such value's page is in `data` from its beginning to the value's end at least.
-    base: what a node's pointer counts from; even: a value begins at an even place (format 3).
-    The page must have its own number and the flag P_LEAF alone, and one of its nodes a value of this length at this
-    place.
+    data : u8[k]; record i's value begins at `starts[i]` in it and at `offsets[i]` in the file
+    nodes : check values inside leaf pages, too; `data` must contain each such value's page from its beginning to the
+    value's end. Else skip them; `data` must contain the headers of overflow pages.
+    dups : keys of the database may have several values
+    g : of kernels/nodes.py
+
+    A value begins exactly one header after a page boundary only on overflow pages, or as the first item of a LEAF2 page
+    (other leaves have their pointer array there). The page must have its own number, no later transaction than
+    ours (format 3), and: the flag P_OVERFLOW alone and enough pages for the value; or P_LEAF alone and a node with a
+    value of this length at this place; or items of this length, and one at this place. A stale or misdirected write,
+    and most pages that a writer has reused, fail this check. Neighbouring records of one leaf page must be as far apart
+    in it as their ids (i64[m]) are.
     """
-    node, page = -1, np.int64(-1)
+    size, header, big = g[PAGE_SIZE], g[HEADER], g[BIG]
+    shift = 0
+    while 1 << shift < size:
+        shift += 1
+    # Of the record before, so that neighbours share the check of their page's header.
+    last, last_o, flags, n = np.int64(-1), np.int64(-1), np.int64(-1), np.int64(0)
+    node, first_id = np.int64(0), np.int64(0)
     for i in range(len(starts)):
-        place = (offsets[i] - 1) % page_size + 1  # an empty value may lie at the page's very end
-        if place == header_bytes:
+        page = (offsets[i] - 1) >> shift  # an empty value may lie at the page's very end
+        in_page = offsets[i] - (page << shift)
+        if in_page != header and not nodes:
             continue
-        at = starts[i] - place
-        if offsets[i] - place != page:
-            node, page = -1, offsets[i] - place
-            pgno = 0
-            for k in range(8):
-                pgno |= int(data[at + k]) << (8 * k)
-            if pgno != page // page_size or _u16(data, at + header_bytes - 6) != _P_LEAF:
-                return i
-        nodes = (_u16(data, at + header_bytes - 4) - (header_bytes - base)) >> 1
-        found = False
-        for _ in range(nodes):
-            node = node + 1 if node + 1 < nodes else 0  # neighbours in key order are the likely ones
-            pointer_at = header_bytes + 2 * node
-            if pointer_at + 2 > place:
-                continue
-            start = base + _u16(data, at + pointer_at)
-            if start + 8 > place:
-                continue
-            key = _u16(data, at + start + 6)
-            if start + 8 + key + (key & 1 if even else 0) != place or _u16(data, at + start + 4) != 0:
-                continue
-            found = (_u16(data, at + start) | _u16(data, at + start + 2) << 16) == nbytes[i]
-            break
-        if not found:
-            return i
-    return -1
+        o, at = starts[i] - in_page, starts[i]
+        if o < 0 or in_page < header or nbytes[i] < 0 or at > len(data):
+            return i, BAD_PAGE
+        again = page == last and o == last_o
+        if not again:
+            flags, last, last_o = _flags_of(data, o, page, g), page, o
+            n = count(data, o, g)
+            if i + _AHEAD < len(starts):  # in random order each page is a wait for memory, or three
+                there = starts[i + _AHEAD]
+                begin = there - 1 - ((offsets[i + _AHEAD] - 1) & (size - 1))
+                prefetch(data, begin)
+                prefetch(data, begin + 64)
+                prefetch(data, there - 16)
+        if flags == _OVERFLOW:
+            pages = u32(data, o + header - 4, big)
+            if in_page != header or pages * size < header + nbytes[i] + g[SUM_SIZE]:
+                return i, BAD_PAGE
+        elif flags == _LEAF and nodes and in_page != header:
+            likely = node + 1 if again else _guess(data, o, n, in_page + nbytes[i], g)
+            # Not in a function of its own: the references that Numba counts for each call took four times as long.
+            found = np.int64(-1)
+            if 0 <= likely < n and o + header + 2 * n <= at:
+                start = node_at(data, o, likely, g)
+                if start + 8 <= at and _is_value(data, start, at, nbytes[i], g):
+                    found = np.int64(likely)
+            if found < 0:
+                found = _holds_value(data, o, n, at, nbytes[i], dups, g)
+            if found < 0 or (again and not dups and ids[i] - found != first_id):
+                return i, BAD_NODE
+            node, first_id = found, ids[i] - found
+        elif flags == _LEAF | _LEAF2:
+            if not dups or not _holds_item(data, o, n, at, nbytes[i], g):
+                return i, BAD_NODE
+        else:
+            return i, BAD_PAGE
+    return -1, 0

@@ -47,14 +47,15 @@ from pario.lmdb.errors import (
 #: The release of py-lmdb whose API this is.
 __version__ = "3.0.0"
 
-_LAZY = {
-    "Environment": "env",
-    "open": "env",
-    "version": "env",
-    "Transaction": "txn",
-    "Cursor": "cursor",
-    "_Database": "database",
-    "install": "hybrid",
+#: public name -> module that defines it
+_HOMES = {
+    "Environment": "pario.lmdb.env",
+    "open": "pario.lmdb.env",
+    "version": "pario.lmdb.env",
+    "Transaction": "pario.lmdb.txn",
+    "Cursor": "pario.lmdb.cursor",
+    "_Database": "pario.lmdb.database",
+    "install": "pario.lmdb.hybrid",
 }
 
 if TYPE_CHECKING:
@@ -110,15 +111,15 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Numba is loaded when the first environment is opened, not when a script imports us.
-    if name not in _LAZY:
+    home = _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_LAZY[name]}")
-    value = globals()[name] = getattr(module, "Environment" if name == "open" else name)
+    value = globals()[name] = getattr(importlib.import_module(home), "Environment" if name == "open" else name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted([*globals(), *_HOMES])
 
 
 def enable_drop_gil() -> None:

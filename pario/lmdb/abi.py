@@ -5,6 +5,9 @@ other result is.
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from pario.format.layout import MAX_DEPTH
 from pario.kernels.nodes import FILE
 
@@ -26,10 +29,14 @@ STORE_WORDS = OTHER + 1
 #: format 3, its transaction and pages.
 JOB_WORDS = 5
 
-#: A database in a snapshot.
-ROOT, DEPTH, DUPSORT, KEY_WAY, KEY_INTEGER, DUP_WAY, DUP_INTEGER = range(7)
-RULES, DUP_RULES = 7, 8  # what nodes.check_page is to expect of its pages, and of those of trees of duplicates
-HANDLE_WORDS = 9
+#: A tree: of a database's keys, or of one key's duplicates. Bytes of the items of its P_LEAF2 leaves (0: its leaves
+#: have nodes), what nodes.check_page is to expect of its pages, how its keys compare, and whether all are of one width.
+ROOT, DEPTH, PAD, RULES, WAY, INTEGER = range(6)
+TREE_WORDS = 6
+
+#: A database in a snapshot: the tree of its keys, and what the trees of duplicates have in common.
+DUPSORT, DUP_RULES, DUP_WAY, DUP_INTEGER = range(TREE_WORDS, TREE_WORDS + 4)
+HANDLE_WORDS = TREE_WORDS + 4
 
 #: A transaction.
 ALIVE, STORE, MAIN = range(3)
@@ -42,11 +49,13 @@ C_VALID = 3  # the last move succeeded: there is a key and a value
 C_DUPS = 4  # NO_DUPS, SUB_PAGE or DUP_TREE
 C_SUB_I = 5  # sub-page: which item
 C_END = 6  # a move beyond the last key was tried: the moves to next items fail until the cursor goes elsewhere
-C_DUP_ROOT, C_DUP_DEPTH, C_DUP_PAD, C_DUP_ENTRIES = 7, 8, 9, 10
-C_SCAN, C_AHEAD_PAGE, C_AHEAD_I = 11, 12, 13  # scanning: leaves below this page are asked for up to here
+C_DUP_TREE, C_DUP_ENTRIES = 7, 7 + TREE_WORDS  # the tree of the duplicates, and how many these are
+C_SCAN, C_AHEAD_PAGE, C_AHEAD_I = 14, 15, 16  # scanning: leaves below this page are asked for up to here
+#: A way down a tree: the page and the item of each level, from the root on.
 LEVELS = MAX_DEPTH
-C_PAGES, C_ITEMS, C_DUP_PAGES, C_DUP_ITEMS = 16, 16 + LEVELS, 16 + 2 * LEVELS, 16 + 3 * LEVELS
-CURSOR_WORDS = 16 + 4 * LEVELS
+PATH_WORDS = 2 * LEVELS
+C_PATH, C_DUP_PATH = 17, 17 + PATH_WORDS
+CURSOR_WORDS = 17 + 2 * PATH_WORDS
 NO_DUPS, SUB_PAGE, DUP_TREE = range(3)
 
 #: Bytes of a Python object before its first slot: count of references and type.
@@ -75,3 +84,17 @@ SHORT = 10  # offset, a = bytes wanted, b = bytes there
 FAILED = 11  # offset, a = bytes wanted, b = errno
 OVERTAKEN = 12  # a writer committed twice: the snapshot is not to be trusted any more
 NOTED = 13  # the object that tells of an error has been made
+
+
+def plain_bytes(key: Any) -> bytes:
+    """A key or value as compiled functions take it; TypeError for what is none."""
+    if isinstance(key, str):
+        raise TypeError("Won't implicitly convert Unicode to bytes; use .encode()")
+    if isinstance(key, bytes):
+        return key
+    return bytes(memoryview(key))
+
+
+def code_of(noted: bytearray) -> int:
+    """The status in an error."""
+    return int.from_bytes(noted[:8], sys.byteorder, signed=True)

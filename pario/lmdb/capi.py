@@ -61,8 +61,8 @@ def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
     """Address of 256 bytes on the stack of the function that asks."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        place = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), 32))
-        return builder.ptrtoint(place, ir.IntType(64))
+        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(64), 32))
+        return builder.ptrtoint(memory, ir.IntType(64))
 
     return types.intp(), generate
 

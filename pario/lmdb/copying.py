@@ -7,12 +7,12 @@ import os
 import numpy as np
 
 from pario.errors import CorruptedError, ParioError
+from pario.fetch.snapshot import check_snapshot
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_INTEGERKEY, NUM_METAS, Db
 from pario.format.page import OverflowRun, Page, check_overflow
 from pario.format.tree import Tree
 from pario.lmdb import errors
 from pario.lmdb.store import Store
-from pario.locate.snapshot import check_snapshot
 
 __all__ = ["copy_to"]
 
@@ -133,14 +133,8 @@ class _Compacter:
                 if node.flags & F_BIGDATA:
                     self._patch_run(out, node.data_start, node.overflow())
                 elif node.flags & F_SUBDATA:
-                    below: Tree | None = None
-                    found = tree.dups(node)
-                    if isinstance(found, Tree):
-                        below = found
-                    elif found is None:
-                        below = Tree(tree.read_page, self.snapshot, node.db())
-                    if below is not None:
-                        self._patch_root(out, node.data_start, below.db, self._tree(below))
+                    below = tree.below(node)
+                    self._patch_root(out, node.data_start, below.db, self._tree(below))
         return self._put(out)
 
     def _put(self, page: bytearray) -> int:

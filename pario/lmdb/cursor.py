@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pario.format.layout import MDB_DUPFIXED
-from pario.lmdb import abi, engine, errors
+from pario.lmdb import abi, errors
+from pario.lmdb.native import later
 
 if TYPE_CHECKING:
     from pario.lmdb.database import _Database
 
 __all__ = ["Cursor"]
 
-_move: Any = engine.later("move", globals(), "_move")
-_find: Any = engine.later("find", globals(), "_find")
-_look: Any = engine.later("look", globals(), "_look")
-_collect: Any = engine.later("collect", globals(), "_collect")
-_skip: Any = engine.later("skip", globals(), "_skip")
-_find_many: Any = engine.later("find_many", globals(), "_find_many")
-_count: Any = engine.later("count", globals(), "_count")
+_move: Any = later("move", globals(), "_move")
+_find: Any = later("find", globals(), "_find")
+_look: Any = later("look", globals(), "_look")
+_collect: Any = later("collect", globals(), "_collect")
+_skip: Any = later("skip", globals(), "_skip")
+_find_many: Any = later("find_many", globals(), "_find_many")
+_count: Any = later("count", globals(), "_count")
 
 #: Items per batch: few at first, since many a loop ends early.
 _FIRST_BATCH, _GROWTH, _LARGEST_BATCH = 1, 8, 512
@@ -58,7 +59,7 @@ class Cursor:
         self._moves = self._op = 0
 
     def close(self) -> None:
-        """Later calls raise. Repeating it has no effect."""
+        """Close the cursor; later calls of other methods raise. Idempotent."""
         self._end_batch()
         self._words[abi.C_TXN] = 0
 
@@ -74,11 +75,11 @@ class Cursor:
     # -- what is here --------------------------------------------------------------------------------------------------
 
     def key(self) -> Any:
-        """The key, b"" if there is none."""
+        """The key at the cursor; b"" if the cursor stands nowhere."""
         return self._look(abi.KEY)
 
     def value(self) -> Any:
-        """The value, b"" if there is none."""
+        """The value at the cursor; b"" if the cursor stands nowhere."""
         return self._look(abi.VALUE)
 
     def item(self) -> Any:
@@ -86,7 +87,7 @@ class Cursor:
         return self._look(abi.ITEM)
 
     def count(self) -> int:
-        """Number of duplicates of the key."""
+        """Number of values of the key."""
         if self._given is not None:
             self._settle()
         found = _count(self._at)
@@ -111,15 +112,15 @@ class Cursor:
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def first(self) -> bool:
-        """To the first item. False: the database is empty."""
+        """Move to the first item. Returns False if the database is empty."""
         return self._go(abi.FIRST)
 
     def last(self) -> bool:
-        """To the last item."""
+        """Move to the last item."""
         return self._go(abi.LAST)
 
     def next(self) -> bool:
-        """To the next item, which may be a duplicate; to the first if the cursor stands nowhere."""
+        """Move to the next item, which may be a duplicate; to the first item if the cursor stands nowhere."""
         if self._given is not None:
             self._settle()
         done = _move(self._at, 2)
@@ -128,51 +129,51 @@ class Cursor:
         raise self._error(done, "next")
 
     def prev(self) -> bool:
-        """To the item before; to the last if the cursor stands nowhere."""
+        """Move to the previous item; to the last item if the cursor stands nowhere."""
         return self._go(abi.PREV)
 
     def first_dup(self) -> bool:
-        """To the first duplicate of the key."""
+        """Move to the first duplicate of the key."""
         return self._go(abi.FIRST_DUP)
 
     def last_dup(self) -> bool:
-        """To the last duplicate of the key."""
+        """Move to the last duplicate of the key."""
         return self._go(abi.LAST_DUP)
 
     def next_dup(self) -> bool:
-        """To the next duplicate of the key."""
+        """Move to the next duplicate of the key."""
         return self._go(abi.NEXT_DUP)
 
     def prev_dup(self) -> bool:
-        """To the duplicate of the key before."""
+        """Move to the previous duplicate of the key."""
         return self._go(abi.PREV_DUP)
 
     def next_nodup(self) -> bool:
-        """To the first duplicate of the next key."""
+        """Move to the first duplicate of the next key."""
         return self._go(abi.NEXT_NODUP)
 
     def prev_nodup(self) -> bool:
-        """To the last duplicate of the key before."""
+        """Move to the last duplicate of the previous key."""
         return self._go(abi.PREV_NODUP)
 
     def set_key(self, key: Any) -> bool:
-        """To a key, its first duplicate."""
+        """Move to a key, at its first duplicate."""
         return self._seek(abi.SET_KEY, key, b"")
 
     def set_range(self, key: Any) -> bool:
-        """To the first key that is >= this one."""
+        """Move to the first key that is >= `key`."""
         return self._seek(abi.SET_RANGE, key, b"")
 
     def set_key_dup(self, key: Any, value: Any) -> bool:
-        """To a duplicate of a key."""
+        """Move to a key and value."""
         return self._seek(abi.SET_KEY_DUP, key, value)
 
     def set_range_dup(self, key: Any, value: Any) -> bool:
-        """To the first duplicate of a key that is >= this one."""
+        """Move to the first duplicate of a key that is >= `value`."""
         return self._seek(abi.SET_RANGE_DUP, key, value)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """`set_key`, then the value, or `default`."""
+        """Move to a key as `set_key` does. Returns its value, or `default` if the key is missing."""
         return self._look(abi.VALUE) if self._seek(abi.SET_KEY, key, b"") else default
 
     def _go(self, op: int) -> bool:
@@ -189,8 +190,8 @@ class Cursor:
         done = _find(self._at, op, key, value)
         if done is True or done is False:
             return done
-        if engine.code_of(done) == abi.NOT_BYTES:
-            return self._seek(op, engine.plain(key), engine.plain(value))
+        if abi.code_of(done) == abi.NOT_BYTES:
+            return self._seek(op, abi.plain_bytes(key), abi.plain_bytes(value))
         raise self._error(done, "seek")
 
     def _error(self, noted: bytearray, what: str) -> errors.Error:
@@ -204,27 +205,27 @@ class Cursor:
         return self.iternext()
 
     def iternext(self, keys: bool = True, values: bool = True) -> Iterator[Any]:
-        """From here (from the first item if the cursor stands nowhere) to the end: items, keys or values."""
+        """Iterate forward from the cursor, or from the first item if it stands nowhere, over items, keys or values."""
         return self._iterate(abi.NEXT, abi.FIRST, keys, values)
 
     def iterprev(self, keys: bool = True, values: bool = True) -> Iterator[Any]:
-        """From here (from the last item) to the beginning."""
+        """Iterate backward from the cursor, or from the last item if it stands nowhere."""
         return self._iterate(abi.PREV, abi.LAST, keys, values)
 
     def iternext_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
-        """From here on, the duplicates of the key."""
+        """Iterate forward over the duplicates of the key."""
         return self._iterate(abi.NEXT_DUP, None, keys, values)
 
     def iterprev_dup(self, keys: bool = False, values: bool = True) -> Iterator[Any]:
-        """From here backwards, the duplicates of the key."""
+        """Iterate backward over the duplicates of the key."""
         return self._iterate(abi.PREV_DUP, None, keys, values)
 
     def iternext_nodup(self, keys: bool = True, values: bool = False) -> Iterator[Any]:
-        """From here on, each key once."""
+        """Iterate forward over the keys, each once."""
         return self._iterate(abi.NEXT_NODUP, abi.FIRST, keys, values)
 
     def iterprev_nodup(self, keys: bool = True, values: bool = False) -> Iterator[Any]:
-        """From here backwards, each key once."""
+        """Iterate backward over the keys, each once."""
         return self._iterate(abi.PREV_NODUP, abi.LAST, keys, values)
 
     def _iter_from(self, k: Any, reverse: bool) -> Iterator[Any]:
@@ -281,7 +282,7 @@ class Cursor:
         return self._wrapped(batch, what)
 
     def _settle(self) -> None:
-        """Stand where the user is: at the item that the iterator gave out last."""
+        """Move the cursor to the item that the iterator returned last."""
         left = self._end_batch()
         if left:
             here = self._words
@@ -294,7 +295,7 @@ class Cursor:
                     raise self._error(done, "move")
 
     def _end_batch(self) -> int:
-        """Give out nothing more; the number of items that are left.
+        """Stop the iterator. Returns the number of items that it had left.
 
         `_moves` becomes the number of moves to the last item of the batch.
         """
@@ -323,7 +324,7 @@ class Cursor:
         keyfixed: bool = False,
         values: bool = True,
     ) -> Any:
-        """[(key, value), ...] of those keys that there are, in the order given.
+        """The items [(key, value), ...] of the keys that exist, in the given order.
 
         dupdata : all duplicates of each key; values=False : [key, ...]
         dupfixed_bytes, keyfixed : with both a memoryview of all keys and values one after the other
@@ -357,8 +358,8 @@ class Cursor:
         noted = np.empty(1 + abi.JOB_WORDS * len(keys), np.int64)
         found = _find_many(self._at, keys, what, noted.ctypes.data)
         if found.__class__ is not list:
-            if engine.code_of(found) == abi.NOT_BYTES:
-                return self._get_many([engine.plain(key) for key in keys], what)
+            if abi.code_of(found) == abi.NOT_BYTES:
+                return self._get_many([abi.plain_bytes(key) for key in keys], what)
             raise self._error(found, "getmulti")
         if noted[0]:
             jobs = noted[1 : 1 + abi.JOB_WORDS * int(noted[0])].reshape(-1, abi.JOB_WORDS)

@@ -21,7 +21,7 @@ class _Database:
         self._flags = flags
 
     def flags(self, *args: object) -> dict[str, bool]:
-        """What it was created with, as arguments of open_db."""
+        """The flags with which it was created, as arguments of `open_db`."""
         if len(args) > 1:
             raise TypeError("flags takes 0 or 1 arguments")
         return {

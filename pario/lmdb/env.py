@@ -9,15 +9,16 @@ from typing import Any
 
 from pario.errors import MissingError, ParioError
 from pario.format.tree import database_names
-from pario.lmdb import engine, errors
+from pario.lmdb import errors
 from pario.lmdb.database import _Database
+from pario.lmdb.native import later
 from pario.lmdb.real import real
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
 
 __all__ = ["Environment", "version"]
 
-_is_newest: Any = engine.later("is_newest", globals(), "_is_newest")
+_is_newest: Any = later("is_newest", globals(), "_is_newest")
 
 #: Pages that one environment keeps in memory at most: the branch and leaf pages of some 10 million large records.
 CACHE_BYTES = 64 << 20
@@ -105,17 +106,17 @@ class Environment:
 
     def _open(self) -> None:
         path, subdir = self._path, self._arguments["subdir"]
-        place = os.path.join(path, "data.mdb") if subdir else path
+        file_path = os.path.join(path, "data.mdb") if subdir else path
         try:
             if not subdir and os.path.isdir(path):
                 raise MissingError("Is a directory", path=path, hint="For a directory leave subdir=False out")
             if subdir and os.path.isfile(path):
                 raise MissingError("Not a directory", path=path, hint="For a data file pass subdir=False")
-            if not os.path.exists(place):
-                raise self._missing(place)
-            if not os.path.isfile(place):
-                raise MissingError("not a regular file", path=place)
-            file = DataFile(place, self._readahead)
+            if not os.path.exists(file_path):
+                raise self._missing(file_path)
+            if not os.path.isfile(file_path):
+                raise MissingError("not a regular file", path=file_path)
+            file = DataFile(file_path, self._readahead)
             store = Store(file, self._arguments["cache_bytes"])
         except ParioError as e:
             raise errors.translated(e, path) from e
@@ -125,11 +126,11 @@ class Environment:
         self._file = file
         self._set(store)
 
-    def _missing(self, place: str) -> errors.Error | MissingError:
+    def _missing(self, file_path: str) -> errors.Error | MissingError:
         arguments = self._arguments
         if not arguments["readonly"] and arguments["create"]:
             return errors.readonly(f"{self._path}: there is no LMDB, and making one is writing")
-        return MissingError("No such file or directory", path=place)
+        return MissingError("No such file or directory", path=file_path)
 
     def _set(self, store: Store) -> Store:
         self._stores.add(store)
@@ -137,7 +138,7 @@ class Environment:
         return store
 
     def _newest(self) -> Store:
-        """The store of the newest snapshot; opens the file after unpickling."""
+        """The store of the newest snapshot. Opens the file first if this object was unpickled."""
         store = self._store
         try:
             if store is None:
@@ -173,7 +174,7 @@ class Environment:
         return bool(self._arguments["readonly"])
 
     def close(self) -> None:
-        """End all transactions and cursors. Repeating it has no effect."""
+        """End all transactions and cursors. Idempotent."""
         self._closed = True
         for cursor in list(self._scans):
             cursor._end_batch()
@@ -182,7 +183,7 @@ class Environment:
         self._file = self._store = None
 
     def _end_scans(self, txn: Transaction) -> None:
-        """The iterators of a transaction give out nothing more."""
+        """Stop the iterators of a transaction."""
         if len(self._scans):
             for cursor in list(self._scans):
                 if cursor.txn is txn:
@@ -191,12 +192,12 @@ class Environment:
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     def path(self) -> str:
-        """The path it was opened with."""
+        """The path with which it was opened."""
         self._check()
         return self._path
 
     def flags(self) -> dict[str, bool]:
-        """Arguments it was opened with."""
+        """The arguments with which it was opened."""
         self._check()
         names = ("subdir", "readonly", "metasync", "sync", "map_async", "readahead", "writemap", "meminit", "lock")
         return {name: bool(self._arguments[name]) for name in names}
@@ -219,7 +220,7 @@ class Environment:
         }
 
     def max_key_size(self) -> int:
-        """The longest key that the LMDB which wrote the file allows."""
+        """Length of the longest key that the LMDB library which wrote the file allows."""
         snapshot = self._newest().snapshot
         if snapshot.version == 1:
             return _MAX_KEY_V1
@@ -231,11 +232,11 @@ class Environment:
         return int(self._arguments["max_readers"])
 
     def lib_version(self) -> tuple[int, int, int]:
-        """The LMDB whose format the file has."""
+        """The version of LMDB whose format the file has."""
         return _ENGINES[self._newest().snapshot.version]
 
     def readers(self) -> str:
-        """There are no reader locks."""
+        """An empty table: pario takes no reader locks."""
         self._check()
         return "(no active readers)\n" if self._arguments["lock"] else "(no reader locks)\n"
 
@@ -343,13 +344,13 @@ class Environment:
         """
         from pario.lmdb.copying import copy_to
 
-        place = os.fsdecode(os.fspath(path))
-        place = os.path.join(place, "data.mdb") if self._arguments["subdir"] else place
+        file_path = os.fsdecode(os.fspath(path))
+        file_path = os.path.join(file_path, "data.mdb") if self._arguments["subdir"] else file_path
         store = self._store_to_copy(compact, txn)
         try:
-            fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = os.open(file_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as e:
-            raise errors.Error(f"{place}: {e.strerror}", e.errno or 0, path=place) from e
+            raise errors.Error(f"{file_path}: {e.strerror}", e.errno or 0, path=file_path) from e
         try:
             copy_to(fd, store, compact)
         finally:
@@ -395,7 +396,7 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def version(subpatch: bool = False, *, lib_version: int | None = None) -> tuple[int, ...]:
-    """The version of LMDB: the real library's where it is installed, else the newest whose files are read."""
+    """The version of LMDB: of the real library if it is installed, else the newest whose files pario reads."""
     if real is not None:
         return tuple(real.version(subpatch) if lib_version is None else real.version(subpatch, lib_version=lib_version))
     if lib_version not in (None, 0, 1):

@@ -25,16 +25,12 @@ from pario.kernels.nodes import (
 )
 from pario.lmdb.abi import (
     C_AHEAD_PAGE,
-    C_DUP_DEPTH,
     C_DUP_ENTRIES,
-    C_DUP_ITEMS,
-    C_DUP_PAD,
-    C_DUP_PAGES,
-    C_DUP_ROOT,
+    C_DUP_PATH,
+    C_DUP_TREE,
     C_DUPS,
     C_END,
-    C_ITEMS,
-    C_PAGES,
+    C_PATH,
     C_SCAN,
     C_SET,
     C_SUB_I,
@@ -51,8 +47,7 @@ from pario.lmdb.abi import (
     FIRST,
     FIRST_DUP,
     INCOMPATIBLE,
-    KEY_INTEGER,
-    KEY_WAY,
+    INTEGER,
     LAST,
     LAST_DUP,
     LEVELS,
@@ -62,6 +57,8 @@ from pario.lmdb.abi import (
     NEXT_NODUP,
     NO_DUPS,
     OK,
+    PAD,
+    PATH_WORDS,
     PREV_DUP,
     PREV_NODUP,
     ROOT,
@@ -70,7 +67,9 @@ from pario.lmdb.abi import (
     SET_RANGE,
     SET_RANGE_DUP,
     SUB_PAGE,
+    TREE_WORDS,
     UNPOSITIONED,
+    WAY,
 )
 from pario.lmdb.capi import WILLNEED, as_words, fadvise, intc, pages_of, scratch_memory
 from pario.lmdb.pages import cached, data_at, fail, page_at
@@ -82,84 +81,87 @@ LEAVES_AHEAD = 64
 @inner
 def leaf_for(g, handle, key):  # type: ignore[no-untyped-def]
     """Where the leaf that `key` belongs to starts in the pool; -1: an error is noted."""
-    pgno, depth, way, rules = handle[ROOT], handle[DEPTH], handle[KEY_WAY], handle[RULES]
+    pgno, depth, way = handle[ROOT], handle[DEPTH], handle[WAY]
     for level in range(depth - 1):
-        o = page_at(g, pgno, level, depth, 0, rules)
+        o = page_at(g, pgno, level, handle)
         if o < 0:
             return o
         pool = pages_of(g)
         pgno = child(pool, o, search_branch(pool, o, key, way, g), g)
-    return page_at(g, pgno, depth - 1, depth, 0, rules)
+    return page_at(g, pgno, depth - 1, handle)
 
 
 @inner
-def _down(g, pgno, level, depth, pad, rules, last, pages, items):  # type: ignore[no-untyped-def]
-    """From page `pgno` at `level` down to the first or last item below. pages, items : i64[32], the way, filled in."""
+def _down(g, tree, path, pgno, level, last):  # type: ignore[no-untyped-def]
+    """From page `pgno` at `level` down to the first or last item below. path : i64[PATH_WORDS], filled in"""
+    depth = tree[DEPTH]
     while True:
-        o = page_at(g, pgno, level, depth, pad, rules)
+        o = page_at(g, pgno, level, tree)
         if o < 0:
             return g[ERROR]
         pool = pages_of(g)
         i = count(pool, o, g) - 1 if last else 0
-        pages[level], items[level] = pgno, i
-        if level == depth - 1:
+        path[level], path[LEVELS + level] = pgno, i
+        if level >= depth - 1:
             return OK
         pgno = child(pool, o, i, g)
         level += 1
 
 
 @inner
-def _down_to(g, root, depth, pad, rules, key, way, integer, pages, items):  # type: ignore[no-untyped-def]
+def _down_to(g, tree, path, key):  # type: ignore[no-untyped-def]
     """To the first item >= key. Returns (status, whether it is equal); MISSING: all are less."""
-    pgno = root
+    pgno, depth, way = tree[ROOT], tree[DEPTH], tree[WAY]
     for level in range(depth):
-        o = page_at(g, pgno, level, depth, pad, rules)
+        o = page_at(g, pgno, level, tree)
         if o < 0:
             return g[ERROR], False
         pool = pages_of(g)
-        pages[level] = pgno
+        path[level] = pgno
         if level < depth - 1:
             i = search_branch(pool, o, key, way, g)
-            items[level] = i
+            path[LEVELS + level] = i
             pgno = child(pool, o, i, g)
             continue
-        if integer and key_span(pool, o, 0, g)[1] != len(key):
+        if tree[INTEGER] and key_span(pool, o, 0, g)[1] != len(key):
             return MISSING, False
         i, equal = search_leaf(pool, o, key, way, g)
-        items[level] = i
+        path[LEVELS + level] = i
         if i == count(pool, o, g):
-            items[level] = i - 1
-            return _turn(g, depth, pad, rules, 1, pages, items, as_words(scratch_memory(), 0)), False
+            path[LEVELS + level] = i - 1
+            return _turn(g, tree, path, 1, as_words(scratch_memory(), 0)), False
         return OK, equal
     return MISSING, False
 
 
 @inner
-def _turn(g, depth, pad, rules, step, pages, items, ahead):  # type: ignore[no-untyped-def]
+def _turn(g, tree, path, step, ahead):  # type: ignore[no-untyped-def]
     """To the neighbouring leaf's nearest item; MISSING, and nothing changed, if there is none.
 
     ahead : i64[3] of a scanning cursor (C_SCAN, C_AHEAD_PAGE, C_AHEAD_I), else of length 0
     """
-    level = depth - 2
+    lowest = tree[DEPTH] - 2
+    level = lowest
     while level >= 0:
-        o = page_at(g, pages[level], level, depth, pad, rules)
+        o = page_at(g, path[level], level, tree)
         if o < 0:
             return g[ERROR]
         pool = pages_of(g)
-        i = items[level] + step
+        i = path[LEVELS + level] + step
         n = count(pool, o, g)
         if 0 <= i < n:
-            if len(ahead) and ahead[0] and level == depth - 2:
-                _ask_ahead(g, pool, o, pages[level], i, n, step, ahead)
-            items[level] = i
-            return _down(g, child(pool, o, i, g), level + 1, depth, pad, rules, step < 0, pages, items)
+            if len(ahead) and ahead[0] and level == lowest:
+                _ask_ahead(g, pool, o, path[level], i, step, ahead)
+            path[LEVELS + level] = i
+            return _down(g, tree, path, child(pool, o, i, g), level + 1, step < 0)
         level -= 1
     return MISSING
 
 
 @inner
-def _ask_ahead(g, pool, o, pgno, i, n, step, ahead):  # type: ignore[no-untyped-def]
+def _ask_ahead(g, pool, o, pgno, i, step, ahead):  # type: ignore[no-untyped-def]
     """Have the kernel read the next leaves below this branch page: many at once, while we look at the first."""
+    n = count(pool, o, g)
     if ahead[1] == pgno and (ahead[2] - i) * step > 0:
         return
     j = i
@@ -187,7 +189,7 @@ def _ask_ahead(g, pool, o, pgno, i, n, step, ahead):  # type: ignore[no-untyped-
 def enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     """The cursor has come to another item: go to its first or last duplicate."""
     c[C_DUPS] = NO_DUPS
-    pgno = c[C_PAGES + handle[DEPTH] - 1]
+    pgno = c[C_PATH + handle[DEPTH] - 1]
     at = node_of(g, handle, c)
     if at < 0:
         return g[ERROR]
@@ -211,18 +213,26 @@ def enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     pad = u32(pool, data, g[BIG]) if tree_flags & MDB_DUPFIXED else 0
     if tree_flags & MDB_DUPFIXED and pad == 0:
         return fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
-    c[C_DUPS], c[C_DUP_ROOT], c[C_DUP_DEPTH], c[C_DUP_PAD], c[C_DUP_ENTRIES] = DUP_TREE, root, depth, pad, entries
-    return _down(g, root, 0, depth, pad, handle[DUP_RULES], last, _dup_pages(c), _dup_items(c))
+    c[C_DUPS], c[C_DUP_ENTRIES] = DUP_TREE, entries
+    tree = dup_tree(c)
+    tree[ROOT], tree[DEPTH], tree[PAD] = root, depth, pad
+    tree[RULES], tree[WAY], tree[INTEGER] = handle[DUP_RULES], handle[DUP_WAY], handle[DUP_INTEGER]
+    return _down(g, tree, dup_path(c), root, 0, last)
 
 
 @inner
-def _dup_pages(c):  # type: ignore[no-untyped-def]
-    return c[C_DUP_PAGES : C_DUP_PAGES + LEVELS]
+def dup_tree(c):  # type: ignore[no-untyped-def]
+    return c[C_DUP_TREE : C_DUP_TREE + TREE_WORDS]
 
 
 @inner
-def _dup_items(c):  # type: ignore[no-untyped-def]
-    return c[C_DUP_ITEMS : C_DUP_ITEMS + LEVELS]
+def _path(c):  # type: ignore[no-untyped-def]
+    return c[C_PATH : C_PATH + PATH_WORDS]
+
+
+@inner
+def dup_path(c):  # type: ignore[no-untyped-def]
+    return c[C_DUP_PATH : C_DUP_PATH + PATH_WORDS]
 
 
 @inner
@@ -248,15 +258,29 @@ def moved(g):  # type: ignore[no-untyped-def]
 def node_of(g, handle, c):  # type: ignore[no-untyped-def]
     """Where the node of the cursor's key starts in the pool; -1: an error is noted."""
     level = handle[DEPTH] - 1
-    o = page_at(g, c[C_PAGES + level], level, handle[DEPTH], 0, handle[RULES])
+    o = page_at(g, c[C_PATH + level], level, handle)
     if o < 0:
         return o
     pool = pages_of(g)
-    i = c[C_ITEMS + level]
+    i = c[C_PATH + LEVELS + level]
     if not 0 <= i < count(pool, o, g):
         moved(g)
         return np.int64(-1)
     return node_at(pool, o, i, g)
+
+
+@inner
+def _step_in(g, tree, path, step, ahead):  # type: ignore[no-untyped-def]
+    """To the neighbouring item of a tree; MISSING, and nothing changed, if there is none. ahead : see `_turn`"""
+    level = tree[DEPTH] - 1
+    o = page_at(g, path[level], level, tree)
+    if o < 0:
+        return g[ERROR]
+    i = path[LEVELS + level] + step
+    if 0 <= i < count(pages_of(g), o, g):
+        path[LEVELS + level] = i
+        return OK
+    return _turn(g, tree, path, step, ahead)
 
 
 @inner
@@ -271,16 +295,7 @@ def _step_dup(g, handle, c, step):  # type: ignore[no-untyped-def]
             return MISSING
         c[C_SUB_I] = i
         return OK
-    level = c[C_DUP_DEPTH] - 1
-    o = page_at(g, c[C_DUP_PAGES + level], level, c[C_DUP_DEPTH], c[C_DUP_PAD], handle[DUP_RULES])
-    if o < 0:
-        return g[ERROR]
-    i = c[C_DUP_ITEMS + level] + step
-    if 0 <= i < count(pages_of(g), o, g):
-        c[C_DUP_ITEMS + level] = i
-        return OK
-    rules = handle[DUP_RULES]
-    return _turn(g, c[C_DUP_DEPTH], c[C_DUP_PAD], rules, step, _dup_pages(c), _dup_items(c), c[0:0])
+    return _step_in(g, dup_tree(c), dup_path(c), step, c[0:0])
 
 
 @inner
@@ -292,8 +307,8 @@ def _end_dup(g, handle, c, last):  # type: ignore[no-untyped-def]
             return g[ERROR]
         c[C_SUB_I] = count(pages_of(g), o, g) - 1 if last else 0
         return OK
-    rules = handle[DUP_RULES]
-    return _down(g, c[C_DUP_ROOT], 0, c[C_DUP_DEPTH], c[C_DUP_PAD], rules, last, _dup_pages(c), _dup_items(c))
+    tree = dup_tree(c)
+    return _down(g, tree, dup_path(c), tree[ROOT], 0, last)
 
 
 @inner
@@ -308,7 +323,7 @@ def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
         nbytes = u32(pool, at, g[BIG])
         if u16(pool, at + 4, g[BIG]) != 0:
             # A value of a DUPSORT database is short: it has no pages of its own, and is no database.
-            pgno = c[C_PAGES + handle[DEPTH] - 1]
+            pgno = c[C_PATH + handle[DEPTH] - 1]
             return fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
         if integer and nbytes != len(value):
             return MISSING
@@ -328,28 +343,15 @@ def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
             return MISSING
         c[C_SUB_I] = i
         return OK
-    root, depth, pad, rules = c[C_DUP_ROOT], c[C_DUP_DEPTH], c[C_DUP_PAD], handle[DUP_RULES]
-    status, equal = _down_to(g, root, depth, pad, rules, value, way, integer, _dup_pages(c), _dup_items(c))
+    status, equal = _down_to(g, dup_tree(c), dup_path(c), value)
     return MISSING if status == OK and exact and not equal else status
 
 
 @inner
 def _step(g, handle, c, step):  # type: ignore[no-untyped-def]
     """To the next or previous key; its first or last duplicate. MISSING, and nothing changed, if there is none."""
-    depth = handle[DEPTH]
-    level = depth - 1
-    o = page_at(g, c[C_PAGES + level], level, depth, 0, handle[RULES])
-    if o < 0:
-        return g[ERROR]
-    i = c[C_ITEMS + level] + step
-    if 0 <= i < count(pages_of(g), o, g):
-        c[C_ITEMS + level] = i
-    else:
-        pages, items = c[C_PAGES : C_PAGES + LEVELS], c[C_ITEMS : C_ITEMS + LEVELS]
-        status = _turn(g, depth, 0, handle[RULES], step, pages, items, c[C_SCAN : C_SCAN + 3])
-        if status != OK:
-            return status
-    return enter(g, handle, c, step < 0)
+    status = _step_in(g, handle, _path(c), step, c[C_SCAN : C_SCAN + 3])
+    return enter(g, handle, c, step < 0) if status == OK else status
 
 
 @inner
@@ -367,10 +369,9 @@ def go(g, handle, c, op):  # type: ignore[no-untyped-def]
         c[C_SET] = c[C_END] = 0
         if handle[ROOT] < 0:
             return MISSING
-        pages, items = c[C_PAGES : C_PAGES + LEVELS], c[C_ITEMS : C_ITEMS + LEVELS]
         if c[C_SCAN] and handle[DEPTH] > 1:
             c[C_AHEAD_PAGE] = 0
-        status = _down(g, handle[ROOT], 0, handle[DEPTH], 0, handle[RULES], step < 0, pages, items)
+        status = _down(g, handle, _path(c), handle[ROOT], 0, step < 0)
         if status == OK:
             status = enter(g, handle, c, step < 0)
         c[C_SET] = status == OK
@@ -407,9 +408,7 @@ def seek(g, handle, c, op, key, value):  # type: ignore[no-untyped-def]
     c[C_AHEAD_PAGE] = 0
     if handle[ROOT] < 0:
         return MISSING
-    pages, items = c[C_PAGES : C_PAGES + LEVELS], c[C_ITEMS : C_ITEMS + LEVELS]
-    root, depth, rules, way, integer = handle[ROOT], handle[DEPTH], handle[RULES], handle[KEY_WAY], handle[KEY_INTEGER]
-    status, equal = _down_to(g, root, depth, 0, rules, key, way, integer, pages, items)
+    status, equal = _down_to(g, handle, _path(c), key)
     if status == OK and not equal and op != SET_RANGE:
         status = MISSING
     if status == OK:

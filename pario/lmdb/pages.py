@@ -13,6 +13,7 @@ from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, S
 from pario.kernels.pack import copy_bytes
 from pario.lmdb.abi import (
     DAMAGED,
+    DEPTH,
     ERROR,
     ERROR_WORDS,
     FAILED,
@@ -27,9 +28,11 @@ from pario.lmdb.abi import (
     NOWAIT,
     OK,
     OVERTAKEN,
+    PAD,
     PAGE_OF,
     READ_BYTES,
     READS,
+    RULES,
     SHORT,
     SLOTS,
     TABLE,
@@ -238,7 +241,7 @@ def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
 def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
     """Where branch or leaf page `pgno` starts in the pool, checked; read if need be. -1: an error is noted.
 
-    rules : what the pages of its tree must obey (RULES or DUP_RULES of the handle)
+    rules : what the pages of its tree must obey
     What an earlier call returned is void after this one.
     """
     slot = cached(g, pgno)
@@ -268,12 +271,10 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
 
 
 @inner
-def page_at(g, pgno, level, depth, pad, rules):  # type: ignore[no-untyped-def]
-    """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree of `depth` levels.
-
-    pad : bytes of the items of P_LEAF2 leaves, 0 for leaves of nodes
-    """
-    o = _page(g, pgno, rules)
+def page_at(g, pgno, level, tree):  # type: ignore[no-untyped-def]
+    """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree (abi.TREE_WORDS)."""
+    depth, pad = tree[DEPTH], tree[PAD]
+    o = _page(g, pgno, tree[RULES])
     if o < 0:
         return o
     pool = pages_of(g)

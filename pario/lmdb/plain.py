@@ -1,215 +1,256 @@
-"""The reader that everybody would write: every rank for itself, with the real py-lmdb. What the others are measured
-against (recipe "plain").
+"""Runs the compiled functions as plain Python until they are compiled (compiling.py).
 
-In key order a cursor walks over all records, those of the other ranks too, as Caffe's does; in other orders `get` with
-the record's key. Values are views of the mapping, which the decoder copies into the batch: one copy, as in the best
-loop that one can write oneself. Where a view lies in it the index tells, since the mapping is the file: to ask each of
-them would cost more than the search in the tree.
+Nothing is written twice. The bytecode of the same functions runs with other globals: what they call is interpreted too,
+addresses become memoryviews, and what they call of C (capi.py) is called by ctypes. Python's objects are themselves
+here, not addresses; those that C would make by an address and a size are copied from there.
 
-What comes with LMDB's mapping and cannot be helped: a store that fails, or a file that is cut off after it was opened,
-ends the process with SIGBUS. (That the file is as long as its meta pages say is checked when it is opened.)
+Compiled functions hold the interpreter's lock except while they read, and count on it. Here `LOCK` has that part:
+
+* One call at a time, and none beside a compiled one: native.py changes from these to those with `LOCK` held.
+* A destructor or a handler of signals may call again in the middle of a call. It gets a cache of pages of its own.
+* An exception (an interrupt, say) may leave the cache of pages half changed: it is emptied.
+* A fork waits for the end of a call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import time
-from collections import deque
+import os
+import struct
+import threading
+from array import array
 from collections.abc import Callable, Iterator
-from itertools import islice
+from functools import lru_cache
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numba.core.dispatcher import Dispatcher
 
-from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
-from pario.lmdb.real import real
-from pario.locate.index import RecordIndex
-from pario.plan.epoch import Order
-from pario.plan.schedule import Schedule, node_share
-from pario.records import Records
-from pario.stats.rank import RankStats
+from pario.kernels.nodes import PAGE_SIZE
+from pario.lmdb import abi
 
-__all__ = ["PlainLmdb", "PlainTap"]
+__all__ = ["LOCK", "busy", "run"]
 
-_OPEN_ALREADY = "py-lmdb opens a file once per process: close the other one, or use another recipe"
+LOCK = threading.RLock()
+os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+#: Pages of the cache of a call within a call: more than one descent needs.
+_FEW_PAGES = 128
+
+#: How many calls are being executed: more than one if a destructor or a handler of signals calls.
+_depth = 0
+#: Memory that lives until the outermost call ends, in place of the stack.
+_scratch: list[Any] = []
 
 
-class PlainLmdb:
-    """One rank's environment of the real py-lmdb, with a transaction that lasts until `close`.
+def busy() -> bool:
+    """Whether the thread that holds LOCK is in the middle of a call."""
+    return _depth > 0
 
-    path : the data file
-    index : of the database; the transaction must be of the same state of the file
-    keys : of all records in key order, for orders other than key order; None: not wanted
 
-    Raises OptionError where py-lmdb is missing, FileError where it cannot open the file, SnapshotError.
-    """
-
-    def __init__(self, path: str, index: RecordIndex, keys: list[bytes] | None) -> None:
-        if real is None:
-            raise OptionError("the recipe plain reads through py-lmdb, which is not here", hint="pip install lmdb")
-        db, snapshot = index.database, index.snapshot
-        self.path = path
-        self.keys = keys
-        self._env: Any = None
+def run(function: Any, store_at: int, arguments: tuple[Any, ...]) -> Any:
+    """Call a compiled function as plain Python, with LOCK held. store_at : of its store, 0 for a closed one"""
+    global _depth
+    g = as_words(store_at, abi.STORE_WORDS) if store_at else None
+    with _cache_of_its_own(g) if _depth and g else contextlib.nullcontext():
+        _depth += 1
         try:
-            self._env = real.open(path, subdir=False, readonly=True, lock=False, max_dbs=1 if db is not None else 0)
-            handle = self._env.open_db(db, create=False) if db is not None else None
-            self.txn = self._env.begin(db=handle, buffers=True)
-            dupsort = self._env.open_db(db, txn=self.txn, create=False).flags(self.txn)["dupsort"]
-        except real.Error as e:
-            self.close()
-            hint = _OPEN_ALREADY if "already open" in str(e) else None
-            raise FileError(f"py-lmdb cannot open it: {e}", path=path, hint=hint) from e
-        if self.txn.id() != snapshot.txnid:
-            raise SnapshotError(
-                f"a writer committed while the file was opened: transaction {self.txn.id()}, not {snapshot.txnid}",
-                path=path,
-                hint="Open it again.",
-            )
-        #: dupsort with keys: i64[n], the how-manieth value of its key a record is
-        self.places = _places(keys) if dupsort and keys is not None else None
-        #: address of the mapping: a value's place in memory less its place in the file
-        self.base = self._find_base(index)
-
-    def _find_base(self, index: RecordIndex) -> int:
-        with self.txn.cursor() as cursor:
-            for record, value in enumerate(cursor.iternext(keys=False, values=True)):
-                if len(value):
-                    return _address(value) - int(index.places(np.array([record]))["offset"][0])
-        return 0  # no record has any bytes
-
-    def close(self) -> None:
-        """Idempotent. No view of a value may be used afterwards."""
-        env, self._env = self._env, None
-        if env is not None:
-            env.close()
+            return interpreted(function)(*arguments)
+        except BaseException:
+            if g:
+                _forget_pages(g)
+            raise
+        finally:
+            _depth -= 1
+            if not _depth:
+                _scratch.clear()
 
 
-class PlainTap:
-    """One rank's records of one epoch, step by step; the surface of `pario.feed.Tap`.
-
-    check_snapshot : called before a step's records are given back; raises SnapshotError
-    stats : of this rank: looking records up counts as `share`, the wait for bytes, and as `locate`
-    """
-
-    pieces = 1
-
-    def __init__(
-        self,
-        source: PlainLmdb,
-        schedule: Schedule,
-        order: Order,
-        *,
-        index: RecordIndex,
-        seat: int,
-        table_steps: int,
-        check_snapshot: Callable[[], None],
-        stats: RankStats,
-    ) -> None:
-        self._source = source
-        self._schedule = schedule
-        self._order = order
-        self._index = index
-        self._seat = seat
-        self._check_snapshot = check_snapshot
-        self._stats = stats
-        self._ids = np.empty((table_steps, schedule.batch_size), np.int64)
-        self._next_group = 0
-        self._ready = 0
-        memory = (ctypes.c_uint8 * index.snapshot.file_bytes).from_address(source.base)
-        self._map = np.frombuffer(memory, np.uint8)
-        self._cursor: Any = source.txn.cursor()
-        #: keys only: stepping over a record touches no byte of its value
-        self._walk: Iterator[Any] = self._cursor.iternext(keys=True, values=False)
-        self._position = 0  # of the record that the walk brings next
-
-    def rows(self, step: int) -> int:
-        """How many records this rank has in `step`."""
-        return self._schedule.rows(step, self._seat)
-
-    def take(self, step: int, piece: int, check: Callable[[], None]) -> tuple[int, Records]:
-        """(0, this rank's records of `step`): views of LMDB's mapping."""
-        begin = time.perf_counter()
-        while self._ready <= step:
-            self._next()
-        ids = self._ids[step % len(self._ids), : self.rows(step)]
-        views = self._get(ids) if self._source.keys is not None else self._step_to(ids)
-        places = self._index.places(ids)
-        nbytes = np.ascontiguousarray(places["nbytes"])
-        self._compare(ids, views, places)
-        took = time.perf_counter() - begin
-        self._stats.share += took
-        self._stats.locate += took
-        self._stats.node_bytes += int(nbytes.sum())
-        return 0, Records(ids, self._map, np.ascontiguousarray(places["offset"]), nbytes)
-
-    def release(self, step: int, piece: int) -> None:
-        """The records were used. Raises SnapshotError if a writer may have overwritten them meanwhile."""
-        self._check_snapshot()
-
-    def _next(self) -> None:
-        """Which records the next steps have."""
-        group = self._next_group
-        numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
-        by_offset = self._index.by_offset if self._order.space != "id" else None
-        if by_offset is not None:
-            numbers = by_offset[numbers]
-        self._ids[steps % len(self._ids), rows] = numbers
-        self._ready = self._schedule.group_ready_ticks(group)
-        self._next_group = group + 1
-
-    def _step_to(self, ids: np.ndarray) -> list[Any]:
-        """Values of neighbouring records further on in key order."""
-        if not len(ids):
-            return []
-        walk, value = self._walk, self._cursor.value
-        deque(islice(walk, int(ids[0]) - self._position), maxlen=0)
-        self._position = int(ids[-1]) + 1
-        views = [value() for _ in islice(walk, len(ids))]
-        if len(views) < len(ids):
-            raise CorruptedError("LMDB's cursor is at its end too early", path=self._source.path, record=int(ids[0]))
-        return views
-
-    def _get(self, ids: np.ndarray) -> list[Any]:
-        """Values by their keys."""
-        keys, get, places = self._source.keys, self._source.txn.get, self._source.places
-        assert keys is not None
-        if places is not None:
-            return [self._duplicate(keys[i], int(places[i])) for i in ids.tolist()]
-        views = [get(keys[i]) for i in ids.tolist()]
-        if None in views:
-            record = int(ids[views.index(None)])
-            raise CorruptedError("LMDB finds no record of this key", path=self._source.path, record=record)
-        return views
-
-    def _compare(self, ids: np.ndarray, views: list[Any], places: np.ndarray) -> None:
-        """Is what LMDB found what the index says? All lengths, and where the first one lies."""
-        fits = list(map(len, views)) == places["nbytes"].tolist()
-        if fits and len(ids) and len(views[0]):
-            fits = _address(views[0]) - self._source.base == places["offset"][0]
-        if not fits:
-            raise CorruptedError(
-                "LMDB finds other values than the index says",
-                path=self._source.path,
-                record=int(ids[0]),
-                hint="Delete the .pario.h5 beside the file and try again.",
-            )
-
-    def _duplicate(self, key: bytes, place: int) -> Any:
-        cursor = self._cursor
-        found = cursor.set_key(key)
-        for _ in range(place):
-            found = found and cursor.next_dup()
-        if not found:
-            raise CorruptedError(f"LMDB finds no value {place} of the key {key!r}", path=self._source.path)
-        return cursor.value()
+def store_of_txn(txn_at: int) -> int:
+    return as_words(txn_at, abi.TXN_WORDS)[abi.STORE] if txn_at else 0
 
 
-def _address(view: Any) -> int:
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
+def store_of_cursor(cursor_at: int) -> int:
+    return store_of_txn(as_words(cursor_at, abi.CURSOR_WORDS)[abi.C_TXN])
 
 
-def _places(keys: list[bytes]) -> np.ndarray:
-    new = np.array([True, *(a != b for a, b in zip(keys[1:], keys, strict=False))])
-    first = np.flatnonzero(new)
-    return np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
+# -- the same bytecode, other globals ----------------------------------------------------------------------------------
+
+_functions: dict[Any, FunctionType] = {}
+_globals: dict[int, dict[str, Any]] = {}
+
+
+def interpreted(function: Any) -> FunctionType:
+    """A compiled function, or one that is to be compiled, as a Python function that calls others like it."""
+    source = getattr(function, "py_func", function)
+    made = _functions.get(source)
+    if made is None:
+        made = FunctionType(source.__code__, _other_globals(source.__globals__), source.__name__)
+        _functions[source] = made
+    return made
+
+
+def _other_globals(names: dict[str, Any]) -> dict[str, Any]:
+    found = _globals.get(id(names))
+    if found is None:
+        found = _globals[id(names)] = dict(names)
+        for name, value in names.items():
+            if name in _INSTEAD:
+                found[name] = _INSTEAD[name]
+            elif isinstance(value, Dispatcher):
+                found[name] = interpreted(value)
+    return found
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(256)
+def as_words(address: int, n: int) -> Any:
+    """The n words at an address, as Python's numbers."""
+    if n == 0:
+        return memoryview(array("q"))
+    return memoryview((ctypes.c_int64 * n).from_address(address)).cast("B").cast("q")
+
+
+@lru_cache(256)
+def _as_bytes(address: int, n: int) -> Any:
+    return memoryview((ctypes.c_uint8 * n).from_address(address)).cast("B")
+
+
+def _scratch_memory() -> int:
+    _scratch.append(memory := (ctypes.c_int64 * 32)())
+    return ctypes.addressof(memory)
+
+
+def _copy_bytes(out: Any, out_at: int, src: Any, src_at: int, nbytes: int) -> None:
+    out[out_at : out_at + nbytes] = memoryview(src)[src_at : src_at + nbytes]
+
+
+def _loader(code: str) -> Callable[[Any, int], int]:
+    unpack = struct.Struct(code).unpack_from
+
+    def load(buf: Any, at: int) -> int:
+        number: int = unpack(buf, at)[0]
+        return number
+
+    return load
+
+
+def _first_byte_first(x: int) -> int:
+    return int.from_bytes(x.to_bytes(8, "little", signed=True), "big")
+
+
+def _forget_pages(g: Any) -> None:
+    as_words(g[abi.TABLE], g[abi.MASK] + 1)[:] = array("q", bytes(8 * (g[abi.MASK] + 1)))
+    as_words(g[abi.PAGE_OF], g[abi.SLOTS])[:] = array("q", [-1]) * g[abi.SLOTS]
+
+
+@contextlib.contextmanager
+def _cache_of_its_own(g: Any) -> Iterator[None]:
+    # A handler of signals ends before the call that it interrupted goes on, and nobody else calls meanwhile.
+    fields = slice(abi.POOL, abi.ERROR + abi.ERROR_WORDS)
+    saved = array("q", g[fields])
+    pool = np.empty(_FEW_PAGES * g[PAGE_SIZE], np.uint8)
+    table, page_of = np.zeros(2 * _FEW_PAGES, np.int64), np.full(_FEW_PAGES, -1, np.int64)
+    lives = np.zeros(_FEW_PAGES, np.uint8)
+    g[abi.POOL], g[abi.SLOTS], g[abi.HAND] = pool.ctypes.data, _FEW_PAGES, 0
+    g[abi.TABLE], g[abi.MASK] = table.ctypes.data, len(table) - 1
+    g[abi.PAGE_OF], g[abi.LIVES] = page_of.ctypes.data, lives.ctypes.data
+    try:
+        yield
+    finally:
+        g[fields] = saved
+
+
+# -- C -----------------------------------------------------------------------------------------------------------------
+
+
+def _system(name: str, result: Any, *kinds: Any, lets_others_run: bool = True) -> Any:
+    library = ctypes.CDLL if lets_others_run else ctypes.PyDLL
+    function = library(None, use_errno=True)[name]
+    function.restype, function.argtypes = result, kinds
+    return function
+
+
+_int, _size, _offset = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_int64
+
+#: Of a bytes object before its bytes. (The last of its basic size is the NUL behind them.)
+_BYTES_AT = bytes.__basicsize__ - 1
+
+
+def _new_bytes(address: int, nbytes: int) -> bytes:
+    """As PyBytes_FromStringAndSize: with address 0 the caller fills it."""
+    made: bytes = _bytes_from(address or None, nbytes)
+    return made
+
+
+_bytes_from = ctypes.pythonapi["PyBytes_FromStringAndSize"]
+_bytes_from.restype, _bytes_from.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
+
+
+def _error(g: Any) -> bytearray:
+    return bytearray(g[abi.ERROR : abi.ERROR + abi.ERROR_WORDS])
+
+
+def _plain_error(code: int) -> bytearray:
+    return bytearray(array("q", [code, *[0] * (abi.ERROR_WORDS - 1)]))
+
+
+def _none_is_null(key: Any, value: Any) -> bool:
+    return isinstance(key, int) or isinstance(value, int)
+
+
+class _Numpy:
+    """numpy, whose i64 are Python's numbers: these do not overflow, and compare with those out of memoryviews."""
+
+    int64 = int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+#: What functions find under these names in place of what is compiled.
+_INSTEAD: dict[str, Any] = {
+    "np": _Numpy(),
+    "types": SimpleNamespace(int64=int),
+    **dict.fromkeys(("intp", "uintp", "intc"), int),
+    # kernels/nodes.py, kernels/pack.py
+    **{f"_load{bits}": _loader(code) for bits, code in ((8, "<B"), (16, "<H"), (32, "<I"), (64, "<q"))},
+    "_first_byte_first": _first_byte_first,
+    "prefetch": lambda buf, at: None,
+    "copy_bytes": _copy_bytes,
+    # capi.py
+    "as_words": as_words,
+    "as_bytes": _as_bytes,
+    "scratch_memory": _scratch_memory,
+    "preadv": _system("preadv", _size, _int, ctypes.c_void_p, _int, _offset),
+    # Those that never wait keep the interpreter's lock, as where they are compiled.
+    "preadv2": _system("preadv2", _size, _int, ctypes.c_void_p, _int, _offset, _int, lets_others_run=False),
+    "pread": _system("pread", _size, _int, ctypes.c_void_p, ctypes.c_size_t, _offset),
+    "fadvise": _system("posix_fadvise", _int, _int, _offset, _offset, _int),
+    "memcmp": _system("memcmp", _int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, lets_others_run=False),
+    "_errno": ctypes.get_errno,
+    "save_thread": lambda: 0,
+    "restore_thread": lambda thread: None,
+    "incref": lambda thing: None,
+    "decref": lambda thing: None,
+    "clear": lambda: None,
+    "bytes_size": lambda thing: bytes.__len__(thing) if isinstance(thing, bytes) else -1,
+    "bytes_start": lambda thing: id(thing) + _BYTES_AT,
+    "bytes_new": _new_bytes,
+    "bool_new": bool,
+    "int_new": int,
+    "list_new": lambda n: [None] * n,
+    "list_append": lambda things, thing: things.append(thing) or 0,
+    "list_size": len,
+    "list_item": lambda things, i: things[i],
+    # objects.py, pages.py, values.py
+    "take": lambda thing: thing,
+    "give": lambda thing: thing,
+    "error": _error,
+    "plain_error": _plain_error,
+    "_pair": lambda g, key, value: 0 if _none_is_null(key, value) else (key, value),
+}

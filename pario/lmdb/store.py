@@ -9,7 +9,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from pario.errors import CorruptedError, InvalidError, ParioError, ReadError, SnapshotError
 from pario.fetch.base import read_error
 from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import check_snapshot, file_words, read_snapshot
 from pario.format.layout import (
     F_BIGDATA,
     F_DUPDATA,
@@ -39,7 +40,6 @@ from pario.kernels.nodes import (
     DUP_ROOM,
     DUPS_BACKWARD,
     DUPS_INTEGERS,
-    FILE,
     FORWARD,
     HAS_DUPS,
     KEYS_BACKWARD,
@@ -47,8 +47,9 @@ from pario.kernels.nodes import (
     ORDER,
     ROOM,
 )
-from pario.lmdb import abi, engine, errors
-from pario.locate.snapshot import check_snapshot, read_snapshot
+from pario.lmdb import abi, errors
+from pario.lmdb.native import later
+from pario.threads import Workers
 
 __all__ = ["DataFile", "Handle", "Store"]
 
@@ -68,7 +69,8 @@ _READERS, _READERS_WAITING = min(len(os.sched_getaffinity(0)), 4), 8
 #: A thread's share of such a call is at least this: below, the hand-over (some 20 us) shows.
 _SHARE_BYTES = 256 << 10
 
-_after_values: Any = engine.later("after_values", globals(), "_after_values")
+_fill: Any = later("fill", globals(), "_fill")
+_after_values: Any = later("after_values", globals(), "_after_values")
 
 
 class DataFile(PosixFetcher):
@@ -127,21 +129,9 @@ class Store:
         page_of = np.full(slots, -1, np.int64)
         lives = np.zeros(slots, np.uint8)
         self._arrays = (meta, other, pool, table, page_of, lives)
-        values = {
-            "page_size": size,
-            "header": snapshot.header,
-            "base": snapshot.base,
-            "limit": snapshot.limit,
-            "version": snapshot.version,
-            "word": snapshot.word,
-            "big": snapshot.byteorder == "big",
-            "sum_size": snapshot.sum_size,
-            "last_pgno": min(snapshot.last_pgno, 1 << 50),
-            "txnid": snapshot.txnid,
-            "file_bytes": snapshot.file_bytes,
-        }
         words = array("q", bytes(8 * abi.STORE_WORDS))
-        words[: len(FILE)] = array("q", [int(values[name]) for name in FILE])
+        known = file_words(snapshot)
+        words[: len(known)] = array("q", known)
         words[abi.FD] = file.fileno()
         words[abi.OPEN] = 1
         words[abi.NOWAIT] = 1
@@ -179,20 +169,29 @@ class Store:
         parts = _parts(jobs, _READERS_WAITING if not self.words[abi.NOWAIT] else _READERS)
         failures = np.zeros((len(parts), 4), np.int64)
         running = [
-            _threads().submit(engine.fill, self.at, part, failure)
+            self._filled(part, failure)
             for part, failure in zip(parts[1:], failures[1:], strict=True)
         ]
         try:
             # This thread works, too; the others get the interpreter's lock when it begins.
-            statuses = [engine.fill(self.at, parts[0], failures[0])]
+            statuses = [_fill(self.at, parts[0], failures[0])]
         finally:
             # Nobody may write to the values any more when an exception drops them.
             wait(running)
         statuses += [task.result() for task in running]
         for part, status, failure in zip(parts, statuses, failures, strict=True):
-            done = _after_values(self.at, part.ctypes.data, len(part), status, failure.ctypes.data)
+            done = _after_values(self.at, part.ctypes.data, status, failure.ctypes.data)
             if done is not True:
                 raise self.error(done, "read")
+
+    def _filled(self, part: np.ndarray, failure: np.ndarray) -> Future[int]:
+        """What `batches.fill` says of this part: in another thread, or in this one where the system grants none."""
+        try:
+            return _threads().call(_fill, self.at, part, failure)
+        except ParioError:
+            filled: Future[int] = Future()
+            filled.set_result(_fill(self.at, part, failure))
+            return filled
 
     def tree(self) -> Tree:
         """The main database, page by page."""
@@ -228,12 +227,12 @@ class Store:
         words = array("q", bytes(8 * abi.HANDLE_WORDS))
         words[abi.ROOT], words[abi.DEPTH] = db.md_root, db.md_depth
         words[abi.DUPSORT] = bool(flags & MDB_DUPSORT)
-        words[abi.KEY_WAY] = BACKWARD if flags & MDB_REVERSEKEY else integer_way if key_integer else FORWARD
-        words[abi.KEY_INTEGER] = bool(key_integer)
+        words[abi.WAY] = BACKWARD if flags & MDB_REVERSEKEY else integer_way if key_integer else FORWARD
+        words[abi.INTEGER] = bool(key_integer)
         dup_reverse = BACKWARD if flags & MDB_REVERSEDUP else FORWARD
         words[abi.DUP_WAY] = integer_way if flags & MDB_INTEGERDUP else dup_reverse
         words[abi.DUP_INTEGER] = bool(flags & MDB_INTEGERDUP)
-        keys = KEYS_BACKWARD * (words[abi.KEY_WAY] == BACKWARD) | KEYS_INTEGERS * words[abi.KEY_INTEGER]
+        keys = KEYS_BACKWARD * (words[abi.WAY] == BACKWARD) | KEYS_INTEGERS * words[abi.INTEGER]
         dups = DUPS_BACKWARD * (words[abi.DUP_WAY] == BACKWARD) | DUPS_INTEGERS * words[abi.DUP_INTEGER]
         words[abi.RULES], words[abi.DUP_RULES] = keys | dups, dups // DUPS_BACKWARD | ARE_DUPS
         # The main database can get its flags when there is something in it already.
@@ -333,15 +332,15 @@ def _parts(jobs: np.ndarray, most: int) -> list[np.ndarray]:
     return [part for part in np.split(jobs, cuts) if len(part)]
 
 
-def _threads() -> ThreadPoolExecutor:
+def _threads() -> Workers:
     """This process's threads; those of the parent do not live in a forked child."""
     global _pool
     if _pool is None or _pool[0] != os.getpid():
-        _pool = os.getpid(), ThreadPoolExecutor(_READERS_WAITING, "pario-lmdb")
+        _pool = os.getpid(), Workers("pario-lmdb", _READERS_WAITING)
     return _pool[1]
 
 
-_pool: tuple[int, ThreadPoolExecutor] | None = None
+_pool: tuple[int, Workers] | None = None
 
 
 def _take(file: DataFile) -> tuple[Snapshot, int, bytes]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from pario.lmdb import abi, engine, errors
+from pario.lmdb import abi, errors
 from pario.lmdb.cursor import Cursor
 from pario.lmdb.database import _Database
+from pario.lmdb.native import are_compiled, compiled_get, later
+from pario.lmdb.objects import slot_of
 from pario.lmdb.store import Handle, Store
 
 __all__ = ["Transaction"]
 
-_get: Any = engine.later("get", globals(), "_get")
+_get: Any = later("get", globals(), "_get")
 
 
 class _Slots:
@@ -67,9 +69,11 @@ class Transaction(_Slots):
         return f"<Transaction {self._store.snapshot.txnid} of {self._store.file.path!r}>"
 
     def get(self, key: Any, default: Any = None, db: _Database | None = None) -> Any:
-        """The value of `key`, of its first duplicate, or `default`."""
-        # The first call of all puts a compiled method in the place of this one.
+        """The value of `key` (its first duplicate), or `default` if the key is missing."""
+        # The first call after all is compiled puts a compiled method in the place of this one.
         if Transaction.get is _first_get:
+            if not are_compiled():
+                return _get_any(self, key, default, db)
             _compile_get(self)
         return Transaction.get(self, key, default, db)
 
@@ -79,8 +83,8 @@ class Transaction(_Slots):
             return memoryview(value) if self._buffers else value
         if value is False:
             return default
-        if engine.code_of(value) == abi.NOT_BYTES:
-            return self._get_any(engine.plain(key), default, db)
+        if abi.code_of(value) == abi.NOT_BYTES:
+            return self._get_any(abi.plain_bytes(key), default, db)
         raise self._store.error(value, "get")
 
     def cursor(self, db: _Database | None = None) -> Cursor:
@@ -104,7 +108,7 @@ class Transaction(_Slots):
         self.abort()
 
     def abort(self) -> None:
-        """End the transaction. Repeating it has no effect."""
+        """End the transaction. Idempotent."""
         if self._open:
             self._open = False
             self._words[abi.ALIVE] = 0
@@ -163,8 +167,8 @@ _GET_DOC = "get($self, /, key, default=None, db=None)\n--\n\nThe value of `key`,
 def _compile_get(txn: Transaction) -> None:
     """Let Transaction.get be the compiled method, if the slots lie where it expects them; else the one in Python."""
     expected = (txn._fast, _get_any)
-    found = tuple(engine.slot_of(txn, i) for i in range(2))
-    made = engine.method(Transaction, "get", _GET_DOC) if found == tuple(map(id, expected)) else None
+    found = tuple(slot_of(txn, i) for i in range(2))
+    made = compiled_get(Transaction, _GET_DOC) if found == tuple(map(id, expected)) else None
     Transaction.get = made or _get_any  # type: ignore[method-assign]
 
 

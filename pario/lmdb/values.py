@@ -25,23 +25,20 @@ from pario.kernels.nodes import (
 )
 from pario.lmdb.abi import (
     BAD_RUN,
-    C_DUP_DEPTH,
-    C_DUP_ITEMS,
-    C_DUP_PAD,
-    C_DUP_PAGES,
     C_DUPS,
-    C_PAGES,
+    C_PATH,
     C_SUB_I,
     DAMAGED,
     DEPTH,
-    DUP_RULES,
     DUP_TREE,
     ERROR,
     FAILED,
     FD,
     KEY,
+    LEVELS,
     NOWAIT,
     OK,
+    POOL,
     READ_BYTES,
     READS,
     SHORT,
@@ -67,7 +64,7 @@ from pario.lmdb.capi import (
     tuple_set,
     uintp,
 )
-from pario.lmdb.moves import moved, node_of, sub_page
+from pario.lmdb.moves import dup_path, dup_tree, moved, node_of, sub_page
 from pario.lmdb.pages import check_snapshot, data_at, error, fail, page_at, read, read_failed, read_waiting, try_now
 
 #: Values with at most this many bytes between them are read by one call, of at most so many bytes and vectors.
@@ -111,6 +108,12 @@ def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-
 
 
 @inner
+def _bytes_of(g, start, nbytes):  # type: ignore[no-untyped-def]
+    """A bytes object with what stands at this place of the pool; 0: an error is raised."""
+    return bytes_new(uintp(g[POOL] + start), intp(nbytes))
+
+
+@inner
 def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """A bytes object with the value of an overflow run: one read, straight into it. 0: an error is noted or raised."""
     value = bytes_new(uintp(0), intp(nbytes))
@@ -144,7 +147,7 @@ def value_at(g, at, pgno):  # type: ignore[no-untyped-def]
             return uintp(0)
         txnid, pages = _stamp_of(g, data)
         return _long_value(g, run, nbytes, txnid, pages)
-    return bytes_new(uintp(pool.ctypes.data + data), intp(nbytes))
+    return _bytes_of(g, data, nbytes)
 
 
 @inner
@@ -160,7 +163,7 @@ def _key_of(g, handle, c):  # type: ignore[no-untyped-def]
     if at < 0:
         return uintp(0)
     pool = pages_of(g)
-    return bytes_new(uintp(pool.ctypes.data + at + 8), intp(u16(pool, at + 6, g[BIG])))
+    return _bytes_of(g, at + 8, u16(pool, at + 6, g[BIG]))
 
 
 @inner
@@ -170,14 +173,15 @@ def value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
     job : i64[JOB_WORDS]: a long value is not read, but noted there; of length 0: it is read
     """
     if c[C_DUPS] == DUP_TREE:
-        inner = c[C_DUP_DEPTH] - 1
-        o = page_at(g, c[C_DUP_PAGES + inner], inner, c[C_DUP_DEPTH], c[C_DUP_PAD], handle[DUP_RULES])
-        item = c[C_DUP_ITEMS + inner]
+        tree, path = dup_tree(c), dup_path(c)
+        level = tree[DEPTH] - 1
+        o = page_at(g, path[level], level, tree)
+        item = path[LEVELS + level]
     elif c[C_DUPS] == SUB_PAGE:
         o = sub_page(g, handle, c)
         item = c[C_SUB_I]
     else:
-        pgno = c[C_PAGES + handle[DEPTH] - 1]
+        pgno = c[C_PATH + handle[DEPTH] - 1]
         at = node_of(g, handle, c)
         if at < 0:
             return uintp(0)
@@ -192,7 +196,7 @@ def value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
         moved(g)
         return uintp(0)
     start, nbytes = key_span(pool, o, item, g)
-    return bytes_new(uintp(pool.ctypes.data + start), intp(nbytes))
+    return _bytes_of(g, start, nbytes)
 
 
 @inner
@@ -203,9 +207,10 @@ def _plan_run(g, jobs, first, headers, junk, vectors):  # type: ignore[no-untype
     end = start
     i, m = first, 0
     while i < len(jobs):
-        place, nbytes = jobs[i, 0] * size, jobs[i, 1]
-        gap = place - end
-        if i > first and (gap < 0 or gap > GAP_BYTES or m + 3 > VECTORS or place + header + nbytes - start > RUN_BYTES):
+        run_at, nbytes = jobs[i, 0] * size, jobs[i, 1]
+        gap = run_at - end
+        after = run_at + header + nbytes
+        if i > first and (gap < 0 or gap > GAP_BYTES or m + 3 > VECTORS or after - start > RUN_BYTES):
             break
         if gap > 0:
             vectors[2 * m], vectors[2 * m + 1] = junk, gap
@@ -213,7 +218,7 @@ def _plan_run(g, jobs, first, headers, junk, vectors):  # type: ignore[no-untype
         vectors[2 * m], vectors[2 * m + 1] = headers + 32 * i, header
         vectors[2 * m + 2], vectors[2 * m + 3] = jobs[i, 2], nbytes
         m += 2
-        end = place + header + nbytes
+        end = after
         i += 1
     return i, m, end - start
 
@@ -289,18 +294,17 @@ def read_values(g, jobs):  # type: ignore[no-untyped-def]
     thread = save_thread()
     status = fill_values(g, jobs, failure)
     restore_thread(thread)
-    return values_read(g, jobs, status, failure)
+    return values_read(g, jobs[failure[0] if status == BAD_RUN else 0], status, failure)
 
 
 @inner
-def values_read(g, jobs, status, failure):  # type: ignore[no-untyped-def]
-    """The status of a reading of values, after the look at the snapshot."""
+def values_read(g, job, status, failure):  # type: ignore[no-untyped-def]
+    """The status of a reading of values, after the look at the snapshot. job : what a BAD_RUN is about"""
     if status in (FAILED, SHORT):
         return read_failed(g, failure, failure[3])
     if check_snapshot(g) != OK:
         return g[ERROR]
     if status == BAD_RUN:
-        job = jobs[failure[0]]
         return fail(g, BAD_RUN, job[0], job[0] * g[PAGE_SIZE], job[1], job[3], job[4])
     return OK
 
@@ -311,7 +315,7 @@ def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
     nbytes, flags = u32(pool, at, g[BIG]), u16(pool, at + 4, g[BIG])
     data = data_at(pool, at, g)
     if not flags & F_BIGDATA:
-        return bytes_new(uintp(pool.ctypes.data + data), intp(nbytes))
+        return _bytes_of(g, data, nbytes)
     run = _run_of(g, data, nbytes, pgno)
     if run < 0:
         return uintp(0)
@@ -348,7 +352,7 @@ def node_item(g, pool, at, pgno, what, job):  # type: ignore[no-untyped-def]
     """Key, value or both of the node at pool[at]."""
     if what == VALUE:
         return _node_value(g, pool, at, pgno, job)
-    key = bytes_new(uintp(pool.ctypes.data + at + 8), intp(u16(pool, at + 6, g[BIG])))
+    key = _bytes_of(g, at + 8, u16(pool, at + 6, g[BIG]))
     if what == KEY or key == 0:
         return key
     return _pair(g, key, _node_value(g, pool, at, pgno, job))

@@ -13,17 +13,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from pario.comm.world import AnyWorld
+from pario.comm.base import AnyWorld
 from pario.errors import CorruptedError, DatabaseError, EmptyError, FileError, ParioError, SnapshotError
-from pario.fetch.base import ReadPool
+from pario.fetch.pool import ReadPool
+from pario.fetch.snapshot import check_snapshot
 from pario.format.layout import MAX_DEPTH, Db
 from pario.format.meta import Snapshot
 from pario.format.page import Node, Page
 from pario.format.tree import Tree, ascends, key_order, list_names, named_database, not_ascending
+from pario.locate.database import Database
 from pario.locate.leaves import LeafScan, check_inside
-from pario.locate.snapshot import check_snapshot
+from pario.plan.coalesce import coalesce
 from pario.plan.shard import even_split
-from pario.records import EXTENT
 
 __all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_pages", "check_size", "explain"]
 
@@ -59,27 +60,23 @@ class Located:
 
 def build(
     pool: ReadPool | None,
-    snapshot: Snapshot,
-    db: bytes | None,
+    database: Database,
     world: AnyWorld,
     progress: Callable[[int, int], None] | None = None,
     *,
-    path: str = "",
     native: bool | None = None,
     begun: Begun | None = None,
 ) -> Located:
     """Find all records of a database. Collective over `world`; an error is raised on all ranks.
 
     pool : of the open file; None on ranks (never rank 0) that leave the reading to the others
-    path : of the data file, for the messages of ranks without a pool
-    db : name of a named database; None is the main one
     progress : called as progress(done, total) on rank 0, in its leaf pages
     native : see LeafScan
     begun : the branch pages are read already
 
     Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
     """
-    walk, record, leaves = begun or begin(pool, snapshot, db, world, path)
+    walk, record, leaves = begun or begin(pool, database, world)
     scan = walk.scan(record, leaves, progress, native)
     return walk.settle(record, scan)
 
@@ -88,24 +85,28 @@ def build(
 Begun = tuple["Walk", Db, np.ndarray]
 
 
-def begin(pool: ReadPool | None, snapshot: Snapshot, db: bytes | None, world: AnyWorld, path: str) -> Begun:
+def begin(pool: ReadPool | None, database: Database, world: AnyWorld) -> Begun:
     """The first half of `build`: rank 0 reads the branch pages. Collective; raises as `build` does."""
-    walk = Walk(pool, snapshot, db, world, pool.fetcher.path if pool else path)
+    walk = Walk(pool, database, world)
     return walk, *walk.find_leaves()
 
 
 class Walk:
-    def __init__(self, pool: ReadPool | None, snapshot: Snapshot, db: bytes | None, world: AnyWorld, path: str) -> None:
+    def __init__(self, pool: ReadPool | None, database: Database, world: AnyWorld) -> None:
         self.pool = pool
-        self.snapshot = snapshot
-        self.db = db
+        self.snapshot = database.snapshot
+        self.db = database.name
         self.world = world
-        self.path = path
-        self.pages = PageReader(pool, snapshot)
+        self.path = database.path
+        self.pages = PageReader(self.opened, self.snapshot)
         #: of its own: the leaf pages around a tree of duplicates stay in the other's buffer
-        self.dup_pages = PageReader(pool, snapshot)
+        self.dup_pages = PageReader(self.opened, self.snapshot)
         self.branch_pages = 0
         self.leaf_pages = 0
+
+    def opened(self) -> ReadPool:
+        assert self.pool is not None  # a rank without a share reads nothing
+        return self.pool
 
     def find_leaves(self) -> tuple[Db, np.ndarray]:
         """The database's record, and i64[m], the page numbers of its leaves in key order, shared by the node."""
@@ -170,7 +171,7 @@ class Walk:
     def settle(self, record: Db, scan: LeafScan) -> Located:
         """Number the records, check the whole, bring it to rank 0."""
         world = self.world
-        names = [name for some in world.allgather(scan.names[:_NAMES]) for name in some]
+        names = [name for theirs in world.allgather(scan.names[:_NAMES]) for name in theirs]
         if names:
             count = world.allreduce_sum(len(scan.names))
             raise DatabaseError(
@@ -238,7 +239,7 @@ class Walk:
         pages = self.dup_pages
         trees = [Tree(pages.one, snapshot, node.db(), dups_of=flags) for node in nodes]
         leaves = self.descend(trees, pages)
-        lengths = [len(some) for some in leaves]
+        lengths = [len(level) for level in leaves]
         entries = [tree.db.md_entries for tree in trees]
         most = sum(lengths) * snapshot.page_size
         scan = LeafScan(snapshot, flags, dups=True, records=min(sum(entries), most), native=native)
@@ -286,29 +287,26 @@ def explain(error: BaseException, pool: ReadPool | None, snapshot: Snapshot, pat
 
 
 class PageReader:
-    """Reads pages: neighbours in the file by one read, the others one by one, nothing in between.
+    """Reads pages: neighbours in the file by one read, the others one by one, nothing in between (but for O_DIRECT's
+    blocks, if pages are smaller).
 
+    pool : of the open file; asked for when pages are read
     bytes_read, reads : so far
     """
 
-    def __init__(self, pool: ReadPool | None, snapshot: Snapshot) -> None:
+    def __init__(self, pool: Callable[[], ReadPool], snapshot: Snapshot) -> None:
         self.bytes_read = 0
         self.reads = 0
-        self._opened = pool
+        self._pool = pool
         self._snapshot = snapshot
         self._size = snapshot.page_size
         self._batch = max(1, BATCH_BYTES // self._size)
         self._buffer = np.empty(0, np.uint8)
 
-    @property
-    def _pool(self) -> ReadPool:
-        assert self._opened is not None  # a rank without a share reads nothing
-        return self._opened
-
     def one(self, pgno: int) -> bytes:
         """One page's bytes."""
         check_pages(np.array([pgno]), self._snapshot)
-        data = self._pool.fetcher.pread(pgno * self._size, self._size)
+        data = self._pool().fetcher.pread(pgno * self._size, self._size)
         self.bytes_read += len(data)
         self.reads += 1
         return data
@@ -320,38 +318,28 @@ class PageReader:
         """
         check_pages(pgnos, self._snapshot)
         for start in range(0, len(pgnos), self._batch):
-            some = np.array(pgnos[start : start + self._batch], np.int64)
-            yield some, *self._read(some)
+            batch = np.array(pgnos[start : start + self._batch], np.int64)
+            yield batch, *self._read(batch)
 
     def _read(self, pgnos: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        size = self._size
-        by_place = np.argsort(pgnos, kind="stable")
-        ordered = pgnos[by_place]
-        new_run = np.ones(len(ordered), bool)
-        new_run[1:] = (np.diff(ordered) != 1) | (np.arange(1, len(ordered)) % max(1, READ_BYTES // size) == 0)
-        first = np.flatnonzero(new_run)
-        lengths = np.diff(np.append(first, len(ordered)))
-        reads = np.empty(len(first), EXTENT)
-        reads["offset"] = ordered[first] * size
-        reads["nbytes"] = lengths * size
-        starts = first * size
-        buf = self._room(len(ordered) * size)
-        fetcher = self._pool.fetcher
-        if size % fetcher.align == 0:
-            self._pool.read(reads, buf, starts.astype(np.int64))
-        else:
-            # O_DIRECT cannot read pages smaller than a block.
-            for (offset, nbytes), start in zip(reads.tolist(), starts.tolist(), strict=True):
-                buf[start : start + nbytes] = np.frombuffer(fetcher.pread(offset, nbytes), np.uint8)
-        self.bytes_read += len(ordered) * size
-        self.reads += len(reads)
-        at = np.empty(len(pgnos), np.int64)
-        at[by_place] = np.arange(len(pgnos)) * size
-        return buf, at
+        pool, size = self._pool(), self._size
+        plan = coalesce(
+            pgnos * size,
+            np.full(len(pgnos), size),
+            align=pool.fetcher.align,
+            gap_bytes=0,
+            read_bytes=max(READ_BYTES, pool.fetcher.align),
+            file_bytes=pool.fetcher.nbytes,
+        )
+        buf = self._room(plan.nbytes)
+        pool.read(plan.reads, buf, plan.starts)
+        self.bytes_read += int(plan.reads["nbytes"].sum())
+        self.reads += len(plan.reads)
+        return buf, plan.record_starts
 
     def _room(self, nbytes: int) -> np.ndarray:
         """u8[nbytes] at an address that suits the fetcher."""
-        align = self._pool.fetcher.align
+        align = self._pool().fetcher.align
         if len(self._buffer) < nbytes:
             memory = np.empty(nbytes + align, np.uint8)
             start = -memory.ctypes.data % align

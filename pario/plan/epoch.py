@@ -1,27 +1,25 @@
 """The order of an epoch: a pure function of (seed, epoch, n), the same for every number of ranks.
 
-An order is a sequence of n numbers at positions 0..n-1. Which numbers, says `space`:
+An order is a sequence of n numbers at positions 0..n-1. Its `space` says what the numbers are:
 
-    "id"     record ids (key order)                      shuffle=False, "global"
-    "place"  places: the how-manieth record of the file  shuffle="block"; `index.by_offset[place]` is the record id
+    "id"     record ids, in key order        shuffle=False, "global"
+    "place"  ordinals of records in the file  shuffle="block"; `index.by_offset[ordinal]` is the record id
 
 Every number appears exactly once.
 
     False     position p -> record id p
     "global"  an exactly uniform permutation of the record ids
-    "block"   blocks of neighbouring places are permuted; `mix_blocks` blocks in a row form a pool; inside a pool each
-              block's records come in random order and the blocks take turns (kernels/permute.py draws the turns)
+    "block"   blocks of neighbouring ordinals are permuted; `mix_blocks` consecutive blocks form a pool; inside a pool
+              each block's records come in random order and the blocks take turns (kernels/permute.py draws the turns)
 
-Pools of the block order, drawn for mix_blocks = 4 and 11 blocks of which number 10 is short (its place is random too):
+Pools of the block order for mix_blocks = 4 and 11 blocks, of which block 10 is short (its position is random, too):
 
-    places in the file   | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |10|
+    blocks in the file   | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 |10|
     permuted             | 6 | 1 | 9 | 4 | 0 |10| 8 | 3 | 5 | 7 | 2 |
     pools                |------ 0 ------|------ 1 -----|---- 2 ----|
 
-A tail of less than half a pool is shared evenly between the last two pools, since a pool of one block would not mix.
-The one short block is used up before the others of its pool: its records lie in the pool's first rounds.
-
-How random an order is: `mixing`, `dispersion` and `serial_correlation`, measured in tests/test_plan_mixing.py.
+A tail of less than half a pool is divided evenly between the last two pools, because a pool of one block would not mix.
+The short block runs out before the others of its pool: its records lie in the pool's first rounds.
 """
 
 from __future__ import annotations
@@ -41,11 +39,8 @@ __all__ = [
     "KeyOrder",
     "Order",
     "Pools",
-    "dispersion",
     "epoch_order",
-    "mixing",
     "records_per_block",
-    "serial_correlation",
 ]
 
 
@@ -58,9 +53,9 @@ def records_per_block(mean_record_bytes: float, block_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Pools:
-    """Where the pools of a block order begin and end: arithmetic, no table.
+    """The bounds of a block order's pools, by arithmetic without a table.
 
-    All blocks have `block_records` records, except the last one of the file; `short_at` is its number among the
+    All blocks have `block_records` records, except the last one of the file; `short_at` is its position among the
     permuted blocks.
     """
 
@@ -84,7 +79,7 @@ class Pools:
 
     @property
     def most_records(self) -> int:
-        """No pool has more records."""
+        """The most records that a pool can have."""
         return min(self.n, self.mix_blocks * self.block_records)
 
     @property
@@ -129,7 +124,8 @@ class Pools:
 
 
 class Order:
-    """What the three orders have in common: `n`, `space` ("id" or "place"), `pools` (None without blocks), `ids`."""
+    """The contract of the three orders: `n`, `space` ("id" or "place"), `pools` (None without blocks), `ids`,
+    `take`."""
 
     n: int
     space: str
@@ -165,7 +161,7 @@ class KeyOrder(Order):
 
 
 class GlobalOrder(Order):
-    """shuffle="global": any of the n! orders with the same probability (as far as 2^64 keys reach).
+    """shuffle="global": each of the n! orders with the same probability (up to the 2^64 keys).
 
     Holds a table of 4 bytes per record (8 from 2^32 records on).
     """
@@ -187,12 +183,12 @@ class GlobalOrder(Order):
 
 
 class BlockOrder(Order):
-    """shuffle="block": blocks of neighbouring places, permuted, and pools of them, mixed.
+    """shuffle="block": blocks of neighbouring ordinals, permuted, and mixed in pools.
 
-    Holds the permutation of the blocks and the pool that was asked for last.
+    Holds the permutation of the blocks and the most recent pool.
 
     blocks : i64[number of blocks], read-only: the file's block numbers in permuted order
-    records_key, rounds_key : u64, of the streams inside the pools
+    records_key, rounds_key : u64, keys of the random streams inside the pools
     """
 
     space = "place"
@@ -215,7 +211,7 @@ class BlockOrder(Order):
         return np.uint64(kernels.absorb(self._rounds, pool))
 
     def layout(self, pool: int) -> tuple[np.ndarray, int, int]:
-        """(block numbers i64[m] of a pool, which of them is the short one or -1, bits that number them)."""
+        """(block numbers i64[m] of a pool, index of the short one or -1, bits that number them)."""
         first, stop = self.pools.block_bounds(pool)
         short = self.pools.short_at - first
         if not 0 <= short < stop - first or self.pools.short_records == self.pools.block_records:
@@ -223,8 +219,8 @@ class BlockOrder(Order):
         return self.blocks[first:stop], short, max(0, stop - first - 1).bit_length()
 
     def _pool(self, pool: int) -> np.ndarray:
-        """i64[records of the pool], its places in order."""
-        known, places = self._last  # one tuple, so that threads never see one pool's number with another's places
+        """i64[records of the pool], its ordinals in order."""
+        known, places = self._last  # one tuple, so that threads never see one pool's number with another's ordinals
         if known == pool:
             return places
         start, stop = self.pools.bounds(pool)
@@ -252,7 +248,7 @@ class BlockOrder(Order):
         return out
 
     def take(self, positions: np.ndarray) -> np.ndarray:
-        # All pools between the first and the last position are made: meant for positions that lie close together.
+        # Computes all pools between the first and the last position: meant for positions close together.
         positions = np.asarray(positions, np.int64)
         if not len(positions):
             return np.empty(0, np.int64)
@@ -261,7 +257,7 @@ class BlockOrder(Order):
 
 
 def _key(seed: int, epoch: int, stream: int) -> np.uint64:
-    # Always np.uint64: a plain int would compile a second version of every kernel for keys below 2^63.
+    # Always np.uint64: a plain int below 2^63 would compile a second version of every kernel.
     return np.uint64(kernels.stream_key(np.uint64(seed), np.uint64(epoch), np.uint64(stream)))
 
 
@@ -298,51 +294,3 @@ def epoch_order(
     if mix_blocks < 1 or mix_blocks & (mix_blocks - 1):
         raise OptionError(f"mix_blocks must be a power of two, got {mix_blocks!r}")
     return BlockOrder(n, seed, epoch, block_records, mix_blocks)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# How random an order is. All three read the order's numbers as distances along the file (for record ids: along the
-# keys), look at whole batches of `batch` positions, and cost O(n).
-
-
-def mixing(order: Order, batch: int) -> float:
-    """How much of the dataset's variety one batch of all ranks together holds: 0 (neighbours only) to 1 (as much as a
-    batch drawn from a uniform permutation).
-
-    The variance of the numbers within a batch (divisor batch - 1), averaged over the batches, divided by the variance
-    of all numbers (divisor n - 1); for samples drawn without replacement the expectation of this ratio is exactly 1.
-    """
-    numbers = _batches(order, batch).astype(np.float64)
-    return float(min(1.0, np.var(numbers, axis=1, ddof=1).mean() / np.var(np.arange(order.n), ddof=1)))
-
-
-def dispersion(order: Order, batch: int, parts: int = 10) -> float:
-    """How unevenly batches draw from the parts of the dataset: 1 = like a uniform permutation, less = more evenly,
-    up to `batch` (each batch from one part only). A batch tells about the dataset what batch / dispersion records
-    tell that are drawn independently.
-
-    Pearson's chi-square of the batch's counts in `parts` equal parts, averaged over the batches, divided by its
-    expectation (parts - 1) (n - batch) / (n - 1) for samples drawn without replacement.
-    """
-    numbers = _batches(order, batch)
-    edges = np.arange(parts + 1) * order.n // parts
-    share = np.diff(edges) / order.n
-    part = np.searchsorted(edges, numbers, side="right") - 1
-    counts = np.stack([(part == i).sum(axis=1) for i in range(parts)], axis=1)
-    chi2 = ((counts - batch * share) ** 2 / (batch * share)).sum(axis=1)
-    return float(chi2.mean() / ((parts - 1) * (order.n - batch) / (order.n - 1)))
-
-
-def serial_correlation(order: Order, lag: int) -> float:
-    """Correlation of the numbers `lag` positions apart: 1 in key order, within about 3 / sqrt(n) of 0 if uniform."""
-    numbers = order.ids(0, order.n).astype(np.float64)
-    numbers -= numbers.mean()
-    return float((numbers[:-lag] @ numbers[lag:]) / (numbers @ numbers))
-
-
-def _batches(order: Order, batch: int) -> np.ndarray:
-    """i64[whole batches, batch]."""
-    if not 2 <= batch < order.n:
-        raise OptionError(f"batch must be between 2 and n - 1 = {order.n - 1}, got {batch!r}")
-    whole = order.n // batch
-    return order.ids(0, whole * batch).reshape(whole, batch)

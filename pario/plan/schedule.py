@@ -1,33 +1,32 @@
-"""Who gets which records in which step, and which steps wait for which group of records.
+"""Which rank gets which records in which step, and which steps wait for which group of records.
 
-Positions `start` .. `stop` of the epoch's order are cut into steps of `batch_size * seats`, the last one may be
-shorter; every seat (rank) has its share in every step, so that the number of steps is the same on all of them.
+Positions `start` .. `stop` of the epoch's order are cut into steps of `batch_size * seats`; the last one may be
+shorter. Every seat (rank) has a share of every step, so the number of steps is the same on all ranks.
 
     steps     |---- 0 ----|---- 1 ----|---- 2 ----|---- 3 ----|-- 4 --|
     groups    |---------- 0 ----------|---------- 1 ----------|-- 2 --|     whole steps (key order, global shuffle)
               |------- 0 -------|--------- 1 ---------|------ 2 ------|     whole pools (block shuffle)
 
-A group is what fills one slot of a node's ring. In a block-shuffled epoch it is one pool or several, of which a node
-reads its share in one go; a step may need two groups or more. A step larger than a slot (other orders) is cut into
-pieces: a group then holds one piece of every seat's rows, so that all ranks decode the first while the next is read.
+A group fills one slot of a node's ring. In a block-shuffled epoch a group is one pool or several, and a node reads its
+share of it at once; a step may need two groups or more. In the other orders a step larger than a slot is cut into
+pieces: a group then holds one piece of every seat's rows, so that all ranks decode one piece while the next is read.
 
     steps     |----------- 0 -----------|----------- 1 -----------|         pieces = 3
     groups    |-- 0 ---|-- 1 ---|-- 2 --|-- 3 ---|-- 4 ---|-- 5 --|
 
-Progress is counted in ticks: a tick is a piece of a step, which is the whole step where pieces = 1.
+Ranks count their progress in ticks: a tick is one piece of a step, or the whole step if pieces = 1.
 
-Arrangement. A step is cut where pools meet; inside each piece the records are sorted by their block's number in the
-pool, then by place, and every seat gets a run of them: as many as rows of this piece would fall to it if the step's
-rows were dealt round (row i to seat i modulo seats). So a seat takes its records from the same part of the pool's
-blocks in every step, also in those that two pools share, and nodes read whole blocks instead of all nodes reading
-parts of all blocks: exactly so where the piece holds equally many records of each block, nearly so otherwise. Which
-records a step has, does not depend on this, and so not on the number of seats. Without pools the order itself is the
-arrangement, and seat k has its k-th share.
+Arrangement within a step. A step is cut where pools meet. Inside each part the records are sorted by their block's
+number in the pool, then by ordinal, and every seat gets a run of them, as long as if the step's rows were dealt in turn
+(row i to seat i modulo seats). So a seat takes its records from the same part of the pool's blocks in every step,
+including steps that span two pools, and nodes read whole blocks instead of parts of all blocks. This is exact if the
+part holds equally many records of each block, and approximate otherwise. The arrangement does not change which records
+a step has, so these do not depend on the number of seats. Without pools the order itself is the arrangement, and seat k
+has share k.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,20 +36,11 @@ from pario.kernels import permute as kernels
 from pario.plan.epoch import BlockOrder, Order, Pools
 from pario.plan.shard import even_split
 
-__all__ = ["Schedule", "node_share", "slot_capacity", "units_per_group"]
+__all__ = ["Schedule", "node_share", "slot_capacity"]
 
-#: Slots keep values at file offsets modulo this, whatever the file system's alignment (see plan/coalesce.py).
+#: Addresses in slots are congruent to file offsets modulo this, for every alignment of the file system (see
+#: plan/coalesce.py).
 _LEAST_ALIGN = 8
-
-
-def units_per_group(unit_bytes: float, slot_bytes: int) -> int:
-    """How many steps (or pools) fill a slot of `slot_bytes`; at least one.
-
-    unit_bytes : mean bytes that a node reads for one step (or pool), widened to the alignment of its reads
-    """
-    if not unit_bytes > 0:
-        raise OptionError(f"unit_bytes must be above 0, got {unit_bytes!r}")
-    return max(1, int(slot_bytes // unit_bytes))
 
 
 @dataclass(frozen=True)
@@ -60,7 +50,7 @@ class Schedule:
     n : records of the epoch
     batch_size : records per seat in a full step
     seats : ranks
-    start : first position that is still to be delivered (0, or where a saved state stood)
+    start : the first position to deliver (0, or that of a saved state)
     drop_last : leave out the last step if it is not full
     pools : the pools of a block order (`order.pools`), None for the other orders
     per_group : steps of a group or, with pools, pools of a group
@@ -112,7 +102,7 @@ class Schedule:
         return first, min(self.stop, first + self.step_records)
 
     def next_position(self, step: int) -> int:
-        """Where to start again after this step: records of the epoch delivered by all seats together."""
+        """The position to resume at after this step: records of the epoch that all seats together have delivered."""
         return self.step_positions(step)[1]
 
     def seat_rows(self, step: int, seat: int) -> tuple[int, int]:
@@ -121,21 +111,18 @@ class Schedule:
         return even_split(stop - first, self.seats, seat)
 
     def rows(self, step: int, seat: int) -> int:
-        """How many records a seat gets in a step; 0 is possible in the last one only."""
+        """Records of a seat in a step; 0 is possible only in the last one."""
         first, stop = self.seat_rows(step, seat)
         return stop - first
 
     # Groups --------------------------------------------------------------------------------------------------------
-
-    def _pool_group(self, pools: Pools, position: int) -> int:
-        return (pools.pool_of(position) - pools.pool_of(self.start)) // self.per_group
 
     @property
     def groups(self) -> int:
         if not self.steps:
             return 0
         if self.pools is not None:
-            return self._pool_group(self.pools, self.stop - 1) + 1
+            return _pool_group(self, self.pools, self.stop - 1) + 1
         return -(-self.steps * self.pieces // self.per_group)
 
     def group_pools(self, group: int) -> range:
@@ -162,7 +149,7 @@ class Schedule:
         return self.steps if stop == self.stop else (stop - self.start) // self.step_records
 
     def group_release_step(self, group: int) -> int:
-        """Steps that all seats must have finished before the group's memory may be used again."""
+        """Steps that all seats must have finished before the group's memory may be reused."""
         return -(-(self.group_positions(group)[1] - self.start) // self.step_records)
 
     def group_ready_ticks(self, group: int) -> int:
@@ -170,7 +157,7 @@ class Schedule:
         return group + 1 if self.pieces > 1 else self.group_ready_steps(group)
 
     def group_release_tick(self, group: int) -> int:
-        """Ticks that all seats must have finished before the group's memory may be used again."""
+        """Ticks that all seats must have finished before the group's memory may be reused."""
         return group + 1 if self.pieces > 1 else self.group_release_step(group)
 
     def piece_rows(self, step: int, seat: int, piece: int) -> tuple[int, int]:
@@ -186,43 +173,36 @@ class Schedule:
         """Groups [first, stop) that a step takes records from."""
         first, stop = self.step_positions(step)
         if self.pools is not None:
-            return self._pool_group(self.pools, first), self._pool_group(self.pools, stop - 1) + 1
+            return _pool_group(self, self.pools, first), _pool_group(self, self.pools, stop - 1) + 1
         return step * self.pieces // self.per_group, step * self.pieces // self.per_group + self.pieces
 
-    def most_step_groups(self) -> int:
-        """Groups of the step that needs most of them. A ring with fewer slots would never complete that step, one with
-        as many could not read ahead of it. (Pieces are released one by one.) At most O(groups) work."""
-        if self.pools is None or not self.steps:
-            return 1
-        if self.steps <= self.groups:
-            return max(b - a for a, b in map(self.step_groups, range(self.steps)))
-        edges = (self.group_positions(group)[0] - self.start for group in range(1, self.groups))
-        cut = Counter(edge // self.step_records for edge in edges if edge % self.step_records)
-        return 1 + max(cut.values(), default=0)
-
-    @property
-    def _most_group_positions(self) -> int:
-        if self.pools is not None:
-            return min(self.n, self.per_group * self.pools.most_records)
-        return min(self.n, self.per_group * self.step_records)
-
     def max_steps_in_flight(self, slots: int) -> int:
-        """No more steps are unfinished and touched by a group in one of `slots` slots, when group j + slots is begun
-        only after `group_release_step(j)` steps are finished. A table per step, numbered modulo this, is never written
-        while somebody still reads it."""
+        """The most unfinished steps that groups in `slots` slots can touch, if group j + slots starts only after
+        `group_release_step(j)` steps are finished. A table with one entry per step, numbered modulo this, is never
+        overwritten while a rank still reads it."""
         if self.pieces > 1:
-            # Unlike a group of whole steps, the pieces in the slots may begin and end inside a step.
+            # Unlike groups of whole steps, the pieces in the slots may begin and end inside a step.
             return max(1, min(self.steps, -(-slots // self.pieces) + 1))
-        return max(1, min(self.steps, -(-slots * self._most_group_positions // self.step_records)))
+        return max(1, min(self.steps, -(-slots * _most_group_positions(self) // self.step_records)))
 
     def max_group_records(self, node_size: int) -> int:
-        """No node with `node_size` seats has more records in one group."""
+        """The most records that a node with `node_size` seats can have in one group."""
         if self.pieces > 1:
             return min(self.n, -(-self.batch_size // self.pieces) * node_size)
-        positions = self._most_group_positions
-        # Positions that do not begin with a step lie in at most one step more than they could begin.
+        positions = _most_group_positions(self)
+        # Positions that do not start at a step touch at most one step more.
         steps = positions // self.step_records + 2 if self.pools is not None else self.per_group
         return min(positions, steps * self.batch_size * node_size)
+
+
+def _pool_group(schedule: Schedule, pools: Pools, position: int) -> int:
+    """The group that holds a position of a block order."""
+    return (pools.pool_of(position) - pools.pool_of(schedule.start)) // schedule.per_group
+
+
+def _most_group_positions(schedule: Schedule) -> int:
+    unit = schedule.step_records if schedule.pools is None else schedule.pools.most_records
+    return min(schedule.n, schedule.per_group * unit)
 
 
 def node_share(
@@ -230,9 +210,9 @@ def node_share(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The records of a group that belong to the seats [node_seat, node_seat + node_size).
 
-    Returns (numbers i64[k], step i64[k], row i32[k]): what to read (ids or places, as `order.space` says), for which
-    step, and into which row of the node's table of that step. Item i of the node's l-th seat has row
-    l * batch_size + i, so that this seat finds its batch in rows [l * batch_size, l * batch_size + rows(step, seat)).
+    Returns (numbers i64[k], step i64[k], row i32[k]): what to read (ids or ordinals, as `order.space` says), the step,
+    and the row in the node's table of that step. Item i of the node's l-th seat has row l * batch_size + i, so this
+    seat finds its batch in rows [l * batch_size, l * batch_size + rows(step, seat)).
 
     In a block order the numbers of a pool ascend.
     """
@@ -255,7 +235,7 @@ def node_share(
     first, stop = schedule.step_positions(stop_step - 1)
     partial = stop - first < schedule.step_records
     full -= partial
-    # Full steps: the node's part is one run of positions in each.
+    # In full steps the node's part is one run of positions.
     step = np.repeat(np.arange(first_step, first_step + full), width)
     row = np.tile(np.arange(width, dtype=np.int32), full)
     positions = schedule.start + node_seat * batch + step * schedule.step_records + row
@@ -288,7 +268,7 @@ def _piece_share(
 
 
 def _dealt(rows: np.ndarray, seats: int, seat: int) -> np.ndarray:
-    """How many of the first `rows` rows of a step go to the seats before `seat`, when rows are dealt round."""
+    """How many of the first `rows` rows of a step go to the seats before `seat`, if rows are dealt in turn."""
     return seat * (rows // seats) + np.minimum(seat, rows % seats)
 
 
@@ -301,7 +281,7 @@ def _pool_share(
     full = schedule.step_records
     first_step, stop_step = (first - schedule.start) // full, -(-(stop - schedule.start) // full)
 
-    # For each step: records it takes here, rows of the step before them, the node's rows [a0, a1) among them.
+    # For each step: its records in this pool, the rows before them, and the node's rows [a0, a1) among them.
     steps = np.arange(first_step, stop_step)
     pieces = np.empty((len(steps), 4), np.int64)
     begin = schedule.start + steps * full
@@ -321,10 +301,20 @@ def _pool_share(
     blocks, short, bits = order.layout(pool)
     size, short_records = order.pools.block_records, order.pools.short_records
     m = len(blocks)
-    seats = (schedule.batch_size, schedule.seats, node_seat)
-    keys = (order.records_key, order.rounds_key(pool))
-    shape = (blocks, np.argsort(blocks), size, short, short_records, bits)
-    given = (*keys, *shape, first - pool_start, pieces, first_step, *seats)
+    keys = np.array([order.records_key, order.rounds_key(pool)], np.uint64)
+    described = {
+        "block_records": size,
+        "short": short,
+        "short_records": short_records,
+        "bits": bits,
+        "skip": first - pool_start,
+        "first_step": first_step,
+        "batch_size": schedule.batch_size,
+        "seats": schedule.seats,
+        "node_seat": node_seat,
+    }
+    pool_words = np.array([described[name] for name in kernels.POOL], np.int64)
+    given = (keys, pool_words, blocks, np.argsort(blocks), pieces)
     if full >= m:
         long_scratch = (
             np.empty(size, np.uint32),
@@ -353,12 +343,12 @@ def slot_capacity(
     align: int,
     by_offset: np.ndarray | None = None,
 ) -> int:
-    """Bytes that a node with `node_size` seats needs at most for the records of one group, in any epoch of any seed.
+    """The most bytes that a node with `node_size` seats needs for the records of one group, in any epoch of any seed.
 
-    The sum of the k largest records, k = most records of one group on the node; for a block order no more than the
-    largest blocks that a group can have. Each record counts with what it takes alone: lead and value widened to
-    `align`, plus what `coalesce` may add so that a value keeps its alignment; unwanted bytes between records are not
-    in it, and `coalesce` leaves them out when they do not fit.
+    This is the sum of the k largest records, k = most records of one group on the node; for a block order at most the
+    largest blocks that a group can have. Each record counts with the space that it takes alone: lead and value widened
+    to `align`, plus what `coalesce` may add to keep the value's alignment. Unwanted bytes between records do not count:
+    `coalesce` leaves them out if they do not fit.
 
     extents : EXTENT[n] by record id; by_offset : i64[n], ids in file order (None: the same order)
     """
@@ -368,16 +358,16 @@ def slot_capacity(
     if not k:
         return 0
     pools = schedule.pools
-    # Piece by piece, so that a large dataset costs no second copy; pieces hold whole blocks.
+    # In chunks of whole blocks, so that a large dataset needs no second copy.
     chunk = max(1 << 20, k)
     if pools:
         chunk = -(-chunk // pools.block_records) * pools.block_records
     largest = np.empty(0, np.int64)
     blocks = np.empty(0, np.int64)
     for first in range(0, schedule.n, chunk):
-        some = extents[first : first + chunk] if by_offset is None else extents[by_offset[first : first + chunk]]
-        begin = np.maximum(some["offset"] - lead_bytes, 0) // align * align
-        size = -(-(some["offset"] + some["nbytes"]) // align) * align - begin
+        part = extents[first : first + chunk] if by_offset is None else extents[by_offset[first : first + chunk]]
+        begin = np.maximum(part["offset"] - lead_bytes, 0) // align * align
+        size = -(-(part["offset"] + part["nbytes"]) // align) * align - begin
         size += _LEAST_ALIGN - 1 if align < _LEAST_ALIGN else 0
         largest = _top(np.concatenate([largest, size]), k)
         if pools:

@@ -1,4 +1,4 @@
-"""The one place where anything is divided among ranks, nodes or threads."""
+"""Division among ranks, nodes or threads: only here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["even_split"]
 
 
 def even_split(n: int, size: int, rank: int) -> tuple[int, int]:
-    """(start, stop) of the `rank`-th of `size` contiguous shares of `n` things.
+    """(start, stop) of share `rank` of `size` contiguous shares of `n` items.
 
-    Sizes differ by at most one, the larger shares come first; with n < size the last size - n shares are empty.
+    Sizes differ by at most one, larger shares first; with n < size the last size - n shares are empty.
     """
     if n < 0 or size < 1 or not 0 <= rank < size:
         raise OptionError(f"cannot take share {rank!r} of {size!r} from {n!r} things")

@@ -1,1 +1,1 @@
-"""What the ranks did, in numbers, and what these numbers say. No file, no MPI, no clock."""
+"""Counters of what the ranks did, and their interpretation. No file, no MPI, no clock."""

@@ -1,9 +1,9 @@
-"""Which part was the slow one, in a sentence.
+"""One sentence that names the slow part.
 
-Reading, decoding and the caller's own code work at the same time, with full slots between them. In such a chain the
-slowest part is busy nearly always, and the others wait for it: bytes for a free slot, or ranks for bytes. So the part
-with the largest share of busy time is the one to look at. What a rank waits for inside the caller's code (another
-rank, in a collective) counts as that code.
+Reading, decoding and the caller's own code work at the same time, with slots between them. In such a pipeline the
+slowest part is busy nearly all the time and the others wait for it: the reader for a free slot, or the ranks for bytes.
+So the part with the largest share of busy time limits the rest. Waiting inside the caller's code (for another rank, in
+a collective) counts as that code.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ from collections.abc import Sequence
 from statistics import median
 
 from pario.stats.rank import RankStats
-from pario.words import decimal_bytes
+from pario.text import decimal_bytes, seconds
 
 __all__ = ["STALLED", "explain", "odd_one"]
 
-#: From this share of the time on waiting for bytes is worth a sentence.
+#: Waiting for bytes is worth mentioning from this share of the time on.
 STALLED = 0.05
 
-#: A part that is busy for less of the time is not what the others wait for.
+#: The others do not wait for a part that is busy for less than this share of the time.
 _SLOW = 0.5
 
-#: With fewer reads under way per reading rank, mean, it is not the store that they wait for.
+#: With fewer reads in flight per reading rank (mean), the ranks do not wait for the store.
 _BUSY = 0.7
 
-#: One rank stands out when it is this much above the median of the others, as a factor and in shares of the time.
+#: From this fraction of the permitted reads in flight on, all of them count as in use: a larger limit might help.
+_TAKEN = 0.9
+
+#: A rank stands out if it exceeds the median of the others by this factor and by this share of the time.
 _FACTOR, _DISTANCE = 1.25, 0.1
 
 
 def explain(ranks: Sequence[RankStats]) -> str:
-    """One sentence about the time that these ranks spent in their loops."""
+    """One sentence about how these ranks spent their time in loops."""
     wall = max((rank.loop for rank in ranks), default=0.0)
     if wall <= 0 or not any(rank.batches for rank in ranks):
         return "no batch was taken yet"
@@ -52,7 +55,7 @@ def explain(ranks: Sequence[RankStats]) -> str:
 
 
 def odd_one(values: Sequence[float]) -> int | None:
-    """Index of the value that stands out above the others, if one does."""
+    """Index of the value that stands out above the others, or None."""
     if len(values) < 2:
         return None
     k = max(range(len(values)), key=values.__getitem__)
@@ -64,7 +67,7 @@ def _store(ranks: Sequence[RankStats], readers: Sequence[RankStats], busy: Seque
     k = odd_one(busy)
     if k is not None:
         one, others = readers[k], [reader for reader in readers if reader is not readers[k]]
-        # A node with more ranks reads more, and that is not the store's fault.
+        # A node with more ranks reads more; the store is not to blame.
         if _FACTOR * one.rate <= median(reader.rate for reader in others):
             return (
                 f"reading on rank {one.rank} was the slow part: the store gave it {_rate([one])}, "
@@ -73,10 +76,19 @@ def _store(ranks: Sequence[RankStats], readers: Sequence[RankStats], busy: Seque
     if all(reader.own for reader in readers):
         return f"reading through the page cache was the slow part: {_rate(readers)}"
     flight = sum(reader.in_flight for reader in readers)
-    if flight < _BUSY * len(readers):  # the time between the reads: checks, threads that wait for a processor
+    if flight < _BUSY * len(readers):  # time between reads: checks, threads waiting for a processor
         return (
             f"reading was the slow part, and not for the store: {_rate(readers)}, with a read under way only "
             f"{flight / len(readers):.0%} of that time; {_waits(ranks, wall)}"
+        )
+    depth, reads = sum(reader.depth for reader in readers), sum(reader.reads for reader in readers)
+    if depth and reads and flight >= _TAKEN * depth:
+        # Figures for a single prefetch depth cannot tell whether a read is slow by itself or queues behind others.
+        latency = seconds(sum(reader.reading for reader in readers) / reads)
+        all_of = f"all {depth:,} reads that inflight allows" if depth > 1 else "the one read that inflight allows"
+        return (
+            f"the store or the number of reads in flight was the slow part: it gave {_rate(readers)} with {all_of}, "
+            f"{latency} each (a larger inflight helps if the store can answer more at once); {_waits(ranks, wall)}"
         )
     return (
         f"the store was the slow part: it gave {_rate(readers)} with {_number(flight, 'read')} in flight; "
@@ -92,14 +104,14 @@ def _rank(ranks: Sequence[RankStats], work: Sequence[float], wall: float, idle: 
             what = "the training loop's own code" if len(ranks) > 1 else "the consumer's own code"
             slow = f"{what} was the slow part: it took {consumer / wall:.0%} of the time"
         else:
-            slow = f"decoding was the slow part: it took {decode / wall:.0%} of the time"
+            slow = f"{_decoding(ranks)} was the slow part: it took {decode / wall:.0%} of the time"
         return f"{slow}; {_waits(ranks, wall)} and {idle}" if idle else f"{slow}; {_waits(ranks, wall)}"
     one, others = ranks[k], [rank for rank in ranks if rank is not ranks[k]]
-    # What sets it apart from the others, not what is larger: all may have decoders that cost more than their steps.
+    # Compare the ranks, not the parts: on all ranks the decoder may cost more than the step.
     excess = {what: getattr(one, what) - median(getattr(r, what) for r in others) for what in ("consumer", "decode")}
     name = max(excess, key=excess.__getitem__)
     own = getattr(one, name)
-    slow = f"rank {one.rank}'s consumer" if name == "consumer" else f"decoding on rank {one.rank}"
+    slow = f"rank {one.rank}'s consumer" if name == "consumer" else f"{_decoding([one])} on rank {one.rank}"
     middle = median(getattr(r, name) for r in others)
     took = f"it took {own / wall:.0%} of the time ({middle / wall:.0%} on {_others(len(others))})"
     return "; ".join(filter(None, (f"{slow} was the slow part: {took}", _waits(others, wall, "the others"), idle)))
@@ -111,7 +123,7 @@ def _no_part(ranks: Sequence[RankStats], wall: float, idle: str) -> str:
         filter(
             None,
             (
-                f"no part was the slow one: the consumers took {mean['consumer']:.0%} and decoding "
+                f"no part was the slow one: the consumers took {mean['consumer']:.0%} and {_decoding(ranks)} "
                 f"{mean['decode']:.0%} of the time",
                 _waits(ranks, wall),
                 idle,
@@ -121,7 +133,7 @@ def _no_part(ranks: Sequence[RankStats], wall: float, idle: str) -> str:
 
 
 def _waits(ranks: Sequence[RankStats], wall: float, who: str = "the ranks") -> str:
-    """How long these ranks waited for bytes."""
+    """Words for how long these ranks waited for bytes."""
     shares = [rank.lost / wall for rank in ranks]
     who = f"rank {ranks[0].rank}" if len(ranks) == 1 else who
     if max(shares) < STALLED:
@@ -133,8 +145,13 @@ def _waits(ranks: Sequence[RankStats], wall: float, who: str = "the ranks") -> s
 
 
 def _rate(readers: Sequence[RankStats]) -> str:
-    """What these readers got from the store together, while it had something to do."""
+    """Rate at which the store served these readers together, over the time with reads in flight."""
     return f"{decimal_bytes(sum(reader.rate for reader in readers))}/s"
+
+
+def _decoding(ranks: Sequence[RankStats]) -> str:
+    """Words for how these ranks turned bytes into arrays."""
+    return "copying records into batches" if all(rank.copies for rank in ranks) else "decoding"
 
 
 def _others(count: int) -> str:

@@ -1,7 +1,8 @@
-"""The numbers of a report as a text file for Prometheus' textfile collector."""
+"""The counters of a report as a text file for Prometheus' textfile collector."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,23 +17,23 @@ _COUNTERS = {
     "batches": ("batches", "Batches taken by the training loop."),
     "records": ("records", "Records taken by the training loop."),
     "skipped": ("skipped_records", "Records left out because the decoder could not read them."),
-    "node_bytes": ("node_bytes", "Bytes of records taken out of the memory of the own node."),
+    "node_bytes": ("node_bytes", "Bytes of records taken from memory of the rank's node."),
     "bytes_read": ("read_bytes", "Bytes read from the store."),
     "reads": ("reads", "Reads from the store."),
-    "stalls": ("stalls", "How often a rank had to wait for bytes, the first of a loop apart."),
-    "stalled": ("stalled_seconds", "Seconds that a rank waited for bytes, the first of a loop apart."),
+    "stalls": ("stalls", "How often a rank had to wait for bytes, not counting the first wait of a loop."),
+    "stalled": ("stalled_seconds", "Seconds that a rank waited for bytes, not counting the first wait of a loop."),
     "loop": ("loop_seconds", "Seconds in loops over the loader."),
     "consumer": ("consumer_seconds", "Seconds of the caller's own code between two batches."),
-    "waiting": ("waiting_seconds", "Seconds that the caller waited for a batch, for whatever reason."),
-    "decode": ("decode_seconds", "Seconds of turning bytes into arrays."),
-    "read": ("reading_seconds", "Seconds with at least one read of the store under way."),
+    "waiting": ("waiting_seconds", "Seconds that the caller waited for a batch, for any reason."),
+    "decode": ("decode_seconds", "Seconds spent turning bytes into arrays."),
+    "read": ("reading_seconds", "Seconds with at least one read in flight."),
     "turn": ("slot_wait_seconds", "Seconds that a reading rank waited for a free slot."),
 }
 _READERS_ONLY = {"bytes_read", "reads", "read", "turn"}
 
 
 def write_metrics(report: Report, path: str) -> None:
-    """Replace the file at once: who reads it sees the old one or the new one. Raises OSError, OptionError without
+    """Replace the file atomically: a reader sees the old or the new content. Raises OSError; OptionError without
     prometheus_client."""
     try:
         from prometheus_client import CollectorRegistry, write_to_textfile
@@ -42,7 +43,7 @@ def write_metrics(report: Report, path: str) -> None:
         ) from e
     registry = CollectorRegistry()
     registry.register(_Collector(report))
-    write_to_textfile(path, registry)
+    write_to_textfile(os.path.expanduser(path), registry)
 
 
 class _Collector:
@@ -55,23 +56,25 @@ class _Collector:
         report = self._report
         labels = ("dataset", "node", "rank")
 
-        def place(rank: RankStats) -> tuple[str, str, str]:
+        def labelled(rank: RankStats) -> tuple[str, str, str]:
             return report.path, str(rank.node), str(rank.rank)
 
         for field, (name, what) in _COUNTERS.items():
             counter = CounterMetricFamily(f"pario_{name}", what, labels=labels)
             for rank in report.ranks:
                 if rank.reader or field not in _READERS_ONLY:
-                    counter.add_metric(place(rank), getattr(rank, field))
+                    counter.add_metric(labelled(rank), getattr(rank, field))
             yield counter
         ready = GaugeMetricFamily("pario_ready_slots", "Full slots ahead of a rank, mean.", labels=labels)
-        flight = GaugeMetricFamily("pario_reads_in_flight", "Reads under way at once, mean.", labels=labels)
+        flight = GaugeMetricFamily("pario_reads_in_flight", "Reads in flight at once, mean.", labels=labels)
         for rank in report.ranks:
-            ready.add_metric(place(rank), rank.ready_mean)
+            ready.add_metric(labelled(rank), rank.ready_mean)
             if rank.reader:
-                flight.add_metric(place(rank), rank.in_flight)
+                flight.add_metric(labelled(rank), rank.in_flight)
         skew = GaugeMetricFamily(
-            "pario_rank_skew_ratio", "Busy time of the slowest rank, in times the median rank's.", labels=labels[:1]
+            "pario_rank_skew_ratio",
+            "Busy time of the slowest rank, as a multiple of the median rank's.",
+            labels=labels[:1],
         )
         skew.add_metric((report.path,), report.skew[1])
         yield from (ready, flight, skew)

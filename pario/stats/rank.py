@@ -1,4 +1,4 @@
-"""The numbers of one rank: added to where the work is done, read by whoever asks."""
+"""The counters of one rank: the code that does the work increments them, reports read them."""
 
 from __future__ import annotations
 
@@ -8,69 +8,71 @@ from dataclasses import dataclass, fields, replace
 
 __all__ = ["RankStats", "total"]
 
-#: For what the feed's thread and the one that takes the batches may both count.
+#: Guards fields that the reading thread and the thread that takes the batches may both increment.
 _COUNTING = threading.Lock()
 
 
 @dataclass
 class RankStats:
-    """What one rank did in its loops so far (or in one of them).
+    """What one rank did in its loops so far, or in one of them.
 
-    Each field is added to by one thread at a time, but for those of `count`. The seconds of different lines overlap:
-    reading goes on in the background, and with `ahead` so does decoding.
+    One thread at a time increments each field, except those of `count`. The seconds of different fields overlap:
+    reading goes on in the background and, with `ahead`, so does decoding.
     """
 
     rank: int = 0
     node: int = 0
     reader: bool = False  # this rank reads for its node
-    ahead: bool = False  # batches are prepared while the caller works, so that decoding costs it nothing by itself
+    ahead: bool = False  # batches are prepared while the caller works, so decoding alone does not delay it
+    depth: int = 0  # prefetch depth: reads that this rank may have in flight, Options.inflight
+    copies: bool = False  # decoding only copies bytes into the batch
     own: bool = False  # this rank's last loop took its records straight from the page cache, without the node's ring
 
     # seconds of the thread that takes the batches
     open: float = 0.0  # the constructor
     loop: float = 0.0  # in loops, from their start to their end
     consumer: float = 0.0  # the caller's own time between two batches
-    waiting: float = 0.0  # for the next batch, whatever the reason
+    waiting: float = 0.0  # for the next batch, for any reason
 
-    # seconds of the thread that makes the batches: the same one, or one ahead of it
-    share: float = 0.0  # waiting for bytes in the ring of the own node, while somebody reads or reading them itself
-    stalled: float = 0.0  # of `share`, what came after the first bytes of a loop
+    # seconds of the thread that prepares the batches: the same one, or one that works ahead
+    share: float = 0.0  # waiting for bytes in the node's ring, or reading them into it
+    stalled: float = 0.0  # the part of `share` after the first bytes of a loop
     decode: float = 0.0  # bytes to arrays
 
-    # seconds of the feed; on ranks that read (of a synchronous recipe they are part of `share`)
-    locate: float = 0.0  # which records, where, which reads
+    # seconds of the reading thread, on ranks that read (with a synchronous recipe they are part of `share`)
+    locate: float = 0.0  # which records, their extents, which reads
     turn: float = 0.0  # waiting for a slot of the ring, or for this rank's turn to read
-    read: float = 0.0  # with at least one read under way
+    read: float = 0.0  # with at least one read in flight
     check: float = 0.0  # snapshot and page headers
-    reading: float = 0.0  # sum over all reads of the time that each was under way
+    reading: float = 0.0  # sum over all reads of the time that each was in flight
 
     batches: int = 0
     records: int = 0
     skipped: int = 0  # records left out, on_error="skip"
-    node_bytes: int = 0  # of the records that came out of the own node's memory
+    node_bytes: int = 0  # of the records taken from memory of this rank's node
     groups: int = 0  # slots of the ring taken from
-    ready: int = 0  # slots that were full and not begun yet, summed over the moments when one was begun
-    stalls: int = 0  # how often the next slot was not full when it was wanted, the first of a loop apart
+    ready: int = 0  # slots that were full and unused, summed over the moments when this rank began one
+    stalls: int = 0  # how often the next slot was not full when needed, not counting the first of a loop
     reads: int = 0  # on ranks that read: from the store
     bytes_read: int = 0
-    guessed: int = 0  # pages read on a guess where their records lie, while there was no index
+    guessed: int = 0  # pages read on a guess, while there was no index
     missed: int = 0  # pages that such guesses missed
     extra: int = 0  # pages that such guesses read in vain
-    spilled: int = 0  # records that did not fit into the ring, and that this rank read itself
+    spilled: int = 0  # records that did not fit into the ring, so that this rank read them itself
 
     def count(self, reads: int, nbytes: int) -> None:
-        """Reads of so many bytes together were asked of the store. Any thread."""
+        """Count reads that this rank sent to the store, and their bytes. Any thread may call this."""
         with _COUNTING:
             self.reads += reads
             self.bytes_read += nbytes
 
     def __sub__(self, earlier: RankStats) -> RankStats:
-        """What happened since."""
+        """The difference to an earlier state."""
         return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in COUNTED})
 
     @property
     def lost(self) -> float:
-        """Seconds that the caller was without a batch for want of bytes."""
+        """Seconds that the caller had no batch because bytes were missing."""
         return min(self.share, self.waiting)
 
     @property
@@ -85,17 +87,17 @@ class RankStats:
 
     @property
     def rate(self) -> float:
-        """Bytes per second from the store, over the time with a read under way."""
+        """Bytes per second from the store, over the time with a read in flight."""
         return self.bytes_read / self.read if self.read else 0.0
 
     @property
     def in_flight(self) -> float:
-        """Reads under way at once, mean over the time with any."""
+        """Reads in flight at once, mean over the time with any."""
         return self.reading / self.read if self.read else 0.0
 
 
 #: the fields that add up
-COUNTED = tuple(field.name for field in fields(RankStats))[5:]
+COUNTED = tuple(field.name for field in fields(RankStats))[7:]
 
 
 def total(ranks: Iterable[RankStats]) -> dict[str, float]:

@@ -9,14 +9,14 @@ from typing import Any
 
 from pario.stats.explain import STALLED, explain
 from pario.stats.rank import RankStats, total
-from pario.words import counted, decimal_bytes, seconds, table
+from pario.text import counted, decimal_bytes, seconds, table
 
 __all__ = ["Report"]
 
 
 @dataclass(frozen=True)
 class Report:
-    """Of the loops over one dataset: all so far, or one epoch. `str(report)` is a table.
+    """Report on the loops over one dataset: all so far, or one epoch. `str(report)` is a table.
 
     path : the data file
     ranks : one per rank, in rank order
@@ -27,7 +27,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """In loops, on the rank that was there longest."""
+        """Seconds in loops, on the rank with the most."""
         return max(rank.loop for rank in self.ranks)
 
     @property
@@ -37,23 +37,23 @@ class Report:
 
     @property
     def sentence(self) -> str:
-        """Which part was the slow one."""
+        """The sentence that names the slow part."""
         return explain(self.ranks)
 
     @property
     def stalled(self) -> bool:
-        """Some rank waited for bytes for a part of its time that is worth a look, not counting the first ones."""
+        """A rank waited for bytes for a noticeable part of its time, not counting the first bytes of a loop."""
         return any(rank.stalls and min(rank.stalled, rank.waiting) >= STALLED * self.seconds for rank in self.ranks)
 
     @property
     def skew(self) -> tuple[int, float]:
-        """(slowest rank, its busy time as a multiple of the median rank's): without waiting, who is behind?"""
+        """(slowest rank, its busy time as a multiple of the median rank's), without time spent waiting."""
         slowest = max(self.ranks, key=lambda rank: rank.busy)
         middle = median(rank.busy for rank in self.ranks)
         return slowest.rank, slowest.busy / middle if middle else 1.0
 
     def since(self, earlier: Report | None) -> Report:
-        """What happened after an earlier report."""
+        """What happened since an earlier report."""
         if earlier is None:
             return self
         return Report(self.path, [now - then for now, then in zip(self.ranks, earlier.ranks, strict=True)])
@@ -73,10 +73,14 @@ class Report:
             "sentence": self.sentence,
         }
 
-    def line(self) -> str:
-        """One line: how much, how fast, and why it stalled if it did."""
+    def line(self, *, complete: bool = True) -> str:
+        """One line: how much, how fast and, if it stalled, why.
+
+        complete : False: the loop was left early. Its rate means nothing: groups of steps count as they arrive, and
+            most of the time may have gone into groups that the caller never took.
+        """
         sums, wall = self.total, self.seconds
-        speed = f", {decimal_bytes(sums['node_bytes'] / wall)}/s" if wall else ""
+        speed = f", {decimal_bytes(sums['node_bytes'] / wall)}/s" if complete and wall else ""
         words = f"{counted(int(sums['records']), 'record')} in {seconds(wall)}{speed}"
         words += f", {counted(int(sums['stalls']), 'stall')}"
         if sums["stalls"]:
@@ -103,7 +107,7 @@ _HEAD = (
 
 
 def _row(name: str, r: RankStats, read_by: float, in_flight: float) -> tuple[str, ...]:
-    """read_by : seconds in loops of the ranks that read"""
+    """read_by : seconds in loops, of the ranks that read"""
 
     def share(value: float, of: float) -> str:
         return f"{value / of:.1%}" if of else ""

@@ -12,30 +12,38 @@ from typing import Any
 import pytest
 from required import skip_or_fail
 
+from pario.bench import cache
+from pario.bench.stores import throttled
+from pario.bench.stores.latency import LatencyStore, latency_store
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))  # benchmarks/ is a folder of the repository, not of the installed package
 
-from benchmarks import store  # noqa: E402
-from benchmarks.latency_store import LatencyStore, latency_store  # noqa: E402
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.system)
 
 
 @pytest.fixture
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[store.Disk]:
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[throttled.Disk]:
     """An empty file system of 200 MB on a device of its own, whose reads are counted; gone after the test."""
     if os.environ.get("PARIO_REQUIRE_SYSTEM") != "1":  # nobody who runs the tests as root is mounted at by surprise
         pytest.skip("mounts a loop device: set PARIO_REQUIRE_SYSTEM=1 and be root")
     place = os.environ.get("PARIO_SYSTEM_DIR") or str(tmp_path_factory.mktemp("disk"))
     try:
-        context = store.throttled_disk(place, 200 << 20)
+        context = throttled.throttled_disk(place, 200 << 20)
         made = context.__enter__()
-    except store.Unavailable as reason:
+    except cache.Unavailable as reason:
         skip_or_fail(f"no block device of our own: {reason}")
         raise
     try:
         try:
-            with store.Group(made.device):
+            with throttled.Group(made.device):
                 pass
-        except store.Unavailable as reason:
+        except cache.Unavailable as reason:
             skip_or_fail(f"reads cannot be counted: {reason}")
         yield made
     finally:
@@ -50,7 +58,7 @@ def slow() -> Iterator[Callable[..., LatencyStore]]:
         def mount(folder: str | os.PathLike[str], **options: Any) -> LatencyStore:
             try:
                 return stack.enter_context(latency_store(folder, **options))
-            except store.Unavailable as reason:
+            except cache.Unavailable as reason:
                 skip_or_fail(f"no FUSE mount: {reason}")
                 raise
 

@@ -1,6 +1,6 @@
 """Stores that stall, fail or bring too little, and nodes with too little memory: as tests/test_failures.py, as root.
 
-The store is a FUSE mount (benchmarks/latency_store.py), a small /dev/shm is a tmpfs in a mount namespace of the job's
+The store is a FUSE mount (pario/bench/stores/latency.py), a small /dev/shm is a tmpfs in a mount namespace of the job's
 own, little memory is a control group's limit.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from failing import PROMISED_S, RECORDS, Ended, Table, check, make_set, run
 from required import skip_or_fail
 
-from benchmarks.latency_store import LatencyStore
+from pario.bench.stores.latency import LatencyStore
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("PARIO_REQUIRE_SYSTEM") != "1",
@@ -31,7 +31,6 @@ EVERYBODY = range(4)
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    (tmp_path / "set").mkdir()
     return make_set(tmp_path / "set")
 
 
@@ -147,12 +146,12 @@ def _may_mount(path: str) -> None:
 def test_a_full_shm(path: str, tmp_path: Path, which: str) -> None:
     """Said on all ranks when the ring is made; nobody is killed by a bus error later."""
     code = """
-import pario.loader
-Ring = pario.loader.Ring
+import pario.loader.build
+Slots = pario.loader.build.Slots
 def noted(*args, **options):
     note("harm")
-    return Ring(*args, **options)
-pario.loader.Ring = noted
+    return Slots(*args, **options)
+pario.loader.build.Slots = noted
 """
     if "fills" in which:  # between the look at what is free and the use
         code += "import pario.comm.memory\npario.comm.memory.refusal = lambda *args, **options: None\n"
@@ -217,12 +216,12 @@ def test_a_memory_limit_below_the_ring(
 ) -> None:
     """As a batch system sets it: an error on all ranks instead of the kernel's SIGKILL."""
     code = """
-import pario.loader
-Ring = pario.loader.Ring
+import pario.loader.build
+Slots = pario.loader.build.Slots
 def noted(*args, **options):
     note("harm")
-    return Ring(*args, **options)
-pario.loader.Ring = noted
+    return Slots(*args, **options)
+pario.loader.build.Slots = noted
 """
     ended = run(path, tmp_path, code=code, options={"slots": 40000}, prefix=memory_group(1500 << 20))
     check(ended, dict.fromkeys(EVERYBODY, "ParioError|PeerError"), "memory limit is too small.*--mem")

@@ -4,6 +4,7 @@ to 16 KiB, with checksums, encrypted): every database as liblmdb itself reported
 from __future__ import annotations
 
 import os
+import re
 import struct
 import tarfile
 from pathlib import Path
@@ -13,16 +14,18 @@ import numpy as np
 import pytest
 from shared_data import files, need
 
-from pario.comm.world import Solo
+from pario.comm.solo import Solo
+from pario.commands.verify import verify
 from pario.errors import DatabaseError, EmptyError, EncryptedError
-from pario.fetch.base import ReadPool
+from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import read_snapshot
 from pario.format.layout import F_BIGDATA, F_SUBDATA
 from pario.format.page import SubPage, check_overflow
 from pario.format.tree import Tree, database_names, named_database
 from pario.kernels.jit import kernel
-from pario.locate.index import open_index
-from pario.locate.snapshot import read_snapshot
+from pario.locate.database import Database
+from pario.locate.open import open_index
 
 ARCHIVES = files("foreign", "*.tar.xz")
 
@@ -96,7 +99,7 @@ def test_as_liblmdb_reported(unpacked: Path, monkeypatch: pytest.MonkeyPatch, tm
     for line in expected:
         if line.name == "(main)":
             with pytest.raises(DatabaseError, match=f"{len(names)} named databases: 'dups'"):
-                open_index(path, pool, snapshot, Solo())
+                open_index(Database(path, snapshot), pool, Solo())
             records = [pair for pair in walked(main, raw) if pair[0].startswith(b"~")]
             db = snapshot.main
         else:
@@ -104,14 +107,14 @@ def test_as_liblmdb_reported(unpacked: Path, monkeypatch: pytest.MonkeyPatch, tm
             db = named_database(main, name)
             if line.entries == 0:
                 with pytest.raises(EmptyError):
-                    open_index(path, pool, snapshot, Solo(), db=name)
+                    open_index(Database(path, snapshot, name), pool, Solo())
                 continue
-            index = open_index(path, pool, snapshot, Solo(), db=name)
+            index = open_index(Database(path, snapshot, name), pool, Solo())
             keys = index.keys(np.arange(index.n))
             records = [(k, raw[o : o + n]) for k, (o, n) in zip(keys, index.extents.tolist(), strict=True)]
             assert index.n == line.entries
             assert records == walked(Tree(main.read_page, snapshot, db), raw)
-            again = open_index(path, pool, snapshot, Solo(), db=name)
+            again = open_index(Database(path, snapshot, name), pool, Solo())
             assert again.bytes_read == 0
             assert again.content_id == index.content_id
         assert len(records) == line.listed, line
@@ -121,6 +124,18 @@ def test_as_liblmdb_reported(unpacked: Path, monkeypatch: pytest.MonkeyPatch, tm
         assert counters == line.counters
     pool.close()
     fetcher.close()
+
+
+def test_verify_accounts_for_every_page(unpacked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """liblmdb's own files: every page is used once or free, and the statistics are right."""
+    if "encrypt" in unpacked.name:
+        with pytest.raises(EncryptedError, match="encrypted"):
+            verify(os.fspath(unpacked), None)
+        return
+    assert verify(os.fspath(unpacked), None) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^pages: [\d,]+ in use, [\d,]+ free$", said, re.MULTILINE), said
+    assert "note:" not in said
 
 
 def walked(tree: Tree, raw: bytes) -> list[tuple[bytes, bytes]]:

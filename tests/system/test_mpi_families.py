@@ -19,6 +19,7 @@ from pathlib import Path
 import lmdb
 import pytest
 from launch import Job, run_job
+from mpi_session import Ranks, run_tests
 from required import skip_or_fail
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -32,7 +33,7 @@ FAMILIES = {
     "openmpi-debian": ("Open MPI", 4),
 }
 
-#: Seconds for one job of MPI tests.
+#: Seconds for a run of tests that start jobs.
 LIMIT_S = 200
 
 
@@ -103,13 +104,14 @@ RUNS = [(1, "world index"), (2, "loader failures"), (3, "ring loader"), (5, "wor
 
 @pytest.mark.parametrize(("ranks", "names"), RUNS)
 @pytest.mark.parametrize("family", OTHERS)
-def test_the_mpi_tests(python, family: str, ranks: int, names: str) -> None:
-    files = [str(TESTS / f"test_mpi_{name}.py") for name in names.split()]
-    argv = ["-m", "pytest", "--with-mpi", "-q", "-p", "no:cacheprovider", "--color=no", *files]
+def test_the_mpi_tests(python, tmp_path: Path, family: str, ranks: int, names: str) -> None:
+    files = [f"test_mpi_{name}.py" for name in names.split()]
     # Making hundreds of communicators is slow where a library polls in calls that have no nonblocking form.
-    done = job(python(family), ranks, [*argv, "-k", "not many_worlds"], LIMIT_S)
-    assert done.status == 0, done.output
-    assert done.output.count(" passed") == ranks, done.output
+    words = ["-k", "not many_worlds", *(["-m", "full or not full"] if ranks == 1 else [])]
+    session = run_tests(Ranks(ranks), files, tmp_path, *words, python=python(family))
+    for name in files:
+        assert not session.of(name).wrong, str(session.of(name))
+    assert session.job.status == 0, session.ended
 
 
 #: Failures end whole jobs, so each starts its own: a killed rank, an error here or there, Ctrl-C.
@@ -212,6 +214,16 @@ def test_a_launcher_of_the_other_family(python, dataset, of_launcher: str, of_li
         assert f"mpi4py loaded {vendor} {version}" in text
         assert "started 2 processes" in text
         assert float(seconds) < 20
+
+
+def test_open_mpi_without_its_runtime(python, dataset) -> None:
+    """Debian's libopenmpi3 without openmpi-bin: MPI_Init would end the process with 40 lines about ORTE."""
+    launcher = os.path.join(os.path.dirname(python("mpich-wheel")), "mpiexec")
+    env = {"PYTHONPATH": str(ROOT), "OPAL_BINDIR": "/nonexistent"}
+    done = run_job(2, ["-c", ALONE, dataset], limit_s=60, env=env, python=python("openmpi-debian"), launcher=launcher)
+    assert done.output.count("every one of them is alone") == 2, done.output
+    assert "ORTE" not in done.output
+    assert done.status == 0, done.output
 
 
 @pytest.mark.parametrize("family", FAMILIES)

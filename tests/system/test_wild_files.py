@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import lmdb
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 from shared_data import files, need
 
-from pario.comm.world import Solo
-from pario.fetch.base import ReadPool
+from pario.comm.solo import Solo
+from pario.commands.verify import verify
+from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
-from pario.locate.index import open_index
-from pario.locate.snapshot import check_snapshot, read_snapshot
+from pario.fetch.snapshot import check_snapshot, read_snapshot
+from pario.locate.database import Database
+from pario.locate.open import open_index
 from pario.locate.walk import build
 
 FILES = files("wild", "*")
@@ -35,13 +38,22 @@ def test_as_py_lmdb(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     snapshot = read_snapshot(fetcher)
     assert (snapshot.txnid, snapshot.last_pgno) == (info["last_txnid"], info["last_pgno"])
     # The folder may be read-only or not: its files stay as they are.
-    made = open_index(os.fspath(path), pool, snapshot, Solo(), save=False)
+    made = open_index(Database(os.fspath(path), snapshot), pool, Solo(), save=False)
     assert made.bytes_read in (0, (stat["branch_pages"] + stat["leaf_pages"]) * stat["psize"])
     raw = path.read_bytes()
     values = [raw[o : o + n] for o, n in made.extents.tolist()]
     assert list(zip(made.keys(np.arange(made.n)), values, strict=True)) == expected
-    slow = build(pool, snapshot, None, Solo(), native=False)
+    slow = build(pool, Database(os.fspath(path), snapshot), Solo(), native=False)
     np.testing.assert_array_equal(slow.extents, made.extents)
     check_snapshot(fetcher, snapshot)
     pool.close()
     fetcher.close()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name or "none")
+def test_verify_raises_no_false_alarm(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need(path)
+    assert verify(os.fspath(path), None) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^pages: [\d,]+ in use, [\d,]+ free$", said, re.MULTILINE), said
+    assert "note:" not in said

@@ -1,0 +1,194 @@
+"""Measures epochs over one dataset, read as a training job would, for `python -m pario bench PATH`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pario.bench.cache import Unavailable, drop_file
+from pario.decode.base import Decoder
+from pario.decode.datum import Datum
+from pario.decode.image import Image
+from pario.errors import ParioError
+from pario.fetch.posix import PosixFetcher
+from pario.fetch.resolve import open_dataset, resolve
+from pario.loader.loader import Loader
+from pario.locate.base import Index
+from pario.options import Options, Shuffle
+from pario.stats.report import Report
+
+__all__ = ["PHASES", "DatasetBench", "Epoch", "Workload", "cached_share", "page_bytes"]
+
+#: names in Loader.stats() of the parts of the ranks' time: on reading ranks, and on all ranks
+PHASES = ("locate", "turn", "read", "check", "share", "decode", "consumer")
+
+#: Offsets of the file at which the page cache is sampled.
+SAMPLES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """How a training job reads the dataset.
+
+    batch_size : records per rank and batch
+    shuffle : as `Loader` takes it
+    decoder : "raw", "datum" or "image"
+    size : scale images to this size in pixels; None: all have the same size
+    step_ms : sleep this long per batch, in place of a training step
+    cold : ask the kernel to drop the file from this node's page cache first
+    """
+
+    batch_size: int = 64
+    shuffle: Shuffle = False
+    decoder: str = "raw"
+    size: int | None = None
+    recipe: str = "auto"
+    epochs: int = 1
+    step_ms: float = 0.0
+    cold: bool = False
+    options: Options = field(default_factory=Options)
+
+    def make_decoder(self) -> Decoder | None:
+        if self.decoder == "raw":
+            return None
+        if self.decoder == "datum":
+            return Datum()
+        return Image(self.size) if self.size else Image()
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of all ranks together. bytes : of the records' values"""
+
+    seconds: float
+    records: int
+    bytes: int
+
+
+class DatasetBench:
+    """One dataset under one workload. Use it as a context manager; all methods are collective over all ranks.
+
+    progress : as for Loader
+
+    Raises what Loader raises.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        workload: Workload,
+        *,
+        db: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._path = path
+        self.workload = workload
+        if workload.cold:
+            _drop(path)
+        self._cached_before = cached_share(path)
+        self._started = time.perf_counter()
+        self._first_batch = 0.0
+        self._value_bytes = 0
+        self._epochs: list[Epoch] = []
+        self._loader = Loader(
+            path,
+            workload.batch_size,
+            workload.make_decoder(),
+            shuffle=workload.shuffle,
+            db=db,
+            options=workload.options,
+            recipe=workload.recipe,
+            progress=progress,
+        )
+
+    def __enter__(self) -> DatasetBench:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._loader.__exit__(*error)
+
+    @property
+    def batches(self) -> int:
+        """Batches per epoch of each rank."""
+        return len(self._loader)
+
+    def epoch(self, after_batch: Callable[[], object]) -> Epoch:
+        """Read one epoch; the clock runs while `after_batch` is called."""
+        world, workload = self._loader.world, self.workload
+        begun = time.perf_counter()
+        records = 0
+        for batch in self._loader:
+            if not self._first_batch:
+                self._first_batch = time.perf_counter() - self._started
+            records += len(batch.ids)
+            after_batch()
+            if workload.step_ms:
+                time.sleep(workload.step_ms / 1000)
+        took = world.allreduce_max(round((time.perf_counter() - begun) * 1e6)) / 1e6
+        records = world.allreduce_sum(records)
+        # Not earlier: without a saved index the first epoch locates the records.
+        self._value_bytes = self._value_bytes or int(self._loader.index.extents["nbytes"].sum())
+        epoch = Epoch(took, records, self._value_bytes)
+        self._epochs.append(epoch)
+        return epoch
+
+    def report(self) -> Report:
+        """Report on all ranks so far."""
+        return self._loader.report()
+
+    def result(self, report: Report) -> dict[str, Any]:
+        """The measurements, for JSON. report : of the same epochs"""
+        loader, workload = self._loader, self.workload
+        world, total = loader.world, report.total
+        return {
+            "path": str(Path(self._path).absolute()),
+            "ranks": world.size,
+            "nodes": world.nodes,
+            "records": loader.index.n,
+            "value_bytes": self._value_bytes,
+            "page_bytes": page_bytes(loader.index),
+            "batch_size": workload.batch_size,
+            "shuffle": workload.shuffle or "none",
+            "recipe": workload.recipe,
+            "decoder": repr(loader.decoder),
+            "fetch": workload.options.fetch,
+            "cached_before": self._cached_before,
+            "open_seconds": max(rank.open for rank in report.ranks),
+            "first_batch_seconds": world.allreduce_max(round(self._first_batch * 1e6)) / 1e6,
+            "epochs": [vars(epoch) for epoch in self._epochs],
+            "rank_seconds": {name: total[name] for name in PHASES},
+            **{name: total[name] for name in ("bytes_read", "reads", "skipped")},
+        }
+
+
+def page_bytes(index: Index) -> int:
+    """Bytes of all pages with a record's value: the least that a device must deliver for one epoch."""
+    first = index.extents["offset"] // index.page_size
+    last = (index.extents["offset"] + np.maximum(index.extents["nbytes"], 1) - 1) // index.page_size
+    # A page with several records counts once; a value on several pages shares them with no other.
+    return int((last - first).sum() + len(np.unique(first))) * index.page_size
+
+
+def cached_share(path: str) -> float | None:
+    """Fraction of the data file in this node's page cache, sampled; None if unknown."""
+    try:
+        fetcher = open_dataset(path, PosixFetcher)
+    except ParioError:
+        return None  # the loader reports the error
+    try:
+        pages = fetcher.nbytes // 4096
+        return fetcher.cached_share(np.unique(np.linspace(0, pages - 1, min(SAMPLES, pages)).astype(np.int64)) * 4096)
+    finally:
+        fetcher.close()
+
+
+def _drop(path: str) -> None:
+    """Ask the kernel to forget the file's pages on this node."""
+    with suppress(OSError, ParioError, Unavailable):  # the loader reports errors, `cached_share` what stayed
+        drop_file(resolve(path))

@@ -1,0 +1,1 @@
+"""One LMDB, opened by all ranks of a communicator."""

@@ -1,0 +1,117 @@
+"""The data file of a dataset: which ranks of a node open it, and when."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+
+from pario.comm.base import AnyWorld
+from pario.errors import ClosedError, FileError, SnapshotError
+from pario.fetch.file import FileFetcher
+from pario.fetch.pool import ReadPool
+from pario.fetch.resolve import open_dataset
+from pario.options import Options
+
+__all__ = ["DataFile"]
+
+
+class DataFile:
+    """One data file, the same one for all ranks of a node.
+
+    The node's leader opens it by its path (`open`), the other reading ranks as the leader has it (`share`), the rest
+    when they first ask for `pool`: on a shared file system every open goes to the metadata server, which all ranks
+    share.
+
+    given : data file, or directory that holds data.mdb
+    fetcher : how to read it
+
+    Attributes
+    ----------
+    path : the data file; known after `share`
+    feeders : number of ranks that read for this node (`Options.readers_per_node`)
+    feeder : this rank's number among them, or None
+    opened : the threads that read it, on a rank that has opened it so far; `pool` opens it
+    """
+
+    path: str
+
+    def __init__(
+        self, given: str | os.PathLike[str], world: AnyWorld, options: Options, fetcher: type[FileFetcher]
+    ) -> None:
+        self._given = given
+        self._world = world
+        self._inflight = options.inflight
+        self._fetcher = fetcher
+        self.opened: ReadPool | None = None
+        self._closed = False
+        self._opening = threading.Lock()
+        self.feeders = min(options.readers_per_node, world.node_size)
+        # The reading ranks are spread over the node, the leader first.
+        self._readers = [f * world.node_size // self.feeders for f in range(self.feeders)]
+        self.feeder = self._readers.index(world.node_rank) if world.node_rank in self._readers else None
+
+    def reader_of(self, group: int) -> int:
+        """The node rank that reads a group of the schedule."""
+        return self._readers[group % self.feeders]
+
+    def open(self) -> None:
+        """Open what the path leads to; on the leader of a node."""
+        self.opened = ReadPool(open_dataset(self._given, self._fetcher), self._inflight)
+
+    def share(self, goes_on: bool) -> None:
+        """Tell the ranks of this node which file their leader has opened; those that read for the node open it.
+        Collective over the node.
+
+        goes_on : False: an error is known to this rank, so nothing need be opened
+        """
+        mine = None
+        if goes_on and self.opened is not None:
+            (file,) = self.opened.fetcher.files
+            mine = file.path, file.status(), f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        found = self._world.node_bcast(mine)
+        if goes_on and found is not None:
+            self.path, self._status, self._leaders_file = found
+            if self.feeder is not None and self.opened is None:
+                self.opened = self._open_like_leader()
+
+    @property
+    def pool(self) -> ReadPool:
+        self.check_open()
+        if self.opened is None:
+            with self._opening:
+                if self.opened is None:
+                    self.opened = self._open_like_leader()
+        return self.opened
+
+    def check_open(self) -> None:
+        """Raises ClosedError."""
+        if self._closed:
+            raise ClosedError("the reader is already closed", path=self.path)
+
+    def close(self, limit_s: float = math.inf) -> None:
+        """Not collective. With reads in flight after `limit_s` seconds, the file closes later."""
+        self._closed = True
+        pool, self.opened = self.opened, None
+        if pool is not None and pool.close(limit_s):
+            pool.fetcher.close()
+
+    def _open_like_leader(self) -> ReadPool:
+        """Open the file that this node's leader has open: through the leader's descriptor, because the path may lead to
+        another file by now; by the path if the system forbids that."""
+        for via in (self._leaders_file, None):
+            try:
+                fetcher = self._fetcher(self.path, via)
+            except FileError:
+                if via is None:
+                    raise
+                continue
+            if os.path.samestat(fetcher.status(), self._status):
+                return ReadPool(fetcher, self._inflight)
+            fetcher.close()
+        raise SnapshotError(
+            "the file was replaced after another rank of this node had opened it",
+            path=self.path,
+            rank=self._world.rank,
+            hint="Open the dataset again.",
+        )

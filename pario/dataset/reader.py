@@ -1,0 +1,314 @@
+"""Opens a dataset for a communicator and reads the bytes of any records."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from pario.comm.base import AnyWorld
+from pario.comm.farewell import guard
+from pario.comm.world import get_world
+from pario.dataset.file import DataFile
+from pario.errors import ClosedError, FileError, MissingError, OptionError, ParioError
+from pario.fetch.base import Fetcher
+from pario.fetch.checked import Checked
+from pario.fetch.pool import STOP_S
+from pario.fetch.resolve import FETCHERS
+from pario.fetch.snapshot import read_snapshot
+from pario.format.layout import MDB_DUPSORT, Db
+from pario.format.meta import Snapshot
+from pario.format.tree import Tree, named_database
+from pario.kernels.jit import tell_cache_problem, warm_up
+from pario.locate.base import Index
+from pario.locate.database import Database
+from pario.locate.open import open_index
+from pario.locate.sidecar import Saved, find_saved
+from pario.locate.walk import PageReader
+from pario.options import Options, Recipe, find_recipe
+from pario.plan.coalesce import coalesce
+from pario.records import Records
+from pario.stats.rank import RankStats
+from pario.threads import start_thread
+
+__all__ = ["Reader"]
+
+_log = logging.getLogger("pario")
+
+#: Seconds for the question whether the path still leads to the open file. A later answer is a later warning.
+_LOOK_S = 0.5
+
+
+class Reader:
+    """The records of one LMDB, for the ranks of a communicator.
+
+    Collective over `comm`: construction and `close`. `read` and `keys` are not: any rank may call them at any time.
+    `Options.readers_per_node` ranks of a node open the file at once, the others when they first call `read`.
+
+    Parameters
+    ----------
+    path : data file, or directory that holds data.mdb
+    comm : an mpi4py communicator; it is duplicated. None: COMM_WORLD under a launcher, else this process alone,
+        without any MPI library. "self": this process alone, whatever started it
+    db : name of a named database; None is the main one
+    options : see `Options`
+    recipe : a name of `pario.options.RECIPES` (docs/recipes.md), or a `Recipe`; "auto" unless a study wants another.
+        `read` uses only its settings for locating and fetching, so "plain", which concerns whole epochs, reads here as
+        "prov" does
+    save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
+    progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
+    grow : let the index grow while records are read, if the recipe allows that and no saved index fits
+
+    Raises
+    ------
+    FileError and its children, on all ranks together.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        comm: Any = None,
+        db: str | bytes | None = None,
+        options: Options | None = None,
+        recipe: str | Recipe = "auto",
+        save_index: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+        grow: bool = False,
+    ) -> None:
+        self.options = options or Options()
+        self.world = get_world(comm)
+        wrong: ParioError | None = None
+        try:
+            self.recipe = find_recipe(recipe)
+        except OptionError as e:
+            wrong = e
+        if self.world is not comm:  # a Loader has compared its arguments
+            self.world.agree(wrong, "looking at the arguments of Reader")
+        self.world.alive_seconds = self.options.alive_seconds
+        self._epochs = 0
+        self._replaced = False
+        self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
+        self.file = DataFile(path, self.world, self.options, FETCHERS[self.recipe.fetch or self.options.fetch])
+        try:
+            self._open(db, save_index, progress)
+        except BaseException as e:
+            self.world.abandon(e)
+            self.file.close(STOP_S)
+            raise
+        if self.world is not comm:  # a Loader has its own guard
+            guard(self.world, self)
+
+    def _open(
+        self,
+        db: str | bytes | None,
+        save_index: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        world, file = self.world, self.file
+        error: BaseException | None = None
+        tell_cache_problem(world.rank)
+        name = db.encode() if isinstance(db, str) else db
+        snapshot: Snapshot | None = None
+        saved: Saved | None = None
+        try:
+            if world.is_leader:
+                file.open()
+            if world.rank == 0:
+                snapshot, saved = self._look(name)
+            else:
+                warm_up()  # while this rank waits for rank 0
+        except BaseException as e:
+            error = e
+        # One rank decides which snapshot all ranks read.
+        snapshot = world.bcast(snapshot)
+        if world.is_leader and world.rank and error is None and snapshot is not None:
+            try:
+                _compare(file.pool.fetcher, snapshot, world.rank)
+            except BaseException as e:
+                error = e
+        try:
+            file.share(error is None and snapshot is not None)
+        except BaseException as e:
+            error = e
+        _agree(world, error)
+        assert snapshot is not None  # _agree raised otherwise
+        self.snapshot = snapshot
+        self.path = file.path
+        # LMDBIO's readers get the extents from one process that walks through the whole tree ("walk").
+        alone = self.recipe.locate == "walk" and world.rank != 0
+        self.index: Index = open_index(
+            Database(self.path, snapshot, name),
+            None if alone else file.opened,
+            world,
+            save=save_index and self._uses_sidecar,
+            progress=progress,
+            saved=saved,
+            grow=(lambda: file.pool) if self._grow else None,
+        )
+        record = self.index.database.record
+        dups = record is not None and bool(record.md_flags & MDB_DUPSORT)
+        nodes = not self.index.trusted
+        self.checked = Checked(lambda: file.pool.fetcher, self.path, snapshot, nodes=nodes, dups=dups)
+
+    def _look(self, db: bytes | None) -> tuple[Snapshot, Saved | None]:
+        """The file's newest state, and the side-car if it matches: then one read of the meta pages is enough."""
+        pool = self.file.pool
+        saved: Saved | None = None
+
+        def known(snapshot: Snapshot) -> bool:
+            nonlocal saved
+            saved = find_saved(pool, snapshot, db, look=self._uses_sidecar)
+            return saved.places is not None
+
+        return read_snapshot(pool.fetcher, believe=known), saved
+
+    @property
+    def _uses_sidecar(self) -> bool:
+        return self.recipe.locate in ("auto", "sidecar")
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return self.index.n
+
+    def read(self, ids: Iterable[int] | np.ndarray, stats: RankStats | None = None) -> Records:
+        """The bytes of these records, in this order, in new memory.
+
+        ids : i64[n], record ids in 0..len(self)-1; any order, repetitions allowed
+        stats : counts `reads` and `bytes_read`
+        Raises OptionError for an id out of range, ReadError, SnapshotError, CorruptedError.
+        """
+        wanted = np.ascontiguousarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
+        pool = self.file.pool
+        if len(wanted) == 0:
+            empty = np.empty(0, np.int64)
+            return Records(wanted, np.empty(0, np.uint8), empty, empty)
+        if int(wanted.min()) < 0 or int(wanted.max()) >= len(self):
+            raise OptionError(
+                f"record ids must lie in 0..{len(self) - 1}, got {int(wanted.min())}..{int(wanted.max())}",
+                path=self.path,
+            )
+        extents = self.index.places(wanted)
+        align = pool.fetcher.align
+        offsets, nbytes = (np.ascontiguousarray(extents[name]) for name in ("offset", "nbytes"))
+        begins, lengths = self.checked.spans(offsets, nbytes)
+        plan = coalesce(
+            begins,
+            lengths,
+            align=align,
+            gap_bytes=self.options.gap_bytes,
+            read_bytes=self.options.read_bytes,
+            file_bytes=pool.fetcher.nbytes,
+        )
+        memory = np.empty(plan.nbytes + align, np.uint8)
+        data = memory[-memory.ctypes.data % align :][: plan.nbytes]
+        pool.read(plan.reads, data, plan.starts)
+        if stats is not None:
+            stats.count(len(plan.reads), int(plan.reads["nbytes"].sum()))
+        starts = plan.behind(offsets - begins).record_starts
+        self.checked.records(data, starts, offsets, nbytes, wanted)
+        return Records(wanted, data, starts, nbytes)
+
+    def keys(self, ids: Iterable[int] | np.ndarray) -> list[bytes]:
+        """The keys of these records."""
+        self.file.check_open()
+        return self.index.keys(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64))
+
+    def tree(self) -> Db:
+        """The entry of the database's tree in the file, with its page counts. Reads a few pages if the database is a
+        named one; not collective."""
+        database, snapshot = self.index.database, self.snapshot
+        if database.record is not None:
+            return database.record
+        assert database.name is not None  # the record of the main database is in the snapshot
+        pages = PageReader(lambda: self.file.pool, snapshot)
+        return named_database(Tree(pages.one, snapshot, snapshot.main), database.name)
+
+    def save_index(self) -> None:
+        """Save the index that an epoch without one has found; on rank 0."""
+        try:
+            self.index.save()
+        except ParioError as e:  # all records of this epoch were good; the next epoch raises the error if it matters
+            _log.warning("the index of %s is not complete: %s", self.path, e)
+
+    def warn_if_replaced(self) -> None:
+        """Called before an epoch; except before the first, log a warning if the path leads to another file now.
+
+        The open file stays readable and unchanged.
+        """
+        self._epochs += 1
+        if self._epochs > 1 and not self._replaced:
+            # In a thread, so that errors and signals reach this one while the store stalls. No thread, no warning.
+            with suppress(ParioError):
+                start_thread("pario-look", self._warn_if_replaced).join(_LOOK_S)
+
+    def _warn_if_replaced(self) -> None:
+        with suppress(ClosedError):
+            if any(file.is_replaced() for file in self.file.pool.fetcher.files):
+                self._replaced = True
+                _log.warning("%s was replaced by another file; this reader goes on with the one it opened", self.path)
+
+    def close(self) -> None:
+        """Collective over `comm`. A second call does nothing."""
+        self.abandon()
+        self.world.free()
+
+    def abandon(self, limit_s: float = math.inf) -> None:
+        """Close this rank's own resources; not collective. Files with reads in flight after `limit_s` close later."""
+        self.file.close(limit_s)
+        self.index.close()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._abandon(error)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Tell the others without waiting: they may not come."""
+        self.world.abandon(error)
+        self.abandon(STOP_S)
+
+    def _part(self) -> None:
+        """No other rank waits for this rank's reads."""
+
+    def __repr__(self) -> str:
+        return f"Reader({self.path!r}, records={len(self):,}, ranks={self.world.size})"
+
+
+def _compare(fetcher: Fetcher, snapshot: Snapshot, rank: int) -> None:
+    """Raise an error if this node has another copy, or a file that was just replaced, than rank 0 describes."""
+    mine = read_snapshot(fetcher, believe=snapshot.__eq__)
+    if mine != snapshot:
+        raise FileError(
+            f"this node sees another file than rank 0: transaction {mine.txnid} with "
+            f"{mine.main.md_entries} entries, against {snapshot.txnid} with {snapshot.main.md_entries}",
+            path=fetcher.path,
+            rank=rank,
+            hint="Bring the copies on all nodes up to date.",
+        )
+
+
+def _agree(world: AnyWorld, error: BaseException | None) -> None:
+    """All continue or all raise; the error says on which nodes a path is missing. Collective."""
+    if world.allreduce_max(error is not None):
+        missing = world.allgather((world.node, platform.node()) if isinstance(error, MissingError) else None)
+        where = sorted({node for node in missing if node is not None})
+        if isinstance(error, MissingError) and missing[0] is None:
+            nodes = ", ".join(f"node {node} ({host})" for node, host in where[:8]) + ", ..." * (len(where) > 8)
+            error = MissingError(
+                f"{error.what}, on {len(where)} of {world.nodes} nodes: {nodes}; on rank 0's node there is",
+                path=error.path,
+                rank=world.rank,
+                hint="Every node must see the dataset under the same path: mount it there, or copy it.",
+            )
+        world.agree(error, "opening the dataset")

@@ -1,0 +1,95 @@
+"""The checks of bytes before their use, on every way of reading: the snapshot first, then the headers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pario.errors import CorruptedError
+from pario.fetch.base import Fetcher
+from pario.fetch.snapshot import check_snapshot, file_words
+from pario.format.meta import Snapshot
+from pario.kernels.verify import BAD_NODE, BAD_PAGE, check_values
+
+__all__ = ["Checked"]
+
+
+#: what `check_values` finds -> in words
+_FAULTS = {
+    BAD_PAGE: "the page header before this record's value is not that of its pages",
+    BAD_NODE: "no node of the leaf page holds this record's value",
+}
+
+
+class Checked:
+    """Checks the bytes of records after reading. Any thread.
+
+    The snapshot comes first: if a writer overtook us, wrong headers are the writer's work and not damage.
+
+    fetcher : has the file open
+    path, snapshot : of the data file
+    nodes : check that a node of the leaf page holds each value inside it; this reads the page from its beginning.
+        False where this job took the places from these nodes
+    dups : keys of the database may have several values
+    """
+
+    def __init__(
+        self, fetcher: Callable[[], Fetcher], path: str, snapshot: Snapshot, *, nodes: bool, dups: bool
+    ) -> None:
+        self.nodes = nodes
+        self._fetcher = fetcher
+        self._path = path
+        self._snapshot = snapshot
+        self._dups = dups
+        self._words = np.array(file_words(snapshot), np.int64)
+
+    def snapshot(self) -> None:
+        """Raises SnapshotError if a writer may have overwritten pages of the snapshot."""
+        check_snapshot(self._fetcher(), self._snapshot)
+
+    def spans(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(begins i64[m], lengths i64[m]) of the bytes that `records` needs for its checks of these values."""
+        begins = offsets - self._snapshot.header
+        if self.nodes:
+            # From the beginning of the page, where its header and the places of its nodes stand.
+            begins = self._page_begins(offsets)
+        return begins, nbytes + (offsets - begins)
+
+    def in_leaves(self, offsets: np.ndarray) -> np.ndarray:
+        """bool[m]: values inside leaf pages, for which `records` needs the page from its beginning."""
+        if not self.nodes:
+            return np.zeros(len(offsets), bool)
+        return offsets - self._page_begins(offsets) != self._snapshot.header
+
+    def are_large(self, nbytes: np.ndarray) -> bool:
+        """Whether values of these sizes (i64[m]) all have pages of their own: a leaf page has room for two nodes."""
+        return not len(nbytes) or 2 * int(nbytes.min()) >= self._snapshot.page_size
+
+    def records(
+        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> None:
+        """Check that these are the right records. Each value begins at `starts` in `data` (u8[k], which holds the bytes
+        that `spans` gives) and at `offsets` in the file.
+
+        starts, offsets, nbytes, ids : i64[m]
+        Raises SnapshotError, and CorruptedError for the first record that is not what the index says.
+        """
+        self.snapshot()
+        bad, fault = check_values(data, starts, offsets, nbytes, ids, self.nodes, self._dups, self._words)
+        if bad < 0:
+            return
+        begin = int(self._page_begins(offsets[bad]))
+        raise CorruptedError(
+            _FAULTS[fault],
+            path=self._path,
+            page=begin // self._snapshot.page_size,
+            offset=begin,
+            record=int(ids[bad]),
+            hint="The file is damaged, or was rewritten since its index was made: delete the .pario.h5 beside "
+            "it and try again; `python -m pario verify` looks at every record.",
+        )
+
+    def _page_begins(self, offsets: np.ndarray) -> np.ndarray:
+        # An empty value may lie at a page's very end. Page sizes are powers of two; a division takes ten times as long.
+        return (offsets - 1) & -self._snapshot.page_size

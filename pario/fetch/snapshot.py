@@ -1,0 +1,129 @@
+"""Which state of the file we read, and whether its pages may still be trusted after a read.
+
+LMDB's readers claim a slot in the lock file, so that no writer reuses their pages. A reader on many nodes cannot.
+Instead: a writer reuses pages that were freed two transactions before, so a page of snapshot S is overwritten at the
+earliest by transaction S + 3, which begins after S + 2 is committed. Whatever was read is good if afterwards no meta
+page says more than S + 1.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from pario.errors import CorruptedError, ParioError, SnapshotError
+from pario.fetch.base import Fetcher
+from pario.format.meta import EXPLAIN_BYTES, Snapshot, explain, newest, page_size, sniff
+from pario.kernels.nodes import FILE
+
+__all__ = ["check_snapshot", "file_words", "read_snapshot"]
+
+#: What the first read brings: both meta pages, at the usual page size.
+_HEAD_BYTES = 8192
+#: Meta pages are read until two reads agree. A commit takes microseconds to write its meta page.
+_TRIES = 20
+_PAUSE_S = 0.002
+
+
+def read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None = None) -> Snapshot:
+    """The newest committed state of the file. Reads the two meta pages, twice: a writer may be at work on them.
+
+    believe : one read is enough if this is true of what it brought: it is known already from elsewhere
+
+    Raises InvalidError (EncryptedError, VersionMismatchError among them), CorruptedError, SnapshotError; all with path.
+    """
+    try:
+        return _read_snapshot(fetcher, believe)
+    except ParioError as e:
+        e.at(path=fetcher.path)
+        raise
+
+
+def _read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None) -> Snapshot:
+    head = fetcher.pread(0, _HEAD_BYTES)
+    layout = sniff(head)
+    if layout is None:
+        raise explain(fetcher.pread(0, EXPLAIN_BYTES), fetcher.nbytes)
+    both = 2 * page_size(head, layout)
+    before = head[:both] if both <= len(head) else fetcher.pread(0, both)
+    if believe is not None:
+        try:
+            once = newest(before, layout, fetcher.nbytes)
+        except ParioError:
+            pass  # perhaps because only half of it was written: read again
+        else:
+            if (once.last_pgno + 1) * once.page_size <= fetcher.nbytes and believe(once):
+                return once
+    for _ in range(_TRIES):
+        again = fetcher.pread(0, both)
+        if again == before:
+            break
+        before = again
+        time.sleep(_PAUSE_S)
+    else:
+        raise SnapshotError(
+            f"the meta pages changed during each of {_TRIES} reads", hint="A writer commits without pause; wait for it"
+        )
+    damage: CorruptedError | None = None
+    try:
+        snapshot = newest(before, layout, fetcher.nbytes)
+        if (snapshot.last_pgno + 1) * snapshot.page_size <= fetcher.nbytes:
+            return snapshot
+    except CorruptedError as e:
+        damage = e
+    # What a writer appended between the opening of the file and now lies behind the end that we know.
+    if os.stat(fetcher.path).st_size > fetcher.nbytes:
+        raise SnapshotError("the file grew while it was opened", hint="A writer is at work; open it again") from damage
+    if damage is not None:
+        raise damage
+    return snapshot
+
+
+def check_snapshot(fetcher: Fetcher, snapshot: Snapshot) -> None:
+    """Call it after reading pages of `snapshot` and before trusting them; one pread of a page's size.
+
+    Raises SnapshotError if a writer may have overwritten some of them, or if the file is another one by now. (One that
+    was written over with a file of the same shape, to the last page and record, and of the same transaction number
+    looks the same; no other does.)
+    """
+    size, stamp = snapshot.page_size, snapshot.stamp
+    both = fetcher.pread(0, size + len(stamp))
+    if len(both) < size + len(stamp):
+        raise SnapshotError(
+            "the file was cut off while it was read", path=fetcher.path, hint="Somebody replaces it; open it again"
+        )
+    # The next transaction writes the other meta page, the one after it this one, and only that one takes our pages.
+    if both.startswith(stamp, snapshot.meta * size):
+        return
+    unpack = snapshot.layout.unpack_word
+    txnids = [int(unpack(both, at)[0]) for at in snapshot.txnid_words]
+    if max(txnids) < snapshot.txnid:
+        what = "the file was replaced while it was read"
+    elif max(txnids) > snapshot.txnid + 1:
+        what = "writers committed while the file was read, and pages of our snapshot may be overwritten"
+    else:
+        what = f"another file was written over this one while it was read: meta page {snapshot.meta} is no longer ours"
+    raise SnapshotError(
+        f"{what}: we read transaction {snapshot.txnid}, the meta pages now say {txnids[0]} and {txnids[1]}",
+        path=fetcher.path,
+        hint="Read a file that nobody writes, or a copy of it (mdb_copy); or open it again and repeat",
+    )
+
+
+def file_words(snapshot: Snapshot) -> list[int]:
+    """What compiled functions know of a file: the words that `kernels.nodes.FILE` names, in its order."""
+    values = {
+        "page_size": snapshot.page_size,
+        "header": snapshot.header,
+        "base": snapshot.base,
+        "limit": snapshot.limit,
+        "version": snapshot.version,
+        "word": snapshot.word,
+        "big": snapshot.byteorder == "big",
+        "sum_size": snapshot.sum_size,
+        "last_pgno": min(snapshot.last_pgno, 1 << 50),
+        "txnid": snapshot.txnid,
+        "file_bytes": snapshot.file_bytes,
+    }
+    return [int(values[name]) for name in FILE]

@@ -1,0 +1,1 @@
+"""The public Loader: an epoch per `for` loop, its state, its end."""

@@ -1,0 +1,84 @@
+"""The arguments of a Loader, checked on each rank and compared over all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pario.comm.base import AnyWorld
+from pario.decode.base import Decoder
+from pario.decode.function import as_decoder
+from pario.errors import OptionError
+from pario.machine import Share, allowed_cores, boot, my_share
+from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, find_recipe
+
+__all__ = ["Arguments"]
+
+
+@dataclass
+class Arguments:
+    """The arguments of `Loader`, whose docstring explains them. Unchecked until `agree` has been called."""
+
+    path: str | os.PathLike[str]
+    batch_size: int
+    decoder: Decoder | Callable[..., Any] | None
+    shuffle: Shuffle
+    seed: int
+    db: str | bytes | None
+    drop_last: bool
+    on_error: Policy
+    options: Options
+    recipe: Recipe | str
+
+    def agree(self, world: AnyWorld) -> Share:
+        """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
+
+        Collective; raises OptionError on all ranks.
+        """
+        error: BaseException | None = None
+        try:
+            self._check()
+        except Exception as e:
+            error = e
+        world.agree(error, "checking the arguments of Loader")
+        return self._compare(world)
+
+    def _check(self) -> None:
+        if self.shuffle is True:
+            self.shuffle = "global"
+        shuffle, size, seed = self.shuffle, self.batch_size, self.seed
+        if not isinstance(self.options, Options):
+            raise OptionError(f"options must be a pario.Options, got {self.options!r}")
+        if not (shuffle is False or (isinstance(shuffle, str) and shuffle in ORDERS)):
+            raise OptionError(f'shuffle must be False, "global" (or True) or "block", got {shuffle!r}')
+        self.recipe = find_recipe(self.recipe)
+        if self.on_error not in POLICIES:
+            raise OptionError(f'on_error must be "raise" or "skip", got {self.on_error!r}')
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {size!r}")
+        if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
+            raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
+        self.batch_size, self.seed = int(size), int(seed)
+        os.fspath(self.path)
+        self.decoder = as_decoder(self.decoder)
+
+    def _compare(self, world: AnyWorld) -> Share:
+        mine: tuple[Any, ...] = (os.path.abspath(os.path.expanduser(os.fspath(self.path))), self.db)
+        mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
+        mine += (repr(self.recipe), repr(self.options))
+        everyones = world.allgather((mine, boot(), allowed_cores()))
+        first = everyones[0][0]
+        for rank, (theirs, *_) in enumerate(everyones):
+            if theirs != first:
+                error = OptionError(
+                    f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options)",
+                    hint="The constructor is collective: call it with the same arguments on every rank. To read "
+                    "another file on each rank, pass comm=MPI.COMM_SELF.",
+                )
+                raise world.raised_by_all(error)
+        return my_share(world.rank, [(machine, cores) for _, machine, cores in everyones])

@@ -1,0 +1,128 @@
+"""Builds the parts of a loader that serve all its epochs: decoder, order, ring, and the supply of records."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+from pario.comm.base import together
+from pario.comm.slots import Slots
+from pario.comm.window import Ring
+from pario.dataset.reader import Reader
+from pario.decode.base import Decoder
+from pario.decode.function import as_decoder
+from pario.errors import OptionError
+from pario.loader.arguments import Arguments
+from pario.loader.lifetime import Lifetime
+from pario.loader.meeting import Meeting
+from pario.loader.state import identify
+from pario.machine import Share
+from pario.plan.epoch import records_per_block
+from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
+from pario.plan.stream import Stream, Work
+from pario.recipes.lmdbio import Synchronous
+from pario.stats.rank import RankStats
+from pario.supply.base import Context, Supply
+from pario.supply.choose import make_supply
+from pario.supply.decode_step import DecodeStep, learn
+
+__all__ = ["Built", "build"]
+
+#: With on_error="skip" the decoder may learn from any of this many first records.
+_SKIPPED_FIRST = 64
+
+
+class Built(NamedTuple):
+    """supply : the supply of records; its context has all parts
+    shape : shape of the ring
+    fingerprint : the dataset's, see `state.identify`
+    """
+
+    supply: Supply
+    shape: RingShape
+    fingerprint: str
+
+
+def _per_rank(context: Context) -> Supply:
+    from pario.recipes.per_rank import PerRank  # imports py-lmdb, too
+
+    return PerRank(context)
+
+
+#: supplies of the recipes for studies
+_RECIPES = {"synchronous": Synchronous, "per_rank": _per_rank}
+
+
+def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meeting: Meeting) -> Built:
+    """Build the parts, and hand each one to `life` as soon as it needs cleaning up. Collective; raises on all ranks."""
+    world, reader, options = life.world, life.reader, given.options
+    decoder = copy.copy(as_decoder(given.decoder))  # what it learns belongs to this loader
+    most = world.allreduce_max(world.node_size)
+    stream, shape = _plan(reader, given, decoder, most)
+    if stream.steps(0) == 0:
+        raise world.raised_by_all(
+            OptionError(
+                f"drop_last leaves no batch: {len(reader):,} records are fewer than one step of "
+                f"{given.batch_size} records on {world.size} ranks",
+                path=reader.path,
+            )
+        )
+    schedule = Work(stream, shape, epoch=0, start=0).schedule
+    # One rank works for all: it examines the first record and adds up the largest ones.
+    found: tuple[Any, str, int] | None = None
+    with together(world, "looking at the first record"):
+        if world.rank == 0:
+            ends = reader.read([0, len(reader) - 1])  # once for both: each read also asks whether a writer overtook us
+            learn(decoder, reader, ends[0], min(len(reader), _SKIPPED_FIRST) if given.on_error == "skip" else 1)
+            slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align)
+            found = decoder.spec, identify(reader, ends), slot_bytes
+            meeting.try_metrics()
+    decoder.spec, fingerprint, slot_bytes = world.bcast(found)
+    shape = fit_memory(shape, slot_bytes, options)
+    whole = Work(stream, shape, epoch=0, start=0)
+    # Even if records take another way, the ring carries news of errors and lost ranks.
+    life.ring = ring = Ring(world, shape.slots, alive_seconds=options.alive_seconds)
+    rows = given.batch_size * world.node_size
+    life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
+    life.watch()
+    life.decode = decode = DecodeStep(
+        decoder,
+        reader,
+        held_bytes=options.held_bytes,
+        threads=options.decode_threads or share.threads,
+        skip=given.on_error == "skip",
+    )
+    context = Context(world, reader, options, stream, share, ring, slots, decode, stats)
+    life.supply = supply = make_supply(context, _RECIPES)
+    # A later epoch may need the ring even if the first does not. If the first needs it, too little memory is an error
+    # now.
+    if world.allreduce_max(world.is_leader and supply.needs_ring(supply.propose())):
+        slots.allocate()
+    return Built(supply, shape, fingerprint)
+
+
+def _plan(reader: Reader, given: Arguments, decoder: Decoder, node_size: int) -> tuple[Stream, RingShape]:
+    """The stream of records, and the shape of a ring that fits it.
+
+    node_size : ranks of the largest node
+    """
+    index, options, seats = reader.index, given.options, reader.world.size
+    blocks = given.shuffle == "block"
+    mean_bytes = index.mean_bytes + index.header_bytes
+    stream = Stream(
+        n=index.n,
+        batch_size=given.batch_size,
+        seats=seats,
+        shuffle=given.shuffle,
+        seed=given.seed,
+        # A function of the dataset and the options alone: the order is the same for every number of ranks.
+        block_records=records_per_block(mean_bytes, options.block_bytes) if blocks else 0,
+        mix_blocks=options.mix_blocks if blocks else 0,
+        drop_last=given.drop_last,
+    )
+    if blocks:
+        pool = min(index.n, stream.block_records * stream.mix_blocks)
+        pool_bytes = mean_bytes * pool * node_size / seats
+        return stream, pool_shape(pool_bytes, pool, stream.step_records, options, reader.recipe)
+    step_bytes = mean_bytes * given.batch_size * node_size
+    return stream, step_shape(step_bytes, given.batch_size, options, reader.recipe, by_rows=decoder.by_rows)

@@ -1,0 +1,151 @@
+"""The iterator over one epoch, or the rest of one: batches in order, prepared ahead if that helps."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+
+from pario.errors import ClosedError, ParioError
+from pario.loader.lifetime import Lifetime
+from pario.plan.stream import Work
+from pario.records import Batch
+from pario.stats.rank import RankStats
+from pario.supply.base import Ahead, Parts, Source
+
+__all__ = ["Epoch"]
+
+#: Another thread repays its context switches if the caller's time between two batches is this fraction of a step's.
+_OVERLAP = 0.25
+
+
+class Epoch(Iterator[Batch]):
+    """The batches of one rank in one epoch, or in the rest of one.
+
+    source : source of the records
+    work : the epoch and its number of steps
+    lifetime : the loader's; an error ends it
+    stats : this rank's counters: `consumer` grows by the caller's seconds between two batches, `waiting` by the rest
+    alive_seconds : how often a waiting rank checks whether the others still live
+    taken(batch) : called before a batch is handed out
+    complete() : called when all batches have been handed out
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        work: Work,
+        lifetime: Lifetime,
+        stats: RankStats,
+        *,
+        alive_seconds: float,
+        taken: Callable[[Batch], None],
+        complete: Callable[[], None],
+    ) -> None:
+        assert lifetime.decode is not None  # set by the constructor
+        self._source = source
+        self._ahead = source.ahead
+        self._decode = lifetime.decode
+        self._lifetime = lifetime
+        self._epoch = work.epoch
+        self._steps = work.schedule.steps
+        self._stats = stats
+        self._alive_seconds = alive_seconds
+        self._taken = taken
+        self._at_end = complete
+        self._away = 0.0, 0.0  # the caller's seconds between its last two batches, and between the two before
+        self._took = 0.0  # seconds that preparing the last step took
+        self._step = 0
+        self._ended = threading.Event()
+        self._complete = False
+        self._taking = threading.Lock()
+        self._under_way: deque[Future[Parts]] = deque()
+        self._submitted = 0
+        self._handed_out = 0.0
+
+    def __next__(self) -> Batch:
+        if not self._taking.acquire(blocking=False):
+            raise ParioError("two threads take batches of one loop", hint="Take them in one thread and pass them on.")
+        try:
+            return self._next()
+        finally:
+            self._taking.release()
+
+    def _next(self) -> Batch:
+        asked = time.perf_counter()
+        if self._handed_out:
+            self._away = asked - self._handed_out, self._away[0]
+            self._stats.consumer += self._away[0]
+        if self._ended.is_set():
+            self._lifetime.check_open()
+            if self._complete:
+                raise StopIteration
+            raise ParioError(
+                f"this loop over epoch {self._epoch} was ended by a newer loop, set_epoch or load_state_dict",
+                hint="For two loops at once make two Loaders.",
+            )
+        step = self._step
+        if step == self._steps:
+            self._complete = True
+            self._at_end()
+            raise StopIteration
+        try:
+            if self._ahead is None or not (self._under_way or self._overlaps(self._ahead)):
+                check = self._lifetime.check
+                check()
+                parts = self._prepare(step, check)
+            else:
+                parts = self._next_ahead(self._ahead)
+            batch = self._decode.batch(parts, step, self._epoch)
+        except BaseException as e:
+            self._lifetime.abandon(e)
+            raise
+        self._step = step + 1
+        self._taken(batch)
+        self._handed_out = now = time.perf_counter()
+        self._stats.waiting += now - asked
+        return batch
+
+    def _overlaps(self, ahead: Ahead) -> bool:
+        """True if other threads would gain time. (A single late caller may just have lost its core for a moment.)"""
+        return ahead.eager or min(self._away) > _OVERLAP * self._took > 0
+
+    def _prepare(self, step: int, check: Callable[[], None]) -> Parts:
+        begin = time.perf_counter()
+        parts = self._source.prepare(step, check)
+        self._took = time.perf_counter() - begin
+        return parts
+
+    def _next_ahead(self, ahead: Ahead) -> Parts:
+        self._submitted = max(self._submitted, self._step)
+        last = min(self._steps, self._step + 1 + ahead.steps) if self._overlaps(ahead) else self._submitted
+        while self._submitted < last:
+            self._under_way.append(ahead.submit(self._prepare, self._submitted, self._check_ahead))
+            self._submitted += 1
+        future = self._under_way[0]  # it stays in the queue, so that end() wakes it
+        while True:
+            self._lifetime.check()
+            # Other threads call no MPI, so this thread listens for other nodes while they work.
+            if wait([future], timeout=self._alive_seconds).done:
+                self._under_way.popleft()
+                return future.result()
+
+    def _check_ahead(self) -> None:
+        self._lifetime.check_node()
+        if self._ended.is_set():
+            raise ClosedError("the epoch was left")
+
+    def end(self, limit_s: float = math.inf) -> None:
+        """Stop preparing batches. Waits until none is in preparation, for at most `limit_s` seconds."""
+        self._ended.set()
+        for future in self._under_way:
+            future.cancel()
+        end = time.monotonic() + limit_s
+        while (not_done := [f for f in self._under_way if not f.done()]) and time.monotonic() < end:
+            # Repeatedly: a thread may have tested `_ended` just before, and fall asleep just after a wake.
+            self._source.wake()
+            wait(not_done, timeout=0.01)
+        self._under_way.clear()

@@ -1,0 +1,186 @@
+"""How a loader ends: by `close` on all ranks, by an error on one of them, or because the script dropped it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from pario.comm.base import AnyWorld
+from pario.comm.farewell import guard, is_known
+from pario.comm.slots import Slots
+from pario.comm.window import Ring
+from pario.dataset.reader import Reader
+from pario.errors import ClosedError
+from pario.fetch.pool import STOP_S
+from pario.supply.base import Source, Supply
+from pario.supply.decode_step import DecodeStep
+
+__all__ = ["Lifetime", "Run"]
+
+
+class Run(Protocol):
+    """A running loop."""
+
+    def end(self, limit_s: float = math.inf) -> None:
+        """Prepare nothing more. Waits until nothing is in preparation, for at most `limit_s` seconds."""
+
+
+class Lifetime:
+    """Owns the parts of one loader. They are set one after another; a part that is still None needs no cleaning up.
+
+    ring, slots, decode, supply : set by the constructor, in this order
+    source : source of the last loop; other ranks of the node may need it longer than this one
+    run : the running loop of this rank
+    """
+
+    def __init__(self, world: AnyWorld, reader: Reader) -> None:
+        self.world = world
+        self.reader = reader
+        self.ring: Ring | None = None
+        self.slots: Slots | None = None
+        self.decode: DecodeStep | None = None
+        self.supply: Supply | None = None
+        self.source: Source | None = None
+        self.run: Run | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        guard(world, self)
+
+    def watch(self) -> None:
+        """From now on, a rank that waits in a collective call checks whether all others still live."""
+        self.world.on_wait = _weakly(self.check)
+
+    # -- while it lives ------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """True if it was closed or abandoned, or if this process is a fork of its process."""
+        return self._closed or os.getpid() != self._pid
+
+    def check_open(self) -> None:
+        """Raises ClosedError."""
+        if self._closed:
+            raise ClosedError("the loader is already closed", path=self.reader.path)
+
+    def check_process(self) -> None:
+        """Raises ClosedError in a process that was forked from the loader's."""
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this loader belongs to process {self._pid}, whose threads do not exist in this one",
+                hint="Construct the Loader in the process that iterates over it; it needs no worker processes.",
+            )
+
+    def check(self) -> None:
+        """Raises PeerError or DeadRankError if another rank failed or is gone. In the loader's thread."""
+        self.check_node()
+        self.world.alarm.check()
+
+    def check_node(self) -> None:
+        """The same for the ranks of this node only; calls no MPI. Any thread."""
+        if self.source is not None:
+            self.source.check()
+        if self.ring is not None:
+            self.ring.check()
+
+    def leave(self, limit_s: float = math.inf) -> None:
+        """This rank needs nothing more of the current epoch; others may. Waits at most `limit_s` seconds for batches in
+        preparation."""
+        run, self.run = self.run, None
+        if run is not None:
+            run.end(limit_s)
+            assert self.source is not None  # set together with the run
+            self.source.leave()
+
+    def end_source(self) -> None:
+        """End the last epoch's source: no rank needs it any more."""
+        source, self.source = self.source, None
+        if source is not None:
+            source.end()
+        if self.supply is not None:
+            self.supply.settle()
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Called when all ranks have left the last epoch. Collective, but does not wait for other ranks."""
+        self.end_source()
+        self.world.on_wait = None
+        self._closed = True
+        self._end_threads(wait=True)
+        self._close_ring()
+        self.reader.close()
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the others, then drop what this rank holds, without waiting."""
+        if self.over:
+            return
+        self._closed = True
+        self.world.on_wait = None
+        with contextlib.suppress(Exception):
+            self.world.alarm.raise_all(error)
+            # Of an error that the others know (they agreed on it, or it is theirs) the ring must not tell: it would
+            # reach a rank that is still about to raise it as another one, and as one that it alone raises.
+            if self.ring is not None and not is_known(error):
+                self.ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
+        if self.run is not None:
+            self.run.end(STOP_S)
+        ended = self._end_background(STOP_S)
+        self._end_threads(wait=True)
+        self._close_ring()
+        self.reader.abandon(STOP_S if ended else 0)
+        self.world.abandon(error)
+
+    #: this and `_part` are what `comm.farewell.guard` wants
+    _abandon = abandon
+
+    def _part(self) -> None:
+        """The script has ended: as if the loop were left early. Other ranks of the node still get their records."""
+        if not self.over:
+            self.leave(STOP_S)
+
+    def __del__(self) -> None:
+        # The script dropped a loader without close() or a `with` block, together with its loops: let its threads end.
+        # The garbage collector may run this in any thread, so do not wait and do not call MPI: the windows disappear
+        # with the process.
+        if self.over:
+            return
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self._end_threads(wait=False)
+            if self.source is None or not self.source.outlive(partial(self.reader.abandon, 0)):
+                self._end_background(0)
+                self.reader.abandon(0)
+
+    def _end_background(self, limit_s: float = math.inf) -> bool:
+        source, self.source = self.source, None
+        return source is None or source.end(limit_s)
+
+    def _close_ring(self) -> None:
+        if self.ring is not None:
+            self.ring.close()
+        if self.slots is not None:
+            self.slots.close()
+
+    def _end_threads(self, wait: bool) -> None:
+        if self.decode is not None:
+            self.decode.close(wait)
+        if self.supply is not None:
+            self.supply.close(wait)
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """The method, as long as its object lives: a writer's thread refers to the World, which must not refer to the
+    Loader."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    return call

@@ -1,0 +1,223 @@
+"""Loader, the object that a training script uses: `for batch in loader`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pario.comm.world import get_world
+from pario.dataset.reader import Reader
+from pario.decode.base import Decoder
+from pario.errors import OptionError
+from pario.loader.arguments import Arguments
+from pario.loader.build import build
+from pario.loader.lifetime import Lifetime
+from pario.loader.meeting import Meeting
+from pario.loader.progress import Progress
+from pario.loader.state import LoaderState
+from pario.locate.base import Index
+from pario.options import Options, Policy, Recipe, Shuffle
+from pario.records import Batch
+from pario.stats.rank import RankStats
+from pario.stats.report import Report
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """Batches of one LMDB for every rank of a communicator, an epoch per `for` loop.
+
+    Construction, the start of each `for` loop, `report` and `close` are collective over `comm`. Taking a batch is not:
+    a slow rank delays nobody until the ring of its node is full.
+
+    Parameters
+    ----------
+    path : the LMDB: its data file, or the directory that holds data.mdb
+    batch_size : records per rank and step
+    decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
+    shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
+        random order, mixed over `Options.mix_blocks` blocks, so that reads stay long)
+    seed : seed of the order and of random augmentation. The order depends only on seed, epoch and number of records
+    comm : an mpi4py communicator, which pario duplicates. None: COMM_WORLD under a launcher, else one process without
+        MPI. "self": this process alone, whatever started it
+    db : name of a named database
+    drop_last : False: the last step divides the remaining records evenly among the ranks, so that every record is
+        delivered exactly once per epoch. Batches of that step can differ by one record, and are empty on some ranks if
+        fewer records than ranks remain. True: the last step is dropped unless it is full on every rank
+    on_error : what to do with a record that the decoder cannot read. "raise": all ranks raise. "skip": the record is
+        missing from its batch, and counted in `batch.skipped` and `loader.skipped`
+    options : see `Options`
+    recipe : "auto"; for studies also a name in `pario.options.RECIPES`, or a `Recipe` (docs/recipes.md). It changes how
+        records are read, not which records are delivered
+    save_index, progress : see `Reader`
+
+    Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
+    one thread, in the process that made the loader.
+
+    Every rank gets `len(loader)` batches. A loop that is left early (`break`) is over; the next loop is the next epoch.
+    Errors are `ParioError`s. All ranks raise together: the rank where it happened raises the error itself, the others
+    a `PeerError` that names that rank.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        batch_size: int,
+        decoder: Decoder | Callable[..., Any] | None = None,
+        *,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        comm: Any = None,
+        db: str | bytes | None = None,
+        drop_last: bool = False,
+        on_error: Policy = "raise",
+        options: Options | None = None,
+        recipe: str | Recipe = "auto",
+        save_index: bool = True,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        given = Arguments(
+            path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
+            options if options is not None else Options(), recipe,
+        )  # fmt: skip
+        self.world = world = get_world(comm)
+        try:
+            share = given.agree(world)
+        except BaseException as e:
+            world.abandon(e)
+            raise
+        self._arguments = given
+        reader = Reader(
+            path,
+            comm=world,
+            db=db,
+            options=given.options,
+            recipe=given.recipe,
+            save_index=save_index,
+            progress=progress,
+            grow=shuffle is False,  # the other orders need the whole index before the first record
+        )
+        self._life = Lifetime(world, reader)
+        self._stats = RankStats(
+            rank=world.rank, node=world.node, reader=reader.file.feeder is not None, depth=given.options.inflight
+        )
+        self._meeting = Meeting(world, reader.path, self._stats, given.options.metrics_file)
+        try:
+            built = build(self._life, given, share, self._stats, self._meeting)
+        except BaseException as e:
+            self._life.abandon(e)
+            raise
+        self._supply = built.supply
+        self._progress = Progress(self._life, self._meeting, built)
+        self.decoder = built.supply.context.decode.decoder
+        self._stats.copies = self.decoder.copies
+        self._stats.open = time.perf_counter() - started
+
+    # -- what a training loop uses -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of batches per epoch, the same on every rank; after `load_state_dict`, in the rest of the epoch."""
+        return self._progress.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start the next epoch, or the rest of the epoch of a loaded state. Collective over `comm`.
+
+        An earlier loop over this loader that has not ended cannot continue afterwards.
+        """
+        return self._progress.begin()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, or else the next one."""
+        return self._progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop run this epoch from its beginning. Call it on every rank."""
+        if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
+            raise OptionError(f"epoch must be at least 0, got {epoch!r}")
+        self._progress.go_to(int(epoch))
+
+    @property
+    def index(self) -> Index:
+        """The index: where each record lies in the file."""
+        return self._life.reader.index
+
+    def keys(self, ids: Iterable[int] | np.ndarray) -> list[bytes]:
+        """The LMDB keys of the records with these ids. Not collective."""
+        self._life.check_open()
+        return self._life.reader.keys(ids)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch that was taken: a few integers, the same on every rank."""
+        return self._progress.state().to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next loop continue after the batch at which `state` was taken, on any number of ranks.
+
+        Call it on every rank. Raises StateError if the state belongs to another dataset, seed or order.
+        """
+        loaded, progress = LoaderState.from_dict(state), self._progress
+        loaded.check(progress.state())
+        progress.go_to(loaded.epoch, loaded.position)
+        if progress.steps == 0:  # taken after the last batch of its epoch
+            progress.go_to(loaded.epoch + 1)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this rank: the fields of `pario.stats.rank.RankStats`, `slots` and `slot_bytes` (number and size
+        in bytes of the ring's slots) and `batch_memory` (bytes). With the recipe "stag" also how many readers read at
+        once, and the seconds that the trial took for each number of readers. Not collective; cheap at any time."""
+        parts = self._supply.context
+        return {
+            **asdict(self._meeting.so_far()),
+            "slot_bytes": parts.slots.slot_bytes,
+            "slots": parts.slots.count,
+            **self._supply.stats(),
+            "batch_memory": parts.decode.held.allocated_bytes,
+        }
+
+    def report(self) -> Report:
+        """What each rank did so far, the sums, and a sentence that names the slow part. `print(report)` shows a table.
+
+        Collective over `comm`, at any time between two batches.
+        """
+        return self._progress.meet("report").report
+
+    @property
+    def skipped(self) -> int:
+        """Number of records skipped on this rank so far (on_error="skip")."""
+        return self._stats.skipped
+
+    def close(self) -> None:
+        """Stop reading and free the shared memory. Collective over `comm`; a second call does nothing."""
+        if self._life.over:
+            return
+        self._progress.leave()
+        # No rank may be reading or waiting when the window is freed.
+        self._progress.meet("close")
+        self._life.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        # Closing a generator and sys.exit(0) are deliberate ends, not failures.
+        if error is None or kind is GeneratorExit or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.close()
+        else:
+            self._life.abandon(error)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Loader holds threads and shared memory and cannot be pickled; construct it where it is used")
+
+    def __repr__(self) -> str:
+        reader, given = self._life.reader, self._arguments
+        return (
+            f"Loader({reader.path!r}, records={len(reader):,}, batch_size={given.batch_size}, "
+            f"ranks={self.world.size}, shuffle={given.shuffle!r}, decoder={self.decoder!r})"
+        )

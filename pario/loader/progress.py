@@ -1,0 +1,125 @@
+"""A loader's position in its stream of records, and its running loop."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pario.loader.build import Built
+from pario.loader.epoch import Epoch
+from pario.loader.lifetime import Lifetime
+from pario.loader.meeting import Meeting, Met
+from pario.loader.state import VERSION, LoaderState
+from pario.plan.schedule import Schedule
+from pario.plan.stream import Work
+from pario.records import Batch
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """epoch : the current epoch, or the next one between two loops
+    position : records of this epoch that all ranks together have consumed
+    """
+
+    def __init__(self, life: Lifetime, meeting: Meeting, built: Built) -> None:
+        self._life = life
+        self._meeting = meeting
+        self._supply = built.supply
+        self._context = built.supply.context
+        self._shape = built.shape
+        self._fingerprint = built.fingerprint
+        self.epoch = 0
+        self.position = 0
+
+    @property
+    def steps(self) -> int:
+        """Remaining steps of the epoch."""
+        return self._context.stream.steps(self.position)
+
+    def state(self) -> LoaderState:
+        stream = self._context.stream
+        return LoaderState(
+            version=VERSION,
+            fingerprint=self._fingerprint,
+            n=stream.n,
+            seed=stream.seed,
+            shuffle=str(stream.shuffle or "none"),
+            block_records=stream.block_records,
+            mix_blocks=stream.mix_blocks,
+            epoch=self.epoch,
+            position=self.position,
+            drop_last=stream.drop_last,
+        )
+
+    def go_to(self, epoch: int, position: int = 0) -> None:
+        """Set where the next loop begins; leaves a running loop."""
+        self.leave()
+        self.epoch, self.position = epoch, position
+
+    def meet(self, doing: str, way: str = "") -> Met:
+        """`Meeting.meet`; an error ends the loader. Collective."""
+        self._life.check_open()
+        try:
+            return self._meeting.meet(doing, way)
+        except BaseException as e:
+            self._life.abandon(e)
+            raise
+
+    def begin(self) -> Epoch:
+        """Start the next loop. Collective; an error ends the loader."""
+        self._life.check_open()
+        self._life.check_process()
+        try:
+            run = self._life.run = self._begin()
+        except BaseException as e:
+            self._life.abandon(e)
+            raise
+        return run
+
+    def _begin(self) -> Epoch:
+        life, supply, context = self._life, self._supply, self._context
+        world, ring, stats = context.world, context.ring, context.stats
+        if life.run is not None:  # a loop that was left early
+            self.go_to(self.epoch + 1)
+        doing = f"epoch {self.epoch} from record {self.position}"
+        ways = self.meet(doing, supply.propose() if world.is_leader else "").ways
+        if any(map(supply.needs_ring, ways.values())):
+            context.slots.allocate()
+        self._meeting.loop_begins()
+        life.end_source()
+        world.node_barrier()
+        if world.is_leader:
+            context.reader.warn_if_replaced()
+            ring.reset()
+        world.node_barrier()
+        work = Work(context.stream, self._shape, self.epoch, self.position)
+        life.source = source = supply.source(work, ways[world.node])
+        stats.ahead = source.ahead is not None
+        return Epoch(
+            source,
+            work,
+            life,
+            stats,
+            alive_seconds=context.options.alive_seconds,
+            taken=partial(self._taken, work.schedule),
+            complete=self._complete,
+        )
+
+    def _taken(self, schedule: Schedule, batch: Batch) -> None:
+        stats = self._context.stats
+        self.position = schedule.next_position(batch.step)
+        stats.batches += 1
+        stats.records += len(batch.ids) + batch.skipped
+        stats.skipped += batch.skipped
+
+    def _complete(self) -> None:
+        self.leave(complete=True)
+        if self._context.world.rank == 0:
+            self._context.reader.save_index()
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def leave(self, complete: bool = False) -> None:
+        """This rank needs nothing more of the running loop, if there is one."""
+        if self._life.run is not None:
+            self._meeting.loop_ends(self.epoch, complete)
+            self._life.leave()

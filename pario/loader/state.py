@@ -1,0 +1,125 @@
+"""A position in an epoch, as a few integers: `Loader.state_dict()` saves it and `load_state_dict()` checks it.
+
+The position counts records of the epoch's order that all ranks together have consumed. So a state does not mention
+ranks or batches, and any number of ranks can continue from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pario.dataset.reader import Reader
+from pario.errors import StateError
+from pario.records import Records
+
+__all__ = ["VERSION", "LoaderState", "identify"]
+
+#: Version of the fields and of the orders in plan/epoch.py: a state must never continue in another order.
+VERSION = 2
+
+#: The remedy for each field that differs.
+_HINTS = {
+    "fingerprint": "open the dataset file that the state was saved with (writing to a file makes it another one)",
+    "n": "open the dataset (and the database in it) that the state was saved with",
+    "seed": "construct the Loader with the seed of the state",
+    "shuffle": "construct the Loader with the shuffle of the state",
+    "block_records": "construct the Loader with the block_bytes that the state was saved with",
+    "mix_blocks": "construct the Loader with the mix_blocks of the state",
+    "drop_last": "construct the Loader with the drop_last of the state",
+}
+
+
+def identify(reader: Reader, ends: Records) -> str:
+    """The fingerprint of a dataset in a saved state, hex. Not collective.
+
+    ends : the first and the last record
+
+    It covers the tree's page counts and these two records; datasets that agree in them count as the same. It does not
+    cover the extents of all records, because these may become known only while the records are read.
+    """
+    tree = reader.tree()
+    counts = (len(reader), tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
+    identity = hashlib.sha256(repr(counts).encode())
+    for part in (*reader.keys(ends.ids), *ends):
+        identity.update(len(part).to_bytes(8, "little") + bytes(part))
+    return identity.hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """A position in the stream of records.
+
+    version : version of this format and of the orders
+    fingerprint : the dataset's, hex
+    n : records of an epoch
+    seed : seed of the order
+    shuffle : "none", "global" or "block"
+    block_records, mix_blocks : parameters of the block order; 0 for the others
+    epoch : the current epoch
+    position : records of that epoch that all ranks together have consumed, 0..n
+    drop_last : whether the remainder of an epoch is left out
+    """
+
+    version: int
+    fingerprint: str
+    n: int
+    seed: int
+    shuffle: str
+    block_records: int
+    mix_blocks: int
+    epoch: int
+    position: int
+    drop_last: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Integers, strings and a bool, for json, pickle or torch.save."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> LoaderState:
+        """Raises StateError if this is not a state of this version, or if its values are impossible."""
+        if not isinstance(state, Mapping):
+            raise StateError(f"a loader state is a dict, got {type(state).__name__}")
+        if state.get("version") != VERSION:
+            raise StateError(
+                f"a loader state of version {state.get('version')!r}, expected {VERSION}",
+                hint="Continue with the pario that saved it, or start the epoch again without the state",
+            )
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in state]
+        unknown = [str(name) for name in state if name not in names]
+        if missing or unknown:
+            raise StateError(f"not a loader state: missing {missing}, unknown {unknown}")
+        kinds = {"fingerprint": str, "shuffle": str, "drop_last": bool}
+        for name in names:
+            value = state[name]
+            if name in kinds:
+                good, what = isinstance(value, kinds[name]), f"a {kinds[name].__name__}"
+            else:
+                good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+                what = "an integer of at least 0"
+            if not good:
+                raise StateError(f"loader state: {name} must be {what}, got {value!r}")
+        made = cls(**{name: state[name] for name in names})
+        if made.shuffle not in ("none", "global", "block"):
+            raise StateError(f'loader state: shuffle must be "none", "global" or "block", got {made.shuffle!r}')
+        if made.position > made.n:
+            raise StateError(f"loader state: position {made.position} of an epoch of {made.n} records")
+        return made
+
+    def check(self, other: LoaderState) -> None:
+        """Raises StateError unless this saved state fits `other`, which describes the Loader's dataset and options.
+        Epoch and position may differ."""
+        if self.version != other.version:
+            raise StateError(f"a loader state of version {self.version}, expected {other.version}")
+        differ = [name for name in _HINTS if getattr(self, name) != getattr(other, name)]
+        if differ:
+            lines = [f"{name} is {getattr(other, name)!r}, the state has {getattr(self, name)!r}" for name in differ]
+            hints = [_HINTS[name] for name in differ]
+            raise StateError(
+                "the saved state is of another stream: " + "; ".join(lines),
+                hint="To go on from it: " + "; ".join(hints) + ". Or start again without the state",
+            )

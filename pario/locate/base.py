@@ -1,0 +1,149 @@
+"""The contract of an index: record id -> where its value lies, and its key.
+
+An index is either complete (`index.py`: everything is known when it is opened) or growing (`growing.py`: leaf pages are
+scanned while records are read). Both implement this contract, and `open.py` opens both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from pario.errors import OptionError
+from pario.locate.database import Database
+from pario.locate.guess import Speculator
+from pario.plan.schedule import Schedule
+from pario.stats.rank import RankStats
+
+__all__ = ["Index", "mostly_ascend"]
+
+#: A dataset is in order if, of _SAMPLE records or leaf pages at equal distances, this share lies behind the one before.
+#: (After random insertions half of them do.)
+_IN_ORDER, _SAMPLE = 0.75, 64
+
+
+class Index(ABC):
+    """All records of one database in one snapshot. Ids are 0..n-1 in key order. Any thread; nothing is collective.
+
+    A growing index that is asked for something unknown reads leaf pages, which can raise CorruptedError, DatabaseError,
+    ReadError or SnapshotError, as reading records does.
+
+    database : the database that it describes
+    n : number of records
+    mean_bytes : mean size of a value; while the index grows, an estimate on the large side
+    bytes_read : bytes of branch and leaf pages that all ranks together read to open it; 0 if a side-car was loaded
+    sizes_known : whether all sizes were known when it was opened, so that `group_bytes` is exact
+    sidecar : path of the saved index, or None
+    trusted : whether this job built it from the file itself, and did not load it from a side-car
+    """
+
+    sizes_known: bool
+    trusted: bool
+
+    def __init__(self, database: Database, n: int, mean_bytes: float, bytes_read: int) -> None:
+        self.database = database
+        self.n = n
+        self.mean_bytes = mean_bytes
+        self.bytes_read = bytes_read
+        self.sidecar: str | None = None
+        self.path = database.path
+        self.snapshot = database.snapshot
+        self.header_bytes = database.snapshot.header
+        self.page_size = database.snapshot.page_size
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, records={self.n:,}, sidecar={self.sidecar!r})"
+
+    @property
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Whether all extents are known; then the methods below read nothing but keys."""
+
+    @property
+    @abstractmethod
+    def extents(self) -> np.ndarray:
+        """EXTENT[n], read-only: offset in the file and bytes of every value. Completes a growing index."""
+
+    @property
+    @abstractmethod
+    def by_offset(self) -> np.ndarray | None:
+        """i64[n], record ids in file order; None if file order is id order. Completes a growing index."""
+
+    @property
+    @abstractmethod
+    def content_id(self) -> str:
+        """Hexadecimal hash of the extents, the same for every copy of the file. Completes a growing index."""
+
+    @property
+    @abstractmethod
+    def in_file_order(self) -> bool:
+        """Whether the file holds nearly all records in key order, judged by a sample. Reads nothing."""
+
+    @property
+    @abstractmethod
+    def largest_bytes(self) -> int | None:
+        """Size of the largest value; None if that is unknown. Reads nothing."""
+
+    @abstractmethod
+    def places(self, ids: np.ndarray) -> np.ndarray:
+        """EXTENT[m], where the values of these records (i64[m], in 0..n-1) lie."""
+
+    @abstractmethod
+    def reach(self, ids: np.ndarray, stats: RankStats) -> None:
+        """Read leaf pages in key order until the extents of these records are known, and count these reads in `stats`.
+
+        For records in key order. Unlike `places` it skips no leaf page, so that a wrong number of records is detected
+        at the last record at the latest. Does nothing if the index is complete."""
+
+    @abstractmethod
+    def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
+        """The keys of these records, in the given order.
+
+        ids : i64[m], in 0..n-1
+        Raises OptionError for an id out of range, SnapshotError if the side-car was replaced since.
+        """
+
+    @abstractmethod
+    def group_bytes(self, schedule: Schedule, node_size: int, align: int) -> int:
+        """Bytes that a slot of the ring needs for any group of `schedule` in any epoch, on a node with `node_size`
+        seats; an estimate unless `sizes_known`.
+
+        align : alignment of the fetcher's reads in bytes
+        """
+
+    @abstractmethod
+    def speculator(self, stats: RankStats, *, guess: bool) -> Speculator | None:
+        """What reads an epoch in key order before its extents are known; None if `sizes_known`.
+
+        guess : read page ranges that probably hold the records; False: read leaf pages first, then exactly the records
+        """
+
+    @abstractmethod
+    def save(self) -> None:
+        """Save a grown index as a side-car, on rank 0, after a complete epoch. Later calls do nothing. Logs a warning
+        if it cannot be saved."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release shared memory and files; idempotent."""
+
+    def _checked(self, ids: np.ndarray | list[int]) -> np.ndarray:
+        wanted = np.asarray(ids, np.int64).reshape(-1)
+        if len(wanted) and (int(wanted.min()) < 0 or int(wanted.max()) >= self.n):
+            raise OptionError(
+                f"record ids must lie in 0..{self.n - 1}, got {int(wanted.min())}..{int(wanted.max())}", path=self.path
+            )
+        return wanted
+
+
+def mostly_ascend(numbers: np.ndarray, unit: int) -> bool:
+    """Do these numbers, counted in whole units, ascend from one end to the other? Disorder among neighbours does not
+    count: from a sample at equal distances."""
+    sample = numbers[np.linspace(0, len(numbers) - 1, _SAMPLE).astype(np.int64)] // unit
+    steps = np.diff(sample)
+    steps = steps[steps != 0]
+    return bool((steps > 0).mean() >= _IN_ORDER) if len(steps) else True

@@ -1,0 +1,175 @@
+"""Opening an index by all ranks together: loaded from its side-car, made by a walk, or left to grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pario.comm.base import AnyWorld, together
+from pario.fetch.pool import ReadPool
+from pario.locate.base import Index
+from pario.locate.database import Database
+from pario.locate.frontier import Growth, check_entries
+from pario.locate.growing import GrowingIndex, may_grow
+from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
+from pario.locate.sidecar import Mark, Saved, Trustees, find_saved, open_keys, same_sidecar, save_any
+from pario.locate.walk import Begun, Located, begin, build, check_size
+from pario.records import EXTENT
+
+__all__ = ["open_index"]
+
+
+def open_index(
+    database: Database,
+    pool: ReadPool | None,
+    world: AnyWorld,
+    *,
+    save: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    saved: Saved | None = None,
+    grow: Callable[[], ReadPool] | None = None,
+) -> Index:
+    """The index of a database: from its side-car if that is valid, else made anew and saved, or growing.
+
+    Collective over `world`; an error is raised on all ranks. Only rank 0 touches the side-car, others when asked for
+    keys. Where it cannot be saved, a warning is logged and the keys stay in memory.
+
+    pool : of the open file; None on ranks (never rank 0) that leave the reading to the others
+    save : write a side-car (one that is there is used in any case)
+    progress : called as progress(done, total) on rank 0 while the index is made, in its leaf pages
+    saved : on rank 0: what `find_saved` said already
+    grow : let it grow while records are read, where that reads little more; brings this rank's open file when it is
+        asked for places that are not known yet. None: make it now
+
+    Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
+    """
+    snapshot = database.snapshot
+    with together(world, "looking for a saved index"):
+        if world.rank == 0 and (saved is None or saved.database.snapshot != snapshot):
+            assert pool is not None  # rank 0 has one
+            saved = find_saved(pool, snapshot, database.name)
+    known, trustees = world.bcast((saved.database, saved.trustees) if saved else None)
+    database = replace(database, record=known.record, fingerprint=known.fingerprint)
+    bytes_read = 0
+    if database.record is None:
+        begun = begin(pool, database, world)
+        database = replace(database, record=begun[1])
+        if grow is not None and may_grow(snapshot, begun[1], world.allreduce_sum(pool is not None)):
+            return _growing(database, trustees, pool, world, begun, grow, keep_keys=save and world.rank == 0)
+        located = build(pool, database, world, progress, begun=begun)
+        bytes_read = located.bytes_read
+        with together(world, "saving the index"):
+            if world.rank == 0:
+                saved = _kept(Saved(database, trustees), located, save)
+            del located
+    return _complete(database, saved, world, bytes_read)
+
+
+def _kept(saved: Saved, located: Located, save: bool) -> Saved:
+    """What rank 0 knows after a walk."""
+    assert located.extents is not None
+    assert located.key_data is not None
+    assert located.key_nbytes is not None
+    saved.places = arrange(located.extents, saved.database.path)
+    saved.keys = key_table(located.key_data, located.key_nbytes, located.key_counts)
+    saved.ends = saved.keys.ends(located.n)
+    if save:
+        save_any(saved)
+    return saved
+
+
+def _complete(database: Database, saved: Saved | None, world: AnyWorld, bytes_read: int) -> RecordIndex:
+    """The index that rank 0 has as `saved`, for all ranks. Collective."""
+    places = saved.places if saved is not None else None
+    sidecar, mark, trustees, has_order, content_id, mean_bytes = world.bcast(
+        (
+            *(saved.sidecar, saved.mark, saved.trustees),
+            *(places.by_offset is not None, places.content_id, places.mean_bytes),
+        )
+        if saved is not None and places is not None
+        else None
+    )
+    keys = _spread_keys(world, saved, sidecar, mark, partial(open_keys, sidecar, database.fingerprint, trustees))
+    extents = world.share_array(places.extents if places is not None else None)
+    by_offset = world.share_array(places.by_offset if places is not None else None) if has_order else None
+    return RecordIndex(
+        database,
+        Places(extents, by_offset, content_id, mean_bytes),
+        keys,
+        ends=saved.ends if saved is not None else {},
+        sidecar=sidecar,
+        bytes_read=bytes_read,
+        trusted=bytes_read > 0,
+    )
+
+
+def _growing(
+    database: Database,
+    trustees: Trustees,
+    pool: ReadPool | None,
+    world: AnyWorld,
+    begun: Begun,
+    pool_of: Callable[[], ReadPool],
+    *,
+    keep_keys: bool,
+) -> GrowingIndex:
+    """An index of which the first and the last record are known, on rank 0. Collective."""
+    walk, record, leaves = begun
+    n, m = record.md_entries, len(leaves)
+    ends: dict[int, bytes] = {}
+    with together(world, "looking at the tree"):
+        check_entries(record, m, database.snapshot.page_size, database.path)
+        if pool is not None:
+            check_size(pool, database.snapshot)
+    with together(world, "reading the first and the last leaf page"):
+        memory = world.shared_bytes(n * EXTENT.itemsize + (m + 1) * 8)
+        growth = Growth(
+            database,
+            leaves=leaves,
+            extents=memory[: n * EXTENT.itemsize].view(EXTENT),
+            first=memory[n * EXTENT.itemsize :].view(np.int64),
+            pool=pool_of,
+            keep_keys=keep_keys,
+        )
+        if world.rank == 0:
+            ends = dict(zip((0, n - 1), growth.end(), strict=True))
+    bytes_read = world.allreduce_sum(walk.pages.bytes_read + growth.pages.bytes_read)
+    return GrowingIndex(Saved(database, trustees), growth, ends=ends, bytes_read=bytes_read)
+
+
+def _spread_keys(
+    world: AnyWorld, saved: Saved | None, sidecar: str | None, mark: Mark | None, opener: Callable[[], KeyTable]
+) -> KeyTable | Callable[[], KeyTable]:
+    """How to open the table of keys where every node can read it from the side-car, else the table, shared by the
+    node. Collective."""
+    keys = saved.keys if saved is not None else None
+    if sidecar is not None:
+        # A cache directory may be one per node. Each looks, and opens nothing that nobody may ask for.
+        unseen = world.is_leader and world.rank != 0 and not same_sidecar(sidecar, mark)
+        if world.allreduce_sum(int(unseen)) == 0:
+            return opener
+    what = None
+    with together(world, "reading the keys"):
+        if world.rank == 0:
+            if keys is None:
+                keys = opener()
+            what = keys.width, keys.starts is not None, keys.first is not None
+    width, has_starts, has_first = world.bcast(what)
+
+    def share(a: Any) -> np.ndarray:
+        return world.share_array(None if a is None else np.asarray(a[:]))
+
+    # Rank 0's arguments count; on the others they are None.
+    shared = KeyTable(
+        share(keys.data if keys else None),
+        width,
+        share(keys.starts if keys else None) if has_starts else None,
+        share(keys.first if keys else None) if has_first else None,
+    )
+    if keys is not None:
+        keys.close()
+    return shared

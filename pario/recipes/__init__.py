@@ -1,0 +1,1 @@
+"""LMDBIO's ways of reading and plain py-lmdb, as sources for studies."""

@@ -1,1 +1,0 @@
-"""The study of LMDBIO's optimisations: every recipe beside the others, on stores, ranks and nodes, in figures."""

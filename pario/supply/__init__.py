@@ -1,0 +1,1 @@
+"""How a rank gets the records of a step: one contract, several sources, and the module that chooses one."""

@@ -1,0 +1,199 @@
+"""The contract between a loader and its records: one `Source` per epoch, created by one `Supply` per loader.
+
+    Supply.propose   the best way for the next epoch, as the first rank of each node sees it
+    Supply.source    a Source of that kind; all ranks of a node use the same kind
+    Source.prepare   once per step: this rank's records, decoded
+    Source.leave     this rank takes no more records; work for other ranks continues
+    Source.end       no rank of the node takes more records
+    Supply.close     together with the loader
+
+A Source calls MPI only in the thread that takes the batches, and only if its class says so.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pario.comm.base import AnyWorld
+from pario.comm.slots import Slots
+from pario.comm.window import Ring
+from pario.dataset.reader import Reader
+from pario.decode.base import Draw, Failures
+from pario.machine import Share
+from pario.options import Options
+from pario.plan.stream import Stream, Work
+from pario.records import Records
+from pario.stats.rank import RankStats
+from pario.supply.decode_step import DecodeStep, Parts
+
+__all__ = ["Ahead", "Context", "Parts", "RecordSource", "Source", "Supply"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that the sources of one loader need.
+
+    world, reader : those of the loader; the reader's recipe says how to read
+    options : the loader's options
+    stream : the records to deliver
+    share : this rank's share of the machine's cores
+    ring : the node's ring; `slots`: its memory for records, which exists after `Slots.allocate`
+    decode : arrays and decoder of the batches
+    stats : this rank's counters
+    """
+
+    world: AnyWorld
+    reader: Reader
+    options: Options
+    stream: Stream
+    share: Share
+    ring: Ring
+    slots: Slots
+    decode: DecodeStep
+    stats: RankStats
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """How other threads prepare steps before the caller asks for them.
+
+    submit : submit(function, *arguments) -> Future; calls the function in another thread
+    steps : number of steps to prepare beyond the one that the caller waits for
+    eager : False: prepare ahead only while the caller is busy between two batches. A caller that asks immediately is
+        served by its own thread.
+    """
+
+    submit: Callable[..., Future[Any]]
+    steps: int
+    eager: bool = True
+
+
+class Source(ABC):
+    """One rank's records of one epoch, or of the rest of one.
+
+    ahead : how to prepare steps ahead; None: prepare each step when the caller asks for it, in the caller's thread
+    """
+
+    ahead: Ahead | None = None
+
+    @abstractmethod
+    def prepare(self, step: int, check: Callable[[], None]) -> Parts:
+        """This rank's records of one step, decoded. Called once per step, in ascending order, except that several
+        threads of `ahead` may call it at once.
+
+        check : called now and then while this waits for bytes; may raise
+        Raises ReadError, CorruptedError, SnapshotError, PeerError, DeadRankError, and what `check` raises.
+        """
+
+    def check(self) -> None:
+        """Raise the error of this source's background work, if there is one. Any thread, no MPI."""
+
+    def wake(self) -> None:
+        """Make calls of `prepare` that wait for bytes call their `check` now."""
+
+    def leave(self) -> None:
+        """This rank takes no more records. Does not wait. Idempotent."""
+
+    def outlive(self, then: Callable[[], None]) -> bool:
+        """The loader was dropped on this rank: leave. If other ranks of the node still need this rank's reads, continue
+        reading for them, call `then` at the end, in any thread, and return True. Any thread, no MPI."""
+        return False
+
+    def end(self, limit_s: float = math.inf) -> bool:
+        """No rank of the node takes more records. Returns whether all background work ended within `limit_s` seconds.
+        Idempotent."""
+        return True
+
+
+class Supply(ABC):
+    """Creates the sources of a loader's epochs, and owns what they share. The thread that takes the batches calls all
+    methods except `close` and `stats`."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def propose(self) -> str:
+        """The best way for this node's ranks in the next epoch; "" is the usual one. Called on the node's first
+        rank."""
+        return ""
+
+    def needs_ring(self, way: str) -> bool:
+        """True if this way needs the node's ring."""
+        return True
+
+    @abstractmethod
+    def source(self, work: Work, way: str) -> Source:
+        """The source of one epoch; collective over the world if the class says so.
+
+        way : the proposal of this node's first rank
+        """
+
+    def settle(self) -> None:
+        """Called when all ranks have left the last source, before the next one and before `close`. Collective."""
+
+    def stats(self) -> dict[str, Any]:
+        """Settings and measurements for the user, besides `RankStats`."""
+        return {}
+
+    def close(self, wait: bool) -> None:
+        """End threads and close files. Waits until they have ended, unless `wait` is False. Idempotent."""
+
+
+class RecordSource(Source):
+    """A source that has the bytes of records in memory before it decodes them, one piece of a step at a time.
+
+    pieces : pieces of a step (`Schedule.pieces`)
+    """
+
+    def __init__(self, context: Context, work: Work) -> None:
+        self._context = context
+        self._schedule = work.schedule
+        self._stats = context.stats
+        self._draw = Draw(work.stream.seed, work.epoch)
+        self.pieces = work.schedule.pieces
+
+    @abstractmethod
+    def take(self, step: int, piece: int, check: Callable[[], None]) -> tuple[int, Records]:
+        """(first row, this rank's records) of one piece of `step`: views, valid until its release.
+
+        Adds the time it waits to `stats.share`, and calls `check` meanwhile, which may raise.
+        """
+
+    @abstractmethod
+    def release(self, step: int, piece: int) -> None:
+        """The records of the piece have been decoded."""
+
+    def rows(self, step: int) -> int:
+        """Number of this rank's records in `step`."""
+        return self._schedule.rows(step, self._context.world.seat)
+
+    def prepare(self, step: int, check: Callable[[], None]) -> Parts:
+        decode, stats, draw = self._context.decode, self._stats, self._draw
+        waited_before = stats.share
+        begin = time.perf_counter()
+        arrays: dict[str, np.ndarray] = {}
+        ids = np.empty(0, np.int64)
+        failures: Failures = []
+        for piece in range(self.pieces):
+            first, records = self.take(step, piece, check)
+            if piece == 0:
+                arrays, ids = decode.arrays(records, self.rows(step))
+            if self.pieces == 1:
+                ids[:] = records.ids
+                failures = decode.decode(records, arrays, draw)
+            else:
+                part = slice(first, first + len(records))
+                ids[part] = records.ids
+                pieces = {name: array[part] for name, array in arrays.items()}
+                failures += [(first + row, why) for row, why in decode.decode(records, pieces, draw)]
+            self.release(step, piece)
+        stats.decode += time.perf_counter() - begin - (stats.share - waited_before)
+        return Parts(arrays, ids, failures)

@@ -1,0 +1,136 @@
+"""Chooses the source of each epoch; no other module does.
+
+    ring         one rank of the node, or a few, prefetch groups of records into memory that its ranks share: long
+                 reads, each byte once per node. The first epoch without an index fills the ring on guesses
+    page cache   each rank fills its batches itself, if the page cache holds the records, or if the kernel prefetches
+                 them from a local disk at full speed
+
+Recipes for studies have their own supplies (`pario/recipes/`), which the loader passes in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pario.decode.base import Decoder
+from pario.fetch.base import Fetcher
+from pario.locate.base import Index
+from pario.plan.stream import Work
+from pario.supply.base import Ahead, Context, Source, Supply
+from pario.supply.first_epoch import FirstEpochWriter
+from pario.supply.page_cache import PageCacheSource
+from pario.supply.ring_reader import RingReader
+from pario.supply.ring_writer import RingWriter
+from pario.threads import Workers
+
+__all__ = ["Automatic", "decodes_batches", "make_supply", "page_cache_way"]
+
+#: The page cache holds a file if it has this fraction of a sample of this many records. The sample excludes leaf pages,
+#: which no epoch reads. A few missing pages cost less than the way through the ring.
+_HELD = 0.98
+_SAMPLE = 256
+
+#: A single rank on its node takes smaller records in a shuffled order from the ring: long reads bring many of them at
+#: once, and its threads need the interpreter less.
+#: Rates relative to py-lmdb's loop on as many ranks, everything in memory, on 2 cores with other work (medians):
+#:                        3 KB ring -> own rows                   197 KB ring -> own rows
+#:                        key order     global        block       key order     global        block
+#:              1 rank    1.43 -> 1.19  1.34 -> 0.93  1.63 -> 1.12  0.67 -> 1.22  0.58 -> 1.24  0.53 -> 0.97
+#:              2 ranks   0.71 -> 0.98  0.88 -> 1.03                0.31 -> 0.75  0.27 -> 0.77
+#:              8 ranks   0.79 -> 0.93  0.63 -> 0.85                0.32 -> 0.93  0.32 -> 0.92
+_ALONE_BYTES = 16 << 10
+
+#: Records in random order are requested one by one from this size on: a disk reads them nearly as fast as long runs.
+#: (197 KB at random, cold: 0.9 to 1.5 GB/s by advice from one thread, 1.2 GB/s by 8 threads past the cache.)
+_SINGLE_BYTES = 64 << 10
+
+#: A kernel that reads ahead less gets advice.
+_READ_AHEAD_BYTES = 4 << 20
+
+
+def make_supply(context: Context, others: Mapping[str, Callable[[Context], Supply]]) -> Supply:
+    """The supply of the reader's recipe: the automatic one, or one of `others`. Collective if that one says so."""
+    return {"auto": Automatic, **others}[context.reader.recipe.source](context)
+
+
+class Automatic(Supply):
+    """The node's ring, filled in the background, or the page cache: decided for each node before each epoch."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        # Decoders that work record by record get a thread that prepares batches: it waits for bytes and for decoders.
+        parallel = context.decode.decoder.parallel
+        self._preparer = Workers("pario-ahead", 1) if parallel else None
+
+    def propose(self) -> str:
+        context, reader = self.context, self.context.reader
+        chosen = context.options.own_rows
+        if chosen == "never" or not decodes_batches(context.decode.decoder):
+            return ""
+        fetcher = reader.file.pool.fetcher
+        if fetcher.rows is None:
+            return ""
+        ranks = context.world.node_size
+        found = page_cache_way(fetcher, reader.index, context.stream.shuffle, ranks, context.share.machines)
+        return found or ("cached" if chosen == "always" else "")
+
+    def needs_ring(self, way: str) -> bool:
+        return not way
+
+    def source(self, work: Work, way: str) -> Source:
+        """Not collective."""
+        context = self.context
+        if way:
+            return PageCacheSource(context, work, way)
+        known = context.reader.index.sizes_known
+        writer = None
+        if context.reader.file.feeder is not None:
+            writer = RingWriter(context, work) if known else FirstEpochWriter(context, work)
+            writer.start()
+        ahead = None if self._preparer is None else Ahead(self._preparer.call, context.options.decode_ahead)
+        return RingReader(context, work, writer, spills=not known, ahead=ahead)
+
+    def close(self, wait: bool) -> None:
+        if self._preparer is not None:
+            self._preparer.end(math.inf if wait else 0, cancel=True)
+
+
+def page_cache_way(fetcher: Fetcher, index: Index, shuffle: bool | str, ranks: int, machines: int) -> str:
+    """The best way for the `ranks` of this node without the ring, in an epoch of this order; "" if the ring is better:
+
+    "ordered"   key order, if that is the file's order, on a local disk of the only machine, whose kernel reads ahead
+    "advised"   the same if the kernel does not read ahead, or cannot because other machines read other parts; and
+                large records in "global" order: readahead(2) tells the kernel what comes next
+    "cached"    the node's page cache holds the records
+
+    If the sizes do not decide, this tests a sample of offsets in the page cache; a cold file costs a few small reads.
+    """
+    small, ahead, ordered = index.mean_bytes < _ALONE_BYTES, fetcher.read_ahead_bytes, shuffle is False
+    if ordered and machines == 1 and ahead >= _READ_AHEAD_BYTES and index.in_file_order:
+        return "ordered"
+    if ranks == 1 and small and not (ordered and ahead and index.in_file_order):
+        return ""
+    if not ordered and index.mean_bytes < index.page_size // 2:
+        # Many records per leaf page: each would cost one call, while the ring's groups merge neighbours.
+        # (100-byte records in memory, "global", 2 ranks, 1,000 records/s: ring 542, by themselves 254.)
+        return ""
+    if index.is_complete:
+        sample = np.unique(np.linspace(0, index.n - 1, min(index.n, _SAMPLE)).astype(np.int64))
+        share = fetcher.cached_share(index.places(sample)["offset"], _HELD)
+        if share is not None and share >= _HELD:
+            return "cached"
+    single = index.mean_bytes >= _SINGLE_BYTES and shuffle != "block"
+    return "advised" if ahead and (single or (ordered and index.in_file_order)) else ""
+
+
+def decodes_batches(decoder: Decoder) -> bool:
+    """True if one call decodes a batch into arrays whose shapes depend only on record count and sizes. Decoders with a
+    `verbatim` do, unless a subclass has changed the methods that belong to it."""
+    mine: Any = type(decoder)
+    kind = next(base for base in mine.__mro__ if "verbatim" in vars(base))
+    known = kind is not Decoder and mine.decode is kind.decode and mine.shapes is kind.shapes
+    return known and not decoder.parallel and (decoder.by_rows or decoder.verbatim() is not None)

@@ -1,0 +1,242 @@
+"""Fills the node's ring, group by group.
+
+    reading rank, one thread       plan group j -> wait for its slot -> hand its reads to the pool
+    pool threads                   read straight into the slot; the last one checks and publishes the group
+    every rank of the node         wait for the groups of its step -> views of its records -> decode -> done
+
+This module does not call MPI: it uses memory shared by the node, and futexes in it. `ring_reader.py` takes the groups
+out.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from pario.errors import ParioError, RankError
+from pario.plan.coalesce import Reads, coalesce
+from pario.plan.schedule import node_share
+from pario.plan.stream import Work
+from pario.supply.base import Context
+from pario.threads import start_thread
+
+__all__ = ["Group", "RingWriter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Group `number` of this node, planned.
+
+    ids : i64[k], record ids; steps i64[k] and rows i32[k], their positions in the ring's tables
+    offsets, nbytes : i64[k], extents of the values in the file
+    reads : the reads, and their offsets in a slot
+    """
+
+    number: int
+    ids: np.ndarray
+    steps: np.ndarray
+    rows: np.ndarray
+    offsets: np.ndarray
+    nbytes: np.ndarray
+    reads: Reads
+
+
+class RingWriter:
+    """Reads the groups of one epoch for this node, in the background between `start()` and `stop()`.
+
+    If a node has several readers, each reads its share of the groups (`DataFile.feeder`). Counts its work in the
+    context's stats. `error` is the error that ended it early.
+    """
+
+    def __init__(self, context: Context, work: Work) -> None:
+        reader, world = context.reader, context.world
+        assert reader.file.feeder is not None  # a rank without a share of the groups needs no writer
+        self._schedule = work.schedule
+        self._order = work.order
+        self._index = reader.index
+        self._ring = context.ring
+        self._slots = context.slots
+        self._pool = reader.file.pool
+        self._options = context.options
+        self._checked = reader.checked
+        self._seats = (world.node_seat, world.node_size)
+        self._rank = world.rank
+        self._shares = (reader.file.feeder, reader.file.feeders)
+        self.stats = context.stats
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._idle = threading.Condition()  # guards the three below, and the stats that the pool's threads update
+        self._under_way = 0
+        self._busy_since = 0.0  # while reads are in flight: `read` is counted up to this time
+        self._thread: threading.Thread | None = None
+        self.ended: Future[None] | None = None  # done when the thread has read everything that is needed
+        self._pool.fetcher.let_read_ahead(False)
+
+    # -- in the background -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start a thread that reads the whole epoch."""
+        ended = self.ended = Future()
+        try:
+            self._thread = start_thread("pario-fill", self._run, ended)
+        except ParioError:
+            self.ended = None
+            raise
+
+    def stop(self, limit_s: float = math.inf) -> bool:
+        """Stop reading; returns whether all reads and the thread ended within `limit_s`. Idempotent."""
+        self._stop.set()
+        self._ring.wake()
+        if self._thread is None or (limit_s and self._ring.stop_feeder(self._stop, self._thread, limit_s)):
+            self._thread = None
+        return self._thread is None
+
+    def _run(self, ended: Future[None]) -> None:
+        try:
+            self._read_all()
+        except BaseException as e:
+            self._fail(e)
+        with self._idle:
+            while self._under_way:
+                self._idle.wait()
+        ended.set_result(None)
+
+    def _read_all(self) -> None:
+        feeder, feeders = self._shares
+        for j in range(feeder, self._schedule.groups, feeders):
+            if self._stop.is_set() or self.error is not None:
+                break
+            group = self._plan(j)
+            if self._wait_slot(j, None) and not self._is_deserted():
+                self._submit_group(group, self._lay_out(group))
+
+    def _is_deserted(self) -> bool:
+        """Nobody waited for the group that was in a free slot, so it may even be under way still: end it then."""
+        if self._ring.deserted():
+            self._stop.set()
+        return self._stop.is_set()
+
+    def _submit_group(self, group: Group, data: np.ndarray, urgent: bool = False) -> None:
+        """Pass its reads to the pool; the thread that finishes last checks and publishes it."""
+
+        def done(error: BaseException | None, seconds: float) -> None:
+            try:
+                if error is None:
+                    self._check(group, data)
+                    self._publish(group, seconds)
+            except BaseException as e:
+                error = e
+            if error is not None:
+                self._fail(error)
+            self._forget_read()
+
+        self._begin_read()
+        try:
+            self._pool.submit(group.reads.reads, data, group.reads.starts, done, urgent)
+        except BaseException as e:  # the pool was closed meanwhile
+            done(e, 0.0)
+
+    # -- of one group ---------------------------------------------------------------------------------------------
+
+    def _plan(self, j: int) -> Group:
+        """Plan a group: its records, their extents, its reads."""
+        begin = time.perf_counter()
+        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
+        by_offset = self._index.by_offset if self._order.space == "place" else None
+        ids = numbers if by_offset is None else by_offset[numbers]
+        extents = self._index.places(ids)
+        offsets = np.ascontiguousarray(extents["offset"])
+        nbytes = np.ascontiguousarray(extents["nbytes"])
+        begins, lengths = self._checked.spans(offsets, nbytes)
+        reads = self._merge_steps(begins, lengths, steps).behind(offsets - begins)
+        self.stats.locate += time.perf_counter() - begin
+        return Group(j, ids, steps, rows, offsets, nbytes, reads)
+
+    def _merge_steps(self, begins: np.ndarray, nbytes: np.ndarray, steps: np.ndarray) -> Reads:
+        """Merge ranges of the file into reads that fit into a slot. steps : i64[k], the step of each range"""
+        return self._merge(coalesce, begins, nbytes, capacity=self._slots.slot_bytes)
+
+    def _merge(self, merge: Callable[..., Reads], *ranges: np.ndarray, capacity: int | None = None) -> Reads:
+        """`merge` is a function of plan/coalesce.py."""
+        options, fetcher = self._options, self._pool.fetcher
+        return merge(
+            *ranges,
+            align=fetcher.align,
+            gap_bytes=options.gap_bytes,
+            read_bytes=options.read_bytes,
+            file_bytes=fetcher.nbytes,
+            capacity=capacity,
+        )
+
+    def _wait_slot(self, j: int, check: Callable[[], None] | None) -> bool:
+        """Wait until all ranks of the node have released group j's slot. Returns False if `stop` was called."""
+        begin = time.perf_counter()
+        free = self._ring.wait_done(self._free_after(j), check, self._stop)
+        self.stats.turn += time.perf_counter() - begin
+        return free
+
+    def _free_after(self, j: int) -> int:
+        """Ticks that all ranks of the node must have finished before group j may fill its slot."""
+        slots = self._ring.slots
+        return self._schedule.group_release_tick(j - slots) if j >= slots else 0
+
+    def _lay_out(self, group: Group) -> np.ndarray:
+        """Write the group's rows of the tables; returns u8[slot_bytes], the memory of its slot."""
+        begin = time.perf_counter()
+        slots = self._slots
+        slot = group.number % slots.count
+        table = (group.steps % len(slots.ids), group.rows)
+        slots.ids[table] = group.ids
+        slots.starts[table] = group.reads.record_starts + slot * slots.slot_bytes
+        slots.nbytes[table] = group.nbytes
+        self._count(group.reads)
+        self.stats.locate += time.perf_counter() - begin
+        return slots.data[slot]
+
+    def _count(self, reads: Reads) -> None:
+        self.stats.count(len(reads.reads), int(reads.reads["nbytes"].sum()))
+
+    def _begin_read(self) -> float:
+        now = time.perf_counter()
+        with self._idle:
+            if not self._under_way:
+                self._busy_since = now
+            self._under_way += 1
+        return now
+
+    def _end_read(self, seconds: float) -> None:
+        """seconds : sum over the threads of the time in its reads"""
+        with self._idle:
+            now = time.perf_counter()
+            self.stats.read += now - self._busy_since
+            self.stats.reading += seconds
+            self._busy_since = now
+
+    def _forget_read(self) -> None:
+        with self._idle:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.notify_all()
+
+    def _publish(self, group: Group, seconds: float) -> None:
+        """seconds : sum of its reads' times"""
+        self._end_read(seconds)  # count first: the rank that takes the bytes may read the stats next
+        self._ring.publish(group.number, self._schedule.group_ready_ticks(group.number))
+
+    def _check(self, group: Group, data: np.ndarray) -> None:
+        t0 = time.perf_counter()
+        self._checked.records(data, group.reads.record_starts, group.offsets, group.nbytes, group.ids)
+        with self._idle:
+            self.stats.check += time.perf_counter() - t0
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+            if not isinstance(error, RankError):  # the others already know errors of another rank
+                self._ring.fail(self._rank, f"{type(error).__name__}: {error}")

@@ -1,0 +1,45 @@
+"""Numbers and tables as text, for screen and log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["counted", "decimal_bytes", "seconds", "table"]
+
+
+def decimal_bytes(nbytes: float) -> str:
+    """1234567 -> "1.23 MB"; powers of 1000, as storage is sold and measured."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if abs(nbytes) < 999.5 or unit == "TB":
+            return f"{nbytes:,.0f} {unit}" if unit == "bytes" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    raise AssertionError
+
+
+def seconds(value: float) -> str:
+    """0.00123 -> "1.2 ms"."""
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} us"
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def counted(n: int, one: str, many: str | None = None) -> str:
+    """ "1 record", "1,200 records"."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1, words: bool = False) -> str:
+    """Columns of text, the first `left` ones aligned to the left, the others to the right.
+
+    words : the last column is text, aligned to the left, too
+    """
+    count = len(rows[0])
+    widths = [max(len(row[k]) for row in rows) for k in range(count)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if k < left or (words and k == count - 1) else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return "\n".join(lines)

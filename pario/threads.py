@@ -1,0 +1,180 @@
+"""Background threads that take calls from a queue: as many as are asked for, or as many as the system grants.
+
+All are daemon threads. The interpreter does not wait for them when it exits: a thread may be inside a read of a stalled
+store, or waiting for bytes from another rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from pario import machine
+from pario.errors import ParioError
+
+__all__ = ["Workers", "start_thread"]
+
+_log = logging.getLogger("pario")
+
+Unit = Callable[[], None]
+
+_warned = False
+
+
+def start_thread(name: str, target: Callable[..., None], *arguments: Any) -> threading.Thread:
+    """A daemon thread that runs target(*arguments). Raises ParioError if the system refuses it."""
+    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as e:
+        raise _refused(name) from e
+    return thread
+
+
+class Workers:
+    """Up to `most` threads that take units of work from one queue; each starts when there is work for it.
+
+    If the system refuses another thread, fewer do the work, and a warning says so once per process.
+
+    name : name of the threads; a number is appended
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
+        self._urgent: deque[Unit] = deque()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._under_way = 0  # units queued or running
+        self._ended = False
+        self._cancelled = False
+
+    def put(self, *units: Unit, urgent: bool = False) -> bool:
+        """Let threads run these units; False after `end`. A unit must not raise.
+
+        urgent : ahead of all others that wait for a thread
+        Raises ParioError if not even one thread can be started.
+        """
+        with self._lock:
+            if self._ended:
+                return False
+            self._under_way += len(units)
+            try:
+                self._grow()
+            except BaseException:
+                self._under_way -= len(units)
+                raise
+            for unit in units:
+                if urgent:
+                    self._urgent.append(unit)
+                    unit = _nothing  # wakes a waiting thread; a busy one checks `_urgent` first
+                self._queue.put(unit)
+        return True
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call function(*arguments) in a thread. After `end` the future is cancelled."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if self._cancelled:
+                future.cancel()
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = function(*arguments)
+                except BaseException as e:
+                    future.set_exception(e)
+                else:
+                    future.set_result(result)
+
+        if not self.put(run):
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        return future
+
+    def end(self, limit_s: float = math.inf, cancel: bool = False) -> bool:
+        """Accept no more work, let the threads finish what is queued, and end them. Idempotent.
+
+        cancel : cancel calls that have not started
+        Returns whether the threads ended within `limit_s` seconds.
+        """
+        with self._lock:
+            self._ended = True
+            self._cancelled = self._cancelled or cancel
+            threads, self._threads = self._threads, []
+            for _ in threads:
+                self._queue.put(None)
+        end = time.monotonic() + limit_s
+        for thread in threads:
+            thread.join(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
+        return not any(thread.is_alive() for thread in threads)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended
+
+    def _grow(self) -> None:
+        """Start the threads that are missing."""
+        while len(self._threads) < min(self._under_way, self._most):
+            name = f"{self._name}-{len(self._threads)}"
+            try:
+                self._threads.append(start_thread(name, self._work))
+            except ParioError as e:
+                if not self._threads:
+                    raise
+                _warn(f"{len(self._threads)} of {self._most} threads named {self._name} do the work: {e}")
+                self._most = len(self._threads)
+
+    def _work(self) -> None:
+        while (unit := self._queue.get()) is not None:
+            self._run_urgent()
+            unit()
+            del unit  # it refers to its submitter, and the next one may never come
+            with self._lock:
+                self._under_way -= 1
+
+    def _run_urgent(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._urgent.popleft()()
+
+
+def _nothing() -> None:
+    """Stands in the queue for an urgent unit."""
+
+
+def _warn(text: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        _log.warning("%s", text)
+
+
+def _refused(name: str) -> ParioError:
+    """The error for a thread that the system refused, with the limits that apply."""
+    soft = {what: resource.getrlimit(limit)[0] for what, limit in _LIMITS.items()}
+    limits = [f"{what} {value:,}" for what, value in soft.items() if value != resource.RLIM_INFINITY]
+    limits += [f"{used:,} of {most:,} tasks of the control group" for most, used in machine.task_limits()]
+    stack = threading.stack_size() or resource.getrlimit(resource.RLIMIT_STACK)[0]
+    of = "of unlimited size" if stack == resource.RLIM_INFINITY else f"of {stack:,} bytes"
+    return ParioError(
+        f"the system refuses this process a thread ({name}): it has {threading.active_count()}, with stacks {of}; "
+        f"limits: {', '.join(limits) or 'none that it tells'}",
+        hint="Raise the limit, or ask for fewer threads (Options.inflight, decode_threads) or for smaller stacks "
+        "(threading.stack_size(1 << 20) before the Loader is made)",
+    )
+
+
+_LIMITS = {
+    "address space in bytes (ulimit -v)": resource.RLIMIT_AS,
+    "processes and threads of this user (ulimit -u)": resource.RLIMIT_NPROC,
+}

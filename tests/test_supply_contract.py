@@ -1,0 +1,235 @@
+"""One suite for everything that brings a rank its records: what `supply/base.py` promises, of every Source there is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+
+import pario
+from pario.errors import CorruptedError
+from pario.options import Recipe
+from pario.plan.stream import Work
+from pario.recipes.lmdbio import AskingReader
+from pario.recipes.per_rank import PerRankSource
+from pario.supply.base import Ahead, Source, Supply
+from pario.supply.first_epoch import FirstEpochWriter
+from pario.supply.page_cache import PageCacheSource
+from pario.supply.ring_reader import RingReader
+
+N = 700
+
+
+def value(i: int) -> bytes:
+    """On both sides of the limit between leaf pages and pages of their own, and an empty one."""
+    return np.random.default_rng(i).bytes((i * 611) % 6000)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kind of source, how to get one, and the ways that the supply is told to go."""
+
+    kind: type[Source]
+    recipe: str | Recipe = "auto"
+    way: str = ""
+    indexed: bool = True
+    decoder: Any = None
+    shuffle: bool | str = False
+
+
+def slowly(record: np.ndarray) -> dict[str, Any]:
+    """A function is decoded record by record, in other threads, ahead of the caller."""
+    return {"data": np.frombuffer(bytes(record).ljust(6000, b"\0"), np.uint8), "n": len(record)}
+
+
+WAYS = {
+    "ring": Way(RingReader),
+    "ring, global": Way(RingReader, shuffle="global"),
+    "ring, block": Way(RingReader, shuffle="block"),
+    "ring, decoded ahead": Way(RingReader, decoder=slowly),
+    "first epoch": Way(RingReader, indexed=False),
+    "page cache": Way(PageCacheSource, way="cached"),
+    "page cache, global": Way(PageCacheSource, way="cached", shuffle="global"),
+    "page cache, block": Way(PageCacheSource, way="cached", shuffle="block"),
+    "page cache, advised": Way(PageCacheSource, way="advised"),
+    "page cache, first epoch": Way(PageCacheSource, way="ordered", indexed=False),
+    "spans": Way(AskingReader, "coal"),
+    "spans, block": Way(AskingReader, "prov", shuffle="block"),
+    "leaves ahead": Way(AskingReader, "lmm", indexed=False),
+    "guesses": Way(AskingReader, "dm", indexed=False),
+    "turns": Way(AskingReader, Recipe("synchronous", "sidecar", "posix", span=True, stagger=1)),
+    "py-lmdb": Way(PerRankSource, "plain"),
+    "py-lmdb, global": Way(PerRankSource, "plain", shuffle="global"),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("contract") / "x.lmdb"
+    with lmdb.open(str(folder), map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(N):
+            txn.put(b"%06d" % i, value(i))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def indexed(written: Path) -> Path:
+    with pario.Reader(written):
+        pass
+    return written
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return WAYS[request.param]
+
+
+@pytest.fixture
+def folder(way: Way, indexed: Path, tmp_path: Path) -> Path:
+    """With its side-car, or a copy without."""
+    if way.indexed:
+        return indexed
+    shutil.copytree(indexed, tmp_path / "x.lmdb", ignore=shutil.ignore_patterns("*.h5"))
+    return tmp_path / "x.lmdb"
+
+
+def open_loader(folder: Path, way: Way) -> pario.Loader:
+    options = pario.Options(slot_bytes=128 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4, own_rows="never")
+    more: dict[str, Any] = {"shuffle": way.shuffle, "recipe": way.recipe, "options": options}
+    return pario.Loader(folder, 16, way.decoder, save_index=way.indexed, **more)
+
+
+class Seat:
+    """A loader's supply in the hands of a test."""
+
+    def __init__(self, loader: pario.Loader, way: Way) -> None:
+        self.loader = loader
+        self.way = way
+        supply, slots = loader._life.supply, loader._life.slots
+        assert supply is not None
+        assert slots is not None
+        self.supply: Supply = supply
+        if supply.needs_ring(way.way):
+            slots.allocate()
+        self.work = Work(supply.context.stream, loader._progress._shape, 0, 0)
+        # As a loop would: what goes wrong in the background reaches `Lifetime.check`.
+        self.source = loader._life.source = supply.source(self.work, way.way)
+
+    def check(self, step: int, parts: Any) -> None:
+        expected = self.work.order.take(np.arange(*self.work.schedule.step_positions(step)))
+        by_offset = self.loader.index.by_offset if self.work.order.space == "place" else None
+        expected = expected if by_offset is None else by_offset[expected]
+        if self.way.shuffle == "block":  # the seats of a step take their records in an order of their own
+            assert sorted(parts.ids.tolist()) == sorted(expected.tolist())
+        else:
+            np.testing.assert_array_equal(parts.ids, expected)
+        for k, i in enumerate(parts.ids.tolist()):
+            if self.way.decoder is slowly:
+                assert bytes(parts.arrays["data"][k])[: int(parts.arrays["n"][k])] == value(i)
+            else:
+                first, stop = parts.arrays["offsets"][k : k + 2]
+                assert parts.arrays["data"][first:stop].tobytes() == value(i)
+        assert not parts.failures
+
+
+@pytest.fixture
+def seat(way: Way, folder: Path) -> Iterator[Seat]:
+    with open_loader(folder, way) as loader:
+        made = Seat(loader, way)
+        yield made
+        made.source.leave()
+        assert made.source.end(10)
+
+
+def nothing() -> None:
+    pass
+
+
+def test_every_step_once_and_every_byte(seat: Seat) -> None:
+    assert isinstance(seat.source, seat.way.kind)
+    assert isinstance(getattr(seat.source, "_writer", None), FirstEpochWriter) == (
+        not seat.way.indexed and not seat.way.way
+    )
+    for step in range(seat.work.schedule.steps):
+        seat.check(step, seat.source.prepare(step, nothing))
+        seat.source.check()  # nothing went wrong in the background
+
+
+def test_ahead_brings_the_same(seat: Seat) -> None:
+    """Where other threads may prepare steps, several at once do not disturb each other."""
+    ahead = seat.source.ahead
+    if ahead is None:
+        assert seat.way.kind in (AskingReader, PerRankSource) or not seat.loader.decoder.parallel
+        return
+    assert isinstance(ahead, Ahead)
+    assert ahead.steps >= 1
+    futures = [ahead.submit(seat.source.prepare, step, nothing) for step in range(1 + ahead.steps)]
+    for step, future in enumerate(futures):
+        seat.check(step, future.result(30))
+
+
+class StopError(Exception):
+    pass
+
+
+def test_what_check_raises_comes_through(seat: Seat) -> None:
+    """It is called while a source waits: always where it reads in the caller's thread."""
+
+    def stop() -> None:
+        raise StopError
+
+    stopped = False
+    try:
+        for step in range(seat.work.schedule.steps):
+            seat.check(step, seat.source.prepare(step, stop))
+    except StopError:
+        stopped = True
+    assert stopped or seat.way.kind is not PageCacheSource
+
+
+def test_left_early_it_ends(seat: Seat) -> None:
+    if seat.work.schedule.steps > 1:
+        seat.check(0, seat.source.prepare(0, nothing))
+    for _ in range(2):
+        seat.source.leave()
+    for _ in range(2):
+        assert seat.source.end(10)
+    for _ in range(2):
+        seat.supply.settle()
+
+
+@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.kind is not PerRankSource], indirect=True)
+def test_a_damaged_page_is_an_error_and_not_a_record(way: Way, indexed: Path, tmp_path: Path) -> None:
+    """The header of an overflow page says that it is another page. (LMDB itself does not look.)"""
+    folder = tmp_path / "damaged.lmdb"
+    shutil.copytree(indexed, folder, ignore=shutil.ignore_patterns("*.h5"))
+    with pario.Reader(folder, save_index=way.indexed) as reader:  # the copy has another inode: a side-car of its own
+        sizes, offsets = reader.index.extents["nbytes"], reader.index.extents["offset"]
+        record = next(i for i in range(N // 2, N) if sizes[i] > 4096)
+        page = (int(offsets[record]) - reader.index.header_bytes) // 4096
+    status = (folder / "data.mdb").stat()
+    with open(folder / "data.mdb", "r+b") as file:
+        file.seek(page * 4096)
+        file.write((page + 1).to_bytes(8, "little"))
+    os.utime(folder / "data.mdb", ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(CorruptedError) as caught:
+        read_all(folder, way)
+    assert caught.value.page == page
+
+
+def read_all(folder: Path, way: Way) -> None:
+    with open_loader(folder, way) as loader:
+        seat = Seat(loader, way)
+        try:
+            for step in range(seat.work.schedule.steps):
+                seat.source.prepare(step, loader._life.check)
+        finally:
+            seat.source.leave()
+            seat.source.end(10)
