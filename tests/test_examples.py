@@ -100,3 +100,34 @@ def test_the_encoder_writes_what_protobuf_says():
     assert train_digits.datum(pixels, 3) == (
         b"\x08\x01" + b"\x10\x08" + b"\x18\x08" + b"\x22\x40" + bytes(range(64)) + b"\x28\x03"
     )
+
+
+_ANNOUNCED_TOO_LATE = """
+import os, runpy, signal, sys
+
+class Late:
+    # Python drops its modules after it took its signal handlers back.
+    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=(signal.SIGUSR1, signal.SIGTERM)):
+        print("ending", flush=True)
+        for number in numbers:
+            kill(pid, number)
+
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+sys.modules["__main__"].late = Late()
+"""
+
+
+def test_a_signal_after_the_end_does_not_make_the_training_a_failure(whole, tmp_path):
+    """Slurm announces the time limit while the interpreter and MPI take their leave."""
+    folder, _ = whole
+    lesson = str(ROOT / "examples" / "train_requeue.py")
+    arguments = ["--data", str(folder / "train.lmdb"), "--run", str(tmp_path), "--epochs", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", _ANNOUNCED_TOO_LATE, lesson, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.endswith("done\nending\n"), done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
