@@ -16,9 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,131 +24,24 @@ import lmdb
 import numpy as np
 
 from benchmarks import data
-from benchmarks.measure import Row, Section, WorkerError, interleave, launch, ratios, save, spread
+from benchmarks.measure import Row, Section, WorkerError, interleave, launch, save, spread
+from benchmarks.sides import (
+    BATCH,
+    SHUFFLES,
+    Bench,
+    compare,
+    epoch_seconds,
+    from_cold,
+    records_of,
+)
 from benchmarks.worker_lmdb import BARE, REUSING, VARIANTS
 from pario.bench import cache
 from pario.bench.stores import throttled
 
-GB = 1e9
 MB = 1e6
 STORE_BYTES_PER_S = 200_000_000  # the slow shared store
 SEQUENTIAL_BYTES = 4 << 20  # fio's read size for the long reads
-BATCH = {"3k": 256, "197k": 64}  # records per rank and step
 WARM_EPOCHS = "4"  # of one process: the first is shown apart
-SHUFFLES = {"none": "shuffle=False", "block": '"block"', "global": '"global"'}
-
-
-@dataclass
-class Bench:
-    """What all sections need."""
-
-    folder: str
-    rounds: int
-    quick: bool
-    baselines: bool
-    knobs: list[str]
-    sets: dict[str, data.DataSet] = field(default_factory=dict)
-    small: dict[str, data.DataSet] = field(default_factory=dict)  # read before a clock starts
-
-    def pario(self, path: str, which: str, shuffle: str, *more: str, **how: Any) -> dict[str, Any]:
-        """One run of worker_pario. how: ranks, nodes, group."""
-        knobs = [word for knob in self.knobs for word in ("--set", knob)]
-        arguments = [path, "--shuffle", shuffle, "--batch", str(BATCH[which]), *knobs, *more]
-        return launch("benchmarks.worker_pario", arguments, **how)
-
-    def cold(self, path: str, which: str, shuffle: str, **how: Any) -> dict[str, Any]:
-        """One epoch, the kernels loaded before it begins."""
-        return self.pario(path, which, shuffle, "--warmup", self.small[which].path, **how)
-
-    def py_lmdb(self, which: str, *more: str, **how: Any) -> dict[str, Any]:
-        held = self.sets[which]
-        fixed = ["--batch", str(BATCH[which]), "--head", str(held.head), "--pixels", str(held.image_bytes)]
-        return launch("benchmarks.worker_lmdb", [held.path, *fixed, *more], **how)
-
-    def index(self, path: str) -> None:
-        """Build the index and save the side-car (untimed)."""
-        if not self.baselines:
-            launch("benchmarks.worker_pario", [path, "--index-only"])
-
-    @contextmanager
-    def order(self, which: str, shuffle: str, ranks: int = 1) -> Iterator[str]:
-        """A folder with the Loader's order, for the other side's loop; with --baselines a stand-in's name."""
-        if self.baselines:
-            yield shuffle
-            return
-        with tempfile.TemporaryDirectory(prefix="pario-order-") as folder:
-            self.pario(self.sets[which].path, which, shuffle, "--ids", folder, ranks=ranks)
-            yield folder
-
-
-def from_cold(
-    file: str, run: Callable[[throttled.Group | None], tuple[float, float]], bytes_per_s: int | None = None
-) -> float:
-    """The rate of `run(group) -> (bytes it had to read, seconds)`, from the device for certain.
-
-    Pages are dropped before, and afterwards the device must have read for this run what the run needed: somebody else
-    may have read the file into the page cache meanwhile. Without root there is no count, and only the first holds.
-    """
-    device, _ = throttled.device_of(file)
-    for _ in range(3):
-        cache.drop_file(file)
-        try:
-            with throttled.Group(device, bytes_per_s) as group:
-                needed, seconds = run(group)
-                read = group.bytes_read()
-        except cache.Unavailable:
-            if bytes_per_s is not None:
-                raise
-            cache.drop_file(file)
-            needed, seconds = run(None)
-            return needed / seconds
-        if read >= 0.95 * needed:
-            return needed / seconds
-    raise cache.Unavailable(f"{read} of {needed:.0f} bytes of {file} came from the device: who else reads it?")
-
-
-def epoch_seconds(run: dict[str, Any], epoch: int = -1) -> float:
-    """From a common start to the end of the last rank."""
-    return max(rank["epochs"][epoch]["seconds"] for rank in run["ranks"])
-
-
-def records_of(run: dict[str, Any], epoch: int = -1) -> int:
-    return sum(rank["epochs"][epoch]["records"] for rank in run["ranks"])
-
-
-def rate(values: list[float], unit: float = GB, name: str = "GB/s") -> str:
-    return f"{statistics.median(values) / unit:.3g} {name}"
-
-
-def compare(
-    section: Section,
-    case: str,
-    ours: list[float],
-    theirs: list[float],
-    bar: float | None,
-    what: str,
-    unit: float = GB,
-    name: str = "GB/s",
-    us: str = "pario",
-) -> None:
-    """Rates of both sides (per second), pair by pair."""
-    found = ratios(ours, theirs)
-    section.raw.setdefault("rates", {})[case] = {"ours": ours, "theirs": theirs, "against": what}
-    section.add(
-        Row(
-            case,
-            found["median"],
-            found["min"],
-            found["max"],
-            ">=" if bar is not None else "",
-            bar,
-            ours=f"{us} {rate(ours, unit, name)}",
-            theirs=f"{what} {rate(theirs, unit, name)}",
-        )
-    )
-
-
-# -- the sections -----------------------------------------------------------------------------------------------------
 
 
 def content(bench: Bench, section: Section) -> None:

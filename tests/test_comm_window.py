@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from pario.comm import futex
 from pario.comm.solo import Solo
-from pario.comm.window import LEFT, Ring
+from pario.comm.window import LEFT, Notes, Ring
 from pario.errors import ParioError, PeerError
 
 SLOTS = 3
@@ -101,6 +102,31 @@ def test_the_first_error_is_told_to_the_others(pair) -> None:
         ring.check()
     with pytest.raises(PeerError, match=r"the second \[rank 3\]"):
         other.check()  # of its own it has heard
+
+
+def test_of_several_errors_the_earliest_is_told() -> None:
+    memory = np.zeros(Notes.nbytes(3), dtype=np.uint8)
+    first, second, reader = (Notes(memory, 3, rank) for rank in (1, 0, 2))
+    assert reader.first() is None
+    assert first.post(11, "the first")
+    assert second.post(10, "the second")
+    assert reader.first() == (11, "the first")
+
+
+def test_who_has_closed_is_not_missed() -> None:
+    class Watching(Half):
+        def check_alive(self, left: Callable[[int], bool] | None = None) -> None:
+            assert left is not None
+            self.expected = [rank for rank in self.node_ranks if not left(rank)]
+
+    memory: list[np.ndarray] = []
+    worlds = [Watching(rank, memory) for rank in range(2)]
+    ring, other = (Ring(world, SLOTS, alive_seconds=0) for world in worlds)
+    ring.check()
+    assert worlds[0].expected == [0, 1]
+    other.close()
+    ring.check()
+    assert worlds[0].expected == [0]
 
 
 def test_who_waits_is_woken(pair) -> None:

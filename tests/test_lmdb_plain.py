@@ -152,6 +152,9 @@ def test_calls_go_to_the_compiled_functions_once_there_are_such(tmp_path: Path, 
 # -- who compiles ------------------------------------------------------------------------------------------------------
 
 
+START = compiling._start
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     """Locks that a process was started with; one that does nothing. The cache is empty."""
@@ -205,6 +208,20 @@ def test_where_no_process_can_be_started_calls_compile(started: list[int], monke
 
     monkeypatch.setattr(compiling, "_start", start)
     assert Compiling().look(lambda: False)
+
+
+def test_who_reads_does_not_wait_for_an_interpreter_that_hangs(
+    started: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", os.fspath(hanging))
+    monkeypatch.setattr(compiling, "_start", START)
+    monkeypatch.setattr(compiling, "_START_S", 0.1)
+    begin = time.monotonic()
+    assert Compiling().look(lambda: False)
+    assert time.monotonic() - begin < 20
 
 
 def test_where_nothing_can_be_kept_calls_compile(started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

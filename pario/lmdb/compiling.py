@@ -33,6 +33,8 @@ __all__ = ["Compiling"]
 
 #: Seconds between two looks at whether all is compiled.
 _PAUSE_S = 0.1
+#: Seconds that a reader waits for the interpreter of that process to start. Usually it takes 0.05.
+_START_S = 10.0
 _LOCK = "lmdb.lock"
 
 #: The process: a child of a child that has ended. Isolated (-I): what it imports is what is imported here.
@@ -82,7 +84,7 @@ class Compiling:
                 return True
             self._started = True
             _start(lock)
-        except OSError:
+        except (OSError, subprocess.TimeoutExpired):
             return True
         finally:
             os.close(lock)
@@ -90,7 +92,7 @@ class Compiling:
 
 
 def _start(lock: int) -> None:
-    """Start the process that compiles; it inherits the lock. Raises OSError."""
+    """Start the process that compiles; it inherits the lock. Raises OSError or TimeoutExpired."""
     packages = (Path(__file__).parents[1], *(Path(str(one.__file__)).parent for one in (numba, llvmlite, np)))
     folders = dict.fromkeys(os.fspath(package.absolute().parent) for package in packages)
     until, ours = os.pipe()
@@ -102,6 +104,7 @@ def _start(lock: int) -> None:
             stderr=subprocess.DEVNULL,
             pass_fds=[lock],
             check=False,
+            timeout=_START_S,
         )
     except BaseException:
         os.close(ours)
