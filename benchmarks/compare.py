@@ -30,12 +30,14 @@ import numpy as np
 HERE = Path(__file__).resolve()
 #: Records of each set: an epoch of either is some 200 MB, and takes a fraction of a second in memory.
 RECORDS = {"3k": 60_000, "197k": 1_000}
+#: Records of 100 bytes, which stand in leaf pages.
+SMALL_RECORDS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Cell:
     """what : "loader", or a call of the drop-in: "get", "getmulti", "scan"
-    which : a set of benchmarks.data
+    which : a set of benchmarks.data, or "100b"
     """
 
     what: str
@@ -57,6 +59,8 @@ def cells() -> Iterator[Cell]:
     for which, order, ranks in itertools.product(("3k", "197k"), ("none", "global", "block"), (1, 2)):
         yield Cell("loader", which, order, ranks)
         yield Cell("loader", which, order, ranks, cold=True)
+    for order, ranks in itertools.product(("none", "global"), (1, 2)):
+        yield Cell("loader", "100b", order, ranks)
     for which, recipe in itertools.product(("3k", "197k"), ("plain", "lmm", "dm", "dio", "prov", "coal")):
         yield Cell("loader", which, recipe=recipe)
     for what, which in itertools.product(("get", "getmulti", "scan"), ("3k", "197k")):
@@ -89,9 +93,10 @@ class Side:
         key = json.dumps([task[name] for name in ("which", "order", "recipe")])
         if key not in self._open:
             order = False if task["order"] == "none" else task["order"]
-            loader = pario.Loader(
-                path, 64, pario.decode.Datum(), shuffle=order, comm=self._comm(), recipe=task["recipe"]
-            )
+            small = task["which"] == "100b"
+            decoder = pario.decode.Raw() if small else pario.decode.Datum()
+            batch_size = 1024 if small else 64
+            loader = pario.Loader(path, batch_size, decoder, shuffle=order, comm=self._comm(), recipe=task["recipe"])
             self._open[key] = loader
             for _ in loader:
                 pass
@@ -232,6 +237,21 @@ def measured(trees: dict[str, Path], cells: Sequence[Cell], paths: dict[str, str
     return [found[cell.name] for cell in cells]
 
 
+def make_small(folder: Path) -> str:
+    import lmdb
+
+    path = folder / f"100b-{SMALL_RECORDS}"
+    if not path.exists():
+        part = folder / f"{path.name}.part"
+        env = lmdb.open(str(part), map_size=1 << 30, sync=False)
+        with env.begin(write=True) as txn:
+            for i in range(SMALL_RECORDS):
+                txn.put(b"%08d" % i, b"%0100d" % i, append=True)
+        env.close()
+        part.rename(path)
+    return str(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout of the other state")
@@ -245,6 +265,7 @@ def main() -> None:
     from benchmarks import data
 
     paths = {which: str(data.make(options.data, which, records).path) for which, records in RECORDS.items()}
+    paths["100b"] = make_small(options.data)
     chosen = [cell for cell in cells() if options.only in cell.name]
     trees = {"before": options.before.resolve(), "after": HERE.parent.parent}
     pairs = []

@@ -283,6 +283,8 @@ def main() -> int:
             if given.again or defect.name not in results.all
             or (given.survivors and not results.all[defect.name]["suite"])
         ]  # fmt: skip
+        # In the order of their digests: what a run that is interrupted has tried is a fair sample of all.
+        todo.sort(key=lambda defect: defect.name.rpartition(":")[2])
         try_all(todo, given.data, given.jobs, results)
     return 0
 
