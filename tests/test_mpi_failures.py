@@ -226,14 +226,14 @@ def test_a_note_that_never_arrives_keeps_nobody(world, monkeypatch) -> None:
 
     class Announced:
         def Test(self) -> bool:
-            asked.append(time.monotonic())
+            asked.append(None)
             return False
 
     alarm = world.alarm
     real, alarm._comm = alarm._comm, SimpleNamespace(Iprobe=lambda **_: True, Irecv=lambda *_, **__: Announced())
     begin = time.monotonic()
     alarm.close()
-    assert time.monotonic() - begin < 5
-    assert len(asked) > 3
+    assert 0.2 <= time.monotonic() - begin < 5
+    assert asked
     alarm._comm = real
     world.barrier()
