@@ -150,8 +150,8 @@ def main() -> None:
     parser.add_argument("--log-ids", action="store_true", help="each rank notes in RUN/ids-RANK.txt what it has seen")
     train(parser.parse_args(), asked)
     for number in SIGNALS:
-        # Python takes its handlers back before the process ends, and MPI takes its time to: a signal that came then would
-        # kill a rank whose work is done and saved, and the job would count as failed.
+        # Python removes its handlers before the process is gone: a signal that came in between would kill a rank whose
+        # work is done and saved, and the job would count as failed.
         signal.signal(number, signal.SIG_IGN)
 
 
