@@ -137,11 +137,11 @@ def test_a_file_that_somebody_else_could_have_written(tmp_path: Path, monkeypatc
         with pytest.raises(OSError, match=why):
             folder.read(name)
         with pytest.raises(OSError):
-            folder.open_lock(name)
+            folder.open_file(name)
     with pytest.raises(OSError):
         folder.read("linked")
     with pytest.raises(OSError):
-        folder.open_lock("linked")
+        folder.open_file("linked")
     monkeypatch.setattr(private, "_walk", lambda path, make: os.open(path, os.O_PATH))
     be_somebody_else(monkeypatch)
     with pytest.raises(UnsafeError, match=f"foreign belongs to user {ME}"):

@@ -84,7 +84,7 @@ def nobody_compiles(cache: Path) -> bool:
 
 def lock_of(cache: Path) -> int:
     (folder,) = cache.iterdir()
-    fd = PrivateDirectory(os.fspath(folder)).open_lock("lmdb.lock")
+    fd = PrivateDirectory(os.fspath(folder)).open_file("lmdb.lock")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -135,7 +135,7 @@ def _locked(folder: PrivateDirectory, name: str) -> int:
     pause, longest = _PAUSES_S
     end = time.monotonic() + _PATIENCE_S
     try:
-        fd = folder.open_lock(name)
+        fd = folder.open_file(name)
     except OSError:
         return -1
     while True:

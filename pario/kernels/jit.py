@@ -146,7 +146,7 @@ def lock_now(name: str) -> int:
 
     Raises BlockingIOError while another process has it, OSError where nothing can be kept or locked.
     """
-    fd = _FOLDER.open_lock(name)
+    fd = _FOLDER.open_file(name)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:

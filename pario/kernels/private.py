@@ -78,8 +78,8 @@ class PrivateDirectory:
                     os.unlink(half, dir_fd=folder)
                 raise
 
-    def open_lock(self, name: str) -> int:
-        """Descriptor of a file that can be locked; made if need be."""
+    def open_file(self, name: str) -> int:
+        """Descriptor of a file, open for reading and writing; made if need be."""
         with self._open(make=True) as folder:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(name, flags, 0o600, dir_fd=folder)

@@ -1,0 +1,1 @@
+"""Where copies of the dataset lie, nearer than the store."""

@@ -1,0 +1,281 @@
+"""A tier on a disk of the node: a sparse copy of the data file, and a map that says which of its chunks are there.
+
+    FOLDER/pario-UID/DATASET/data    the chunks, at their own offsets
+                             map     which chunks are there, and the sums of their blocks (map.py)
+                             lock    one byte per chunk is locked by whoever puts it; the file is never removed
+
+* The map decides what is there; holes in the sparse file are not asked for. A chunk's bytes are written first, then the
+  sums of its blocks, then its byte in the map: a process that dies in between leaves no chunk.
+* Nothing is synced. After a loss of power the map may be newer than the data; the sums find that, as they find every
+  other damage, since each block is verified on every read.
+* Space is allocated before it is written, with the quota locked: processes that put at the same time stay within it
+  together, and a full disk is noticed before half a chunk is written.
+* Nothing is evicted and nothing is unlinked here: what this job does not need, another one may be reading.
+* Everything lies in a directory of this user's that nobody else can write (kernels/private.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from pario.errors import OptionError
+from pario.kernels.private import PrivateDirectory
+from pario.stage.base import Counts, Tier
+from pario.stage.grid import BLOCK_BYTES, Grid
+from pario.stage.map import ChunkMap, block_sums
+
+__all__ = ["DiskTier"]
+
+#: After so many failed system calls in a row a tier is left alone for so many seconds.
+_MOST_ERRORS, _REST_S = 3, 30.0
+#: How long to wait for another process that holds a lock.
+_LOCK_S = 5.0
+
+
+class DiskTier(Tier):
+    """Opens, or makes, the copy of one data file below a folder.
+
+    folder : on a disk of this node
+    identity : bytes[32], digest of what tells this state of the data file from all others
+    quota : bytes that all datasets of this user may take below `folder`
+    floor : fraction of the disk's bytes and inodes that must stay free
+
+    Raises OptionError if the quota does not hold one chunk, OSError (UnsafeError) if the folder cannot be used or
+    trusted.
+    """
+
+    def __init__(self, folder: str, identity: bytes, grid: Grid, quota: int, *, floor: float = 0.05) -> None:
+        self.grid = grid.checked()
+        self.counts = Counts()
+        if len(identity) != 32:
+            raise OptionError(f"an identity has 32 bytes, got {len(identity)}")
+        if quota < grid.chunk_bytes:
+            raise OptionError(
+                f"a quota of {quota:,} bytes does not hold one chunk of {grid.chunk_bytes:,}",
+                hint="Give the tier more, or leave it out",
+            )
+        self._quota, self._floor = quota, floor
+        self._root = os.path.join(os.path.abspath(folder), f"pario-{os.geteuid()}")
+        self._folder = PrivateDirectory(os.path.join(self._root, identity.hex()))
+        self._files: _Files | None = _Files(self._folder, PrivateDirectory(self._root))
+        with _locked(self._files.map):  # two processes may make it at the same time
+            self._map = ChunkMap(self._files.map, identity, grid)
+        self._lock = threading.Lock()
+        self._busy: set[int] = set()  # chunks that threads of this process are putting
+        self._failed, self._rests_until = 0, 0.0
+
+    def held(self) -> np.ndarray:
+        files = self._files
+        try:
+            if files is not None and not self._rests():
+                return self._map.held()
+        except OSError:
+            self._fails()
+        return np.zeros(self.grid.chunks, dtype=bool)
+
+    def put(self, chunk: int, data: np.ndarray) -> bool:
+        offset, nbytes = self.grid.span(chunk)
+        if data.dtype != np.uint8 or data.shape != (nbytes,):
+            raise ValueError(f"chunk {chunk} has {nbytes} bytes, got {data.shape} of {data.dtype}")
+        files = self._files
+        if files is None or self._rests():
+            return False
+        try:
+            with self._claimed(files, chunk) as mine:
+                if not mine or self._map.has(chunk):
+                    return mine
+                if not self._allocated(files, offset, nbytes):
+                    self.counts.refused += 1
+                    return False
+                data = np.ascontiguousarray(data)
+                _write(files.data, data, offset)
+                self._map.add(chunk, block_sums(data))
+        except OSError:
+            self._fails()
+            return False
+        self._failed = 0
+        self.counts.puts += 1
+        self.counts.put_bytes += nbytes
+        return True
+
+    def read(self, offset: int, out: np.ndarray) -> bool:
+        end = offset + len(out)
+        if not 0 <= offset <= end <= self.grid.file_bytes:
+            raise IndexError(f"bytes {offset} to {end} of a file of {self.grid.file_bytes}")
+        files = self._files
+        if files is None or self._rests():
+            return False
+        try:
+            right = self._read(files, offset, end, out)
+        except OSError:
+            self._fails()
+            return False
+        self._failed = 0
+        if right:
+            self.counts.reads += 1
+            self.counts.read_bytes += len(out)
+        return right
+
+    def _read(self, files: _Files, offset: int, end: int, out: np.ndarray) -> bool:
+        """All blocks that hold these bytes, verified. Raises OSError."""
+        chunk_bytes = self.grid.chunk_bytes
+        if not all(self._map.has(chunk) for chunk in range(offset // chunk_bytes, -(-end // chunk_bytes))):
+            return False
+        first, last = offset // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+        begin, until = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.grid.file_bytes)
+        whole = (begin, until) == (offset, end) and out.flags.c_contiguous
+        blocks = out if whole else np.empty(until - begin, dtype=np.uint8)
+        got = _read(files.data, blocks, begin)
+        wrong = self._map.sums(first, last).copy()
+        found = block_sums(blocks[:got])
+        wrong[: len(found)] ^= found
+        if wrong.any():
+            for chunk in {(first + int(block)) * BLOCK_BYTES // chunk_bytes for block in np.flatnonzero(wrong)}:
+                self.counts.damaged += 1
+                self._map.drop(chunk)
+            return False
+        if not whole:
+            out[:] = blocks[offset - begin : end - begin]
+        return True
+
+    def close(self) -> None:
+        self._files = None  # what other threads have under way keeps the files open until it is done
+
+    # -- room ----------------------------------------------------------------------------------------------------------
+
+    def _allocated(self, files: _Files, offset: int, nbytes: int) -> bool:
+        """Take room for a chunk. False if quota or disk have none. Raises OSError."""
+        fd = files.data
+        with self._lock, _locked(files.quota):
+            if self._used() + nbytes > self._quota or not self._above_floor(fd, nbytes):
+                return False
+            if os.fstat(fd).st_size < self.grid.file_bytes:
+                os.ftruncate(fd, self.grid.file_bytes)
+            try:
+                os.posix_fallocate(fd, offset, nbytes)
+            except OSError as e:
+                if e.errno in _FULL:
+                    return False
+                raise
+        return True
+
+    def _used(self) -> int:
+        """Bytes of all datasets of this user below the folder."""
+        used = 0
+        with os.scandir(self._root) as entries:
+            for entry in entries:
+                for name in ("data", "map"):
+                    with contextlib.suppress(OSError):
+                        status = os.stat(os.path.join(entry.path, name), follow_symlinks=False)
+                        used += 512 * status.st_blocks
+        return used
+
+    def _above_floor(self, fd: int, nbytes: int) -> bool:
+        disk = os.fstatvfs(fd)
+        room = disk.f_bavail * disk.f_frsize - nbytes >= self._floor * disk.f_blocks * disk.f_frsize
+        return room and (disk.f_files == 0 or disk.f_favail >= self._floor * disk.f_files)
+
+    # -- who puts, and what fails --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _claimed(self, files: _Files, chunk: int) -> Iterator[bool]:
+        """True if nobody else, in this process or another one, puts this chunk meanwhile."""
+        with self._lock:
+            mine = chunk not in self._busy
+            if mine:
+                self._busy.add(chunk)
+        if not mine:
+            yield False
+            return
+        try:
+            # Of an open file description: it ends with the process, and closing another descriptor does not end it.
+            fcntl.fcntl(files.lock, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, chunk))
+        except OSError:
+            with self._lock:
+                self._busy.discard(chunk)
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            with contextlib.suppress(OSError, KeyError):
+                fcntl.fcntl(files.lock, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, chunk))
+            with self._lock:
+                self._busy.discard(chunk)
+
+    def _fails(self) -> None:
+        self.counts.errors += 1
+        self._failed += 1
+        if self._failed >= _MOST_ERRORS:
+            self._rests_until = time.monotonic() + _REST_S
+
+    def _rests(self) -> bool:
+        return self._failed >= _MOST_ERRORS and time.monotonic() < self._rests_until
+
+
+class _Files:
+    """The open files of a tier; they are closed with the last reference to them."""
+
+    def __init__(self, folder: PrivateDirectory, root: PrivateDirectory) -> None:
+        self._open: list[int] = []
+        for directory, name in ((folder, "lock"), (folder, "map"), (folder, "data"), (root, "quota")):
+            self._open.append(directory.open_file(name))
+        self.lock, self.map, self.data, self.quota = self._open
+
+    def __del__(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+
+
+#: The disk, or the user's share of it, is full.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _range(kind: int, chunk: int) -> bytes:
+    """struct flock for the byte of a chunk."""
+    return struct.pack("@hhqqi4x", kind, os.SEEK_SET, chunk, 1, 0)
+
+
+@contextlib.contextmanager
+def _locked(fd: int) -> Iterator[None]:
+    """Whoever holds this lock does so for some system calls. Raises OSError after a while: it may have been stopped."""
+    end = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.002)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _write(fd: int, data: np.ndarray, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def _read(fd: int, out: np.ndarray, offset: int) -> int:
+    """Bytes read: all, or fewer at the end of the file."""
+    view, got = memoryview(out), 0
+    while got < len(out):
+        done = os.preadv(fd, [view[got:]], offset + got)
+        if done == 0:
+            break
+        got += done
+    return got

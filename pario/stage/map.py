@@ -1,0 +1,102 @@
+"""The map of a tier on disk: which chunks of a data file are there, and the sums that their blocks must have.
+
+    head       4 KiB: magic, identity of the dataset, bytes of the file, of a chunk, of a block, xxh3 of these
+    sums       u64 per block
+    states     one byte per chunk: 1 = all its bytes and sums are written
+
+It is read and written explicitly, not mapped: a device that fails under a mapping kills the process. What a process has
+seen it keeps in memory; only a chunk that it does not know yet costs a look at the file, where another process may have
+noted it meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+
+import numpy as np
+import xxhash
+
+from pario.stage.grid import BLOCK_BYTES, Grid
+
+__all__ = ["ChunkMap", "block_sums"]
+
+_MAGIC = b"pario chunk map1"
+_HEAD = struct.Struct("<16s32sQQQ")
+_HEAD_BYTES = 4096
+
+
+class ChunkMap:
+    """The map in an open file, made anew unless it is that of this dataset and grid. Any thread; all methods but
+    `knows` may raise OSError.
+
+    The caller holds a lock on the file during the construction, and one on the chunk during `add`.
+    """
+
+    def __init__(self, fd: int, identity: bytes, grid: Grid) -> None:
+        self._fd = fd
+        self._grid = grid
+        self._states_at = _HEAD_BYTES + 8 * grid.blocks
+        self._sums = np.zeros(grid.blocks, dtype=np.uint64)
+        self._known = np.zeros(grid.chunks, dtype=bool)
+        self._lock = threading.Lock()
+        size = self._states_at + grid.chunks
+        head = _HEAD.pack(_MAGIC, identity, grid.file_bytes, grid.chunk_bytes, BLOCK_BYTES)
+        head += xxhash.xxh3_64_digest(head)
+        if os.fstat(fd).st_size != size or os.pread(fd, len(head), 0) != head:
+            os.ftruncate(fd, 0)
+            os.posix_fallocate(fd, 0, size)  # what is noted later must not fail for want of room
+            os.pwrite(fd, head, 0)
+
+    def knows(self, chunk: int) -> bool:
+        """Whether this process has seen that the chunk is there. No system call."""
+        return bool(self._known[chunk])
+
+    def has(self, chunk: int) -> bool:
+        """Whether the chunk is there."""
+        if not self._known[chunk] and os.pread(self._fd, 1, self._states_at + chunk) == b"\1":
+            first, end = self._grid.blocks_of(chunk)
+            sums = os.pread(self._fd, 8 * (end - first), _HEAD_BYTES + 8 * first)
+            if len(sums) == 8 * (end - first):
+                with self._lock:
+                    self._sums[first:end] = np.frombuffer(sums, dtype=np.uint64)
+                    self._known[chunk] = True
+        return bool(self._known[chunk])
+
+    def held(self) -> np.ndarray:
+        """bool[chunks]: all that are there."""
+        states = np.frombuffer(os.pread(self._fd, self._grid.chunks, self._states_at), dtype=np.uint8)
+        held = self._known.copy()
+        held[: len(states)] |= states == 1
+        return held
+
+    def sums(self, first: int, end: int) -> np.ndarray:
+        """The sums of these blocks, u64[n], of chunks that are known."""
+        return self._sums[first:end]
+
+    def add(self, chunk: int, sums: np.ndarray) -> None:
+        """The chunk's bytes are written: note its sums, then the chunk."""
+        first, _ = self._grid.blocks_of(chunk)
+        _write(self._fd, sums.tobytes(), _HEAD_BYTES + 8 * first)
+        with self._lock:
+            self._sums[first : first + len(sums)] = sums
+        _write(self._fd, b"\1", self._states_at + chunk)
+        self._known[chunk] = True
+
+    def drop(self, chunk: int) -> None:
+        """The chunk is not what was put: it counts as absent, for all processes that have not seen it yet."""
+        self._known[chunk] = False
+        _write(self._fd, b"\0", self._states_at + chunk)
+
+
+def block_sums(data: np.ndarray) -> np.ndarray:
+    """xxh3 of each block, u64[n]."""
+    view = memoryview(data)
+    sums = [xxhash.xxh3_64_intdigest(view[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
+    return np.array(sums, dtype=np.uint64)
+
+
+def _write(fd: int, data: bytes, offset: int) -> None:
+    if os.pwrite(fd, data, offset) != len(data):
+        raise OSError("the map was written in part")
