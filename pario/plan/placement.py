@@ -2,11 +2,11 @@
 
 Rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM Transactions on
 Networking 6, 1998): each node has a score for each chunk, and the nodes with the highest scores keep it. If a node is
-lost, its chunks go to the nodes that follow in the order of scores, and no other chunk moves.
+lost, its chunks go to the nodes that follow in the order of scores, and few others move.
 
-Scores alone load nodes unevenly: of 1,000 chunks on 16 nodes the busiest keeps some 1.25 times the mean. So each round
-of copies has a bound per node (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2018): a
-chunk whose node has reached the bound, or its quota, goes to the next one in the order.
+Scores alone load nodes unevenly: of 1,000 chunks on 16 nodes the busiest keeps 1.23 times the mean (9 of 10 times 1.14
+to 1.34). So each round of copies has a bound per node (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with
+bounded loads", 2018): a chunk whose node has reached the bound, or its quota, goes to the next one in the order.
 """
 
 from __future__ import annotations
