@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pace import Pace
+
 #: More ranks than cores must not keep the processor from the rank that they wait for.
 POLITE = {
     # MPICH polls, and gives the processor away every 1000 polls unless told otherwise.
@@ -36,12 +38,14 @@ _running: set[int] = set()
 @dataclass(frozen=True)
 class Job:
     """How a job ended: exit status (None: killed at its time limit), standard output and error together, seconds, and
-    when, on the machine's one monotonic clock."""
+    when, on the machine's one monotonic clock; and how slow the machine was meanwhile, 1 or more (pace.py): a job
+    promised to end within s seconds has s times as many."""
 
     status: int | None
     output: str
     seconds: float
     ended_at: float
+    slowness: float = 1.0
 
 
 def mpiexec(python: str = sys.executable) -> str:
@@ -75,6 +79,7 @@ def run_job(
 ) -> Job:
     """`mpiexec -n ranks python argv...`; `meanwhile(pid of mpiexec)` runs beside it.
 
+    limit_s : after so many seconds, more on a slow machine (pace.py), the job is killed
     prefix : the command that starts mpiexec, by exec
     """
     launcher = launcher or mpiexec(python)
@@ -85,7 +90,7 @@ def run_job(
     outer = ("PMI_", "PMIX_", "OMPI_", "PALS_", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_")
     own = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     before = segments()
-    start = time.monotonic()
+    pace, start = Pace(), time.monotonic()
     # A file takes the output: a pipe stays open as long as any forgotten process holds it.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
@@ -100,9 +105,7 @@ def run_job(
         try:
             if meanwhile is not None:
                 meanwhile(process.pid)
-            status: int | None = process.wait(max(0.1, start + limit_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            status = None
+            status = wait(process, start, limit_s, pace)
         finally:
             ended_at = time.monotonic()
             kill_tree(process.pid)
@@ -110,7 +113,19 @@ def run_job(
             _running.discard(process.pid)
             sweep(before)
         output.seek(0)
-        return Job(status, output.read(), ended_at - start, ended_at)
+        pace.sample()
+        return Job(status, output.read(), ended_at - start, ended_at, pace.slowness)
+
+
+def wait(process: subprocess.Popen, start: float, limit_s: float, pace: Pace) -> int | None:
+    """The exit status; None if it has not ended `limit_s` seconds of a fast machine after `start`."""
+    while True:
+        try:
+            return process.wait(max(0.1, start + limit_s * pace.slowness - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pace.sample()
+            if time.monotonic() > start + limit_s * pace.slowness:
+                return None
 
 
 def tree(pid: int) -> list[int]:

@@ -79,7 +79,7 @@ except RankError as error:  # the first to look names the dead one, the next may
     assert done.status not in (0, None), done.output
     heard = set(re.findall(rf"(\d) heard .*?is gone \(process \d+\) \[rank {victim}\]", done.output))
     assert heard == {str(r) for r in range(3)} - {str(victim)}, done.output
-    assert seconds_after_harm(done) < SOON_S, done.output
+    assert seconds_after_harm(done) < SOON_S * done.slowness, done.output
 
 
 def test_one_rank_fails_while_the_others_are_in_their_own_allreduce(path):
@@ -99,7 +99,7 @@ with pario.Loader(sys.argv[1], 5, decode, comm=comm, options=options) as loader:
     assert done.status not in (0, None), done.output
     assert "no such picture" in done.output
     assert "record " in done.output
-    assert seconds_after_harm(done) < SOON_S, done.output
+    assert seconds_after_harm(done) < SOON_S * done.slowness, done.output
 
 
 def test_storage_that_fails_on_the_reading_rank_is_heard_by_all(path, tmp_path):
@@ -193,12 +193,13 @@ for _ in range(10000):
     done = job(code, path)
     assert done.status not in (0, None), done.output
     assert "the network has diverged" in done.output
-    assert seconds_after_harm(done) < SOON_S, done.output
+    assert seconds_after_harm(done) < SOON_S * done.slowness, done.output
 
 
 def test_an_error_of_the_user_while_the_others_close_a_reader(path):
     code = """
 reader = pario.Reader(sys.argv[1], comm=comm, options=options)
+comm.Barrier()  # else a rank may hear it while it still opens the reader
 if comm.rank == 1:
     raise ValueError("not this one")
 try:
