@@ -257,6 +257,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
+    given.data = given.data.absolute()  # processes with other working directories get it
     defects = chosen(read_all(), given.only)
     results = Results(given.data / "results.json")
     if given.record is not None:

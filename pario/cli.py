@@ -48,7 +48,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
     screen.rank = rank or 0
     screen.launched = rank is not None
-    # Set this first: pario.comm.agree wraps the hook that it finds with its message to the other ranks.
+    # Set this first: pario.comm.farewell wraps the hook that it finds with its message to the other ranks.
     sys.excepthook = _hook
     try:
         status = group.main(

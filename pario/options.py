@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from pario.errors import OptionError
 
@@ -20,6 +20,10 @@ Policy = Literal["raise", "skip"]
 ORDERS = (False, "global", "block")
 POLICIES = ("raise", "skip")
 OWN_ROWS = ("auto", "never", "always")
+
+#: what `Recipe` takes
+Supplies = Literal["auto", "synchronous", "per_rank"]
+Locate = Literal["auto", "walk", "sidecar", "cursor", "speculate"]
 
 #: Slots of the ring with shuffle="block", each of a whole pool of blocks: no step waits for more than these.
 BLOCK_SLOTS = 3
@@ -64,7 +68,7 @@ class Options:
 
     Waiting
         alive_seconds: how often a waiting rank checks whether the others still live. All ranks learn of an error or of
-            the loss of a rank after about this time; the job ends about 5 s later (docs/failures.md).
+            the loss of a rank after about this time; the job ends up to 4 s later (docs/failures.md).
 
     Watching
         metrics_file: after each epoch rank 0 writes the counters of all ranks to this file, in the text format of
@@ -139,8 +143,8 @@ class Recipe:
         epoch finds the number. None: no reader waits for another.
     """
 
-    source: Literal["auto", "synchronous", "per_rank"] = "auto"
-    locate: Literal["auto", "walk", "sidecar", "cursor", "speculate"] = "auto"
+    source: Supplies = "auto"
+    locate: Locate = "auto"
     fetch: str | None = None
     span: bool = False
     fill: bool = True
@@ -149,6 +153,13 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.stagger is not None and (not isinstance(self.stagger, int) or self.stagger < 0):
             raise OptionError(f"stagger must be an integer of at least 0, or None, got {self.stagger!r}")
+        for name, names in (("source", get_args(Supplies)), ("locate", get_args(Locate))):
+            if getattr(self, name) not in names:
+                raise OptionError(f"{name} must be one of {', '.join(names)}, got {getattr(self, name)!r}")
+        if self.fetch not in (None, "mapped", *FETCHERS):
+            raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, mapped or None, got {self.fetch!r}")
+        if self.locate in ("cursor", "speculate") and (self.stagger is not None or self.span):
+            raise OptionError(f"locate={self.locate!r} takes neither stagger nor span: it reads what it guesses")
 
     @property
     def ahead(self) -> bool:

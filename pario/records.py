@@ -18,7 +18,7 @@ class Records:
     """The bytes of several records, as views: record i is `data[starts[i] : starts[i] + nbytes[i]]`.
 
     ids : i64[n], record ids (key order)
-    data : u8[...], read-only memory that holds the values, not packed and not in order
+    data : u8[...], memory that holds the values, not packed and not in order
     starts, nbytes : i64[n], bytes
 
     Records from a ring are valid until the step is released; copy what you keep.

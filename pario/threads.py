@@ -53,7 +53,7 @@ class Workers:
         self._most = most
         self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._urgent: deque[Unit] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may call `end` inside `put`
         self._threads: list[threading.Thread] = []
         self._under_way = 0  # units queued or running
         self._ended = False
@@ -115,6 +115,8 @@ class Workers:
                 self._queue.put(None)
         end = time.monotonic() + limit_s
         for thread in threads:
+            if thread is threading.current_thread():  # the garbage collector runs `__del__` in any thread
+                continue
             thread.join(max(0.0, min(end - time.monotonic(), threading.TIMEOUT_MAX)))
         return not any(thread.is_alive() for thread in threads)
 

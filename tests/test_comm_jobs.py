@@ -125,7 +125,7 @@ def test_a_killed_rank_that_the_launcher_sees() -> None:
     """What happens to a user: launcher and ranks notice at the same time, and the job ends, whoever is first."""
     done = job("if world.rank == 1: os.kill(os.getpid(), 9)\nring.wait_group(0, alarm.check)")
     assert done.status not in (0, None), done.output
-    assert done.seconds < 30
+    assert done.seconds < 30 * done.slowness
 
 
 def test_a_killed_rank_whose_loss_is_swallowed() -> None:
@@ -141,7 +141,7 @@ except DeadRankError:
     done = job(code, sheltered=True)
     assert done.status not in (0, None), done.output
     assert done.output.count("swallowed") == 2
-    assert done.seconds < 30
+    assert done.seconds < 30 * done.slowness
 
 
 def test_one_fails_while_the_others_wait_in_pario() -> None:
@@ -183,7 +183,7 @@ if world.rank == 1:
     assert "CorruptedError: bad page [page 7]" in done.output
     assert "RuntimeError: the user's own words" in done.output
     assert "MPI_Abort ends the whole job" in done.output
-    assert done.seconds < 30
+    assert done.seconds < 30 * done.slowness
 
 
 def test_an_agreed_error_that_one_rank_swallows() -> None:
@@ -197,7 +197,7 @@ except ValueError:
     done = job(code)
     assert done.status not in (0, None), done.output
     assert "another rank failed while opening: ValueError: only here" in done.output
-    assert done.seconds < 30
+    assert done.seconds < 30 * done.slowness
 
 
 def test_an_agreed_error_ends_the_job_quietly() -> None:
@@ -240,8 +240,9 @@ def test_the_whole_job_is_killed() -> None:
     assert len(seen) >= 4
     assert done.status == -signal.SIGKILL
     end = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in seen) and time.monotonic() < end:
+    while (left := [pid for pid in seen if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < end:
         time.sleep(0.05)
+    assert not left
 
 
 def test_ctrl_c() -> None:
@@ -253,4 +254,4 @@ def test_ctrl_c() -> None:
 
     done = job("ring.wait_group(0, alarm.check)", meanwhile=interrupt)
     assert done.status not in (0, None), done.output
-    assert done.seconds < 30
+    assert done.seconds < 30 * done.slowness

@@ -11,7 +11,7 @@ import lmdb
 import pytest
 from lmdb_cases import FORMATS, opened
 
-from pario.errors import SnapshotError
+from pario.errors import CorruptedError, SnapshotError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import check_snapshot, read_snapshot
 
@@ -49,6 +49,24 @@ def test_what_py_lmdb_says(tmp_path: Path, version: int) -> None:
                 True,
             )
             assert pickle.loads(pickle.dumps(snapshot)) == snapshot
+
+
+@pytest.mark.parametrize("last", [1 << 63, 1 << 52, 0])
+def test_a_last_page_that_no_file_has(tmp_path: Path, last: int) -> None:
+    """2**52 pages of 4,096 bytes end at an offset beyond 63 bits."""
+    with opened(tmp_path, 1) as env:
+        commit(env)
+    path = tmp_path / "data.mdb"
+    raw = bytearray(path.read_bytes())
+    for page in (0, 1):
+        at = page * 4096 + 16 + 120  # behind the page's header; mm_last_pg behind magic, sizes and two trees
+        assert int.from_bytes(raw[at : at + 8], "little") < 100
+        raw[at : at + 8] = last.to_bytes(8, "little")
+    path.write_bytes(raw)
+    fetcher = PosixFetcher(os.fspath(path))
+    with pytest.raises(CorruptedError, match=f"the last page in use cannot be {last}"):
+        read_snapshot(fetcher)
+    fetcher.close()
 
 
 @pytest.mark.parametrize("version", FORMATS)

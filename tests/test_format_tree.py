@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import lmdb
@@ -160,3 +161,14 @@ def test_overflow_headers(cases: Path, version: int) -> None:
     runs = [page.node(i).overflow() for page, i in file.main.items() if page.node(i).flags & F_BIGDATA]
     has = [int.from_bytes(file.raw[run.pgno * 4096 + header - 4 :][:4], "little") for run in runs]
     assert any(n > run.pages for n, run in zip(has, runs, strict=True))
+
+
+def test_a_tree_with_more_leaves_than_the_file_has_pages(cases: Path) -> None:
+    """Branches that share children would keep a reader busy for ever."""
+    path, _ = make(cases, "shuffled_small", 1)
+    file = File(path)
+    leaves = len(list(file.main.leaves()))
+    assert leaves > 1
+    small = dataclasses.replace(file.snapshot, file_bytes=(leaves - 1) * file.snapshot.page_size)
+    with pytest.raises(CorruptedError, match="reaches one of its pages twice"):
+        list(Tree(file.read_page, small, small.main).leaves())

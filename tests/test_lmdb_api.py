@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import multiprocessing
 import os
@@ -433,30 +432,6 @@ def test_truncated(made: Path, tmp_path: Path) -> None:
     assert "cut off" in str(errors[0])
 
 
-def test_damage_of_every_byte_of_a_page(made: Path, tmp_path: Path) -> None:
-    """Each byte of a leaf and of a branch page set to 0, 1 and 255: a right answer or an lmdb error."""
-    path, _ = make(made, "appended", 1)
-    raw = bytearray(Path(path).read_bytes())
-    right = dict(oracle(path))
-    keys = list(right)[:60] + list(right)[-60:]
-    with ours.open(path, subdir=False, readonly=True) as env:
-        root = env.begin()._store.snapshot.main.md_root
-    leaf = next(p for p in range(2, len(raw) // 4096) if raw[p * 4096 + 10] == 2)
-    place = tmp_path / "damaged.mdb"
-    for page in (root, leaf):
-        for at in [*range(40), *range(40, 4096, 61)]:
-            for byte in (0, 255):
-                offset = page * 4096 + at
-                before = raw[offset]
-                raw[offset] = byte
-                place.write_bytes(raw)
-                raw[offset] = before
-                with ours.open(os.fspath(place), subdir=False, readonly=True) as env, env.begin() as txn:
-                    for call in (lambda t=txn: [t.get(k) for k in keys], lambda t=txn: list(t.cursor())):
-                        with contextlib.suppress(ours.CorruptedError):
-                            call()
-
-
 def test_pathological_words(tmp_path: Path, made: Path) -> None:
     """A value of 4 GB minus one in a small file asks for no memory."""
     path, _ = make(made, "one_record", 1)
@@ -480,7 +455,7 @@ def test_no_real_lmdb_needed() -> None:
         "import sys; sys.modules['lmdb'] = None\n"
         "import pario.lmdb as l\n"
         "assert l.Error.__bases__ == (Exception,), l.Error.__bases__\n"
-        "import pario.lmdb; l.install(); import lmdb\n"
+        "l.install()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code.replace("; import lmdb", "")], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

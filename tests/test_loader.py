@@ -90,6 +90,7 @@ def test_every_record_once_and_every_byte_right(path, shuffle, fetch):
             seen = []
             for step, batch in enumerate(loader):
                 assert (batch.epoch, batch.step) == (epoch, step)
+                assert len(loader) == -(-N // 32)
                 assert len(batch.ids) == (32 if step < N // 32 else N % 32)
                 for i, value in zip(batch.ids.tolist(), values(batch), strict=True):
                     assert value == expected[i][1]
@@ -222,6 +223,7 @@ def test_leaving_a_loop_early_ends_its_epoch(fixed):
                 assert batch.epoch == epoch
                 if batch.step == epoch:
                     break
+            assert len(loader) == -(-N // 10)
         assert len([b.ids for b in loader]) == len(loader)
 
 

@@ -1,12 +1,18 @@
-"""How a loader ends: what the ring of its node hears of an error."""
+"""How a loader ends: what the ring of its node hears of an error, and that nothing keeps it."""
 
 from __future__ import annotations
 
+import os
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lmdb
+import numpy as np
 import pytest
 
+import pario
 from pario.comm.solo import Solo
 from pario.errors import DeadRankError, ParioError, PeerError
 from pario.loader.lifetime import Lifetime
@@ -31,3 +37,31 @@ def test_the_ring_tells_only_what_others_do_not_know(error: ParioError, known: b
     life.ring = SimpleNamespace(fail=lambda *words: posted.append(words), close=lambda: None)  # type: ignore[assignment]
     life.abandon(error)
     assert bool(posted) == told
+
+
+def test_an_error_does_not_wait_for_a_function_of_the_user(tmp_path: Path) -> None:
+    """Nor for anything else that keeps a thread: a stalled store does the same."""
+    path = os.fspath(tmp_path / "x.lmdb")
+    with lmdb.open(path, map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for i in range(64):
+            txn.put(b"%03d" % i, bytes([i]) * 5000)
+    begun, go = threading.Event(), threading.Event()
+
+    def decode(record: np.ndarray) -> dict[str, int]:
+        if record[0] == 50:
+            begun.set()
+            go.wait()
+        return {"first": record[0]}
+
+    def train() -> None:
+        with pario.Loader(path, 8, decode, options=pario.Options(decode_ahead=16)) as loader:
+            for _ in loader:
+                assert begun.wait(20)
+                raise ValueError("diverged")
+
+    try:
+        with pytest.raises(ValueError, match="diverged"):
+            train()
+        assert not go.is_set()
+    finally:
+        go.set()

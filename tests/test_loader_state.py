@@ -6,8 +6,10 @@ import dataclasses
 import json
 import pickle
 
+import lmdb
 import pytest
 
+import pario
 from pario.errors import StateError
 from pario.loader.state import VERSION, LoaderState
 
@@ -86,3 +88,14 @@ def test_missing_fields_and_other_types():
         LoaderState.from_dict([1])
     with pytest.raises(StateError, match="version None"):
         LoaderState.from_dict({})
+
+
+def test_whatever_says_drop_last(tmp_path):
+    path = str(tmp_path / "x.lmdb")
+    with lmdb.open(path, map_size=1 << 20) as env, env.begin(write=True) as txn:
+        for i in range(7):
+            txn.put(b"%d" % i, bytes(5))
+    with pario.Loader(path, 2, drop_last=1) as loader:
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["drop_last"] is True
+        loader.load_state_dict(state)

@@ -172,7 +172,7 @@ GOLDEN_DIGESTS = {("global", 100_000): "914244650b390ad6", ("block", 100_001): "
 
 
 def test_orders_stay_the_same_for_ever():
-    # If this fails, the order has changed: then checkpoint.VERSION must change too.
+    # If this fails, the order has changed: then pario.loader.state.VERSION must change too.
     assert epoch_order("global", 10, seed=1, epoch=2).ids(0, 10).tolist() == GOLDEN_GLOBAL
     order = epoch_order("block", 11, seed=1, epoch=2, block_records=3, mix_blocks=2)
     assert order.ids(0, 11).tolist() == GOLDEN_BLOCK

@@ -324,3 +324,20 @@ def test_the_mapping_notices_a_cut_before_it_is_touched(dataset, tmp_path):
     with pytest.raises(ReadError, match="ended early: 4,096 of 8,192"):
         fetcher.read(reads, np.empty(8192, np.uint8), np.zeros(1, np.int64))
     fetcher.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": "ring"},
+        {"locate": "guess"},
+        {"fetch": "mmap"},
+        {"stagger": -1},
+        {"source": "synchronous", "locate": "cursor", "stagger": 2},
+        {"source": "synchronous", "locate": "speculate", "span": True},
+    ],
+    ids=str,
+)
+def test_what_is_no_recipe(wrong: dict) -> None:
+    with pytest.raises(OptionError):
+        pario.options.Recipe(**wrong)

@@ -193,6 +193,15 @@ def test_report_in_words_and_numbers() -> None:
     assert nothing.line(complete=False) == "0 records in 500.0 ms, 0 stalls"
 
 
+def test_what_all_ranks_lost_is_what_each_lost() -> None:
+    """One waited with nothing missing, one missed bytes without waiting (they were decoded ahead): nothing is lost."""
+    ranks = [reader(0, read=1, share=9, waiting=0), rank(1, share=0, waiting=9)]
+    assert [one.lost for one in ranks] == [0, 0]
+    lines = str(Report("/x", ranks)).splitlines()
+    at = lines[0].index("waited")
+    assert {line[at : at + 6].strip() for line in lines[1:4]} == {"0.0%"}
+
+
 def test_no_sentence_where_nothing_stalled() -> None:
     report = Report("/x", [reader(0, read=2, share=0.3, consumer=9)])
     assert not report.stalled

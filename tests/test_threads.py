@@ -67,6 +67,13 @@ def test_urgent_work_goes_first() -> None:
     assert done == [True, "urgent", "later"]
 
 
+def test_a_thread_of_its_own_may_end_it() -> None:
+    """As the garbage collector does: it runs `__del__` in any thread."""
+    workers = Workers("test", 2)
+    assert workers.call(workers.end, 0).result(20) is False  # one of its threads still runs
+    assert workers.end()
+
+
 def test_what_has_not_begun_is_cancelled() -> None:
     workers, go = Workers("test", 1), threading.Event()
     running, waiting = workers.call(go.wait, 20), workers.call(go.wait, 20)

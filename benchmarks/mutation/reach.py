@@ -92,6 +92,8 @@ def record(copy: Copy, setting: Setting, file: str, folder: Path) -> str:
     made = {"file": file, "setting": list(setting), "digest": digest(text), "functions": digests, "tests": tests}
     (folder / f"{Path(file).stem}.{setting}.json").write_text(json.dumps(made))
     said = f"{file} ({setting.words}): {len(tests)} tests in {ran.seconds:.0f} s"
+    if tests and not digests:
+        raise RuntimeError(f"{said}, and coverage saw none of them reach any line")
     if ran.notice is not None or bad:
         said += f"; {ran.notice}; not passed: {', '.join(bad) or 'none'}"
     return said

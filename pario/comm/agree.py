@@ -50,8 +50,8 @@ def agree(world: Any, error: BaseException | None, doing: str) -> None:
 
 
 class Alarm:
-    """Lets one rank tell all others, on any node, that it failed. Construction is collective; all methods except
-    close() are local, and are called in the thread that constructed it.
+    """Lets one rank tell all others, on any node, that it failed. All methods are local, construction and `close`
+    too, and are called in the thread that constructed it.
     """
 
     def __init__(self, world: Any) -> None:

@@ -92,7 +92,6 @@ def spread(world: Any, error: Any, known: bool = True) -> Any:
     known : the other ranks know of it: they agreed on it, or one of them raised it first
     """
     global _on_exit
-    world.failed = True
     if world.size > 1:
         # A PeerError about another rank's DeadRankError repeats its name.
         dead = f"{DeadRankError.__name__}: " in describe(error)

@@ -42,6 +42,7 @@ def lasting(everybody: Messages, node: Messages, leaders: Messages | None, node_
         node.wait(node.comm.Iallgather(np.array(myself(), dtype=np.int64), people))
         lifeline = None if leaders is None or leaders.size == 1 else _connected(leaders, everybody.rank)
         watch = Watch(people.tolist(), node_ranks, node.rank, lifeline)
+        everybody.barrier()  # Dup blocks, and leaders may still wait for each other
         _kept[ranks] = Lasting(everybody.comm.Dup(), watch)
     return _kept[ranks]
 

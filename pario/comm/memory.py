@@ -101,8 +101,10 @@ def shared_parts(world: AnyWorld, sizes: Sequence[int], doing: str) -> list[np.n
 class Windows:
     """The MPI shared-memory windows of one node. All methods except `park` are collective over `node`."""
 
-    def __init__(self, node: Messages) -> None:
+    def __init__(self, node: Messages, rank: int) -> None:
+        """rank : this one's among all ranks, for errors"""
         self._node = node
+        self._rank = rank
         self._made: list[tuple[Any, weakref.ref[Any]]] = []
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -141,7 +143,7 @@ class Windows:
         node = self._node
         first = node.allreduce_min(node.size if refused is None else node.rank)
         if first < node.size:
-            raise node.bcast(refused, root=first).at(rank=node.rank)
+            raise node.bcast(refused, root=first).at(rank=self._rank)
 
     def free(self) -> None:
         """Unmap each window of which no rank of the node has a view any more."""

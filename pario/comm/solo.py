@@ -26,7 +26,6 @@ class Solo(AnyWorld):
 
     def __init__(self) -> None:
         self._freed = False
-        self.failed = False
         self.on_wait: Callable[[], None] | None = None
         self.alive_seconds = 1.0
         self.alarm = Alarm(self)

@@ -120,7 +120,6 @@ class Ring:
         word = parts[0].view(np.int32)
         base = word.ctypes.data
         self._words = memoryview(word)  # ten times as fast as numpy's scalar access
-        self._ready_at = 0
         self._done_at = LINE * slots
         self._failed_at = LINE * (slots + ranks)
         self._ready_address = [base + 4 * LINE * slot for slot in range(slots)]

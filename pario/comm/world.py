@@ -50,7 +50,6 @@ class World(Messages, AnyWorld):
 
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise OptionError(f"comm must be an mpi4py intra-communicator, got {comm!r}")
-        self.failed = False
         self.on_wait: Callable[[], None] | None = None
         self.alive_seconds = 1.0
         self._watch: Watch | None = None
@@ -65,7 +64,7 @@ class World(Messages, AnyWorld):
         self.last_call: Any = None
         self.alarm = _agree.Alarm(self)
         self._node = Messages(self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank), self.wait)
-        self._windows = Windows(self._node)
+        self._windows = Windows(self._node, self.rank)
         self.node_size = self._node.size
         self.node_rank = self._node.rank
         self.is_leader = self.node_rank == 0

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import pario
+from pario.options import FETCHERS, RECIPES
 
 __all__ = ["group"]
 
@@ -173,7 +174,7 @@ def study(
       python -m pario bench study --preset full --out results --data /scratch/sets
       python -m pario bench study --recipes plain,auto --stores disk --ranks 1,4
     """
-    from pario.bench.study.cells import LOOPS, PRESETS, RECIPES, STORES
+    from pario.bench.study.cells import LOOPS, PRESETS, STORES
     from pario.commands import study as room
 
     try:
@@ -217,7 +218,7 @@ class _Bench(click.Command):
     "--recipe",
     default="auto",
     show_default=True,
-    type=click.Choice(["auto", "plain", "lmm", "dm", "dio", "prov", "coal", "stag"]),
+    type=click.Choice(list(RECIPES)),
     help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (docs/recipes.md).",
 )
 @click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels, as unequal images do not stack.")
@@ -226,7 +227,7 @@ class _Bench(click.Command):
     "--fetch",
     default="auto",
     show_default=True,
-    type=click.Choice(["auto", "posix", "direct"]),
+    type=click.Choice(FETCHERS),
     help="posix: through the page cache; direct: past it (O_DIRECT).",
 )
 @click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep per batch, for a training step.")

@@ -35,7 +35,7 @@ from pario.options import BLOCK_SLOTS, Options
 
 __all__ = ["advice", "doctor"]
 
-_PACKAGES = ("numpy", "numba", "mpi4py", "h5py", "lmdb")
+_PACKAGES = ("numpy", "numba", "mpi4py", "h5py", "lmdb", "xxhash")
 
 #: Bytes of shared memory per record that the index takes: offset, size, and the record's number in file order.
 _INDEX_BYTES = 24

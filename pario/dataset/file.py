@@ -77,12 +77,14 @@ class DataFile:
 
     @property
     def pool(self) -> ReadPool:
-        self.check_open()
-        if self.opened is None:
+        pool = self.opened
+        if pool is None:
             with self._opening:
+                self.check_open()
                 if self.opened is None:
                     self.opened = self._open_like_leader()
-        return self.opened
+                pool = self.opened
+        return pool
 
     def check_open(self) -> None:
         """Raises ClosedError."""
@@ -91,8 +93,9 @@ class DataFile:
 
     def close(self, limit_s: float = math.inf) -> None:
         """Not collective. With reads in flight after `limit_s` seconds, the file closes later."""
-        self._closed = True
-        pool, self.opened = self.opened, None
+        with self._opening:
+            self._closed = True
+            pool, self.opened = self.opened, None
         if pool is not None and pool.close(limit_s):
             pool.fetcher.close()
 

@@ -73,7 +73,7 @@ def _read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None)
     except CorruptedError as e:
         damage = e
     # What a writer appended between the opening of the file and now lies behind the end that we know.
-    if os.stat(fetcher.path).st_size > fetcher.nbytes:
+    if os.fstat(fetcher.files[0].fileno()).st_size > fetcher.nbytes:
         raise SnapshotError("the file grew while it was opened", hint="A writer is at work; open it again") from damage
     if damage is not None:
         raise damage
@@ -122,7 +122,7 @@ def file_words(snapshot: Snapshot) -> list[int]:
         "word": snapshot.word,
         "big": snapshot.byteorder == "big",
         "sum_size": snapshot.sum_size,
-        "last_pgno": min(snapshot.last_pgno, 1 << 50),
+        "last_pgno": snapshot.last_pgno,
         "txnid": snapshot.txnid,
         "file_bytes": snapshot.file_bytes,
     }

@@ -176,7 +176,7 @@ def newest(pages: bytes, layout: Layout, file_bytes: int) -> Snapshot:
             "the pages of this file are encrypted (MDB_ENCRYPT) by the program that wrote it",
             hint="Export it with that program; without its key nobody can read it",
         )
-    if chosen.last_pgno < NUM_METAS - 1:
+    if not NUM_METAS - 1 <= chosen.last_pgno < (1 << 63) // chosen.page_size:  # offsets are of 63 bits
         raise CorruptedError(f"the last page in use cannot be {chosen.last_pgno}", page=chosen.meta)
     for name, db in (("list of free pages", chosen.free), ("main database", chosen.main)):
         _check_root(db, chosen, f"the {name}", page=chosen.meta)

@@ -110,9 +110,14 @@ class Tree:
 
     def leaves(self) -> Iterator[Page]:
         """All leaf pages in key order."""
+        left = self.snapshot.file_bytes // self.snapshot.page_size
         path = self.first()
         while path:
-            yield path[-1][0]
+            page = path[-1][0]
+            if not left:  # branches that share children have more leaves than the file has pages
+                raise page.fault("the tree reaches one of its pages twice")
+            left -= 1
+            yield page
             path = self._turn(path, +1)
 
     def items(self) -> Iterator[tuple[Page, int]]:
@@ -263,6 +268,16 @@ def named_database(main: Tree, name: bytes) -> Db:
     names = list(database_names(main))
     hint = f"There are: {list_names(names)}" if names else "The file has no named databases: leave db out"
     raise DatabaseError(f"there is no database {list_names([name])}", hint=hint)
+
+
+def only_named_databases(names: list[bytes], path: str, count: int | None = None) -> DatabaseError:
+    """The error where records were wanted. names : some of them; count : how many there are, where it is known"""
+    known = "" if count is None else f"{count} "
+    return DatabaseError(
+        f"the file holds {known}named database{'s' * (count != 1)}: {list_names(names)}",
+        path=path,
+        hint=f'Say which one to read, for example db="{names[0].decode(errors="backslashreplace")}"',
+    )
 
 
 def list_names(names: list[bytes]) -> str:

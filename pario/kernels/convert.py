@@ -13,6 +13,7 @@ import numpy as np
 
 from pario.kernels.jit import kernel
 from pario.kernels.pack import copy_bytes
+from pario.kernels.permute import mix64
 
 __all__ = ["MEAN_CHANNEL", "MEAN_ONE", "MEAN_PIXEL", "crop_f32", "crop_u8", "draw_window", "hwc_to_chw", "mix"]
 
@@ -22,11 +23,8 @@ MEAN_ONE, MEAN_CHANNEL, MEAN_PIXEL = 0, 1, 2
 
 @kernel
 def mix(x):  # type: ignore[no-untyped-def]
-    """Splitmix64's finaliser, u64 -> u64; the same arithmetic stands in decode/base.py."""
-    x = np.uint64(x) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """One number of SplitMix64, u64 -> u64; the same arithmetic stands in decode/base.py."""
+    return mix64(np.uint64(x) + np.uint64(0x9E3779B97F4A7C15))
 
 
 @kernel

@@ -44,7 +44,7 @@ _MIX2 = _U(0x94D049BB133111EB)
 _LOW32 = _U(0xFFFFFFFF)
 _ZERO, _ONE = _U(0), _U(1)
 _2TO32 = _U(1 << 32)
-_S17, _S19, _S23, _S27, _S30, _S31, _S32, _S41, _S45, _S64 = (_U(i) for i in (17, 19, 23, 27, 30, 31, 32, 41, 45, 64))
+_S17, _S23, _S27, _S30, _S31, _S32, _S45, _S64 = (_U(i) for i in (17, 23, 27, 30, 31, 32, 45, 64))
 
 #: The purposes of keys; different streams of one (seed, epoch) are independent.
 STREAM_TABLE = 1  # the permutation of all records

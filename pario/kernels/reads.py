@@ -20,33 +20,6 @@ _errno_location = types.ExternalFunction("__errno_location", types.CPointer(type
 _EINTR = 4
 
 
-@kernel
-def read_spans(fd, offsets, sizes, address, starts, file_bytes):  # type: ignore[no-untyped-def]
-    """Read span i to `address + starts[i]`. Returns (-1, 0, 0), or the failing span with errno and the bytes it got.
-
-    A span may end beyond the file (a last block widened for O_DIRECT): only bytes inside the file are required.
-    """
-    for i in range(len(offsets)):
-        wanted = min(sizes[i], file_bytes - offsets[i])
-        got = 0
-        while got < wanted:
-            n = _pread(
-                types.intc(fd),
-                types.uintp(address + starts[i] + got),
-                types.uintp(sizes[i] - got),
-                types.int64(offsets[i] + got),
-            )
-            if n > 0:
-                got += n
-            elif n == 0:
-                return i, 0, got
-            else:
-                errno = carray(_errno_location(), 1)[0]
-                if errno != _EINTR:
-                    return i, errno, got
-    return -1, 0, 0
-
-
 @inner
 def _read_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
     """Read `nbytes` bytes from `offset` on to `address`. Returns (errno, bytes got); all of them, if errno is 0 and
@@ -63,6 +36,19 @@ def _read_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
             if errno != _EINTR:
                 return errno, got
     return 0, got
+
+
+@kernel
+def read_spans(fd, offsets, sizes, address, starts, file_bytes):  # type: ignore[no-untyped-def]
+    """Read span i to `address + starts[i]`. Returns (-1, 0, 0), or the failing span with errno and the bytes it got.
+
+    A span may end beyond the file (a last block widened for O_DIRECT): only bytes inside the file are required.
+    """
+    for i in range(len(offsets)):
+        errno, got = _read_whole(fd, offsets[i], sizes[i], address + starts[i])
+        if got < min(sizes[i], file_bytes - offsets[i]):
+            return i, errno, got
+    return -1, 0, 0
 
 
 @kernel

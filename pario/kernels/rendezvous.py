@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pario.kernels.jit import inner, kernel
+from pario.kernels.jit import kernel
+from pario.kernels.permute import mix64
 
 __all__ = ["place_copies"]
-
-
-@inner
-def _mixed(x):  # type: ignore[no-untyped-def]
-    """A bijection of u64 whose output bits all depend on all input bits: the finalizer of SplitMix64 (Steele, Lea and
-    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
-    x = np.uint64(x)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @kernel
@@ -29,17 +20,17 @@ def place_copies(dataset, chunks, copy, left, room, owners):  # type: ignore[no-
     Returns the number of chunks placed.
     """
     placed = 0
-    seed = _mixed(dataset)
+    seed = mix64(dataset)
     for k in range(len(chunks)):
         chunk = chunks[k]
         if owners[chunk, copy] >= 0:
             continue
-        base = _mixed(seed ^ np.uint64(chunk))
+        base = mix64(seed ^ np.uint64(chunk))
         best, best_score = -1, np.uint64(0)
         for node in range(len(room)):
             if left[node] <= 0 or room[node] <= 0:
                 continue
-            score = _mixed(base + np.uint64(node) * np.uint64(0x9E3779B97F4A7C15))
+            score = mix64(base + np.uint64(node) * np.uint64(0x9E3779B97F4A7C15))
             if best >= 0 and score <= best_score:
                 continue
             known = False

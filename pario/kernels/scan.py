@@ -12,15 +12,15 @@ from pario.kernels.jit import kernel
 
 __all__ = [
     "DONE", "FULL", "GEOMETRY", "MODE_DUPS", "MODE_DUPSORT", "MODE_PLAIN", "ODD",
-    "WAY_BACKWARD", "WAY_FORWARD", "WAY_UNKNOWN", "scan_leaves",
+    "WAY_BACKWARD", "WAY_FORWARD", "scan_leaves",
 ]  # fmt: skip
 
 #: status: all pages done; the page needs the slow path; an output array is too small
 DONE, ODD, FULL = 0, 1, 2
 #: kind of the pages: leaves of a database without duplicates, with duplicates, or of the tree of one key's duplicates
 MODE_PLAIN, MODE_DUPSORT, MODE_DUPS = 0, 1, 2
-#: comparison of keys: none, byte by byte from the front, or from the end (also integers of equal width)
-WAY_UNKNOWN, WAY_FORWARD, WAY_BACKWARD = 0, 1, 2
+#: comparison of keys: byte by byte from the front, or from the end (also integers of equal width)
+WAY_FORWARD, WAY_BACKWARD = 1, 2
 #: the integers of geometry i64[11]
 GEOMETRY = (
     "page_size", "header", "base", "limit", "version", "sum_size", "last_pgno", "txnid", "mode", "key_way", "dup_way",
@@ -56,8 +56,6 @@ def _after(txnid, snapshot):  # type: ignore[no-untyped-def]
 @kernel
 def _ascends(a, ai, an, b, bi, bn, way):  # type: ignore[no-untyped-def]
     """a[ai : ai + an] < b[bi : bi + bn], compared in this way."""
-    if way == WAY_UNKNOWN:
-        return True
     common = min(an, bn)
     for j in range(common):
         if way == WAY_FORWARD:

@@ -18,8 +18,8 @@ _F = len(FILE)
 ) = range(_F, _F + 14)  # fmt: skip
 ERROR_WORDS = 6
 
-#: Reads, their bytes, and how many of those of values had to wait for the storage.
-READS, READ_BYTES, WAITED = ERROR + ERROR_WORDS, ERROR + ERROR_WORDS + 1, ERROR + ERROR_WORDS + 2
+#: How many reads of values had to wait for the storage.
+WAITED = ERROR + ERROR_WORDS
 
 #: The other meta page: where it stands in the file, and its bytes when the snapshot was taken (as many as META_BYTES).
 OTHER_AT, OTHER = WAITED + 1, WAITED + 2

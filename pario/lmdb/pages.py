@@ -30,8 +30,6 @@ from pario.lmdb.abi import (
     OVERTAKEN,
     PAD,
     PAGE_OF,
-    READ_BYTES,
-    READS,
     RULES,
     SHORT,
     SLOTS,
@@ -130,8 +128,6 @@ def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-unt
 @inner
 def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read with the interpreter's lock held, releasing it where that may take long. OK, SHORT or FAILED."""
-    g[READS] += 1
-    g[READ_BYTES] += nbytes
     if nbytes <= SHORT_READ and g[NOWAIT] and try_now(g, vectors, m, nbytes, offset):
         return OK
     failure = as_words(scratch_memory(), 3)

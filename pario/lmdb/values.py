@@ -39,8 +39,6 @@ from pario.lmdb.abi import (
     NOWAIT,
     OK,
     POOL,
-    READ_BYTES,
-    READS,
     SHORT,
     SUB_PAGE,
     VALUE,
@@ -286,11 +284,6 @@ def read_values(g, jobs):  # type: ignore[no-untyped-def]
         return OK
     jobs = _sorted_jobs(jobs)
     failure = as_words(scratch_memory(), 4)
-    total = 0
-    for i in range(len(jobs)):
-        total += jobs[i, 1]
-    g[READS] += 1
-    g[READ_BYTES] += total
     thread = save_thread()
     status = fill_values(g, jobs, failure)
     restore_thread(thread)

@@ -62,7 +62,7 @@ class Arguments:
             raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {size!r}")
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
             raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
-        self.batch_size, self.seed = int(size), int(seed)
+        self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
         os.fspath(self.path)
         self.decoder = as_decoder(self.decoder)
 

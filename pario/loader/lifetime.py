@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from pario.comm.base import AnyWorld
-from pario.comm.farewell import guard, is_known
+from pario.comm.farewell import describe, guard, is_known
 from pario.comm.slots import Slots
 from pario.comm.window import Ring
 from pario.dataset.reader import Reader
@@ -63,12 +63,9 @@ class Lifetime:
         return self._closed or os.getpid() != self._pid
 
     def check_open(self) -> None:
-        """Raises ClosedError."""
+        """Raises ClosedError, also in a process that was forked from the loader's."""
         if self._closed:
             raise ClosedError("the loader is already closed", path=self.reader.path)
-
-    def check_process(self) -> None:
-        """Raises ClosedError in a process that was forked from the loader's."""
         if os.getpid() != self._pid:
             raise ClosedError(
                 f"this loader belongs to process {self._pid}, whose threads do not exist in this one",
@@ -111,12 +108,13 @@ class Lifetime:
         self.end_source()
         self.world.on_wait = None
         self._closed = True
-        self._end_threads(wait=True)
+        self._end_threads()
         self._close_ring()
         self.reader.close()
 
     def abandon(self, error: BaseException) -> None:
-        """Tell the others, then drop what this rank holds, without waiting."""
+        """Tell the others, then drop what this rank holds. Waits for no other rank, and a few seconds at most for its
+        own threads: one may be inside a read of a stalled store, or in a function of the user."""
         if self.over:
             return
         self._closed = True
@@ -126,11 +124,11 @@ class Lifetime:
             # Of an error that the others know (they agreed on it, or it is theirs) the ring must not tell: it would
             # reach a rank that is still about to raise it as another one, and as one that it alone raises.
             if self.ring is not None and not is_known(error):
-                self.ring.fail(self.world.rank, f"{type(error).__name__}: {error}")
+                self.ring.fail(self.world.rank, describe(error))
         if self.run is not None:
             self.run.end(STOP_S)
         ended = self._end_background(STOP_S)
-        self._end_threads(wait=True)
+        ended = self._end_threads(STOP_S) and ended
         self._close_ring()
         self.reader.abandon(STOP_S if ended else 0)
         self.world.abandon(error)
@@ -151,7 +149,7 @@ class Lifetime:
             return
         self._closed = True
         with contextlib.suppress(Exception):
-            self._end_threads(wait=False)
+            self._end_threads(0)
             if self.source is None or not self.source.outlive(partial(self.reader.abandon, 0)):
                 self._end_background(0)
                 self.reader.abandon(0)
@@ -166,11 +164,10 @@ class Lifetime:
         if self.slots is not None:
             self.slots.close()
 
-    def _end_threads(self, wait: bool) -> None:
-        if self.decode is not None:
-            self.decode.close(wait)
-        if self.supply is not None:
-            self.supply.close(wait)
+    def _end_threads(self, limit_s: float = math.inf) -> bool:
+        """Whether they ended in time."""
+        ended = self.decode is None or self.decode.close(limit_s)
+        return (self.supply is None or self.supply.close(limit_s if ended else 0)) and ended
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -30,11 +30,12 @@ class Progress:
         self._fingerprint = built.fingerprint
         self.epoch = 0
         self.position = 0
+        self._begin_at = 0  # position where the loop of this epoch begins
 
     @property
     def steps(self) -> int:
-        """Remaining steps of the epoch."""
-        return self._context.stream.steps(self.position)
+        """Steps of the current loop, or of the next one between two loops."""
+        return self._context.stream.steps(self._begin_at)
 
     def state(self) -> LoaderState:
         stream = self._context.stream
@@ -54,7 +55,7 @@ class Progress:
     def go_to(self, epoch: int, position: int = 0) -> None:
         """Set where the next loop begins; leaves a running loop."""
         self.leave()
-        self.epoch, self.position = epoch, position
+        self.epoch, self.position, self._begin_at = epoch, position, position
 
     def meet(self, doing: str, way: str = "") -> Met:
         """`Meeting.meet`; an error ends the loader. Collective."""
@@ -68,7 +69,6 @@ class Progress:
     def begin(self) -> Epoch:
         """Start the next loop. Collective; an error ends the loader."""
         self._life.check_open()
-        self._life.check_process()
         try:
             run = self._life.run = self._begin()
         except BaseException as e:
@@ -116,7 +116,7 @@ class Progress:
         self.leave(complete=True)
         if self._context.world.rank == 0:
             self._context.reader.save_index()
-        self.epoch, self.position = self.epoch + 1, 0
+        self.go_to(self.epoch + 1)
 
     def leave(self, complete: bool = False) -> None:
         """This rank needs nothing more of the running loop, if there is one."""

@@ -113,8 +113,6 @@ class LoaderState:
     def check(self, other: LoaderState) -> None:
         """Raises StateError unless this saved state fits `other`, which describes the Loader's dataset and options.
         Epoch and position may differ."""
-        if self.version != other.version:
-            raise StateError(f"a loader state of version {self.version}, expected {other.version}")
         differ = [name for name in _HINTS if getattr(self, name) != getattr(other, name)]
         if differ:
             lines = [f"{name} is {getattr(other, name)!r}, the state has {getattr(self, name)!r}" for name in differ]

@@ -7,19 +7,20 @@ ranks of a node share. Each rank that scans a leaf writes its extents there; all
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from pario.comm.futex import fence
-from pario.errors import ClosedError, CorruptedError, DatabaseError
+from pario.errors import ClosedError, CorruptedError
 from pario.fetch.pool import ReadPool
 from pario.fetch.snapshot import check_snapshot
 from pario.format.layout import Db
 from pario.format.page import Page
-from pario.format.tree import ascends, key_order, list_names, not_ascending
+from pario.format.tree import ascends, key_order, not_ascending, only_named_databases
 from pario.locate.database import Database
 from pario.locate.fetched import Fetched, Later, Spare, pages_in
 from pario.locate.leaves import LeafScan, check_inside
@@ -136,11 +137,9 @@ class Growth:
                 if not take:
                     return missing
                 missing += take * (not held[0])
-                try:
+                with self._explained():
                     buf = source.copy(at[:take]) if held[0] and source is not None else self._read(pgnos[:take])
                     self._scan(leaf, known, buf, bool(held[0] and source is found), until)
-                except BaseException as e:
-                    raise explain(e, self._pool(), self.snapshot, self._path) from None
 
     def complete(self) -> None:
         """Scan what is left. Raises as `grow` does."""
@@ -157,7 +156,7 @@ class Growth:
     def keys(self, ids: np.ndarray) -> list[bytes]:
         """Their keys, out of the leaves. Raises as `grow` does."""
         self.grow(int(ids.max()) + 1)
-        with self._lock:
+        with self._lock, self._explained():
             leaf, _ = self.frontier()
             leaves = np.searchsorted(self.first[: leaf + 1], ids, side="right") - 1
             pages = {j: self._page(j) for j in np.unique(leaves).tolist()}
@@ -167,14 +166,18 @@ class Growth:
             return found
 
     def end(self) -> tuple[bytes, bytes]:
-        """(first key, last key); afterwards the places of both records are known. Reads two leaf pages."""
+        """(first key, last key); afterwards the places of both records are known. Reads three leaf pages at most.
+
+        Raises as `grow` does.
+        """
         self.grow(1)
-        with self._lock:
+        with self._lock, self._explained():
             last = self._scanned(self._read(self.leaves[-1:]), self.leaves[-1:])
             ends, m = last.end_keys(), last.n
             if ends is None or m > self.n:
                 raise self._wrong_count(m)
             if not self.extents["offset"][-1]:
+                check_inside(last.extents, self.n - m, self.snapshot, self._path)
                 self._store(self.n - m, last.extents)
             return self._page(0).key(0), ends[1]
 
@@ -186,6 +189,14 @@ class Growth:
             self.first = self.leaves = np.empty(0, np.int64)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """An error of a page says which file, or that a writer has overtaken us."""
+        try:
+            yield
+        except BaseException as e:
+            raise explain(e, self._pool(), self.snapshot, self._path) from None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -223,11 +234,7 @@ class Growth:
         scan = LeafScan(self.snapshot, self.record.md_flags, named=self._named, records=len(pgnos) * size // 24)
         scan.add(buf, np.arange(len(pgnos), dtype=np.int64) * size, np.ascontiguousarray(pgnos))
         if scan.names:
-            raise DatabaseError(
-                f"the file holds named databases: {list_names(scan.names)}",
-                path=self._path,
-                hint=f'Say which one to read, for example db="{scan.names[0].decode(errors="backslashreplace")}"',
-            )
+            raise only_named_databases(scan.names, self._path)
         return scan
 
     def _scan(self, leaf: int, known: int, buf: np.ndarray, own: bool, until: int) -> None:

@@ -20,7 +20,7 @@ from pario.fetch.snapshot import check_snapshot
 from pario.format.layout import MAX_DEPTH, Db
 from pario.format.meta import Snapshot
 from pario.format.page import Node, Page
-from pario.format.tree import Tree, ascends, key_order, list_names, named_database, not_ascending
+from pario.format.tree import Tree, ascends, key_order, named_database, not_ascending, only_named_databases
 from pario.locate.database import Database
 from pario.locate.leaves import LeafScan, check_inside
 from pario.plan.coalesce import coalesce
@@ -43,7 +43,6 @@ class Located:
     extents : EXTENT[n], in key order
     key_data : u8[...], all keys one after the other; key_nbytes : u16[k], their lengths
     key_counts : i64[k], records of each key; None where every key has one (no MDB_DUPSORT)
-    db : the tree's record
     branch_pages, leaf_pages : read by all ranks together; bytes_read : of the data file, meta pages left out
     """
 
@@ -52,7 +51,6 @@ class Located:
     key_data: np.ndarray | None
     key_nbytes: np.ndarray | None
     key_counts: np.ndarray | None
-    db: Db
     branch_pages: int
     leaf_pages: int
     bytes_read: int
@@ -128,7 +126,7 @@ class Walk:
         assert record is not None  # agree raised otherwise
         if record.md_root < 0:
             what = "the database holds no record" if self.db is None else f"the database {self.db!r} holds no record"
-            raise EmptyError(what, path=self.path)
+            raise world.raised_by_all(EmptyError(what, path=self.path))
         return record, world.share_array(leaves)
 
     def scan(
@@ -174,18 +172,16 @@ class Walk:
         names = [name for theirs in world.allgather(scan.names[:_NAMES]) for name in theirs]
         if names:
             count = world.allreduce_sum(len(scan.names))
-            raise DatabaseError(
-                f"the file holds {count} named database{'s' * (count > 1)}: {list_names(names)}",
-                path=self.path,
-                hint=f'Say which one to read, for example db="{names[0].decode(errors="backslashreplace")}"',
-            )
+            raise world.raised_by_all(only_named_databases(names, self.path, count))
         first_id = world.exscan(scan.n)
         n = world.allreduce_sum(scan.n)
         if n != record.md_entries:
-            raise CorruptedError(
-                f"the tree holds {n:,} records, its entry in the file says {record.md_entries:,}",
-                path=self.path,
-                page=record.md_root,
+            raise world.raised_by_all(
+                CorruptedError(
+                    f"the tree holds {n:,} records, its entry in the file says {record.md_entries:,}",
+                    path=self.path,
+                    page=record.md_root,
+                )
             )
         error: BaseException | None = None
         try:
@@ -198,7 +194,7 @@ class Walk:
         ends = [both for both in world.allgather(scan.end_keys()) if both is not None]
         for (_, before), (after, _) in pairwise(ends):
             if not ascends(order, before, after):
-                raise not_ascending(before, after).at(path=self.path)
+                raise world.raised_by_all(not_ascending(before, after).at(path=self.path))
         key_counts = scan.key_counts
         return Located(
             n=n,
@@ -206,7 +202,6 @@ class Walk:
             key_data=world.gather_array(scan.key_data),
             key_nbytes=world.gather_array(scan.key_nbytes),
             key_counts=world.gather_array(key_counts) if key_counts is not None else None,
-            db=record,
             branch_pages=world.allreduce_sum(self.branch_pages),
             leaf_pages=world.allreduce_sum(self.leaf_pages),
             bytes_read=world.allreduce_sum(self.pages.bytes_read + self.dup_pages.bytes_read),

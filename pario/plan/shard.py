@@ -1,4 +1,4 @@
-"""Division among ranks, nodes or threads: only here."""
+"""Even division among ranks, nodes or threads."""
 
 from __future__ import annotations
 

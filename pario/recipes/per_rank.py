@@ -12,6 +12,7 @@ the process ends with SIGBUS. (On opening, pario checks that the file is as long
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -101,9 +102,10 @@ class PerRank(Supply):
     def source(self, work: Work, way: str) -> Source:
         return PerRankSource(self.context, work, self._plain)
 
-    def close(self, wait: bool) -> None:
-        if wait:  # otherwise a thread may still decode from its mapping
+    def close(self, limit_s: float = math.inf) -> bool:
+        if limit_s > 0:  # otherwise a thread may still decode from its mapping
             self._plain.close()
+        return True
 
 
 class PerRankSource(RecordSource):

@@ -88,11 +88,12 @@ class Report:
         return f"{words}: {self.sentence}" if self.stalled else words
 
     def __str__(self) -> str:
-        rows = [_HEAD, *(_row(str(r.rank), r, r.loop, r.in_flight) for r in self.ranks)]
+        rows = [_HEAD, *(_row(str(r.rank), r, r.lost, r.loop, r.in_flight) for r in self.ranks)]
         if len(self.ranks) > 1:
             whole = RankStats(reader=True, **self.total)  # type: ignore[arg-type]
             read_by = sum(r.loop for r in self.ranks if r.reader)
-            rows.append(_row("all", whole, read_by, sum(r.in_flight for r in self.ranks)))
+            lost, in_flight = sum(r.lost for r in self.ranks), sum(r.in_flight for r in self.ranks)
+            rows.append(_row("all", whole, lost, read_by, in_flight))
         rank, ratio = self.skew
         lines = [table(rows)]
         if len(self.ranks) > 1:
@@ -106,15 +107,15 @@ _HEAD = (
 )
 
 
-def _row(name: str, r: RankStats, read_by: float, in_flight: float) -> tuple[str, ...]:
-    """read_by : seconds in loops, of the ranks that read"""
+def _row(name: str, r: RankStats, lost: float, read_by: float, in_flight: float) -> tuple[str, ...]:
+    """lost : `RankStats.lost`, of several ranks their sum; read_by : seconds in loops, of the ranks that read"""
 
     def share(value: float, of: float) -> str:
         return f"{value / of:.1%}" if of else ""
 
     own = (
         *(name, "" if name == "all" else str(r.node), f"{r.records:,}", f"{r.loop:.2f}"),
-        *(share(value, r.loop) for value in (r.consumer, r.decode, r.lost)),
+        *(share(value, r.loop) for value in (r.consumer, r.decode, lost)),
         *(f"{r.stalls:,}", f"{r.ready_mean:.1f}", decimal_bytes(r.node_bytes)),
     )
     if not r.reader:

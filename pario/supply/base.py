@@ -143,8 +143,12 @@ class Supply(ABC):
         """Settings and measurements for the user, besides `RankStats`."""
         return {}
 
-    def close(self, wait: bool) -> None:
-        """End threads and close files. Waits until they have ended, unless `wait` is False. Idempotent."""
+    def close(self, limit_s: float = math.inf) -> bool:
+        """End threads and close files. Returns whether the threads ended within `limit_s` seconds. Idempotent.
+
+        limit_s : 0 also where a thread that decodes has not ended
+        """
+        return True
 
 
 class RecordSource(Source):

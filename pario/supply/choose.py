@@ -94,9 +94,8 @@ class Automatic(Supply):
         ahead = None if self._preparer is None else Ahead(self._preparer.call, context.options.decode_ahead)
         return RingReader(context, work, writer, spills=not known, ahead=ahead)
 
-    def close(self, wait: bool) -> None:
-        if self._preparer is not None:
-            self._preparer.end(math.inf if wait else 0, cancel=True)
+    def close(self, limit_s: float = math.inf) -> bool:
+        return self._preparer is None or self._preparer.end(limit_s, cancel=True)
 
 
 def page_cache_way(fetcher: Fetcher, index: Index, shuffle: bool | str, ranks: int, machines: int) -> str:

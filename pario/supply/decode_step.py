@@ -114,7 +114,6 @@ class DecodeStep:
             ids = ids[keep]
         return Batch(arrays, ids, epoch, step, len(failures))
 
-    def close(self, wait: bool) -> None:
-        """End the threads. Waits until they have ended, unless `wait` is False."""
-        if self._workers is not None:
-            self._workers.end(math.inf if wait else 0, cancel=True)
+    def close(self, limit_s: float = math.inf) -> bool:
+        """End the threads. Returns whether they ended within `limit_s` seconds."""
+        return self._workers is None or self._workers.end(limit_s, cancel=True)

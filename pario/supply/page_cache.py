@@ -347,5 +347,4 @@ class PageCacheSource(Source):
             stats.read += now - self._busy_since
             self._busy_since = now
             stats.reading += now - begin
-            stats.reads += reads
-            stats.bytes_read += nbytes
+        stats.count(reads, nbytes)  # the index counts its reads from any thread, too

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pario.comm.farewell import describe
 from pario.errors import ParioError, RankError
 from pario.plan.coalesce import Reads, coalesce
 from pario.plan.schedule import node_share
@@ -239,4 +240,4 @@ class RingWriter:
         if self.error is None:
             self.error = error
             if not isinstance(error, RankError):  # the others already know errors of another rank
-                self._ring.fail(self._rank, f"{type(error).__name__}: {error}")
+                self._ring.fail(self._rank, describe(error))

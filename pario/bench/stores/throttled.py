@@ -28,7 +28,6 @@ from pario.bench.cache import Unavailable, drop_file
 
 __all__ = ["Disk", "Group", "device_of", "fio", "throttled_disk"]
 
-PAGE = 4096
 UNLIMITED = 1 << 40  # bytes/s; the controller counts only for devices that have a rule
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from pario import options
+
 __all__ = ["LOOPS", "PRESETS", "RECIPES", "STORES", "Cell", "HandWritten", "Preset", "words"]
 
 #: in the order of the paper's figures, the default last
-RECIPES = ("plain", "lmm", "dm", "dio", "prov", "coal", "stag", "auto")
+RECIPES = (*(name for name in options.RECIPES if name != "auto"), "auto")
 
 
 @dataclass(frozen=True)
