@@ -60,7 +60,7 @@ STRANGERS = {
 KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
     "h5py": ("locate/sidecar.py", "checkpoint/"),
-    "lmdb": ("lmdb/real.py", "recipes/per_rank.py", "demo/", "bench/study/sets.py"),
+    "lmdb": ("lmdb/real.py", "demo/", "bench/study/sets.py"),
     "mmap": ("fetch/mapped.py", "stage/memory.py", "bench/study/requests.py"),
     "matplotlib": ("bench/study/plots.py",),
     "mfusepy": ("bench/stores/latency.py", "files/"),

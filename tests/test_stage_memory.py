@@ -8,27 +8,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
+from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
 from pario.errors import OptionError, ParioError
 from pario.stage import memory
-from pario.stage.grid import BLOCK_BYTES, Grid
+from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
-
-CHUNKS = 4
-GRID = Grid((CHUNKS - 1) * 2 * BLOCK_BYTES + 1234, 2 * BLOCK_BYTES)
-DATA = np.random.default_rng(0).integers(1, 256, GRID.file_bytes, dtype=np.uint8)
-
-
-def chunk_of(chunk: int) -> np.ndarray:
-    offset, nbytes = GRID.span(chunk)
-    return DATA[offset : offset + nbytes]
-
-
-def read(tier: MemoryTier, offset: int, nbytes: int) -> bytes | None:
-    out = np.full(nbytes, 0xAA, dtype=np.uint8)
-    return out.tobytes() if tier.read(offset, out) else None
 
 
 @pytest.fixture
@@ -43,25 +29,11 @@ def attached(tier: MemoryTier) -> MemoryTier:
     return MemoryTier(GRID, (os.dup(data), os.dup(states)))
 
 
-def test_what_is_put_is_there_for_all(tier: MemoryTier) -> None:
+def test_only_who_made_it_has_a_budget(tier: MemoryTier) -> None:
+    tier.put(1, chunk_of(1))
     other = attached(tier)
-    assert read(other, 0, 10) is None
-    for chunk in (1, 2, 3):
-        assert tier.put(chunk, chunk_of(chunk))
-        assert tier.put(chunk, chunk_of(chunk))
-    assert tier.held().tolist() == other.held().tolist() == [False, True, True, True]
-    begin = GRID.chunk_bytes
-    for each in (tier, other):
-        assert read(each, begin, GRID.file_bytes - begin) == DATA[begin:].tobytes()
-        assert read(each, begin + 5, GRID.chunk_bytes) == DATA[begin + 5 : begin + 5 + GRID.chunk_bytes].tobytes()
-        assert read(each, begin - 1, 2) is None
-        assert read(each, GRID.file_bytes, 0) == b""
-    assert tier.held_bytes == GRID.file_bytes - GRID.chunk_bytes == tier.counts.put_bytes
-    assert not other.put(0, chunk_of(0)), "only who made it has a budget"
-    tier.close()
-    assert read(tier, begin, 1) is None
-    assert not tier.put(0, chunk_of(0))
-    assert read(other, begin, 1) is not None
+    assert tier.held_bytes == GRID.chunk_bytes
+    assert not other.put(0, chunk_of(0))
 
 
 _READS = """
@@ -86,10 +58,10 @@ def test_another_process_reads_it(tier: MemoryTier) -> None:
 
 def test_the_budget_holds(tier: MemoryTier) -> None:
     small = MemoryTier.made(GRID, 2 * GRID.chunk_bytes)
-    assert [small.put(chunk, chunk_of(chunk)) for chunk in range(CHUNKS)] == [True, True, False, False]
-    assert small.counts.refused == 2
+    assert [small.put(chunk, chunk_of(chunk)) for chunk in range(CHUNKS)] == [True, True, False, False, False]
+    assert small.counts.refused == 3
     small.give_back(0)
-    assert small.put(3, chunk_of(3))
+    assert small.put(CHUNKS - 1, chunk_of(CHUNKS - 1))
     assert small.held_bytes == GRID.chunk_bytes + 1234
     small.close()
     with pytest.raises(OptionError, match="does not hold one chunk"):

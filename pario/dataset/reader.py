@@ -184,19 +184,13 @@ class Reader:
         stats : counts `reads` and `bytes_read`
         Raises OptionError for an id out of range, ReadError, SnapshotError, CorruptedError.
         """
-        wanted = np.ascontiguousarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
+        wanted = self.index.checked(ids if isinstance(ids, np.ndarray) else list(ids))
         pool = self.file.pool
         if len(wanted) == 0:
             empty = np.empty(0, np.int64)
             return Records(wanted, np.empty(0, np.uint8), empty, empty)
-        if int(wanted.min()) < 0 or int(wanted.max()) >= len(self):
-            raise OptionError(
-                f"record ids must lie in 0..{len(self) - 1}, got {int(wanted.min())}..{int(wanted.max())}",
-                path=self.path,
-            )
-        extents = self.index.places(wanted)
         align = pool.fetcher.align
-        offsets, nbytes = (np.ascontiguousarray(extents[name]) for name in ("offset", "nbytes"))
+        offsets, nbytes = self.index.extents_of(wanted)
         begins, lengths = self.checked.spans(offsets, nbytes)
         plan = coalesce(
             begins,

@@ -13,6 +13,7 @@ import numpy as np
 from pario.errors import OptionError
 from pario.locate.database import Database
 from pario.locate.guess import Speculator
+from pario.plan.epoch import Order
 from pario.plan.schedule import Schedule
 from pario.stats.rank import RankStats
 
@@ -92,6 +93,15 @@ class Index(ABC):
     def places(self, ids: np.ndarray) -> np.ndarray:
         """EXTENT[m], where the values of these records (i64[m], in 0..n-1) lie."""
 
+    def extents_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(offset i64[m], bytes i64[m]) of these records' values, each contiguous; see `places`."""
+        extents = self.places(ids)
+        return np.ascontiguousarray(extents["offset"]), np.ascontiguousarray(extents["nbytes"])
+
+    def ids_of(self, numbers: np.ndarray, order: Order) -> np.ndarray:
+        """The record ids i64[m] of an order's numbers: ids, or places in the file (`Order.space`)."""
+        return numbers if order.space == "id" or self.by_offset is None else self.by_offset[numbers]
+
     @abstractmethod
     def reach(self, ids: np.ndarray, stats: RankStats) -> None:
         """Read leaf pages in key order until the extents of these records are known, and count these reads in `stats`.
@@ -131,8 +141,9 @@ class Index(ABC):
     def close(self) -> None:
         """Release shared memory and files; idempotent."""
 
-    def _checked(self, ids: np.ndarray | list[int]) -> np.ndarray:
-        wanted = np.asarray(ids, np.int64).reshape(-1)
+    def checked(self, ids: np.ndarray | list[int]) -> np.ndarray:
+        """i64[m]: these record ids. Raises OptionError for one out of range."""
+        wanted = np.ascontiguousarray(ids, np.int64).reshape(-1)
         if len(wanted) and (int(wanted.min()) < 0 or int(wanted.max()) >= self.n):
             raise OptionError(
                 f"record ids must lie in 0..{self.n - 1}, got {int(wanted.min())}..{int(wanted.max())}", path=self.path

@@ -111,7 +111,7 @@ class GrowingIndex(Index):
         stats.count(pages.reads - reads, pages.bytes_read - nbytes)
 
     def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
-        wanted = self._checked(ids)
+        wanted = self.checked(ids)
         if all(i in self._ends for i in wanted.tolist()):
             return [self._ends[i] for i in wanted.tolist()]
         with self._lock:

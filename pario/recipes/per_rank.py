@@ -153,10 +153,7 @@ class PerRankSource(RecordSource):
         """Compute which records the next steps have."""
         group = self._next_group
         numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
-        by_offset = self._index.by_offset if self._order.space != "id" else None
-        if by_offset is not None:
-            numbers = by_offset[numbers]
-        self._ids[steps % len(self._ids), rows] = numbers
+        self._ids[steps % len(self._ids), rows] = self._index.ids_of(numbers, self._order)
         self._ready = self._schedule.group_ready_ticks(group)
         self._next_group = group + 1
 

@@ -123,7 +123,6 @@ class PageCacheSource(Source):
         self._schedule = schedule
         self._order = work.order
         self._draw = Draw(work.stream.seed, work.epoch)
-        self._by_offset = index.by_offset if self._order.space == "place" else None
         self._fetcher = reader.file.pool.fetcher
         assert self._fetcher.rows is not None  # as choose.py makes sure
         self._rows = self._fetcher.rows
@@ -248,10 +247,9 @@ class PageCacheSource(Source):
                 if self._schedule.pools is not None:  # by step and row, as in the other orders
                     by_row = np.lexsort((rows, steps))
                     numbers, steps, rows = numbers[by_row], steps[by_row], rows[by_row]
-                ids = numbers if self._by_offset is None else self._by_offset[numbers]
+                ids = self._index.ids_of(numbers, self._order)
                 self._index.reach(ids, self._stats)
-                extents = self._index.places(ids)
-                offsets, nbytes = (np.ascontiguousarray(extents[name]) for name in ("offset", "nbytes"))
+                offsets, nbytes = self._index.extents_of(ids)
                 large = self._checked.are_large(nbytes)  # here, where one call looks at the records of many steps
                 for old in [number for number in self._shares if number < oldest - 2]:
                     del self._shares[old]

@@ -149,11 +149,8 @@ class RingWriter:
         """Plan a group: its records, their extents, its reads."""
         begin = time.perf_counter()
         numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
-        by_offset = self._index.by_offset if self._order.space == "place" else None
-        ids = numbers if by_offset is None else by_offset[numbers]
-        extents = self._index.places(ids)
-        offsets = np.ascontiguousarray(extents["offset"])
-        nbytes = np.ascontiguousarray(extents["nbytes"])
+        ids = self._index.ids_of(numbers, self._order)
+        offsets, nbytes = self._index.extents_of(ids)
         begins, lengths = self._checked.spans(offsets, nbytes)
         reads = self._merge_steps(begins, lengths, steps).behind(offsets - begins)
         self.stats.locate += time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""Tiers against a plain file: whatever is put, lost, damaged or refused, a read returns the file's bytes or nothing."""
+"""The tier on disk beside a plain file: whatever is put, lost, damaged or refused, a read gives right bytes or none."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
 from pario.errors import OptionError
 from pario.kernels.private import UnsafeError
@@ -25,15 +26,7 @@ from pario.stage.disk import DiskTier
 from pario.stage.grid import BLOCK_BYTES, Grid
 
 DATASET = bytes(range(32))
-CHUNKS = 5
-GRID = Grid((CHUNKS - 1) * 2 * BLOCK_BYTES + 1234, 2 * BLOCK_BYTES)
-DATA = np.random.default_rng(0).integers(0, 256, GRID.file_bytes, dtype=np.uint8)
 ROOM = 1 << 30
-
-
-def chunk_of(chunk: int, data: np.ndarray = DATA, grid: Grid = GRID) -> np.ndarray:
-    offset, nbytes = grid.span(chunk)
-    return data[offset : offset + nbytes]
 
 
 def folder_of(root: Path, dataset: bytes = DATASET) -> Path:
@@ -42,11 +35,6 @@ def folder_of(root: Path, dataset: bytes = DATASET) -> Path:
 
 def opened(root: Path, quota: int = ROOM, dataset: bytes = DATASET, grid: Grid = GRID) -> DiskTier:
     return DiskTier(os.fspath(root), dataset, grid, quota, floor=0.0)
-
-
-def read(tier: DiskTier, offset: int, nbytes: int) -> bytes | None:
-    out = np.full(nbytes, 0xAA, dtype=np.uint8)
-    return out.tobytes() if tier.read(offset, out) else None
 
 
 def is_right(tier: DiskTier, chunk: int) -> bool:
@@ -160,22 +148,6 @@ def test_a_small_read_is_verified_by_its_blocks(tmp_path: Path) -> None:
     assert not tier.held()[2]
     assert tier.put(2, chunk_of(2))
     assert is_right(tier, 2)
-
-
-def test_the_bounds_of_the_file(tmp_path: Path) -> None:
-    tier = opened(tmp_path)
-    for chunk in range(CHUNKS):
-        assert tier.put(chunk, chunk_of(chunk))
-    assert read(tier, 0, GRID.file_bytes) == DATA.tobytes()
-    assert read(tier, GRID.file_bytes, 0) == b""
-    for offset, nbytes in ((-1, 2), (GRID.file_bytes, 1), (0, GRID.file_bytes + 1)):
-        with pytest.raises(IndexError):
-            read(tier, offset, nbytes)
-    with pytest.raises(IndexError):
-        tier.put(CHUNKS, chunk_of(0))
-    for wrong in (chunk_of(0)[:-1], chunk_of(0).astype(np.int8), chunk_of(0).reshape(2, -1)):
-        with pytest.raises(ValueError, match="chunk 1"):
-            tier.put(1, wrong)
 
 
 def test_another_state_of_the_file_is_another_dataset(tmp_path: Path) -> None:

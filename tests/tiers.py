@@ -1,0 +1,22 @@
+"""One data file for the tests of the tiers: its chunks, its bytes, and what a tier says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pario.stage.base import Tier
+from pario.stage.grid import BLOCK_BYTES, Grid
+
+CHUNKS = 5
+GRID = Grid((CHUNKS - 1) * 2 * BLOCK_BYTES + 1234, 2 * BLOCK_BYTES)
+DATA = np.random.default_rng(0).integers(1, 256, GRID.file_bytes, dtype=np.uint8)  # no zeros, which holes hold
+
+
+def chunk_of(chunk: int, data: np.ndarray = DATA, grid: Grid = GRID) -> np.ndarray:
+    offset, nbytes = grid.span(chunk)
+    return data[offset : offset + nbytes]
+
+
+def read(tier: Tier, offset: int, nbytes: int) -> bytes | None:
+    out = np.full(nbytes, 0xAA, dtype=np.uint8)
+    return out.tobytes() if tier.read(offset, out) else None
