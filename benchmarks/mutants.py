@@ -3,6 +3,7 @@
     python -m benchmarks.mutants --record              once, and after tests have changed: which test reaches which line
     python -m benchmarks.mutants                       all defects that have no result yet
     python -m benchmarks.mutants --only comm --again   those of a room (or file, or name), anew
+    python -m benchmarks.mutants --survivors --most 600     what nothing noticed, anew, by all tests that reach it
     python -m benchmarks.mutants --list                the defects, and how many tests reach each of them
     python -m benchmarks.mutants --table               docs/mutants.md from the results so far
 
@@ -75,7 +76,8 @@ def _within(tests: Sequence[Witness], seconds: float) -> list[Witness]:
 class Worker:
     """Tries defects in a copy of its own."""
 
-    def __init__(self, folder: Path, reach: Reach) -> None:
+    def __init__(self, folder: Path, reach: Reach, most_s: float) -> None:
+        self._most_s = most_s
         self.copy = Copy(ROOT, folder)
         self.reach = reach
         self.kernels = Kernels(self.copy.root)
@@ -88,7 +90,7 @@ class Worker:
         tests, rooms = self.reach.of(defect, self.copy.root, self.kernels)
         done = {"tests": len(tests), "run": 0, "left": 0, "suite": "", "unsteady": []}
         for suite, setting, wanted in phases(tests, rooms):
-            kept = _within(wanted, MOST_S)
+            kept = _within(wanted, self._most_s)
             done["left"] += len(wanted) - len(kept)
             notice = self._run(defect, setting, kept, done)
             if notice is not None:
@@ -153,7 +155,7 @@ class Results:
             part.replace(self._path)
 
 
-def try_all(defects: Sequence[Defect], data: Path, jobs: int, results: Results) -> None:
+def try_all(defects: Sequence[Defect], data: Path, jobs: int, results: Results, most_s: float) -> None:
     todo: queue.SimpleQueue[Defect] = queue.SimpleQueue()
     for defect in defects:
         todo.put(defect)
@@ -162,7 +164,7 @@ def try_all(defects: Sequence[Defect], data: Path, jobs: int, results: Results) 
 
     def work(number: int) -> None:
         try:
-            worker = Worker(data / f"worker{number}", reach)
+            worker = Worker(data / f"worker{number}", reach, most_s)
             while not errors:
                 defect = todo.get_nowait()
                 result = worker.try_out(defect)
@@ -254,6 +256,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also what has a result already")
     parser.add_argument("--survivors", action="store_true", help="what no test has noticed so far, anew")
     parser.add_argument("--jobs", type=int, default=2, help="defects that are tried side by side")
+    parser.add_argument("--most", type=float, default=MOST_S, help="seconds of tests per defect and setting")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
@@ -286,7 +289,7 @@ def main() -> int:
         ]  # fmt: skip
         # In the order of their digests: what a run that is interrupted has tried is a fair sample of all.
         todo.sort(key=lambda defect: defect.name.rpartition(":")[2])
-        try_all(todo, given.data, given.jobs, results)
+        try_all(todo, given.data, given.jobs, results, given.most)
     return 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from lmdb_cases import CASES, FORMATS, located, make, opened, oracle, pairs_of
 
 from pario.comm.solo import Solo
-from pario.errors import DatabaseError, EmptyError, OptionError, SnapshotError
+from pario.errors import CorruptedError, DatabaseError, EmptyError, OptionError, SnapshotError
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
@@ -122,6 +122,19 @@ def test_empty_database(tmp_path: Path, version: int) -> None:
     assert caught.value.path == path
     with pytest.raises(DatabaseError, match="no named databases"):
         located(path, b"any")
+
+
+@pytest.mark.parametrize("entries", [1999, 2001])
+def test_another_number_of_records_than_the_tree_says(tmp_path: Path, entries: int) -> None:
+    with opened(tmp_path, 1) as env, env.begin(write=True) as txn:
+        for i in range(2000):
+            txn.put(b"%05d" % i, b"x" * 100)
+    path = tmp_path / "data.mdb"
+    raw, count = path.read_bytes(), (2000).to_bytes(8, "little")
+    assert raw[:8192].count(count) == 1  # in the meta page of that transaction
+    path.write_bytes(raw.replace(count, entries.to_bytes(8, "little"), 1))
+    with pytest.raises(CorruptedError, match=f"2,000 records.*says {entries:,}"):
+        located(os.fspath(path))
 
 
 @pytest.mark.parametrize("version", FORMATS)

@@ -19,7 +19,7 @@ from pario.options import Recipe
 from pario.plan.stream import Work
 from pario.recipes.lmdbio import AskingReader
 from pario.recipes.per_rank import PerRankSource
-from pario.supply.base import Ahead, Source, Supply
+from pario.supply.base import Ahead, RecordSource, Source, Supply
 from pario.supply.first_epoch import FirstEpochWriter
 from pario.supply.page_cache import PageCacheSource
 from pario.supply.ring_reader import RingReader
@@ -175,12 +175,26 @@ def test_ahead_brings_the_same(seat: Seat) -> None:
         seat.check(step, future.result(30))
 
 
+def test_values_stand_as_in_the_file(seat: Seat) -> None:
+    """A value whose offset is a multiple of 2, 4 or 8 has such an address, so that arrays need not be copied first."""
+    source = seat.source
+    if not isinstance(source, RecordSource):
+        assert seat.way.kind is PageCacheSource  # has the record in no memory of its own
+        return
+    for step in range(seat.work.schedule.steps):
+        for piece in range(source.pieces):
+            _, records = source.take(step, piece, nothing)
+            offsets, _ = seat.loader.index.extents_of(records.ids)
+            assert not ((records.data.ctypes.data + records.starts - offsets) % 8).any()
+            source.release(step, piece)
+
+
 class StopError(Exception):
     pass
 
 
 def test_what_check_raises_comes_through(seat: Seat) -> None:
-    """It is called while a source waits: always where it reads in the caller's thread."""
+    """It is called while a source waits: always by the page cache, which reads in the caller's thread."""
 
     def stop() -> None:
         raise StopError

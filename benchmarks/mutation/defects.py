@@ -73,7 +73,7 @@ class Defect:
         digest = hashlib.sha256("\0".join((self.file, self.function, self.old, self.new)).encode()).hexdigest()
         return f"{self.file.removeprefix('pario/')}:{self.function}:{digest[:6]}"
 
-    def place(self, root: Path) -> tuple[str, Function, int]:
+    def located(self, root: Path) -> tuple[str, Function, int]:
         """(source of the file, the function, index of the text). Raises ValueError if it is not there exactly once."""
         path = root / self.file
         if not path.is_file():
@@ -89,7 +89,7 @@ class Defect:
 
     def spoilt(self, root: Path) -> str:
         """The file's source with the defect. Raises ValueError if it cannot be planted, or would change nothing."""
-        source, function, at = self.place(root)
+        source, function, at = self.located(root)
         try:
             same = _meaning(function.text.replace(self.old, self.new)) == _meaning(function.text)
         except SyntaxError as error:
@@ -100,7 +100,7 @@ class Defect:
 
     def lines(self, root: Path) -> tuple[int, range]:
         """(first line of the function, lines of the statement in which the defect lies)."""
-        source, function, at = self.place(root)
+        source, function, at = self.located(root)
         line = source.count("\n", 0, at) + 1
         best = range(line, line + 1)
         for node in ast.walk(function.node):

@@ -285,14 +285,15 @@ class _User:
 
 
 def in_order(tests: Sequence[Witness], rooms: set[str]) -> list[Witness]:
-    """Cheap tests of these rooms first; of a test with many cases one first, then the second, and so on."""
+    """Cheap tests of these rooms first. A further case of one test counts as dearer than the one before it: of many
+    cases the first ones go early, and cheap ones all the same go before a first case that takes long."""
     weighed = sorted(tests, key=lambda test: (_cost(test, rooms), test.id))
     rounds: dict[tuple[str, Setting], int] = defaultdict(int)
     order = []
     for test in weighed:
-        order.append((rounds[test.function, test.setting], _cost(test, rooms), test.id, test))
         rounds[test.function, test.setting] += 1
-    return [test for *_, test in sorted(order, key=lambda row: row[:3])]  # a test may be there in two settings
+        order.append((rounds[test.function, test.setting] * _cost(test, rooms), test.id, test))
+    return [test for *_, test in sorted(order, key=lambda row: row[:2])]  # a test may be there in two settings
 
 
 def _cost(test: Witness, rooms: set[str]) -> float:
