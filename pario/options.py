@@ -60,9 +60,9 @@ class Options:
         own_rows: whether each rank fills its batches straight from the page cache (pario/supply/page_cache.py) instead
             of the node's ring. "auto": if the page cache holds the records when an epoch begins, and on a local disk
             where the kernel can read ahead: in key order if the file is in that order, and in "global" order with
-            records of 64 KiB or more. Not with decoders that use a thread per record, and not for small records in a
-            shuffled order on a node with a single rank. "never": always through the ring. "always": whenever the
-            decoder allows it.
+            records of 64 KiB or more. Not with decoders that use a thread per record; in a shuffled order not for
+            records below half a page, and not for small ones on a node with a single rank. "never": always through the
+            ring. "always": whenever the decoder and the fetcher allow it.
         held_bytes: memory of batch arrays in use at once, including those that the user still refers to. Batches that
             are prepared ahead straight from the page cache may take as much memory again as the node's ring.
 
