@@ -12,13 +12,14 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from pario.bench.marked import fill_marked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "failures.md"
@@ -74,9 +75,7 @@ def main() -> int:
         if given.keep:
             Path(given.keep).write_text("".join(lines))
         rows = [json.loads(line) for line in lines]
-    text = PAGE.read_text()
-    made = re.sub(r"(<!-- failures -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{table(rows)}\n{m[2]}", text, flags=re.S)
-    PAGE.write_text(made)
+    PAGE.write_text(fill_marked(PAGE.read_text(), "failures", {"": table(rows)}))
     return 0
 
 

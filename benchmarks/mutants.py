@@ -32,6 +32,7 @@ from typing import Any
 from benchmarks.mutation.defects import Defect, planted, read_all
 from benchmarks.mutation.jobs import OTHERS, QUICK, SERIAL, Copy, Notice, Setting, end_all, kernels_of, run
 from benchmarks.mutation.reach import Kernels, Reach, Witness, in_order, is_recorded, record
+from pario.bench.marked import fill_marked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "mutants.md"
@@ -273,10 +274,7 @@ def main() -> int:
             quick = sum(test.quick for test in tests)
             print(f"{defect.name}: {defect.reason} ({quick} tests of the default suite, {len(tests) - quick} others)")
     elif given.table:
-        made = table(defects, results.all)
-        text = PAGE.read_text()
-        begin, _, rest = text.partition("<!-- mutants -->\n")
-        PAGE.write_text(f"{begin}<!-- mutants -->\n{made}\n<!-- end -->{rest.partition('<!-- end -->')[2]}")
+        PAGE.write_text(fill_marked(PAGE.read_text(), "mutants", {"": table(defects, results.all)}))
     else:
         given.data.mkdir(parents=True, exist_ok=True)
         os.nice(5)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import resource
 import statistics
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.worker import Team, run
+from pario.bench.marked import fill_marked
 
 SIDES = ("control", "pario")
 
@@ -153,8 +153,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 def fill(page: str, document: dict[str, Any]) -> str:
     """`page` with what lies between `<!-- startup -->` and `<!-- end -->` made anew."""
-    pattern = r"(?ms)^(<!-- startup -->)$.*?^(<!-- end -->)$"
-    return re.sub(pattern, lambda place: f"{place[1]}\n{markdown(document)}\n{place[2]}", page)
+    return fill_marked(page, "startup", {"": markdown(document)})
 
 
 def _make(path: Path) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from pario.bench.marked import fill_marked
 
 __all__ = ["fill", "machine_lines", "summary", "table"]
 
@@ -90,12 +91,7 @@ def fill(text: str, document: dict[str, Any]) -> str:
         "summary": summary(document),
         "all": "\n\n".join(sections.values()),
     }
-
-    def one(match: re.Match[str]) -> str:
-        made = parts.get(match["name"])
-        return match[0] if made is None else f"{match['head']}\n{made}\n{match['tail']}"
-
-    return re.sub(r"(?ms)^(?P<head><!-- bars: (?P<name>\w+) -->)$.*?^(?P<tail><!-- end -->)$", one, text)
+    return fill_marked(text, "bars", parts)
 
 
 def main(argv: list[str] | None = None) -> int:

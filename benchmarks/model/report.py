@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -22,6 +21,7 @@ from benchmarks.model.calibrate import (
     training_s,
 )
 from benchmarks.model.recipes import KEYS_PER_LEAF, Workload, ior, one_client, reading_s
+from pario.bench.marked import fill_marked
 from pario.options import Options
 
 __all__ = ["figure", "fill", "make", "summary", "tables"]
@@ -289,12 +289,7 @@ def tables(document: dict[str, Any]) -> dict[str, str]:
 
 def fill(text: str, document: dict[str, Any]) -> str:
     """`text` with each table between its markers, `<!-- model: NAME -->` and `<!-- end -->`."""
-    parts = tables(document)
-
-    def one(match: re.Match[str]) -> str:
-        return f"{match['head']}\n{parts[match['name']]}\n{match['tail']}"
-
-    return re.sub(r"(?ms)^(?P<head><!-- model: (?P<name>\w+) -->)$.*?^(?P<tail><!-- end -->)$", one, text)
+    return fill_marked(text, "model", tables(document))
 
 
 def figure(document: dict[str, Any], path: Path) -> None:

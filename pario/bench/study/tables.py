@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pario.bench.marked import fill_marked
 from pario.bench.study.cells import LOOPS, RECIPES, STATES, STORES, words
 from pario.bench.study.headline import headline
 from pario.bench.study.numbers import Row, spread
@@ -77,14 +77,8 @@ def parts(document: dict[str, Any]) -> dict[str, str]:
 
 
 def fill(page: str, document: dict[str, Any]) -> str:
-    """`page` with new text between each `<!-- study: NAME -->` and `<!-- end -->`, each alone on its line."""
-    made = parts(document)
-
-    def one(match: re.Match[str]) -> str:
-        text = made.get(match["name"])
-        return match[0] if not text else f"{match['head']}\n{text}\n{match['tail']}"
-
-    return re.sub(r"(?ms)^(?P<head><!-- study: (?P<name>\w+) -->)$.*?^(?P<tail><!-- end -->)$", one, page)
+    """`page` with new text between each `<!-- study: NAME -->` and `<!-- end -->`."""
+    return fill_marked(page, "study", parts(document))
 
 
 def machine_line(document: dict[str, Any]) -> str:
