@@ -210,8 +210,9 @@ def record_all(files: Sequence[str], data: Path, settings: Sequence[Setting], ag
 def table(defects: Sequence[Defect], results: dict[str, Result]) -> str:
     """The sums, one line per defect, and the survivors."""
     tried = [defect for defect in defects if defect.name in results]
-    lines = [f"{len(tried)} of the {len(defects)} defects in the list were planted, a sample without regard to rooms.", ""]
-    lines = lines if len(tried) < len(defects) else []
+    lines = []
+    if len(tried) < len(defects):
+        lines = [f"A sample: {len(tried)} of the {len(defects)} defects in the list.", ""]
     lines += ["| room | defects | noticed by the default suite | by the full suite |", "|---|---|---|---|"]
     rooms: dict[str, list[Defect]] = {}
     for defect in tried:
