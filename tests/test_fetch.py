@@ -246,6 +246,26 @@ def test_a_read_that_does_not_end_keeps_nobody(path):
     one.close()
 
 
+def test_what_somebody_waits_for_is_read_first(path):
+    one = PosixFetcher(path)
+    order, go, begun = [], threading.Event(), threading.Event()
+
+    def read(reads, out, starts):
+        order.append(int(reads["offset"][0]))
+        begun.set()
+        go.wait(20)
+
+    one.read = read
+    pool, out = ReadPool(one, 1), np.empty(10, np.uint8)
+    for offset in (1, 2, 3):
+        pool.submit(np.array([(offset, 1)], EXTENT), out, np.zeros(1, np.int64), lambda *_: None, urgent=offset == 3)
+        assert begun.wait(20)
+    go.set()
+    assert pool.close(20)
+    assert order == [1, 3, 2]
+    one.close()
+
+
 def test_metadata_in_short_reads(path, content, monkeypatch):
     one = PosixFetcher(path)
     real = os.pread
