@@ -1,5 +1,6 @@
 """One contract, every fetcher. The oracle is the file's content as the test wrote it."""
 
+import errno
 import os
 import threading
 from itertools import pairwise
@@ -10,6 +11,7 @@ import pytest
 from pario import options
 from pario.errors import ClosedError, MissingError, OptionError, ReadError
 from pario.fetch.base import Form
+from pario.fetch.direct import DirectFetcher
 from pario.fetch.joined import JoinedFetcher
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
@@ -244,6 +246,24 @@ def test_a_read_that_does_not_end_keeps_nobody(path):
     let_go.set()
     assert done.wait(10)  # it was under way, and ends in order
     one.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.EINVAL, OptionError), (errno.ENOTSUP, OptionError), (errno.EIO, OSError)]
+)
+def test_a_file_system_without_direct_reads(path, monkeypatch, number, kind):
+    """It says so, and how to go on; another error stays what it is. No file stays open."""
+    opened, there = os.open, len(os.listdir("/proc/self/fd"))
+
+    def refuse(name, flags, *more, **options):
+        if flags & os.O_DIRECT:
+            raise OSError(number, os.strerror(number))
+        return opened(name, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(kind, match="posix" if kind is OptionError else os.strerror(number)):
+        DirectFetcher(path)
+    assert len(os.listdir("/proc/self/fd")) == there
 
 
 def test_what_somebody_waits_for_is_read_first(path):
