@@ -16,6 +16,7 @@ from pario.fetch.joined import JoinedFetcher
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import FETCHERS, resolve
+from pario.kernels.reads import read_split
 from pario.plan.coalesce import coalesce
 from pario.records import EXTENT
 
@@ -352,6 +353,19 @@ def test_values_read_apart(tmp_path, row):
     with pytest.raises(ReadError, match="ended early"):
         fetcher.rows.read_split(np.array([399_500]), nbytes[:1], Form(lead, head, row, tail), 120, edges, out)
     fetcher.close()
+
+
+def test_one_call_has_no_more_parts_than_its_table(tmp_path):
+    data = np.random.default_rng(1).integers(0, 256, 10_000, dtype=np.uint8)
+    (tmp_path / "f").write_bytes(data.tobytes())
+    table = np.full((16, 2), 77, np.uint64)
+    begins, out = np.arange(0, 1000, 100), np.zeros(1000, np.uint8)
+    edges, trash = np.zeros((10, 8), np.uint8), np.zeros(8, np.uint8)
+    with open(tmp_path / "f", "rb") as file:
+        many = (file.fileno(), begins, np.full(10, 100), (0, 0, -1, 0), 8, edges, out, table[:8], trash)
+        assert read_split(*many) == (-1, 0, 0, 5, 1000)  # two values of 3 parts each, and the gap between them
+    assert np.array_equal(out, data[:1000])
+    assert (table[8:] == 77).all()
 
 
 def test_ranges_in_any_order(tmp_path):
