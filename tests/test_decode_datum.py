@@ -355,6 +355,17 @@ def test_crop_takes_records_of_different_sizes() -> None:
 # --- encoded ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [(8, 5), (6, 9), (5, 5)], ids=["narrower", "lower", "both"])
+def test_an_encoded_picture_that_is_smaller_than_the_window(size: tuple[int, int]) -> None:
+    pictures = [RNG.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in ((9, 9), size, (7, 6))]
+    values = [encoded(cv2.imencode(".png", picture)[1].tobytes(), 0) for picture in pictures]
+    got, _, failures = run(learnt(values[0], crop=(7, 6)), values)
+    assert [row for row, _ in failures] == [1]
+    planes = [picture.transpose(2, 0, 1) for picture in pictures]
+    np.testing.assert_array_equal(got[0], planes[0][:, 1:8, 1:7])
+    np.testing.assert_array_equal(got[-1], planes[2])
+
+
 def test_encoded_colors_and_sizes() -> None:
     picture = u8(6, 8, 3)
     png = cv2.imencode(".png", picture)[1].tobytes()
