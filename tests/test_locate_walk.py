@@ -137,6 +137,22 @@ def test_another_number_of_records_than_the_tree_says(tmp_path: Path, entries: i
         located(os.fspath(path))
 
 
+@pytest.mark.parametrize("entries", [499, 501])
+def test_another_number_of_duplicates_than_the_key_says(tmp_path: Path, entries: int) -> None:
+    with lmdb.open(os.fspath(tmp_path), map_size=1 << 24, max_dbs=1) as env:
+        db = env.open_db(b"d", dupsort=True)
+        with env.begin(write=True, db=db) as txn:
+            for i in range(500):
+                txn.put(b"many", b"%04d" % i * 20)
+            txn.put(b"one", b"x")
+    path = tmp_path / "data.mdb"
+    raw, count = path.read_bytes(), (500).to_bytes(8, "little")
+    assert raw.count(count) == 1  # in the node of that key
+    path.write_bytes(raw.replace(count, entries.to_bytes(8, "little")))
+    with pytest.raises(CorruptedError, match=f"key b'many' has 500 duplicates, its entry says {entries}"):
+        located(os.fspath(path), b"d")
+
+
 @pytest.mark.parametrize("version", FORMATS)
 def test_a_writer_that_overtakes_the_walk(tmp_path: Path, version: int) -> None:
     rng = np.random.default_rng(0)

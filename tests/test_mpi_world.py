@@ -232,3 +232,29 @@ def test_ranks_that_are_alone_hear_why(monkeypatch) -> None:
     with pytest.raises(LauncherError):
         get_world(MPI.COMM_WORLD)
     get_world(MPI.COMM_SELF).free()  # on purpose
+
+
+def test_who_waits_for_others_hears_its_own_background() -> None:
+    comm = MPI.COMM_WORLD
+    with get_world(comm) as world:
+        assert isinstance(world, World)
+        if world.rank == 0:
+            said: list[int] = []
+
+            def hear() -> None:
+                if not said:
+                    said.append(1)
+                    comm.Isend(np.zeros(1, np.uint8), dest=comm.size - 1, tag=77).Wait()
+
+            world.on_wait = hear
+            world.barrier()
+            world.on_wait = None
+            assert said or comm.size == 1
+        else:
+            end = time.monotonic() + 60
+            while world.rank == comm.size - 1 and not comm.Iprobe(source=0, tag=77):
+                assert time.monotonic() < end, "rank 0 waits, and nothing was called"
+                time.sleep(0.001)
+            if world.rank == comm.size - 1:
+                comm.Recv(np.zeros(1, np.uint8), source=0, tag=77)
+            world.barrier()

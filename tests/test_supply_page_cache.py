@@ -361,6 +361,20 @@ def test_many_threads_find_places_and_read_at_once(tmp_path, monkeypatch, kind) 
             assert loader.stats()["own"]
 
 
+@pytest.mark.parametrize("nbytes", [20_000, 300])
+def test_what_cannot_be_decoded_is_left_out_and_nothing_else(tmp_path, nbytes) -> None:
+    odd = {5, 37, 61, 62}
+    path = written(tmp_path / "x.lmdb", lambda i: bytes([i % 251]) * (nbytes - (i in odd)))
+    with own(path, 64, Raw("u1", (nbytes,)), on_error="skip") as loader:
+        seen = []
+        for batch in loader:
+            assert (batch["data"] == (batch.ids % 251)[:, None]).all()
+            assert batch.skipped == len(odd & set(range(batch.step * 64, batch.step * 64 + 64)))
+            seen += batch.ids.tolist()
+        assert loader.stats()["own"]
+    assert seen == sorted(set(range(N)) - odd)
+
+
 def test_the_next_step_is_asked_for_before_this_one_is_read(ascending, monkeypatch) -> None:
     events: list[tuple[str, int]] = []
     advise, read = PosixFetcher.advise, PosixFetcher.read_split

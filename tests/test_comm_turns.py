@@ -1,0 +1,62 @@
+"""Who is told in which round, without MPI; between ranks: tests/test_mpi_recipes.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pario.comm.turns import Turns
+
+
+class Peers:
+    """A world whose messages are noted, and which hears what a test says."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int]] = []
+        self.says: dict[int, list[int]] = {}
+        self.comm = SimpleNamespace(Isend=self._send, Irecv=self._receive)
+
+    def _send(self, word: np.ndarray, dest: int, tag: int) -> Any:
+        self.sent.append((dest, int(word[0])))
+        return SimpleNamespace(Test=lambda: True)
+
+    def _receive(self, word: np.ndarray, source: int, tag: int) -> None:
+        word[0] = self.says[source].pop(0)
+
+    def wait(self, request: Any) -> None:
+        pass
+
+
+def test_partners_alternate_by_round() -> None:
+    world = Peers()
+    turns = Turns(world, [None, 3, 4], [1, 2])
+    world.says = {3: [1, 4], 4: [2, 5]}
+    for j in range(6):
+        turns.wait(j)
+        turns.pass_on(j)
+    assert world.sent == [(1, 0), (2, 1), (1, 2), (2, 3), (1, 4), (2, 5)]
+    assert world.says == {3: [], 4: []}
+
+
+def test_everybody_who_waits_hears_that_a_rank_left() -> None:
+    world = Peers()
+    turns = Turns(world, [None], [1, None, 2])
+    turns.leave()
+    turns.leave()
+    (first, number), (second, same) = world.sent
+    assert (first, second) == (1, 2)
+    assert number == same > 1 << 60
+
+
+def test_a_farewell_is_no_turn_of_the_next_epoch() -> None:
+    world = Peers()
+    left = 1 << 62
+    turns = Turns(world, [3], [None])
+    world.says = {3: [left, 0]}
+    turns.wait(0)
+    turns.leave()
+    turns.settle()
+    turns.wait(0)
+    assert world.says == {3: []}
