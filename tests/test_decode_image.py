@@ -190,3 +190,13 @@ def test_learn_says_what_the_record_is_instead() -> None:
 def test_repr() -> None:
     assert repr(Image()) == "Image()"
     assert repr(Image(4, layout="CHW", label=np.zeros(9))) == "Image(size=(4, 4), layout='CHW', label=float64[9])"
+
+
+def test_a_jpeg_is_never_scaled_below_the_size_that_is_wanted() -> None:
+    """Stripes of 4 pixels are still there at half the size, and gone at an eighth."""
+    stripes = np.zeros((256, 256, 3), np.uint8)
+    stripes[:, np.arange(256) % 8 < 4] = 255
+    got, failures = run(Image(128), [cv2.imencode(".jpg", stripes)[1].tobytes()])
+    assert not failures
+    assert got[0].shape == (128, 128, 3)
+    assert got[0].std() > 80

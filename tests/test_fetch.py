@@ -113,6 +113,19 @@ def test_a_buffer_that_is_too_small_is_refused(fetcher):
         fetcher.read(np.array([(0, 8192)], EXTENT), aligned(4096), np.array([0]))
 
 
+def test_another_file_under_the_old_name(tmp_path):
+    """Of the same size, as a copy is; and none."""
+    path = tmp_path / "f"
+    path.write_bytes(bytes(100))
+    file = PosixFetcher(str(path))
+    (tmp_path / "other").write_bytes(bytes(100))
+    (tmp_path / "other").rename(path)
+    assert file.is_replaced()
+    path.unlink()
+    assert file.is_replaced()
+    file.close()
+
+
 def test_what_is_open(fetcher, path, paths, content):
     opened = [path] if len(fetcher.files) == 1 else paths
     assert (fetcher.path, fetcher.nbytes) == (", ".join(opened), SIZE)

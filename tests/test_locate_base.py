@@ -19,6 +19,7 @@ from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import read_snapshot
 from pario.locate.base import Index
 from pario.locate.database import Database
+from pario.locate.growing import GrowingIndex
 from pario.locate.index import content_id_of
 from pario.locate.open import open_index
 from pario.plan.schedule import Schedule
@@ -104,6 +105,15 @@ def test_reach_counts_its_reads(index: Index, kind: str) -> None:
     index.reach(np.array([N - 1]), stats)
     assert index.is_complete
     assert stats.bytes_read <= (index.snapshot.main.md_leaf_pages + 1) * index.page_size
+
+
+def test_reach_finds_every_record_that_it_is_asked_for(index: Index, kind: str) -> None:
+    """Also the first one of a leaf page."""
+    for i in range(N):
+        index.reach(np.array([i]), RankStats())
+        if isinstance(index, GrowingIndex):
+            assert index.growth.extents["offset"][i] > 0
+    assert index.is_complete
 
 
 def test_the_whole(index: Index, file: tuple[str, Pairs]) -> None:
