@@ -69,6 +69,27 @@ def test_a_last_page_that_no_file_has(tmp_path: Path, last: int) -> None:
     fetcher.close()
 
 
+def test_one_read_is_enough_only_for_a_snapshot_that_is_known(tmp_path: Path) -> None:
+    """Two equal reads tell a meta page that a writer is writing; of a known one that is not asked."""
+    with opened(tmp_path, 1) as env:
+        commit(env)
+    fetcher = PosixFetcher(os.fspath(tmp_path / "data.mdb"))
+    pread, reads = fetcher.pread, []
+
+    def counted(offset: int, nbytes: int) -> bytes:
+        reads.append((offset, nbytes))
+        return pread(offset, nbytes)
+
+    fetcher.pread = counted  # type: ignore[method-assign]
+    found = []
+    for believe in (None, lambda snapshot: False, lambda snapshot: snapshot.txnid == 1):
+        reads.clear()
+        found.append((read_snapshot(fetcher, believe), len(reads)))
+    fetcher.close()
+    assert found[0][0] == found[1][0] == found[2][0]
+    assert found[0][1] == found[1][1] == found[2][1] + 1
+
+
 @pytest.mark.parametrize("version", FORMATS)
 def test_one_commit_is_harmless_two_are_not(tmp_path: Path, version: int) -> None:
     with opened(tmp_path, version) as env:
