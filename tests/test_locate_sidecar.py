@@ -17,7 +17,7 @@ import pytest
 from lmdb_cases import index_of, opened, oracle, right, same
 
 from pario.errors import SnapshotError
-from pario.locate.sidecar import Trustees, sidecar_places
+from pario.locate.sidecar import Trustees, same_sidecar, sidecar_places
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,19 @@ def test_a_commit_makes_it_stale(path: str) -> None:
     assert before.n > 2  # those of the first and the last record were read with the index
     with pytest.raises(SnapshotError, match="replaced"):
         before.keys([1])
+
+
+def test_a_node_sees_the_side_car_of_rank_0_or_another_or_none(tmp_path: Path) -> None:
+    """Cache directories may be one per node."""
+    sidecar = tmp_path / "x.h5"
+    sidecar.write_bytes(bytes(100))
+    os.utime(sidecar, ns=(7, 7))
+    assert same_sidecar(os.fspath(sidecar), (100, 7))
+    assert not same_sidecar(os.fspath(sidecar), (101, 7))
+    assert not same_sidecar(os.fspath(sidecar), (100, 8))
+    assert not same_sidecar(os.fspath(sidecar), None)
+    sidecar.unlink()
+    assert not same_sidecar(os.fspath(sidecar), (100, 7))
 
 
 def test_a_moved_copy_has_the_same_content(path: str, tmp_path: Path) -> None:
