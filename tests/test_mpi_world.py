@@ -258,3 +258,21 @@ def test_who_waits_for_others_hears_its_own_background() -> None:
             if world.rank == comm.size - 1:
                 comm.Recv(np.zeros(1, np.uint8), source=0, tag=77)
             world.barrier()
+
+
+def test_whose_script_has_ended_is_no_number() -> None:
+    """It announces that in the place of its next collective call, where the others must not take it for a value."""
+    comm = MPI.COMM_WORLD
+    world = get_world(comm)
+    assert isinstance(world, World)
+    if world.size == 1:
+        world.free()
+        return
+    if world.rank == world.size - 1:
+        assert not world.goodbye()()
+    else:
+        with pytest.raises(PeerError, match="at its end") as caught:
+            world.allgather_int(5)
+        assert caught.value.rank == world.size - 1
+    world.free(collective=False)
+    comm.Barrier()

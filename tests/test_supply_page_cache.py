@@ -361,14 +361,20 @@ def test_many_threads_find_places_and_read_at_once(tmp_path, monkeypatch, kind) 
             assert loader.stats()["own"]
 
 
-@pytest.mark.parametrize("nbytes", [20_000, 300])
-def test_what_cannot_be_decoded_is_left_out_and_nothing_else(tmp_path, nbytes) -> None:
+@pytest.mark.parametrize("decoder", [Datum(dtype="float32"), Datum()], ids=["in units", "straight"])
+def test_what_cannot_be_decoded_is_left_out_and_nothing_else(tmp_path, decoder) -> None:
+    """A batch of 1.5 MB is decoded in two units."""
     odd = {5, 37, 61, 62}
-    path = written(tmp_path / "x.lmdb", lambda i: bytes([i % 251]) * (nbytes - (i in odd)))
-    with own(path, 64, Raw("u1", (nbytes,)), on_error="skip") as loader:
+
+    def value(i: int) -> bytes:
+        return b"no datum" if i in odd else datum(np.full(LARGE, i % 251, np.uint8), i)
+
+    path = written(tmp_path / "x.lmdb", value)
+    with own(path, 64, decoder, on_error="skip") as loader:
         seen = []
         for batch in loader:
-            assert (batch["data"] == (batch.ids % 251)[:, None]).all()
+            assert (batch["data"] == (batch.ids % 251)[:, None, None, None]).all()
+            assert (batch["label"] == batch.ids).all()
             assert batch.skipped == len(odd & set(range(batch.step * 64, batch.step * 64 + 64)))
             seen += batch.ids.tolist()
         assert loader.stats()["own"]
