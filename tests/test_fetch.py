@@ -280,6 +280,32 @@ def test_a_file_system_without_direct_reads(path, monkeypatch, number, kind):
     assert len(os.listdir("/proc/self/fd")) == there
 
 
+def test_the_share_of_a_file_that_is_in_memory(path, monkeypatch):
+    """As the kernel says it: a read that does not wait brings bytes, or would have to wait, or is not known."""
+    one, asked, offsets = PosixFetcher(path), [], np.arange(0, 40 * 4096, 4096)
+
+    def preadv(fd, buffers, offset, flags):
+        assert flags == os.RWF_NOWAIT
+        asked.append(offset)
+        if offset % 8192:
+            raise BlockingIOError
+        return len(buffers[0])
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert one.cached_share(offsets) == 0.5
+    assert asked == offsets.tolist()
+    asked.clear()
+    assert one.cached_share(offsets, 0.9) < 0.9
+    assert len(asked) == 10  # five of forty are missing: that is enough to know
+
+    def unknown(*_):
+        raise OSError(errno.EOPNOTSUPP, "no such flag")
+
+    monkeypatch.setattr(os, "preadv", unknown)
+    assert one.cached_share(offsets) is None
+    one.close()
+
+
 def test_what_somebody_waits_for_is_read_first(path):
     one = PosixFetcher(path)
     order, go, begun = [], threading.Event(), threading.Event()
