@@ -15,6 +15,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, int]] = []
+        self.heard: list[int] = []
         self.says: dict[int, list[int]] = {}
         self.comm = SimpleNamespace(Isend=self._send, Irecv=self._receive)
 
@@ -23,6 +24,7 @@ class Peers:
         return SimpleNamespace(Test=lambda: True)
 
     def _receive(self, word: np.ndarray, source: int, tag: int) -> None:
+        self.heard.append(source)
         word[0] = self.says[source].pop(0)
 
     def wait(self, request: Any) -> None:
@@ -33,11 +35,12 @@ def test_partners_alternate_by_round() -> None:
     world = Peers()
     turns = Turns(world, [None, 3, 4], [1, 2])
     world.says = {3: [1, 4], 4: [2, 5]}
-    for j in range(6):
+    for j, source in enumerate([None, 3, 4, None, 3, 4]):
         turns.wait(j)
+        assert world.heard == ([] if source is None else [source])
+        world.heard.clear()
         turns.pass_on(j)
     assert world.sent == [(1, 0), (2, 1), (1, 2), (2, 3), (1, 4), (2, 5)]
-    assert world.says == {3: [], 4: []}
 
 
 def test_everybody_who_waits_hears_that_a_rank_left() -> None:
