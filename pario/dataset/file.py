@@ -84,6 +84,10 @@ class DataFile:
                 if self.opened is None:
                     self.opened = self._open_like_leader()
                 pool = self.opened
+            if self._closed:  # meanwhile: `close` waits for no store that keeps us from opening
+                self.close()
+            self.check_open()
+            assert pool is not None  # only `close` takes it away
         return pool
 
     def check_open(self) -> None:
@@ -93,9 +97,8 @@ class DataFile:
 
     def close(self, limit_s: float = math.inf) -> None:
         """Not collective. With reads in flight after `limit_s` seconds, the file closes later."""
-        with self._opening:
-            self._closed = True
-            pool, self.opened = self.opened, None
+        self._closed = True
+        pool, self.opened = self.opened, None
         if pool is not None and pool.close(limit_s):
             pool.fetcher.close()
 

@@ -100,7 +100,8 @@ class Index(ABC):
 
     def ids_of(self, numbers: np.ndarray, order: Order) -> np.ndarray:
         """The record ids i64[m] of an order's numbers: ids, or places in the file (`Order.space`)."""
-        return numbers if order.space == "id" or self.by_offset is None else self.by_offset[numbers]
+        by_offset = None if order.space == "id" else self.by_offset
+        return numbers if by_offset is None else by_offset[numbers]
 
     @abstractmethod
     def reach(self, ids: np.ndarray, stats: RankStats) -> None:
