@@ -39,7 +39,7 @@ _running: set[int] = set()
 class Job:
     """How a job ended: exit status (None: killed at its time limit), standard output and error together, seconds, and
     when, on the machine's one monotonic clock; and how slow the machine was meanwhile, 1 or more (pace.py): a job
-    promised to end within s seconds has s times as many."""
+    that is promised to end within some seconds has that many times as long."""
 
     status: int | None
     output: str
