@@ -37,6 +37,7 @@ _HOMES = {
     "Report": "pario.stats.report",
     "SnapshotError": "pario.errors",
     "StateError": "pario.errors",
+    "Tier": "pario.options",
     "VersionMismatchError": "pario.errors",
     "decode": "pario.decode",
     "errors": "pario.errors",
@@ -46,7 +47,7 @@ __all__ = [
     "Batch", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError", "DecodeError", "EmptyError",
     "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError", "Loader", "MissingError",
     "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader", "Records", "Report",
-    "SnapshotError", "StateError", "VersionMismatchError", "__version__", "decode", "errors",
+    "SnapshotError", "StateError", "Tier", "VersionMismatchError", "__version__", "decode", "errors",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
         VersionMismatchError,
     )
     from pario.loader.loader import Loader
-    from pario.options import Options
+    from pario.options import Options, Tier
     from pario.records import Batch, Records
     from pario.stats.report import Report
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from pario.errors import OptionError
 
-__all__ = ["RECIPES", "KiB", "MiB", "Options", "Policy", "Recipe", "Shuffle", "find_recipe"]
+__all__ = ["RECIPES", "KiB", "MiB", "Options", "Policy", "Recipe", "Shuffle", "Tier", "find_recipe", "read_tiers"]
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -29,6 +31,59 @@ Locate = Literal["auto", "walk", "sidecar", "cursor", "speculate"]
 BLOCK_SLOTS = 3
 
 
+_UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**k for k, p in enumerate("kMGT", 1)}}
+_UNITS |= {f"{p}iB": 1024**k for k, p in enumerate("KMGT", 1)} | {"KB": 1000}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]?i?B?)")
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Where a node keeps copies of the dataset, nearer than the store (docs/tiers.md).
+
+    where : "memory", or a folder on a disk of the node
+    quota : how much the copies may take: "64 GiB", "400GB", bytes, or "auto": of memory a quarter of what is available,
+        of a disk what is free above 5 %; never more than the data
+    force : use the folder although it is on a network file system
+
+    Raises OptionError.
+    """
+
+    where: str
+    quota: int | str = "auto"
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.where, (str, os.PathLike)) or not os.fspath(self.where):
+            raise OptionError(f'a tier is "memory" or a folder, got {self.where!r}')
+        object.__setattr__(self, "where", os.path.expanduser(os.fspath(self.where)))
+        self.quota_bytes  # noqa: B018  raises OptionError
+
+    @property
+    def quota_bytes(self) -> int | None:
+        """None: automatic."""
+        quota = self.quota
+        if quota == "auto":
+            return None
+        if isinstance(quota, int) and not isinstance(quota, bool) and quota > 0:
+            return quota
+        found = _SIZE.fullmatch(quota.strip()) if isinstance(quota, str) else None
+        if found is None or found[2] not in _UNITS or not float(found[1]):
+            raise OptionError(
+                f"the quota of tier {self.where!r} is no size: {quota!r}",
+                hint='Sizes are "64 GiB", "400GB", a number of bytes, or "auto".',
+            )
+        return int(float(found[1]) * _UNITS[found[2]])
+
+
+def read_tiers(text: str) -> tuple[Tier, ...]:
+    """The tiers that a job script names: `memory:auto,/local/nvme:400GiB`, nearest first; quotas may be left out.
+
+    Raises OptionError.
+    """
+    parts = [part.strip().rpartition(":") for part in text.split(",") if part.strip()]
+    return tuple(Tier(where, quota) if where else Tier(quota) for where, _, quota in parts)
+
+
 @dataclass(frozen=True)
 class Options:
     """How to read, shuffle and hand out. The defaults suit a training job. No option changes which records are
@@ -48,6 +103,8 @@ class Options:
         fetch: "posix" reads through the page cache, "direct" bypasses it (O_DIRECT). "auto" means "posix", so that
             later epochs hit the page cache. With `shuffle="block"` on a fast local disk "direct" may read a cold file
             up to 1.5 times as fast.
+        tiers: copies of the dataset on the node, nearest first, so that every byte leaves the store once: `Tier`s
+            (docs/tiers.md). (): none. None: as the environment variable PARIO_TIERS says, none without it.
 
     Order
         block_bytes: bytes of neighbouring records that `shuffle="block"` moves as one block.
@@ -82,6 +139,7 @@ class Options:
     read_bytes: int = MiB
     gap_bytes: int = 16 * KiB
     fetch: str = "auto"
+    tiers: tuple[Tier, ...] | None = None
 
     block_bytes: int = 2 * MiB
     mix_blocks: int = 32
@@ -121,6 +179,11 @@ class Options:
             raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, got {self.fetch!r}")
         if self.own_rows not in OWN_ROWS:
             raise OptionError(f"own_rows must be one of {', '.join(OWN_ROWS)}, got {self.own_rows!r}")
+        if self.tiers is not None:
+            tiers = tuple(self.tiers) if isinstance(self.tiers, (tuple, list)) else (self.tiers,)
+            if not all(isinstance(tier, Tier) for tier in tiers):
+                raise OptionError(f"tiers must be pario.Tier objects, got {self.tiers!r}")
+            object.__setattr__(self, "tiers", tiers)
         if not self.alive_seconds > 0:
             raise OptionError(f"alive_seconds must be above 0, got {self.alive_seconds!r}")
 

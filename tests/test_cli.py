@@ -584,3 +584,25 @@ def test_ctrl_c_is_quiet(sets):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+def test_stage_copies_once(sets, call, tmp_path):
+    file = sets["large"].folder
+    status, out, _ = call("stage", file, "--to", tmp_path / "disk", "--quota", "1GiB")
+    assert status == 0
+    assert "100.0% of" in out
+    assert "(0.0% did before)" in out
+    status, out, _ = call("stage", file, "--to", tmp_path / "disk")
+    assert "(100.0% did before)" in out
+    assert re.search(r"^0 bytes read from the store", out, re.MULTILINE)
+    status, out, _ = call("stage", file, "--to", tmp_path / "small", "--quota", "1MiB")
+    assert status == 0
+    assert "has no room" in out
+
+
+def test_stage_names_what_is_wrong(sets, call, tmp_path):
+    assert "no size: 'much'" in call("stage", sets["large"].folder, "--to", tmp_path, "--quota", "much")[2]
+    (tmp_path / "file").write_bytes(b"")
+    status, _, err = call("stage", sets["large"].folder, "--to", tmp_path / "file" / "x")
+    assert status == 1
+    assert "cannot be used" in err

@@ -19,6 +19,9 @@ from pario.fetch.resolve import FETCHERS, resolve
 from pario.kernels.reads import read_split
 from pario.plan.coalesce import coalesce
 from pario.records import EXTENT
+from pario.stage.grid import Grid
+from pario.stage.memory import MemoryTier
+from pario.stage.staged import StagedFetcher
 
 SIZE = 3_000_001  # not a multiple of anything
 
@@ -49,10 +52,15 @@ def paths(content, tmp_path_factory):
     return [str(file) for file in files]
 
 
-@pytest.fixture(params=[*FETCHERS, "joined", "joined, direct"])
-def fetcher(request, path, paths):
+@pytest.fixture(params=[*FETCHERS, "joined", "joined, direct", "staged", "staged, direct"])
+def fetcher(request, path, paths, monkeypatch):
     try:
-        if request.param.startswith("joined"):
+        if request.param.startswith("staged"):
+            monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: None)  # these files are no LMDBs
+            tiers = [MemoryTier.made(Grid(SIZE, 256 << 10), 1 << 20)]  # for a third of it
+            store = FETCHERS["direct" if "direct" in request.param else "posix"](path)
+            one = StagedFetcher(store, None, tiers, read_bytes=64 << 10, count=lambda *_: None)
+        elif request.param.startswith("joined"):
             one = JoinedFetcher([FETCHERS["direct" if "direct" in request.param else "posix"](file) for file in paths])
         else:
             one = FETCHERS[request.param](path)

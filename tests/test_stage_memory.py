@@ -90,14 +90,19 @@ def test_what_is_given_back_while_it_is_copied_is_not_delivered(
     other = attached(tier)
     fence = memory.full_fence
 
+    fences = []
+
     def meanwhile() -> None:
-        monkeypatch.setattr(memory, "full_fence", fence)
+        fences.append(1)
+        if len(fences) != 2:  # the second one stands between the generation and the copy
+            return
         tier.give_back(0)
         if again:  # the generation tells it from the one before
             tier.put(0, chunk_of(0))
 
     monkeypatch.setattr(memory, "full_fence", meanwhile)
     assert read(other, 0, 100) is None
+    monkeypatch.setattr(memory, "full_fence", fence)
     assert (read(other, 0, 100) is not None) == again
 
 
@@ -116,4 +121,4 @@ def test_memory_that_is_not_sealed_is_refused(tier: MemoryTier) -> None:
         with pytest.raises(ParioError, match="no sealed memory"):
             MemoryTier(GRID, (file.fileno(), states.fileno()))
     with pytest.raises(ParioError, match="no sealed memory"):
-        MemoryTier(Grid(GRID.file_bytes + 1, GRID.chunk_bytes), tier.files)
+        MemoryTier(Grid(GRID.file_bytes + 4096, GRID.chunk_bytes), tier.files)

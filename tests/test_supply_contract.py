@@ -21,8 +21,10 @@ from pario.recipes.lmdbio import AskingReader
 from pario.recipes.per_rank import PerRankSource
 from pario.supply.base import Ahead, RecordSource, Source, Supply
 from pario.supply.first_epoch import FirstEpochWriter
+from pario.supply.memory import MemorySource
 from pario.supply.page_cache import PageCacheSource
 from pario.supply.ring_reader import RingReader
+from pario.supply.seat import SeatSource
 
 N = 700
 
@@ -42,12 +44,15 @@ class Way:
     indexed: bool = True
     decoder: Any = None
     shuffle: bool | str = False
+    tiers: tuple[pario.Tier, ...] = ()
 
 
 def slowly(record: np.ndarray) -> dict[str, Any]:
     """A function is decoded record by record, in other threads, ahead of the caller."""
     return {"data": np.frombuffer(bytes(record).ljust(6000, b"\0"), np.uint8), "n": len(record)}
 
+
+MEMORY = (pario.Tier("memory"),)
 
 WAYS = {
     "ring": Way(RingReader),
@@ -60,6 +65,12 @@ WAYS = {
     "page cache, block": Way(PageCacheSource, way="cached", shuffle="block"),
     "page cache, advised": Way(PageCacheSource, way="advised"),
     "page cache, first epoch": Way(PageCacheSource, way="ordered", indexed=False),
+    "memory tier": Way(MemorySource, way="memory", tiers=MEMORY),
+    "memory tier, global": Way(MemorySource, way="memory", tiers=MEMORY, shuffle="global"),
+    "memory tier, block": Way(MemorySource, way="memory", tiers=MEMORY, shuffle="block"),
+    "memory tier, decoded ahead": Way(MemorySource, way="memory", tiers=MEMORY, decoder=slowly),
+    "memory tier with room for a part": Way(RingReader, tiers=(pario.Tier("memory", "1 MiB"),)),
+    "memory tier, first epoch": Way(RingReader, tiers=MEMORY, indexed=False),
     "spans": Way(AskingReader, "coal"),
     "spans, block": Way(AskingReader, "prov", shuffle="block"),
     "leaves ahead": Way(AskingReader, "lmm", indexed=False),
@@ -101,7 +112,8 @@ def folder(way: Way, indexed: Path, tmp_path: Path) -> Path:
 
 
 def open_loader(folder: Path, way: Way) -> pario.Loader:
-    options = pario.Options(slot_bytes=128 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4, own_rows="never")
+    sizes = {"slot_bytes": 128 << 10, "slots": 3, "block_bytes": 32 << 10, "mix_blocks": 4}
+    options = pario.Options(**sizes, own_rows="never", tiers=way.tiers)
     more: dict[str, Any] = {"shuffle": way.shuffle, "recipe": way.recipe, "options": options}
     return pario.Loader(folder, 16, way.decoder, save_index=way.indexed, **more)
 
@@ -179,7 +191,7 @@ def test_values_stand_as_in_the_file(seat: Seat) -> None:
     """A value whose offset is a multiple of 2, 4 or 8 has such an address, so that arrays need not be copied first."""
     source = seat.source
     if not isinstance(source, RecordSource):
-        assert seat.way.kind is PageCacheSource  # has the record in no memory of its own
+        assert isinstance(source, SeatSource)  # has the record in no memory of its own, or at its offset in the file
         return
     for step in range(seat.work.schedule.steps):
         for piece in range(source.pieces):
@@ -194,7 +206,7 @@ class StopError(Exception):
 
 
 def test_what_check_raises_comes_through(seat: Seat) -> None:
-    """It is called while a source waits: always by the page cache, which reads in the caller's thread."""
+    """It is called while a source waits, and once per step where ranks fill their batches themselves."""
 
     def stop() -> None:
         raise StopError
@@ -205,7 +217,7 @@ def test_what_check_raises_comes_through(seat: Seat) -> None:
             seat.check(step, seat.source.prepare(step, stop))
     except StopError:
         stopped = True
-    assert stopped or seat.way.kind is not PageCacheSource
+    assert stopped or not isinstance(seat.source, SeatSource)
 
 
 def test_left_early_it_ends(seat: Seat) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pario.stage.base import Tier
+from pario.stage.base import AnyTier
 from pario.stage.grid import BLOCK_BYTES, Grid
 
 CHUNKS = 5
@@ -17,6 +17,6 @@ def chunk_of(chunk: int, data: np.ndarray = DATA, grid: Grid = GRID) -> np.ndarr
     return data[offset : offset + nbytes]
 
 
-def read(tier: Tier, offset: int, nbytes: int) -> bytes | None:
+def read(tier: AnyTier, offset: int, nbytes: int) -> bytes | None:
     out = np.full(nbytes, 0xAA, dtype=np.uint8)
     return out.tobytes() if tier.read(offset, out) else None

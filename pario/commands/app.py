@@ -39,9 +39,7 @@ def group(context: click.Context) -> None:
 
 @group.command()
 @click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1, 64), help="MPI ranks to start.")
-@click.option(
-    "--folder", type=click.Path(path_type=Path), help="Keep the LMDBs here. Default: a temporary directory."
-)
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep the LMDBs here. Default: a temporary directory.")
 def demo(ranks: int, folder: Path | None) -> int:
     """Train a small network on two ranks, in seconds.
 
@@ -116,6 +114,28 @@ def index(path: str, db: str | None) -> int:
 @group.command()
 @_path
 @_db
+@click.option("--to", "folder", required=True, metavar="FOLDER", help="On a disk of the node.")
+@click.option("--quota", default="auto", show_default=True, metavar="SIZE", help='As in "400 GiB".')
+@click.option("--force", is_flag=True, help="FOLDER may be on a network file system.")
+def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> int:
+    """Copy the records' part of the file to a disk of every node.
+
+    Jobs that name the folder in PARIO_TIERS, or as a pario.Tier, then read the copy. What is there already is not read
+    again, so that an interrupted run goes on where it was.
+
+    \b
+    Examples:
+      python -m pario stage train.lmdb --to /local/nvme
+      srun --ntasks-per-node=1 python -m pario stage train.lmdb --to /local/nvme --quota 400GiB
+    """
+    from pario.commands.stage import stage as run
+
+    return run(path, db, folder, quota, force)
+
+
+@group.command()
+@_path
+@_db
 def verify(path: str, db: str | None) -> int:
     """Read the whole file and look for damage.
 
@@ -184,9 +204,7 @@ def study(
         numbers = [int(number) for number in room.chosen(ranks, known, "number of ranks")]
     except ValueError as e:
         raise click.UsageError(str(e)) from None
-    return room.study(
-        preset, out, data, recipes=chosen, stores=places, ranks=numbers, rounds=rounds, seed=seed
-    )
+    return room.study(preset, out, data, recipes=chosen, stores=places, ranks=numbers, rounds=rounds, seed=seed)
 
 
 class _Bench(click.Command):

@@ -139,9 +139,7 @@ def _pages(dataset: Dataset, use: PageUse, *, whole: bool) -> int:
     return count
 
 
-def _index_agrees(
-    dataset: Dataset, name: bytes | None, check: TreeCheck, records: int, first: int
-) -> list[ParioError]:
+def _index_agrees(dataset: Dataset, name: bytes | None, check: TreeCheck, records: int, first: int) -> list[ParioError]:
     """Does the index (saved or newly made) say the same as what was found? Collective."""
     try:
         index = open_index(Database(dataset.path, dataset.snapshot, name), dataset.pool, dataset.world, save=False)

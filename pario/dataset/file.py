@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable
 
 from pario.comm.base import AnyWorld
 from pario.errors import ClosedError, FileError, SnapshotError
+from pario.fetch.base import Fetcher
 from pario.fetch.file import FileFetcher
 from pario.fetch.pool import ReadPool
 from pario.fetch.resolve import open_dataset
@@ -43,6 +45,7 @@ class DataFile:
         self._world = world
         self._inflight = options.inflight
         self._fetcher = fetcher
+        self._through: Callable[[Fetcher], Fetcher] = _unchanged
         self.opened: ReadPool | None = None
         self._closed = False
         self._opening = threading.Lock()
@@ -74,6 +77,13 @@ class DataFile:
             self.path, self._status, self._leaders_file = found
             if self.feeder is not None and self.opened is None:
                 self.opened = self._open_like_leader()
+
+    def read_through(self, tiers: Callable[[Fetcher], Fetcher]) -> None:
+        """From now on the file is read with what `tiers` makes of its fetcher."""
+        with self._opening:
+            self._through = tiers
+            if self.opened is not None:
+                self.opened.fetcher = tiers(self.opened.fetcher)
 
     @property
     def pool(self) -> ReadPool:
@@ -113,7 +123,7 @@ class DataFile:
                     raise
                 continue
             if os.path.samestat(fetcher.status(), self._status):
-                return ReadPool(fetcher, self._inflight)
+                return ReadPool(self._through(fetcher), self._inflight)
             fetcher.close()
         raise SnapshotError(
             "the file was replaced after another rank of this node had opened it",
@@ -121,3 +131,7 @@ class DataFile:
             rank=self._world.rank,
             hint="Open the dataset again.",
         )
+
+
+def _unchanged(fetcher: Fetcher) -> Fetcher:
+    return fetcher

@@ -16,6 +16,7 @@ from pario.comm.base import AnyWorld
 from pario.comm.farewell import guard
 from pario.comm.world import get_world
 from pario.dataset.file import DataFile
+from pario.dataset.staging import Stage, open_stage
 from pario.errors import ClosedError, FileError, MissingError, OptionError, ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
@@ -92,6 +93,7 @@ class Reader:
         if self.world is not comm:  # a Loader has compared its arguments
             self.world.agree(wrong, "looking at the arguments of Reader")
         self.world.alive_seconds = self.options.alive_seconds
+        self.stage: Stage | None = None
         self._epochs = 0
         self._replaced = False
         self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
@@ -231,13 +233,26 @@ class Reader:
         except ParioError as e:  # all records of this epoch were good; the next epoch raises the error if it matters
             _log.warning("the index of %s is not complete: %s", self.path, e)
 
+    def use_tiers(self) -> None:
+        """From now on read through the tiers of `Options.tiers` or PARIO_TIERS (docs/tiers.md): whole chunks,
+        as long as they have room. Recipes for studies go on reading the store. Collective over `comm`.
+
+        Raises OptionError."""
+        if self.recipe.source == "auto":
+            self.stage = open_stage(self.file, self.world, self.snapshot, self.options)
+
+    @property
+    def is_staged(self) -> bool:
+        """True if the tiers of this node hold all records: reading them sends no request to the store."""
+        return self.stage is not None and self.stage.is_complete(self.index, self.checked)
+
     def warn_if_replaced(self) -> None:
         """Called before an epoch; except before the first, log a warning if the path leads to another file now.
 
         The open file stays readable and unchanged.
         """
         self._epochs += 1
-        if self._epochs > 1 and not self._replaced:
+        if self._epochs > 1 and not self._replaced and not self.is_staged:
             # In a thread, so that errors and signals reach this one while the store stalls. No thread, no warning.
             with suppress(ParioError):
                 start_thread("pario-look", self._warn_if_replaced).join(_LOOK_S)
@@ -256,6 +271,8 @@ class Reader:
     def abandon(self, limit_s: float = math.inf) -> None:
         """Close this rank's own resources; not collective. Files with reads in flight after `limit_s` close later."""
         self.file.close(limit_s)
+        if self.stage is not None:
+            self.stage.close()
         self.index.close()
 
     def __enter__(self) -> Reader:

@@ -48,6 +48,8 @@ class Fetcher(ABC):
     reads_ahead : the kernel prefetches what follows the last read
     read_ahead_bytes : how far it can; 0 if the file is not on a block device of this node, so that the page cache may
         not be the better way to read, and if the fetcher bypasses the page cache
+    staged : bytes come from tiers or from the store; what comes from the store, the fetcher itself compares with the
+        snapshot's meta page, and counts
     rows : reads records from the page cache straight to their destination; None: not possible, or no gain
     """
 
@@ -56,6 +58,7 @@ class Fetcher(ABC):
     align: int = 1
     reads_ahead: bool = False
     read_ahead_bytes: int = 0
+    staged: bool = False
     rows: RowReader | None = None
 
     @property

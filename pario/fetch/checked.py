@@ -46,7 +46,9 @@ class Checked:
 
     def snapshot(self) -> None:
         """Raises SnapshotError if a writer may have overwritten pages of the snapshot."""
-        check_snapshot(self._fetcher(), self._snapshot)
+        fetcher = self._fetcher()
+        if not fetcher.staged:
+            check_snapshot(fetcher, self._snapshot)
 
     def spans(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(begins i64[m], lengths i64[m]) of the bytes that `records` needs for its checks of these values."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from pario.comm.memory import PAGE
 from pario.stage.grid import Grid
 
-__all__ = ["Counts", "Tier"]
+__all__ = ["AnyTier", "Counts"]
 
 
 @dataclass
@@ -32,22 +34,33 @@ class Counts:
     errors: int = 0
 
 
-class Tier(ABC):
+class AnyTier(ABC):
     """Chunks of one data file. Any thread; several processes may use one tier at the same time.
 
     A tier may refuse, lose and drop chunks at any time, and says so by its return values: no method raises for what
     the storage below does.
 
+    name : for the user, as in "memory" or the folder
     grid : of the data file
     counts : what this process has done with it
     """
 
+    name: str
     grid: Grid
     counts: Counts
+
+    @property
+    @abstractmethod
+    def is_full(self) -> bool:
+        """True if the tier would refuse another chunk, as far as this process knows. No system call."""
 
     @abstractmethod
     def held(self) -> np.ndarray:
         """bool[chunks]: which chunks are here."""
+
+    @abstractmethod
+    def has(self, chunk: int) -> bool:
+        """Whether a chunk is here."""
 
     @abstractmethod
     def put(self, chunk: int, data: np.ndarray) -> bool:
@@ -56,6 +69,17 @@ class Tier(ABC):
         data : u8[bytes of the chunk], right for certain: nobody compares it with the store any more
         Raises IndexError for a chunk that does not exist, ValueError if `data` has another size.
         """
+
+    def fill(self, chunk: int, read: Callable[[np.ndarray], None]) -> bool:
+        """Like `put`, of what `read` writes into memory that the tier offers. What `read` raises is passed on.
+
+        read : read(out), out u8[k] that begins at a page and ends at one: the chunk, and the rest of its last page
+        """
+        _, nbytes = self.grid.span(chunk)
+        memory = np.empty(nbytes + 2 * PAGE, np.uint8)
+        begin = -memory.ctypes.data % PAGE
+        read(memory[begin : begin + -(-nbytes // PAGE) * PAGE])
+        return self.put(chunk, memory[begin : begin + nbytes])
 
     @abstractmethod
     def read(self, offset: int, out: np.ndarray) -> bool:
@@ -66,4 +90,4 @@ class Tier(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Idempotent. Chunks stay where others may use them. Later calls of `put` and `read` return False."""
+        """Idempotent. Chunks on a disk stay for others. Later calls of `put` and `read` return False."""

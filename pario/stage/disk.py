@@ -29,19 +29,19 @@ import numpy as np
 
 from pario.errors import OptionError
 from pario.kernels.private import PrivateDirectory
-from pario.stage.base import Counts, Tier
+from pario.stage.base import AnyTier, Counts
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.map import ChunkMap, block_sums
 
 __all__ = ["DiskTier"]
 
-#: After so many failed system calls in a row a tier is left alone for so many seconds.
+#: After so many failed system calls in a row a tier is left alone for so many seconds; so is one without room.
 _MOST_ERRORS, _REST_S = 3, 30.0
 #: How long to wait for another process that holds a lock.
 _LOCK_S = 5.0
 
 
-class DiskTier(Tier):
+class DiskTier(AnyTier):
     """Opens, or makes, the copy of one data file below a folder.
 
     folder : on a disk of this node
@@ -54,6 +54,7 @@ class DiskTier(Tier):
     """
 
     def __init__(self, folder: str, identity: bytes, grid: Grid, quota: int, *, floor: float = 0.05) -> None:
+        self.name = folder
         self.grid = grid.checked()
         self.counts = Counts()
         if len(identity) != 32:
@@ -72,6 +73,12 @@ class DiskTier(Tier):
         self._lock = threading.Lock()
         self._busy: set[int] = set()  # chunks that threads of this process are putting
         self._failed, self._rests_until = 0, 0.0
+        self._full_until = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        now = time.monotonic()
+        return self._files is None or self._rests() or now < self._full_until
 
     def held(self) -> np.ndarray:
         files = self._files
@@ -81,6 +88,13 @@ class DiskTier(Tier):
         except OSError:
             self._fails()
         return np.zeros(self.grid.chunks, dtype=bool)
+
+    def has(self, chunk: int) -> bool:
+        try:
+            return self._files is not None and not self._rests() and self._map.has(chunk)
+        except OSError:
+            self._fails()
+            return False
 
     def put(self, chunk: int, data: np.ndarray) -> bool:
         offset, nbytes = self.grid.span(chunk)
@@ -95,6 +109,7 @@ class DiskTier(Tier):
                     return mine
                 if not self._allocated(files, offset, nbytes):
                     self.counts.refused += 1
+                    self._full_until = time.monotonic() + _REST_S
                     return False
                 data = np.ascontiguousarray(data)
                 _write(files.data, data, offset)

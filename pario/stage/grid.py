@@ -50,8 +50,12 @@ class Grid(NamedTuple):
 
     def chunks_at(self, offsets: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """The chunks that these extents touch, i64[k], ascending."""
-        first, last = offsets // self.chunk_bytes, (offsets + np.maximum(nbytes, 1) - 1) // self.chunk_bytes
-        touched = np.zeros(self.chunks + 1, dtype=np.int64)
-        np.add.at(touched, first, 1)
-        np.add.at(touched, last + 1, -1)
-        return np.flatnonzero(np.cumsum(touched[:-1]))
+        first = offsets // self.chunk_bytes
+        counts = (offsets + np.maximum(nbytes, 1) - 1) // self.chunk_bytes - first + 1
+        # For each extent its chunks, one after another.
+        touched = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        if len(touched) < self.chunks:
+            return np.unique(touched)
+        held = np.zeros(self.chunks, bool)
+        held[touched] = True
+        return np.flatnonzero(held)

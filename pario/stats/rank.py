@@ -28,6 +28,8 @@ class RankStats:
     copies: bool = False  # decoding only copies bytes into the batch
     own: bool = False  # this rank's last loop took its records straight from the page cache, without the node's ring
 
+    staged: bool = False  # this rank reads through tiers, which count what they ask of the store
+
     # seconds of the thread that takes the batches
     open: float = 0.0  # the constructor
     loop: float = 0.0  # in loops, from their start to their end
@@ -61,7 +63,14 @@ class RankStats:
     spilled: int = 0  # records that did not fit into the ring, so that this rank read them itself
 
     def count(self, reads: int, nbytes: int) -> None:
-        """Count reads that this rank sent to the store, and their bytes. Any thread may call this."""
+        """Count reads that this rank sent to the store, and their bytes; nothing if it sent them to its tiers.
+
+        Any thread may call this."""
+        if not self.staged:
+            self.count_store(reads, nbytes)
+
+    def count_store(self, reads: int, nbytes: int) -> None:
+        """Count them in any case. Any thread may call this."""
         with _COUNTING:
             self.reads += reads
             self.bytes_read += nbytes
@@ -97,7 +106,7 @@ class RankStats:
 
 
 #: the fields that add up
-COUNTED = tuple(field.name for field in fields(RankStats))[7:]
+COUNTED = tuple(field.name for field in fields(RankStats))[8:]
 
 
 def total(ranks: Iterable[RankStats]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
     ring         one rank of the node, or a few, prefetch groups of records into memory that its ranks share: long
                  reads, each byte once per node. The first epoch without an index fills the ring on guesses
+    memory tier  each rank decodes out of memory that the node's ranks share, if it has room for all records
     page cache   each rank fills its batches itself, if the page cache holds the records, or if the kernel prefetches
                  them from a local disk at full speed
 
@@ -22,6 +23,7 @@ from pario.locate.base import Index
 from pario.plan.stream import Work
 from pario.supply.base import Ahead, Context, Source, Supply
 from pario.supply.first_epoch import FirstEpochWriter
+from pario.supply.memory import MemorySource
 from pario.supply.page_cache import PageCacheSource
 from pario.supply.ring_reader import RingReader
 from pario.supply.ring_writer import RingWriter
@@ -52,6 +54,10 @@ _SINGLE_BYTES = 64 << 10
 _READ_AHEAD_BYTES = 4 << 20
 
 
+#: the way through the memory tier
+_MEMORY = "memory"
+
+
 def make_supply(context: Context, others: Mapping[str, Callable[[Context], Supply]]) -> Supply:
     """The supply of the reader's recipe: the automatic one, or one of `others`. Collective if that one says so."""
     return {"auto": Automatic, **others}[context.reader.recipe.source](context)
@@ -65,9 +71,17 @@ class Automatic(Supply):
         # Decoders that work record by record get a thread that prepares batches: it waits for bytes and for decoders.
         parallel = context.decode.decoder.parallel
         self._preparer = Workers("pario-ahead", 1) if parallel else None
+        if context.reader.stage is not None:
+            context.stats.staged, context.reader.stage.stats = True, context.stats
 
     def propose(self) -> str:
         context, reader = self.context, self.context.reader
+        if reader.stage is not None:
+            if not reader.index.is_complete or not reader.stage.fits_memory(reader.index, reader.checked):
+                return ""
+            # Before any rank of the node begins: none must find that nothing is on its way yet.
+            reader.stage.announce()
+            return _MEMORY
         chosen = context.options.own_rows
         if chosen == "never" or not decodes_batches(context.decode.decoder):
             return ""
@@ -83,7 +97,9 @@ class Automatic(Supply):
 
     def source(self, work: Work, way: str) -> Source:
         """Not collective."""
-        context = self.context
+        context, stage = self.context, self.context.reader.stage
+        if way == _MEMORY and stage is not None and stage.memory is not None:
+            return MemorySource(context, work, stage.memory, self._preparer)
         if way:
             return PageCacheSource(context, work, way)
         known = context.reader.index.sizes_known
@@ -93,6 +109,10 @@ class Automatic(Supply):
             writer.start()
         ahead = None if self._preparer is None else Ahead(self._preparer.call, context.options.decode_ahead)
         return RingReader(context, work, writer, spills=not known, ahead=ahead)
+
+    def stats(self) -> dict[str, Any]:
+        stage = self.context.reader.stage
+        return {} if stage is None else stage.state()
 
     def close(self, limit_s: float = math.inf) -> bool:
         return self._preparer is None or self._preparer.end(limit_s, cancel=True)

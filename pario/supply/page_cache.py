@@ -17,30 +17,23 @@ the others.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from pario.comm.memory import PAGE
-from pario.decode.base import Draw, Failures, Verbatim
+from pario.decode.base import Failures, Verbatim
 from pario.fetch.base import Form
-from pario.plan.schedule import node_share
 from pario.plan.stream import Work
 from pario.records import Records
-from pario.supply.base import Ahead, Context, Parts, Source
+from pario.supply.base import Context, Parts
+from pario.supply.seat import NOTHING, SeatSource
 
 __all__ = ["PageCacheSource"]
-
-#: Fewer threads than this do not repay their context switches when the caller is idle. (Two on two cores: 1.04 of
-#: py-lmdb's rate against 1.00 with 197 KB rows in memory.)
-_MANY_AHEAD = 4
 
 #: Rows of at least this size are read straight into the batch, at any offset. A 197 KB row then took 25 us of a core,
 #: through scratch memory 34 us, by a memcpy out of a mapping 21 us; a 3 KB row, one read each, 1.8 us against 1.5 and
@@ -55,11 +48,6 @@ _TAIL_BYTES = 64
 _UNIT_BYTES = 1 << 20
 #: Bytes between two checks whether the loop has ended, for rows that are read straight.
 _STRAIGHT_UNIT_BYTES = 16 << 20
-
-#: Records to look up at once, if that needs no reading: the calls then cost almost nothing.
-_PLANNED = 2048
-
-_NOTHING = np.empty(0, np.uint8)
 
 
 class _Rows(NamedTuple):
@@ -80,102 +68,36 @@ class _Rows(NamedTuple):
         return _Rows(self.ids[rows], self.offsets[rows], self.nbytes[rows], self.large, arrays)
 
 
-class _Places(NamedTuple):
-    """Records: their ids, extents, rows in the batch, and whether all values have overflow pages of their own."""
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    nbytes: np.ndarray
-    rows: np.ndarray
-    large: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """The records of consecutive steps from `first` on; step `first` + k begins at cuts[k]."""
-
-    first: int
-    cuts: list[int]
-    places: _Places
-
-    def step(self, step: int) -> _Places:
-        k, last = step - self.first, len(self.cuts) - 1
-        part = slice(self.cuts[min(k, last)], self.cuts[min(k + 1, last)]) if k >= 0 else slice(0, 0)
-        ids, offsets, nbytes, rows, large = self.places
-        return _Places(ids[part], offsets[part], nbytes[part], rows[part], large)
-
-
-class PageCacheSource(Source):
-    """The batches of one rank in one epoch, or in the rest of one. Several threads may call `prepare`; the context's
-    stats count the work of all of them.
+class PageCacheSource(SeatSource):
+    """The batches of one rank in one epoch, or in the rest of one.
 
     way : a result of `choose.page_cache_way`
     """
 
     def __init__(self, context: Context, work: Work, way: str) -> None:
-        reader, options, schedule = context.reader, context.options, work.schedule
-        self._index = index = reader.index
-        self._decoder = context.decode.decoder
-        if schedule.pools is None and index.is_complete:  # groups of the size of slots do not fit here
-            schedule = replace(schedule, pieces=1, per_group=-(-_PLANNED // schedule.batch_size))
-        elif schedule.pieces > 1:
-            schedule = replace(schedule, pieces=1, per_group=1)
-        self._schedule = schedule
-        self._order = work.order
-        self._draw = Draw(work.stream.seed, work.epoch)
-        self._fetcher = reader.file.pool.fetcher
+        super().__init__(context, work)
+        self._fetcher = context.reader.file.pool.fetcher
         assert self._fetcher.rows is not None  # as choose.py makes sure
         self._rows = self._fetcher.rows
-        self._gap_bytes = options.gap_bytes
-        self._held = context.decode.held
-        self._checked = reader.checked
-        self._seat = context.world.seat
-        self._stats = context.stats
+        self._gap_bytes = context.options.gap_bytes
         self._verbatim = self._decoder.verbatim()
-        # As far ahead as the ring would be.
-        ring_bytes = options.slots * options.slot_bytes // context.world.node_size
-        self._advise_bytes = ring_bytes if way == "advised" else 0
+        self._advise_bytes = self._ahead_bytes if way == "advised" else 0
         self._advised: deque[tuple[int, int]] = deque()  # (step, bytes) behind the one that is prepared
-        self._advised_step = 0  # the first step without advice yet
-        self._shares: dict[int, _Share] = {}
-        self._planning = threading.RLock()  # guards the four above
-        self._counting = threading.Lock()  # guards the stats and the two below
+        self._advised_step = 0  # the first step without advice yet; `_planning` guards both
+        # guarded by `_counting`
         self._under_way = 0
         self._busy_since = 0.0
         self._scratch = threading.local()
         self._edge_starts = np.empty(0, np.int64)  # offsets of the bytes that are read beside the rows
         self._fetcher.let_read_ahead(way == "ordered")
-        self.ahead = self._find_ahead(context, ring_bytes)
+        self.ahead = self.ahead_of(context)
         context.stats.reader = context.stats.own = True
-
-    def _find_ahead(self, context: Context, ring_bytes: int) -> Ahead | None:
-        options, share, batch_bytes = context.options, context.share, self.batch_bytes
-        self._held.held_bytes = options.held_bytes
-        # If ranks share cores, another thread would only take turns with this one.
-        if share.crowded or batch_bytes is None or 4 * batch_bytes > options.held_bytes:
-            return None
-        # One per core, in as much memory as the node's ring has; at least one.
-        steps = max(1, min(share.threads, options.inflight, ring_bytes // batch_bytes))
-        # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
-        # cold.
-        self._held.held_bytes += steps * (batch_bytes * 9 // 8 + 2 * PAGE)
-        return Ahead(context.reader.file.pool.call, steps, eager=steps >= _MANY_AHEAD)
-
-    @property
-    def batch_bytes(self) -> int | None:
-        """The most memory of a full batch's arrays; None if records are packed and their sizes are still unknown."""
-        largest = 0 if self._decoder.by_rows else self._index.largest_bytes
-        if largest is None:
-            return None
-        rest = np.zeros(self._schedule.batch_size, np.int64)
-        shapes = self._decoder.shapes(Records(rest, _NOTHING, rest, rest + largest))
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
     def prepare(self, step: int, check: Callable[[], None]) -> Parts:
         begin = time.perf_counter()
         places = self._places(step)
         ids, offsets, nbytes = places.ids.copy(), places.offsets, places.nbytes  # the ids are the caller's
-        arrays = self._held.take(self._decoder.shapes(Records(ids, _NOTHING, offsets, nbytes)))
+        arrays = self._held.take(self._decoder.shapes(Records(ids, NOTHING, offsets, nbytes)))
         batch = _Rows(ids, offsets, nbytes, places.large, arrays)
         total = int(nbytes.sum())
         verbatim = self._verbatim
@@ -224,39 +146,6 @@ class PageCacheSource(Source):
                     advised.append((self._advised_step, nbytes))
                     room -= nbytes
                 self._advised_step += 1
-
-    def _places(self, step: int, now: int | None = None) -> _Places:
-        """This rank's records of a step, row by row; `now`: the step in preparation, if that is another one."""
-        first, stop = self._schedule.step_groups(step)
-        oldest = first if now is None else self._schedule.step_groups(now)[0]
-        parts = [self._share(group, oldest).step(step) for group in range(first, stop)]
-        if len(parts) == 1:
-            return parts[0]
-        columns = zip(*((part.ids, part.offsets, part.nbytes, part.rows) for part in parts), strict=True)
-        ids, offsets, nbytes, rows = (np.concatenate(column) for column in columns)
-        order = np.argsort(rows)
-        return _Places(ids[order], offsets[order], nbytes[order], rows[order], all(part.large for part in parts))
-
-    def _share(self, group: int, oldest: int) -> _Share:
-        """This rank's records of a group, which covers several steps. Keeps groups from `oldest` - 2 on, because
-        several threads work on neighbouring steps."""
-        with self._planning:
-            share = self._shares.get(group)
-            if share is None:
-                numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
-                if self._schedule.pools is not None:  # by step and row, as in the other orders
-                    by_row = np.lexsort((rows, steps))
-                    numbers, steps, rows = numbers[by_row], steps[by_row], rows[by_row]
-                ids = self._index.ids_of(numbers, self._order)
-                self._index.reach(ids, self._stats)
-                offsets, nbytes = self._index.extents_of(ids)
-                large = self._checked.are_large(nbytes)  # here, where one call looks at the records of many steps
-                for old in [number for number in self._shares if number < oldest - 2]:
-                    del self._shares[old]
-                first = int(steps[0]) if len(steps) else 0
-                cuts = [0, *np.cumsum(np.bincount(steps - first)).tolist()]
-                share = self._shares[group] = _Share(first, cuts, _Places(ids, offsets, nbytes, rows, large))
-            return share
 
     def _read_straight(self, batch: _Rows, verbatim: Verbatim) -> list[tuple[int, int]]:
         """Read straight into rows; returns [first, stop) of the rows whose records do not have the layout of
@@ -307,7 +196,7 @@ class PageCacheSource(Source):
     def _read_checked(self, ids: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray) -> Records:
         """Read values into this thread's scratch memory, with what their checks need, and check them."""
         begins, lengths = self._checked.spans(offsets, nbytes)
-        scratch: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
+        scratch: np.ndarray = getattr(self._scratch, "memory", NOTHING)
         begin = self._read_begins()
         reads = read_bytes = 0
         try:

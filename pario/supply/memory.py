@@ -1,0 +1,137 @@
+"""The source of a rank that decodes its records straight out of the node's memory tier.
+
+    first rank of the node, threads   chunks, in the order of their first use --> memory tier      (stage/fill.py)
+    every rank                        wait for the chunks of a step; check, decode out of the tier's memory --> batch
+
+There is one copy between the tier and the batch, no system call per record, and no communication but through the tier.
+The tier may give a chunk back at any time: a step that used one is decoded again, from what the fetcher delivers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pario.comm.farewell import describe
+from pario.decode.base import Failures
+from pario.errors import CorruptedError, RankError
+from pario.plan.schedule import node_share
+from pario.plan.stream import Work
+from pario.records import Records
+from pario.stage.fill import Filler
+from pario.stage.memory import MemoryTier
+from pario.supply.base import Ahead, Context, Parts
+from pario.supply.seat import SeatSource
+from pario.threads import Workers
+
+__all__ = ["MemorySource"]
+
+#: A rank that waits for a chunk looks so often whether the others still live, in seconds.
+_LOOK_S = 0.2
+
+
+class MemorySource(SeatSource):
+    """The batches of one rank in one epoch, or in the rest of one.
+
+    memory : the tier, which is to hold all records; filled by the node's first rank
+    preparer : the thread that prepares batches for a decoder that works record by record, or None
+    """
+
+    def __init__(self, context: Context, work: Work, memory: MemoryTier, preparer: Workers | None) -> None:
+        super().__init__(context, work)
+        self._context = context
+        self._memory = memory
+        self._reader = context.reader
+        self._filler = self._fill(work) if context.world.is_leader else None
+        if preparer is None:
+            self.ahead = self.ahead_of(context)
+        else:
+            self._held.held_bytes = context.options.held_bytes
+            self.ahead = Ahead(preparer.call, context.options.decode_ahead)
+        context.stats.reader, context.stats.own = self._filler is not None, False
+
+    def _fill(self, work: Work) -> Filler | None:
+        context, memory, reader = self._context, self._memory, self._reader
+        stage, held = reader.stage, memory.held()
+        assert stage is not None
+        assert stage.fetcher is not None  # the node's first rank has opened the file
+        if held[stage.used(self._index, self._checked)].all():
+            memory.announce(False)
+            return None
+
+        def failed(error: BaseException) -> None:
+            if not isinstance(error, RankError):  # the others already know errors of another rank
+                context.ring.fail(context.world.rank, describe(error))
+
+        chunks = self._first_uses(work, held)
+        return Filler(stage.fetcher, memory, chunks, threads=context.options.inflight, failed=failed)
+
+    def _first_uses(self, work: Work, seen: np.ndarray) -> Iterator[int]:
+        """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group
+        come in file order, which makes long reads of neighbours."""
+        world, index, grid = self._context.world, self._index, self._memory.grid
+        schedule = work.schedule
+        for group in range(schedule.groups):
+            numbers, _, _ = node_share(schedule, work.order, group, world.node_seat, world.node_size)
+            offsets, nbytes = index.extents_of(index.ids_of(numbers, work.order))
+            begins, lengths = self._checked.spans(offsets, nbytes)
+            for chunk in grid.chunks_at(begins, lengths).tolist():
+                if not seen[chunk]:
+                    seen[chunk] = True
+                    yield chunk
+
+    def prepare(self, step: int, check: Callable[[], None]) -> Parts:
+        check()
+        begin = time.perf_counter()
+        places = self._places(step)
+        offsets, nbytes = places.offsets, places.nbytes
+        records = Records(places.ids, self._memory.view, offsets, nbytes)
+        arrays, ids = self._context.decode.arrays(records, len(offsets))
+        ids[:] = places.ids
+        begins, lengths = self._checked.spans(offsets, nbytes)
+        chunks = self._memory.grid.chunks_at(begins, lengths)
+        located = time.perf_counter()
+        here = self._memory.wait(chunks, check, _LOOK_S)
+        waited = time.perf_counter()
+        failures = self._decode_here(records, arrays, chunks) if here else None
+        if failures is None:  # the tier has given a chunk back, or had no room for it
+            records = self._reader.read(ids, self._stats)
+            failures = self._context.decode.decode(records, arrays, self._draw)
+        with self._counting:
+            self._stats.locate += located - begin
+            self._stats.share += waited - located
+            self._stats.decode += time.perf_counter() - waited
+            self._stats.node_bytes += int(nbytes.sum())
+        return Parts(arrays, ids, failures)
+
+    def _decode_here(self, records: Records, arrays: dict[str, np.ndarray], chunks: np.ndarray) -> Failures | None:
+        """Decode out of the tier's memory; None if it gave back a chunk meanwhile."""
+        before = self._memory.generations(chunks)
+        if before is None:
+            return None
+        error: CorruptedError | None = None
+        failures: Failures = []
+        try:
+            self._checked.records(records.data, records.starts, records.starts, records.nbytes, records.ids)
+            failures = self._context.decode.decode(records, arrays, self._draw)
+        except CorruptedError as e:
+            error = e
+        after = self._memory.generations(chunks)
+        if after is None or not np.array_equal(before, after):
+            return None
+        if error is not None:
+            raise error
+        return failures
+
+    def check(self) -> None:
+        if self._filler is not None and self._filler.error is not None:
+            raise self._filler.error
+
+    def wake(self) -> None:
+        self._memory.wake()
+
+    def end(self, limit_s: float = math.inf) -> bool:
+        return self._filler is None or self._filler.stop(limit_s)

@@ -1,0 +1,307 @@
+"""The Loader with tiers, on one process. The oracle is what was written, and the bytes that left the store."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+
+import pario
+from pario.errors import OptionError, ReadError
+from pario.fetch.file import FileFetcher
+from pario.options import read_tiers
+from pario.stage.memory import MemoryTier
+
+N = 1500
+MiB = 1 << 20
+
+
+def value(i: int) -> bytes:
+    return np.random.default_rng(i).bytes(100 + (i * 611) % 6000)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = str(tmp_path_factory.mktemp("tiers") / "x.lmdb")
+    with lmdb.open(place, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in np.random.default_rng(0).permutation(N).tolist():
+            txn.put(b"%06d" % i, value(i))
+    with pario.Reader(place):
+        pass  # saves the index
+    return place
+
+
+@pytest.fixture
+def store_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all reads of the file from here on, meta pages included."""
+    seen: list[int] = []
+    read, pread = FileFetcher.read, FileFetcher.pread
+
+    def counting_read(self: FileFetcher, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        seen.extend(reads["nbytes"].tolist())
+        read(self, reads, out, starts)
+
+    def counting_pread(self: FileFetcher, offset: int, nbytes: int) -> bytes:
+        seen.append(nbytes)
+        return pread(self, offset, nbytes)
+
+    monkeypatch.setattr(FileFetcher, "read", counting_read)
+    monkeypatch.setattr(FileFetcher, "pread", counting_pread)
+    return seen
+
+
+def options(*tiers: pario.Tier, **more: Any) -> pario.Options:
+    return pario.Options(tiers=tiers, slot_bytes=256 << 10, block_bytes=64 << 10, mix_blocks=4, **more)
+
+
+def check_epoch(loader: pario.Loader) -> None:
+    seen = []
+    for batch in loader:
+        for i, (a, b) in zip(batch.ids.tolist(), pairwise(batch["offsets"].tolist()), strict=True):
+            assert batch["data"][a:b].tobytes() == value(i)
+            seen.append(i)
+    assert sorted(seen) == list(range(N))
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+@pytest.mark.parametrize("where", ["memory", "disk", "both", "a part in memory", "a part in memory, the rest on disk"])
+def test_later_epochs_ask_the_store_for_nothing(
+    path: str, tmp_path: Path, store_bytes: list[int], shuffle: Any, where: str
+) -> None:
+    tiers = []
+    if "memory" in where or where == "both":
+        tiers.append(pario.Tier("memory", "2 MiB" if "part" in where else "auto"))
+    if "disk" in where or where == "both":
+        tiers.append(pario.Tier(str(tmp_path), "1 GiB"))
+    size = os.path.getsize(os.path.join(path, "data.mdb"))
+    with pario.Loader(path, 32, shuffle=shuffle, options=options(*tiers)) as loader:
+        check_epoch(loader)
+        # Within the bar of 1.02 of the file, and the meta pages, which are read after each read of a chunk.
+        assert sum(n for n in store_bytes if n > 8192) <= 1.02 * size
+        for _ in range(2):
+            store_bytes.clear()
+            check_epoch(loader)
+            if where == "a part in memory":
+                assert 0 < sum(store_bytes) < size
+            else:
+                assert store_bytes == []
+        stats = loader.stats()
+        assert [tier["name"] for tier in stats["tiers"]] == [tier.where for tier in tiers]
+        assert stats["store_bytes"] >= MiB
+
+
+def test_a_job_finds_what_the_last_one_left_on_the_disk(path: str, tmp_path: Path, store_bytes: list[int]) -> None:
+    for _ in range(2):
+        store_bytes.clear()
+        with pario.Loader(path, 32, shuffle="global", options=options(pario.Tier(str(tmp_path)))) as loader:
+            check_epoch(loader)
+    assert all(n <= 8192 for n in store_bytes), "what is not the data itself: meta pages, and a sample of leaf pages"
+    assert len(store_bytes) < 64
+
+
+def test_a_changed_file_is_another_dataset(tmp_path: Path) -> None:
+    place, folder = str(tmp_path / "x.lmdb"), pario.Tier(str(tmp_path / "tier"))
+    for state in (b"before", b"after"):
+        with lmdb.open(place, map_size=1 << 26) as env, env.begin(write=True) as txn:
+            for i in range(100):
+                txn.put(b"%06d" % i, state * 100)
+        for _ in range(2):
+            with pario.Loader(place, 10, options=options(folder)) as loader:
+                for batch in loader:
+                    assert batch["data"].tobytes() == state * 100 * 10
+
+
+def test_without_a_saved_index(path: str, tmp_path: Path, store_bytes: list[int]) -> None:
+    copy = tmp_path / "x.lmdb"
+    copy.mkdir()
+    copy.joinpath("data.mdb").write_bytes(Path(path, "data.mdb").read_bytes())
+    with pario.Loader(copy, 32, options=options(pario.Tier("memory"))) as loader:
+        check_epoch(loader)
+        check_epoch(loader)
+        store_bytes.clear()
+        check_epoch(loader)
+        assert store_bytes == []
+
+
+def test_memory_that_is_given_back_is_read_again(path: str) -> None:
+    """While an epoch runs, too; a hole reads as zeros."""
+    with pario.Loader(path, 32, shuffle="global", options=options(pario.Tier("memory"))) as loader:
+        check_epoch(loader)
+        stage = loader._life.reader.stage
+        assert stage is not None
+        memory = stage.memory
+        assert memory is not None
+        seen = []
+        for batch in loader:
+            memory.give_back(len(seen) % memory.grid.chunks)
+            for i, (a, b) in zip(batch.ids.tolist(), pairwise(batch["offsets"].tolist()), strict=True):
+                assert batch["data"][a:b].tobytes() == value(i)
+                seen.append(i)
+        assert sorted(seen) == list(range(N))
+        check_epoch(loader)
+        assert memory.held()[stage.used(loader.index, loader._life.reader.checked)].all(), "it is filled again"
+
+
+def test_given_back_while_it_is_decoded(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memories: list[MemoryTier] = []
+
+    def decoder(record: np.ndarray) -> dict[str, Any]:
+        for memory in memories:
+            for chunk in range(memory.grid.chunks):
+                memory.give_back(chunk)
+        return {"sum": sum(bytes(record))}
+
+    with pario.Loader(path, 32, decoder, options=options(pario.Tier("memory"), decode_threads=1)) as loader:
+        stage = loader._life.reader.stage
+        assert stage is not None
+        assert stage.memory is not None
+        memories.append(stage.memory)
+        wrong = 0
+        for batch in loader:
+            for i, total in zip(batch.ids.tolist(), batch["sum"].tolist(), strict=True):
+                wrong += total != sum(value(i))
+        assert wrong == 0
+
+
+def test_an_error_of_the_store_reaches_the_loop(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pario.Loader(path, 32, shuffle="global", options=options(pario.Tier("memory"))) as loader:
+
+        def refuse(*_: object) -> None:
+            raise ReadError("broken store", path=path)
+
+        monkeypatch.setattr(FileFetcher, "read", refuse)
+        with pytest.raises(ReadError, match="broken store"):
+            list(loader)
+
+
+def test_an_epoch_that_is_left_early(path: str) -> None:
+    with pario.Loader(path, 32, shuffle="global", options=options(pario.Tier("memory"))) as loader:
+        for _ in range(3):
+            next(iter(loader))
+        check_epoch(loader)
+
+
+def test_the_state_of_a_loader_with_tiers(path: str) -> None:
+    with pario.Loader(path, 32, shuffle="block", options=options(pario.Tier("memory"))) as loader:
+        begun = iter(loader)
+        ids = [next(begun).ids for _ in range(7)]
+        state = loader.state_dict()
+    with pario.Loader(path, 32, shuffle="block", options=options()) as loader:
+        loader.load_state_dict(state)
+        rest = [batch.ids for batch in loader]
+    assert sorted(np.concatenate(ids + rest).tolist()) == list(range(N))
+
+
+# -- which tiers ---------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_names_tiers(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARIO_TIERS", f"memory:8MiB,{tmp_path}:64MiB")
+    small = pario.Options(slot_bytes=256 << 10)
+    with pario.Loader(path, 32, options=small) as loader:
+        check_epoch(loader)
+        assert [tier["name"] for tier in loader.stats()["tiers"]] == ["memory", str(tmp_path)]
+    with pario.Loader(path, 32, options=pario.Options(tiers=())) as loader:
+        assert "tiers" not in loader.stats(), "the options win"
+    monkeypatch.setenv("PARIO_TIERS", "memory:much")
+    with pytest.raises(OptionError, match=r"PARIO_TIERS='memory:much'.*no size: 'much'"):
+        pario.Loader(path, 32, options=small)
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"),
+    [("64 GiB", 64 << 30), ("400GB", 400 * 10**9), ("1.5kB", 1500), ("2K", None), ("12", 12), ("auto", "auto")],
+)
+def test_sizes(text: str, quota: int | str | None) -> None:
+    if quota is None:
+        with pytest.raises(OptionError, match="no size"):
+            pario.Tier("memory", text)
+    else:
+        assert pario.Tier("memory", text).quota_bytes == (None if quota == "auto" else quota)
+
+
+@pytest.mark.parametrize("quota", ["", "-1", "0", "many", 0, -5, 1.5, None, True, "1 QB", "1e9"])
+def test_what_is_no_size(quota: Any) -> None:
+    with pytest.raises(OptionError, match="no size"):
+        pario.Tier("/x", quota)
+
+
+def test_names_of_tiers() -> None:
+    assert read_tiers("memory, /a/b:1GiB ,/c") == (
+        pario.Tier("memory"),
+        pario.Tier("/a/b", "1GiB"),
+        pario.Tier("/c"),
+    )
+    assert read_tiers("") == ()
+    assert pario.Tier("~/x").where == os.path.expanduser("~/x")
+    for wrong in (5, "", None):
+        with pytest.raises(OptionError, match="folder"):
+            pario.Tier(wrong)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"pario\.Tier"):
+        pario.Options(tiers=("memory",))  # type: ignore[arg-type]
+
+
+def test_tiers_that_cannot_be_meant(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*tiers: pario.Tier) -> pytest.ExceptionInfo[OptionError]:
+        with pytest.raises(OptionError) as caught:
+            pario.Loader(path, 32, options=options(*tiers))
+        return caught
+
+    assert refused(pario.Tier("memory", "512 KiB")).match("does not hold one chunk")
+    assert refused(pario.Tier(str(tmp_path), 1000)).match("does not hold one chunk")
+    assert refused(pario.Tier(str(tmp_path / "a")), pario.Tier(str(tmp_path / "b"))).match(
+        "two tiers are on one device"
+    )
+    assert refused(pario.Tier("memory"), pario.Tier("memory")).match("at most one of memory")
+    assert refused(pario.Tier(str(tmp_path)), pario.Tier("memory")).match("from the nearest on")
+    monkeypatch.setattr("pario.machine._KINDS", {**pario.machine._KINDS, "ext4": "network", "overlay": "network"})
+    if pario.machine.file_system(str(tmp_path)).shared:
+        assert refused(pario.Tier(str(tmp_path))).match("other nodes share")
+        with pario.Loader(path, 32, options=options(pario.Tier(str(tmp_path), force=True))) as loader:
+            check_epoch(loader)
+
+
+def test_a_tier_that_its_storage_refuses(path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pario.Loader(path, 32, options=options(pario.Tier(str(tmp_path / "file" / "x")))) as loader:
+        check_epoch(loader)
+        assert "tiers" not in loader.stats()
+    assert "is left out" in caplog.text
+
+
+def test_too_little_memory_for_an_automatic_tier(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pario.machine.memory", lambda: (1 << 30, 2 << 20))
+    with pario.Loader(path, 32, options=options(pario.Tier("memory"))) as loader:
+        check_epoch(loader)
+        assert "tiers" not in loader.stats()
+    assert "no memory tier" in caplog.text
+
+
+def test_nothing_is_left(path: str) -> None:
+    def memories() -> int:
+        """Bytes in the files of memory tiers; garbage may still refer to the files themselves."""
+        total = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if "memfd:pario-data" in os.readlink(f"/proc/self/fd/{name}"):
+                    total += 512 * os.stat(f"/proc/self/fd/{name}").st_blocks
+        return total
+
+    gc.collect()
+    before = memories()  # of other tests
+    with pario.Loader(path, 32, options=options(pario.Tier("memory"))) as loader:
+        check_epoch(loader)
+        assert memories() > before + 1e6
+    assert memories() == before
+    with pytest.raises(OptionError, match="drop_last"):
+        pario.Loader(path, N + 1, drop_last=True, options=options(pario.Tier("memory")))
+    assert memories() == before

@@ -1,0 +1,139 @@
+"""Tiers on several ranks and nodes. The oracle is what was written, and the bytes that left the store."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+import pario
+from pario.errors import OptionError, PeerError, ReadError
+from pario.fetch.file import FileFetcher
+
+pytestmark = pytest.mark.mpi
+
+N = 1200
+SIZE = 4000
+
+
+@pytest.fixture(scope="module")
+def world():
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def value(i):
+    return np.random.default_rng(i).integers(0, 256, SIZE, dtype=np.uint8).tobytes()
+
+
+@pytest.fixture(scope="module")
+def path(world, tmp_path_factory):
+    place = None
+    if world.rank == 0:
+        place = str(tmp_path_factory.mktemp("tiers") / "x.lmdb")
+        with lmdb.open(place, map_size=1 << 26) as env, env.begin(write=True) as txn:
+            for i in np.random.default_rng(0).permutation(N).tolist():
+                txn.put(b"%06d" % i, value(i))
+    place = world.bcast(place)
+    with pario.Reader(place):
+        pass  # saves the index
+    return place
+
+
+@pytest.fixture
+def store_bytes(monkeypatch):
+    seen = []
+    read = FileFetcher.read
+
+    def counting(self, reads, out, starts):
+        seen.extend(reads["nbytes"].tolist())
+        read(self, reads, out, starts)
+
+    monkeypatch.setattr(FileFetcher, "read", counting)
+    return seen
+
+
+def options(*tiers, **more):
+    return pario.Options(tiers=tiers, slot_bytes=256 << 10, block_bytes=128 << 10, mix_blocks=4, **more)
+
+
+def epoch(loader):
+    """Record ids of all ranks, content checked."""
+    seen = []
+    for batch in loader:
+        for k, i in enumerate(batch.ids.tolist()):
+            assert batch["data"][k].tobytes() == value(i)
+        seen.append(batch.ids.tolist())
+    everyone = loader.world.allgather(seen)
+    assert len({len(s) for s in everyone}) == 1
+    return sorted(chain.from_iterable(chain.from_iterable(everyone)))
+
+
+def two_epochs(loader):
+    """A rank that has had all its batches when another one fails hears of it at the start of the next epoch."""
+    for _ in range(2):
+        for _batch in loader:
+            pass
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_the_ranks_of_a_node_share_one_memory(world, path, store_bytes, shuffle):
+    size = Path(path, "data.mdb").stat().st_size
+    with pario.Loader(
+        path, 16, pario.decode.Raw(shape=(SIZE,)), shuffle=shuffle, options=options(pario.Tier("memory"))
+    ) as loader:
+        nodes = loader.world.nodes
+        for _ in range(2):
+            assert epoch(loader) == list(range(N))
+        assert sum(world.allgather(sum(store_bytes))) <= 1.02 * nodes * size
+        for _ in range(1 + nodes):
+            assert epoch(loader) == list(range(N))
+        store_bytes.clear()
+        if nodes == 1:
+            assert epoch(loader) == list(range(N))
+            assert world.allgather(sum(store_bytes)) == [0] * world.size
+
+
+def test_a_disk_of_the_node(world, path, store_bytes, tmp_path_factory):
+    folder = world.bcast(str(tmp_path_factory.mktemp("disk")) if world.rank == 0 else None)
+    for _ in range(2):
+        with pario.Loader(
+            path, 16, pario.decode.Raw(shape=(SIZE,)), shuffle="global", options=options(pario.Tier(folder))
+        ) as loader:
+            store_bytes.clear()  # opening compares a sample of leaf pages with the saved index
+            for _ in range(2):
+                assert epoch(loader) == list(range(N))
+    assert world.allgather(sum(store_bytes)) == [0] * world.size
+
+
+def test_tiers_that_cannot_be_meant_are_an_error_on_all_ranks(world, path):
+    with pytest.raises((OptionError, PeerError), match="does not hold one chunk"):
+        pario.Loader(path, 16, options=options(pario.Tier("memory", 1000)))
+
+
+def test_an_error_of_the_filling_rank_reaches_all(world, path, monkeypatch):
+    loader = pario.Loader(path, 16, shuffle="global", options=options(pario.Tier("memory"), alive_seconds=0.2))
+
+    def refuse(*_):
+        raise ReadError("broken store", path=path)
+
+    if loader.world.is_leader:
+        monkeypatch.setattr(FileFetcher, "read", refuse)
+    with pytest.raises((ReadError, PeerError), match="broken store"), loader:
+        two_epochs(loader)
+
+
+def test_the_filling_rank_leaves_early(world, path):
+    with pario.Loader(
+        path, 16, pario.decode.Raw(shape=(SIZE,)), shuffle="global", options=options(pario.Tier("memory"))
+    ) as loader:
+        for batch in loader:
+            for k, i in enumerate(batch.ids.tolist()):
+                assert batch["data"][k].tobytes() == value(i)
+            if loader.world.is_leader:
+                break
+        assert epoch(loader) == list(range(N))

@@ -1,0 +1,217 @@
+"""Reads through tiers. The oracle is the file as the test wrote it, and a store that counts what it was asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiers import CHUNKS, DATA, GRID
+
+from pario.errors import ReadError, SnapshotError
+from pario.fetch.posix import PosixFetcher
+from pario.records import EXTENT
+from pario.stage.base import AnyTier
+from pario.stage.disk import DiskTier
+from pario.stage.fill import Filler
+from pario.stage.memory import MemoryTier
+from pario.stage.staged import StagedFetcher
+
+CHUNK = GRID.chunk_bytes
+
+
+class CountingStore(PosixFetcher):
+    """Notes every read; `before` is called with the first offset of each call."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.seen: list[tuple[int, int]] = []
+        self.counted = (0, 0)
+        self.before: Callable[[int], None] = lambda offset: None
+
+    def count(self, reads: int, nbytes: int) -> None:
+        self.counted = self.counted[0] + reads, self.counted[1] + nbytes
+
+    def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        self.before(int(reads["offset"][0]))
+        self.seen += reads.tolist()
+        super().read(reads, out, starts)
+
+
+@pytest.fixture(autouse=True)
+def snapshot_checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the snapshot was checked; these files are no LMDBs."""
+    checks: list[int] = []
+    monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: checks.append(1))
+    return checks
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CountingStore:
+    DATA.tofile(tmp_path / "data.mdb")
+    return CountingStore(str(tmp_path / "data.mdb"))
+
+
+def staged(store: CountingStore, *tiers: AnyTier) -> StagedFetcher:
+    return StagedFetcher(store, None, tiers, read_bytes=1 << 20, count=store.count)  # type: ignore[arg-type]
+
+
+def get(fetcher: StagedFetcher, *ranges: tuple[int, int]) -> list[bytes]:
+    reads = np.array(list(ranges), EXTENT)
+    starts = np.cumsum([0, *reads["nbytes"]])
+    out = np.full(int(starts[-1]), 0xEE, np.uint8)
+    fetcher.read(reads, out, starts[:-1])
+    return [out[a:b].tobytes() for a, b in pairwise(starts)]
+
+
+def right(*ranges: tuple[int, int]) -> list[bytes]:
+    return [DATA[offset : offset + nbytes].tobytes() for offset, nbytes in ranges]
+
+
+def disk(folder: Path, quota: int = 1 << 30) -> DiskTier:
+    return DiskTier(str(folder), bytes(32), GRID, quota, floor=0.0)
+
+
+def test_each_byte_leaves_the_store_once(store: CountingStore, snapshot_checks: list[int]) -> None:
+    fetcher = staged(store, MemoryTier.made(GRID, 1 << 30))
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        offset = int(rng.integers(0, GRID.file_bytes))
+        nbytes = int(rng.integers(1, min(3 * CHUNK, GRID.file_bytes - offset) + 1))
+        assert get(fetcher, (offset, nbytes)) == right((offset, nbytes))
+    assert sorted(store.seen) == [GRID.span(chunk) for chunk in range(CHUNKS)]
+    assert store.counted == (CHUNKS, GRID.file_bytes)
+    assert len(snapshot_checks) == CHUNKS, "bytes from the tier were compared with the snapshot when they came"
+
+
+def test_without_room_just_what_was_asked_for(store: CountingStore) -> None:
+    memory = MemoryTier.made(GRID, CHUNK)
+    fetcher = staged(store, memory)
+    get(fetcher, (2 * CHUNK + 5, 7))  # takes the room
+    store.seen.clear()
+    ranges = [(5, 10), (CHUNK - 3, 6), (2 * CHUNK - 4, CHUNK + 8), (2 * CHUNK, CHUNK), (GRID.file_bytes - 9, 9)]
+    assert get(fetcher, *ranges) == right(*ranges)
+    missing = [(5, 10), (CHUNK - 3, 6), (2 * CHUNK - 4, 4), (3 * CHUNK, 4), (GRID.file_bytes - 9, 9)]
+    assert store.seen == missing, "neighbours in two chunks are one read"
+
+
+def test_a_further_tier_serves_the_nearer_one(store: CountingStore, tmp_path: Path) -> None:
+    lasting = disk(tmp_path)
+    get(staged(store, lasting), (0, GRID.file_bytes))
+    store.seen.clear()
+    memory = MemoryTier.made(GRID, 1 << 30)
+    fetcher = staged(store, memory, disk(tmp_path))
+    assert get(fetcher, (3, GRID.file_bytes - 3)) == right((3, GRID.file_bytes - 3))
+    assert memory.held().all()
+    assert store.seen == []
+
+
+def test_both_tiers_keep_what_the_store_gave(store: CountingStore, tmp_path: Path) -> None:
+    memory, lasting = MemoryTier.made(GRID, 2 * CHUNK), disk(tmp_path)
+    fetcher = staged(store, memory, lasting)
+    for _ in range(2):
+        assert get(fetcher, (0, GRID.file_bytes)) == right((0, GRID.file_bytes))
+    assert memory.held().sum() == 2
+    assert lasting.held().all()
+    assert sum(nbytes for _, nbytes in store.seen) == GRID.file_bytes
+
+
+def test_damage_on_the_disk_is_fetched_again(store: CountingStore, tmp_path: Path) -> None:
+    get(staged(store, disk(tmp_path)), (0, GRID.file_bytes))
+    store.seen.clear()
+    (file,) = tmp_path.rglob("*/data")
+    with open(file, "r+b") as raw:
+        raw.seek(CHUNK + 77)
+        raw.write(bytes(1))
+    again = disk(tmp_path)
+    fetcher = staged(store, again)
+    assert get(fetcher, (0, GRID.file_bytes)) == right((0, GRID.file_bytes))
+    assert again.counts.damaged == 1
+    assert store.seen == [(CHUNK, CHUNK)]
+    store.seen.clear()
+    assert get(staged(store, disk(tmp_path)), (0, GRID.file_bytes)) == right((0, GRID.file_bytes))
+    assert store.seen == [], "it was mended"
+
+
+def test_many_threads_bring_a_chunk_once(store: CountingStore) -> None:
+    fetcher = staged(store, MemoryTier.made(GRID, 1 << 30))
+    go = threading.Event()
+    store.before = lambda offset: (go.wait(10), None)[1]
+    found: list[list[bytes]] = []
+    threads = [threading.Thread(target=lambda k=k: found.append(get(fetcher, (k, 100)))) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(found) == sorted(right((k, 100)) for k in range(6))
+    assert store.seen == [(0, CHUNK)]
+
+
+def test_an_error_of_the_store_keeps_nothing(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MemoryTier.made(GRID, 1 << 30)
+    fetcher = staged(store, memory)
+
+    def refuse(offset: int) -> None:
+        raise ReadError("broken")
+
+    store.before = refuse
+    with pytest.raises(ReadError, match="broken"):
+        get(fetcher, (0, 10))
+    store.before = lambda offset: None
+
+    def overtaken(*_: object) -> None:
+        raise SnapshotError("a writer")
+
+    monkeypatch.setattr("pario.stage.staged.check_snapshot", overtaken)
+    with pytest.raises(SnapshotError):
+        get(fetcher, (0, 10))
+    assert not memory.held().any()
+    assert memory.held_bytes == 0
+    monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: None)
+    assert get(fetcher, (0, 10)) == right((0, 10))
+
+
+def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: CountingStore) -> None:
+    memory = MemoryTier.made(GRID, 1 << 30)
+    errors: list[BaseException] = []
+    filler = Filler(staged(store, memory), memory, iter([3, 1, 0]), threads=1, failed=errors.append)
+    assert memory.wait(np.array([0, 1, 3]), lambda: None, 0.01)
+    assert not memory.wait(np.array([2]), lambda: None, 0.01), "nothing is on its way any more"
+    assert filler.stop(10)
+    assert [offset // CHUNK for offset, _ in store.seen] == [3, 1, 0]
+    assert errors == []
+
+
+def test_the_filler_fails_once(store: CountingStore) -> None:
+    memory = MemoryTier.made(GRID, 1 << 30)
+    errors: list[BaseException] = []
+
+    def refuse(offset: int) -> None:
+        raise ReadError("broken")
+
+    store.before = refuse
+    filler = Filler(staged(store, memory), memory, iter(range(CHUNKS)), threads=3, failed=errors.append)
+    assert not memory.wait(np.array([0]), lambda: None, 0.01)
+    assert filler.stop(10)
+    assert errors == [filler.error]
+    assert isinstance(filler.error, ReadError)
+
+
+def test_whoever_waits_is_woken_and_asked(store: CountingStore) -> None:
+    memory = MemoryTier.made(GRID, 1 << 30)
+    memory.announce(True)
+
+    class StopError(Exception):
+        pass
+
+    def stop() -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        memory.wait(np.array([0]), stop, 10)
+    threading.Timer(0.05, lambda: memory.put(0, DATA[:CHUNK])).start()
+    assert memory.wait(np.array([0]), lambda: None, 10)
