@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pario.comm.memory import PAGE
 from pario.stage.grid import Grid
 
 __all__ = ["AnyTier", "Counts"]
+
+_scratch = threading.local()
 
 
 @dataclass
@@ -71,12 +74,14 @@ class AnyTier(ABC):
         """
 
     def fill(self, chunk: int, read: Callable[[np.ndarray], None]) -> bool:
-        """Like `put`, of what `read` writes into memory that the tier offers. What `read` raises is passed on.
+        """Like `put`, of what `read` writes into memory of this thread's. What `read` raises is passed on.
 
         read : read(out), out u8[k] that begins at a page and ends at one: the chunk, and the rest of its last page
         """
         _, nbytes = self.grid.span(chunk)
-        memory = np.empty(nbytes + 2 * PAGE, np.uint8)
+        memory: np.ndarray | None = getattr(_scratch, "memory", None)
+        if memory is None or len(memory) < nbytes + 2 * PAGE:  # new memory for each chunk costs more than its bytes
+            memory = _scratch.memory = np.empty(nbytes + 2 * PAGE, np.uint8)
         begin = -memory.ctypes.data % PAGE
         read(memory[begin : begin + -(-nbytes // PAGE) * PAGE])
         return self.put(chunk, memory[begin : begin + nbytes])
