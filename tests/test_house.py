@@ -61,7 +61,7 @@ KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
     "h5py": ("locate/sidecar.py", "checkpoint/"),
     "lmdb": ("lmdb/real.py", "demo/", "bench/study/sets.py"),
-    "mmap": ("fetch/mapped.py", "stage/memory.py", "bench/study/requests.py"),
+    "mmap": ("fetch/mapped.py", "stage/memory.py", "stage/states.py", "bench/study/requests.py"),
     "matplotlib": ("bench/study/plots.py",),
     "mfusepy": ("bench/stores/latency.py", "files/"),
     "torch": ("adapters/", "bench/", "demo/"),

@@ -12,7 +12,7 @@ import pytest
 from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
 from pario.errors import OptionError, ParioError
-from pario.stage import memory
+from pario.stage import states
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
 
@@ -88,7 +88,7 @@ def test_what_is_given_back_while_it_is_copied_is_not_delivered(
 ) -> None:
     tier.put(0, chunk_of(0))
     other = attached(tier)
-    fence = memory.full_fence
+    fence = states.full_fence
 
     fences = []
 
@@ -100,9 +100,9 @@ def test_what_is_given_back_while_it_is_copied_is_not_delivered(
         if again:  # the generation tells it from the one before
             tier.put(0, chunk_of(0))
 
-    monkeypatch.setattr(memory, "full_fence", meanwhile)
+    monkeypatch.setattr(states, "full_fence", meanwhile)
     assert read(other, 0, 100) is None
-    monkeypatch.setattr(memory, "full_fence", fence)
+    monkeypatch.setattr(states, "full_fence", fence)
     assert (read(other, 0, 100) is not None) == again
 
 
@@ -122,3 +122,22 @@ def test_memory_that_is_not_sealed_is_refused(tier: MemoryTier) -> None:
             MemoryTier(GRID, (file.fileno(), states.fileno()))
     with pytest.raises(ParioError, match="no sealed memory"):
         MemoryTier(Grid(GRID.file_bytes + 4096, GRID.chunk_bytes), tier.files)
+
+
+def test_closing_waits_with_the_descriptors_for_a_write(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their numbers would otherwise be those of other files when the write begins."""
+    written = []
+    pwrite = os.pwrite
+
+    def late(fd: int, data: memoryview, offset: int) -> int:
+        tier.close()
+        written.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", late)
+    assert not tier.put(0, chunk_of(0))
+    assert written == ["/memfd:pario-data (deleted)"]
+    assert tier.held_bytes == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(tier.files[0])
+    assert not tier.put(1, chunk_of(1))

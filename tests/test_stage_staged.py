@@ -178,9 +178,16 @@ def test_an_error_of_the_store_keeps_nothing(store: CountingStore, monkeypatch: 
 def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: CountingStore) -> None:
     memory = MemoryTier.made(GRID, 1 << 30)
     errors: list[BaseException] = []
-    filler = Filler(staged(store, memory), memory, iter([3, 1, 0]), threads=1, failed=errors.append)
-    assert memory.wait(np.array([0, 1, 3]), lambda: None, 0.01)
-    assert not memory.wait(np.array([2]), lambda: None, 0.01), "nothing is on its way any more"
+    filler = Filler(
+        staged(store, memory), memory, iter([3, 1, 0]), np.array([0, 1, 3]), threads=1, failed=errors.append
+    )
+    assert memory.states.wait(np.array([0, 1, 3]), lambda: None, 0.01)
+    assert not memory.states.wait(np.array([2]), lambda: None, 0.01), "nothing is on its way any more"
+    assert memory.states.is_whole
+    given = memory.states.given
+    memory.give_back(1)
+    assert not memory.states.is_whole
+    assert memory.states.given != given
     assert filler.stop(10)
     assert [offset // CHUNK for offset, _ in store.seen] == [3, 1, 0]
     assert errors == []
@@ -194,8 +201,10 @@ def test_the_filler_fails_once(store: CountingStore) -> None:
         raise ReadError("broken")
 
     store.before = refuse
-    filler = Filler(staged(store, memory), memory, iter(range(CHUNKS)), threads=3, failed=errors.append)
-    assert not memory.wait(np.array([0]), lambda: None, 0.01)
+    filler = Filler(
+        staged(store, memory), memory, iter(range(CHUNKS)), np.arange(CHUNKS), threads=3, failed=errors.append
+    )
+    assert not memory.states.wait(np.array([0]), lambda: None, 0.01)
     assert filler.stop(10)
     assert errors == [filler.error]
     assert isinstance(filler.error, ReadError)
@@ -212,6 +221,6 @@ def test_whoever_waits_is_woken_and_asked(store: CountingStore) -> None:
         raise StopError
 
     with pytest.raises(StopError):
-        memory.wait(np.array([0]), stop, 10)
+        memory.states.wait(np.array([0]), stop, 10)
     threading.Timer(0.05, lambda: memory.put(0, DATA[:CHUNK])).start()
-    assert memory.wait(np.array([0]), lambda: None, 10)
+    assert memory.states.wait(np.array([0]), lambda: None, 10)

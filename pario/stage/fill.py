@@ -6,6 +6,8 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from pario.errors import ClosedError
 from pario.stage.memory import MemoryTier
 from pario.stage.staged import StagedFetcher
@@ -18,6 +20,7 @@ class Filler:
     """Threads that bring chunks. While they do, the tier says that waiting for a chunk has a point.
 
     chunks : the chunks in the order in which they are needed
+    used : i64[n], all chunks that hold records
     threads : reads in flight
     failed(error) : called once, by a thread, if a chunk cannot be read; no more are brought then
     """
@@ -27,6 +30,7 @@ class Filler:
         staged: StagedFetcher,
         memory: MemoryTier,
         chunks: Iterator[int],
+        used: np.ndarray,
         *,
         threads: int,
         failed: Callable[[BaseException], None],
@@ -34,6 +38,7 @@ class Filler:
         self._staged = staged
         self._memory = memory
         self._chunks = chunks
+        self._used = used
         self._failed = failed
         self._lock = threading.Lock()  # guards the iterator and the three below
         self._active = threads
@@ -56,6 +61,7 @@ class Filler:
         with self._lock:
             self._active -= 1
             if not self._active:
+                self._memory.say_whole(self._used)
                 self._memory.announce(False)
 
     def _next(self) -> int | None:

@@ -1,0 +1,125 @@
+"""Which chunks of a memory tier are there, in memory that its writer and its readers share.
+
+    head    64 bytes of i32 words, see below
+    states  i64 per chunk: its generation, odd while the chunk is there
+
+A chunk's bytes are written before its generation becomes odd, and given back after it has become even again. Whoever
+copies from the tier compares generations before and after. Whoever waits for a chunk sleeps on a futex in the head.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import numpy as np
+
+from pario.comm import futex
+from pario.kernels.fence import full_fence
+
+__all__ = ["ChunkStates"]
+
+_HEAD_BYTES = 64
+#: words of the head
+_NEWS = 0  # changes with every chunk that arrives, and when the next word changes
+_FILLING = 1  # chunks are on their way
+_GIVEN = 2  # how many chunks were given back
+_WHOLE = 3  # all chunks that hold records are there
+
+
+class ChunkStates:
+    """Maps the states in an open file of `ChunkStates.nbytes(chunks)` bytes.
+
+    writes : this process may call the methods of the writer, one thread at a time; the others any thread may call
+    """
+
+    def __init__(self, fd: int, chunks: int, *, writes: bool) -> None:
+        rights = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
+        words = mmap.mmap(fd, self.nbytes(chunks), prot=rights)
+        self._head = np.frombuffer(words, dtype=np.int32, count=_HEAD_BYTES // 4)
+        self._states = np.frombuffer(words, dtype=np.int64, offset=_HEAD_BYTES)
+        self._address = self._head.ctypes.data + 4 * _NEWS
+        self._writes = writes
+
+    @staticmethod
+    def nbytes(chunks: int) -> int:
+        return _HEAD_BYTES + 8 * chunks
+
+    # -- of readers ----------------------------------------------------------------------------------------------------
+
+    def held(self) -> np.ndarray:
+        """bool[chunks]: which ones are there."""
+        return self._states & 1 == 1
+
+    def has(self, chunk: int) -> bool:
+        return bool(self._states[chunk] & 1)
+
+    def generations(self, chunks: np.ndarray) -> tuple[int, ...] | None:
+        """Of these chunks (i64[n]); None if one is not there. The same before and after some work with the tier's
+        memory: it saw the file's bytes."""
+        full_fence()
+        found = self._states[chunks]
+        full_fence()
+        return tuple(found.tolist()) if (found & 1).all() else None
+
+    @property
+    def given(self) -> int:
+        """How many chunks were given back."""
+        full_fence()
+        found = int(self._head[_GIVEN])
+        full_fence()
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all chunks that hold records are there. Whoever finds them there, and as many `given` back after some
+        work with the tier's memory as before, need not look at generations."""
+        return bool(self._head[_WHOLE])
+
+    def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
+        """Wait until these chunks (i64[n]) are there. False: one of them is not, and none is on its way.
+
+        check : called every `every_s` seconds; may raise
+        """
+        while True:
+            news, filling = int(self._head[_NEWS]), int(self._head[_FILLING])
+            full_fence()
+            if (self._states[chunks] & 1).all():
+                return True
+            if not filling:
+                return False
+            check()
+            futex.wait(self._address, news, every_s)
+
+    def wake(self) -> None:
+        """Make all that wait call their `check`."""
+        futex.wake_all(self._address)
+
+    # -- of the writer -------------------------------------------------------------------------------------------------
+
+    def announce(self, filling: bool) -> None:
+        """Whether chunks are on their way, so that waiting for them has a point."""
+        self._head[_FILLING] = filling
+        self._tell()
+
+    def add(self, chunk: int) -> None:
+        """The chunk's bytes are written."""
+        full_fence()
+        self._states[chunk] += 1
+        self._tell()
+
+    def drop(self, chunk: int) -> None:
+        """The chunk's bytes are about to go."""
+        self._head[_WHOLE] = 0
+        self._head[_GIVEN] = (int(self._head[_GIVEN]) + 1) & 0x7FFFFFFF
+        self._states[chunk] += 1
+        full_fence()
+
+    def say_whole(self, used: np.ndarray) -> None:
+        """These chunks (i64[n]) hold records: if all of them are there, readers may know."""
+        self._head[_WHOLE] = bool((self._states[used] & 1).all())
+
+    def _tell(self) -> None:
+        full_fence()
+        self._head[_NEWS] = (int(self._head[_NEWS]) + 1) & 0x7FFFFFFF
+        futex.wake_all(self._address)
