@@ -19,6 +19,7 @@ from pario.stage.disk import DiskTier
 from pario.stage.fill import Filler
 from pario.stage.memory import MemoryTier
 from pario.stage.staged import StagedFetcher
+from pario.stats.rank import RankStats
 
 CHUNK = GRID.chunk_bytes
 
@@ -57,6 +58,13 @@ def store(tmp_path: Path) -> CountingStore:
 
 def staged(store: CountingStore, *tiers: AnyTier) -> StagedFetcher:
     return StagedFetcher(store, None, tiers, read_bytes=1 << 20, count=store.count)  # type: ignore[arg-type]
+
+
+def filled(
+    store: CountingStore, memory: MemoryTier, chunks: list[int], threads: int, errors: list[BaseException]
+) -> Filler:
+    used, stats = np.array(sorted(chunks)), RankStats()
+    return Filler(staged(store, memory), memory, iter(chunks), used, threads=threads, stats=stats, failed=errors.append)
 
 
 def get(fetcher: StagedFetcher, *ranges: tuple[int, int]) -> list[bytes]:
@@ -179,7 +187,13 @@ def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: Counting
     memory = MemoryTier.made(GRID, 1 << 30)
     errors: list[BaseException] = []
     filler = Filler(
-        staged(store, memory), memory, iter([3, 1, 0]), np.array([0, 1, 3]), threads=1, failed=errors.append
+        staged(store, memory),
+        memory,
+        iter([3, 1, 0]),
+        np.array([0, 1, 3]),
+        threads=1,
+        stats=RankStats(),
+        failed=errors.append,
     )
     assert memory.states.wait(np.array([0, 1, 3]), lambda: None, 0.01)
     assert not memory.states.wait(np.array([2]), lambda: None, 0.01), "nothing is on its way any more"
@@ -202,7 +216,13 @@ def test_the_filler_fails_once(store: CountingStore) -> None:
 
     store.before = refuse
     filler = Filler(
-        staged(store, memory), memory, iter(range(CHUNKS)), np.arange(CHUNKS), threads=3, failed=errors.append
+        staged(store, memory),
+        memory,
+        iter(range(CHUNKS)),
+        np.arange(CHUNKS),
+        threads=3,
+        stats=RankStats(),
+        failed=errors.append,
     )
     assert not memory.states.wait(np.array([0]), lambda: None, 0.01)
     assert filler.stop(10)

@@ -14,7 +14,12 @@ from pario.commands.screen import screen
 __all__ = ["fill", "jobscript", "knobs", "names"]
 
 #: the example that a template runs if the user names no script
-_LESSONS = {"train": "train_ddp", "train_requeue": "train_requeue", "job_array": "train_ddp"}
+_LESSONS = {
+    "train": "train_ddp",
+    "train_staged": "train_ddp",
+    "train_requeue": "train_requeue",
+    "job_array": "train_ddp",
+}
 _KNOB = re.compile(r"^([A-Z_]+)=(?:\$\{\1:-(?P<default>.*?)\}|(?P<list>\(.*?\)))(?P<rest> *#.*)?$", re.MULTILINE)
 
 

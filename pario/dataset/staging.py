@@ -106,11 +106,6 @@ class Stage:
         memory = self.memory
         return memory is not None and len(self.used(index, checked)) * memory.grid.chunk_bytes <= memory.budget
 
-    def announce(self) -> None:
-        """Records are about to be brought into the memory tier: waiting for them has a point."""
-        if self.memory is not None:
-            self.memory.announce(True)
-
     def is_complete(self, index: Index, checked: Checked) -> bool:
         """True if reading records sends no request to the store."""
         if not index.is_complete:

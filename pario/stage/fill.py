@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from pario.errors import ClosedError
 from pario.stage.memory import MemoryTier
 from pario.stage.staged import StagedFetcher
+from pario.stats.rank import RankStats
 from pario.threads import Workers
 
 __all__ = ["Filler"]
@@ -22,6 +24,7 @@ class Filler:
     chunks : the chunks in the order in which they are needed
     used : i64[n], all chunks that hold records
     threads : reads in flight
+    stats : counts the time of these reads
     failed(error) : called once, by a thread, if a chunk cannot be read; no more are brought then
     """
 
@@ -33,6 +36,7 @@ class Filler:
         used: np.ndarray,
         *,
         threads: int,
+        stats: RankStats,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._staged = staged
@@ -40,7 +44,10 @@ class Filler:
         self._chunks = chunks
         self._used = used
         self._failed = failed
-        self._lock = threading.Lock()  # guards the iterator and the three below
+        self._stats = stats
+        self._under_way = 0
+        self._busy_since = 0.0
+        self._lock = threading.Lock()  # guards the iterator, the two above and the three below
         self._active = threads
         self._stopped = False
         self.error: BaseException | None = None
@@ -55,7 +62,7 @@ class Filler:
     def _run(self) -> None:
         try:
             while (chunk := self._next()) is not None:
-                self._staged.bring(chunk)
+                self._bring(chunk)
         except BaseException as e:
             self._fail(e)
         with self._lock:
@@ -63,6 +70,22 @@ class Filler:
             if not self._active:
                 self._memory.say_whole(self._used)
                 self._memory.announce(False)
+
+    def _bring(self, chunk: int) -> None:
+        begin = time.perf_counter()
+        with self._lock:
+            if not self._under_way:
+                self._busy_since = begin
+            self._under_way += 1
+        try:
+            self._staged.bring(chunk)
+        finally:
+            now = time.perf_counter()
+            with self._lock:
+                self._under_way -= 1
+                self._stats.read += now - self._busy_since
+                self._stats.reading += now - begin
+                self._busy_since = now
 
     def _next(self) -> int | None:
         with self._lock:

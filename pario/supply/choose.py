@@ -77,11 +77,8 @@ class Automatic(Supply):
     def propose(self) -> str:
         context, reader = self.context, self.context.reader
         if reader.stage is not None:
-            if not reader.index.is_complete or not reader.stage.fits_memory(reader.index, reader.checked):
-                return ""
-            # Before any rank of the node begins: none must find that nothing is on its way yet.
-            reader.stage.announce()
-            return _MEMORY
+            fits = reader.index.is_complete and reader.stage.fits_memory(reader.index, reader.checked)
+            return _MEMORY if fits else ""
         chosen = context.options.own_rows
         if chosen == "never" or not decodes_batches(context.decode.decoder):
             return ""
@@ -91,6 +88,12 @@ class Automatic(Supply):
         ranks = context.world.node_size
         found = page_cache_way(fetcher, reader.index, context.stream.shuffle, ranks, context.share.machines)
         return found or ("cached" if chosen == "always" else "")
+
+    def settle(self) -> None:
+        # Before any rank of the node begins: none must find that nothing is on its way yet.
+        stage = self.context.reader.stage
+        if stage is not None and stage.memory is not None:
+            stage.memory.announce(True)
 
     def needs_ring(self, way: str) -> bool:
         return not way

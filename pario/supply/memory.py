@@ -78,7 +78,8 @@ class MemorySource(SeatSource):
                 context.ring.fail(context.world.rank, describe(error))
 
         chunks = self._first_uses(work, held)
-        return Filler(stage.fetcher, memory, chunks, used, threads=context.options.inflight, failed=failed)
+        threads, stats = context.options.inflight, context.stats
+        return Filler(stage.fetcher, memory, chunks, used, threads=threads, stats=stats, failed=failed)
 
     def _first_uses(self, work: Work, seen: np.ndarray) -> Iterator[int]:
         """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group

@@ -121,7 +121,7 @@ def shellcheck(*paths: Path) -> None:
 
 def test_shellcheck_has_nothing_to_say() -> None:
     scripts = sorted(SCRIPTS.glob("*.slurm"))
-    assert {path.stem for path in scripts} == {"read_bench", "train", "train_requeue", "job_array"}
+    assert {path.stem for path in scripts} == {"read_bench", "train", "train_staged", "train_requeue", "job_array"}
     shellcheck(*scripts)
 
 
@@ -201,6 +201,16 @@ def test_train(cluster: Cluster, env: dict[str, str], tmp_path: Path, how: str) 
     done = cluster.run(*FOUR, SCRIPTS / "train.slurm", cwd=tmp_path, env=env, limit_s=120)
     assert (done.state, done.status) == ("COMPLETED", 0), done.output
     trained(done.output, 4)
+
+
+def test_a_training_from_copies_on_the_nodes(cluster: Cluster, env: dict[str, str], tmp_path: Path) -> None:
+    """Twice: the second job finds what the first one left. (The four nodes of this cluster share one disk.)"""
+    env |= {"TIER": str(tmp_path / "nvme"), "QUOTA": "1GiB", "MPI_TYPE": "pmi2"}
+    for before in ("0.0%", "100.0%"):
+        done = cluster.run(*FOUR, SCRIPTS / "train_staged.slurm", cwd=tmp_path, env=env, limit_s=120)
+        assert (done.state, done.status) == ("COMPLETED", 0), done.output
+        assert re.search(rf"100\.0% of .* lie in .*/nvme on 4 nodes \({before} did before\)", done.output), done.output
+        trained(done.output, 4)
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
