@@ -39,6 +39,10 @@ PARTS: dict[str, tuple[Command, Command]] = {
         ("benchmarks.dropin", "--data", "{dir}", "--out", "{dir}/dropin.json"),
         ("benchmarks.tables", "{dir}/bars.json", "{dir}/dropin.json", "--into", "docs/benchmarks.md"),
     ),
+    "tiers": (
+        ("benchmarks.tiers", "--data", "{dir}", "--out", "{dir}/tiers.json"),
+        ("benchmarks.tables", "{dir}/tiers.json", "--into", "docs/tiers.md"),
+    ),
     "startup": (
         ("benchmarks.startup", "--json", "{dir}/startup.json"),
         ("benchmarks.startup", "--from", "{dir}/startup.json", "--into", "docs/startup.md"),

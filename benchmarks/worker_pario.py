@@ -29,11 +29,13 @@ def main() -> None:
     parser.add_argument("--warmup", help="a small data set of the same kind, read before the clock starts")
     parser.add_argument("--index-only", action="store_true", help="open (and so build) the index, read no record")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of pario.Options")
+    parser.add_argument("--tiers", default="", help="as in PARIO_TIERS, for what is read on the clock")
     options = parser.parse_args()
 
     team = Team()
     begin = time.perf_counter()
     import pario
+    from pario.options import read_tiers
 
     loader_class, decoder = pario.Loader, pario.decode.Datum()
     knobs = {}
@@ -43,7 +45,7 @@ def main() -> None:
             knobs[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             knobs[name] = value
-    choice = pario.Options(**knobs)
+    choice = pario.Options(**knobs, tiers=read_tiers(options.tiers))
     import_seconds = time.perf_counter() - begin
 
     if options.index_only:

@@ -1,0 +1,104 @@
+"""The memory tier beside the tightest py-lmdb loop, and beside pario without tiers.
+
+    python -m benchmarks.tiers --data DIR [--rounds 5] [--ranks 1,2] [--out DIR/tiers.json]
+
+Sections: `tiers`, epochs after the first, everything in memory; `tiers_first`, the first epoch, from a cold file on the
+disk of DIR and from the page cache. The data sets are those of benchmarks/bars.py. Exit status 1 if a bar is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import data
+from benchmarks.measure import Section, interleave, save
+from benchmarks.sides import BATCH, SHUFFLES, Bench, compare, epoch_seconds, records_of
+from pario.bench import cache
+
+#: The loops that reuse an array; in key order a walk over a shard's keys in a row, which a cursor does no faster.
+TIGHT = ("slice-buffers", "whole-buffers")
+TIERS = ("--tiers", "memory:8GiB")
+BARS = {"3k": 1.0, "197k": 0.95}
+UNIT: dict[str, Any] = {"unit": 1e3, "name": "k records/s"}
+
+
+def _rate(run: dict[str, Any], first: bool) -> float:
+    """Records/s of the first epoch, or the middle one of the later ones."""
+    epochs = range(1) if first else range(1, len(run["ranks"][0]["epochs"]))
+    rates = sorted(records_of(run, i) / epoch_seconds(run, i) for i in epochs)
+    return rates[len(rates) // 2]
+
+
+def later(bench: Bench, section: Section, ranks: tuple[int, ...]) -> None:
+    for which, held in bench.sets.items():
+        cache.warm_file(held.file)
+        for shuffle in SHUFFLES:
+            for n in ranks:
+                with bench.order(which, shuffle, n) as order:
+                    sides = {"pario": partial(bench.pario, held.path, which, shuffle, "--epochs", "4", *TIERS, ranks=n)}
+                    for variant in TIGHT:
+                        more = ("--order", order, "--variant", variant, "--epochs", "4")
+                        sides[variant] = partial(bench.py_lmdb, which, *more, ranks=n)
+                    found = interleave(sides, bench.rounds)
+                rates = {name: [_rate(run, first=False) for run in runs] for name, runs in found.items()}
+                tight = max(TIGHT, key=lambda variant: sorted(rates[variant])[bench.rounds // 2])
+                case = f"{held.name}, {SHUFFLES[shuffle]}, {n} {'rank' if n == 1 else 'ranks'}"
+                compare(section, case, rates["pario"], rates[tight], BARS[which], f"py-lmdb {tight}", **UNIT)
+
+
+def _first_epoch(bench: Bench, which: str, shuffle: str, state: str, *more: str) -> float:
+    held = bench.sets[which]
+    (cache.drop_file if state == "cold" else cache.warm_file)(held.file)
+    run = bench.pario(held.path, which, shuffle, "--warmup", bench.small[which].path, *more)
+    return _rate(run, first=True)
+
+
+def first(bench: Bench, section: Section, state: str) -> None:
+    for which, held in bench.sets.items():
+        for shuffle in SHUFFLES:
+            one = partial(_first_epoch, bench, which, shuffle, state)
+            found = interleave({"tiers": partial(one, *TIERS), "none": one}, bench.rounds)
+            case = f"{held.name}, {SHUFFLES[shuffle]}, {state}"
+            compare(section, case, found["tiers"], found["none"], None, "without tiers", **UNIT)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--out", help="JSON file (default: tiers.json in the data folder)")
+    parser.add_argument("--quick", action="store_true", help="tiny data sets: does it run at all?")
+    options = parser.parse_args()
+    bench = Bench(options.data, options.rounds, options.quick, False, [])
+    for which, n in {"3k": 4000, "197k": 100}.items():
+        bench.small[which] = data.make(options.data, which, n)
+        bench.sets[which] = bench.small[which] if options.quick else data.make(options.data, which)
+        bench.index(bench.small[which].path)
+        bench.index(bench.sets[which].path)
+    sections = [
+        Section("tiers", "Out of the memory tier ÷ the tightest py-lmdb loop", "warm"),
+        Section("tiers_first", "The first epoch with a memory tier ÷ without tiers, 1 rank", "as stated"),
+    ]
+    ranks = tuple(int(n) for n in options.ranks.split(","))
+    for section in sections:
+        begin = time.monotonic()
+        print(f"{section.name}: {section.title}", flush=True)
+        if section.name == "tiers":
+            later(bench, section, ranks)
+        else:
+            for state in ("cold", "in the page cache"):
+                first(bench, section, state)
+        section.seconds = time.monotonic() - begin
+    out = options.out or Path(options.data) / "tiers.json"
+    save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
+    return 1 if any(row.met is False for section in sections for row in section.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
