@@ -197,11 +197,13 @@ def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: Counting
     )
     assert memory.states.wait(np.array([0, 1, 3]), lambda: None, 0.01)
     assert not memory.states.wait(np.array([2]), lambda: None, 0.01), "nothing is on its way any more"
-    assert memory.states.is_whole
-    given = memory.states.given
+    before = memory.states.whole()
+    assert before is not None
     memory.give_back(1)
-    assert not memory.states.is_whole
-    assert memory.states.given != given
+    assert memory.states.whole() is None
+    memory.put(1, DATA[CHUNK : 2 * CHUNK])
+    memory.say_whole(np.array([0, 1]))
+    assert memory.states.whole() not in (None, before), "it was not there all the time"
     assert filler.stop(10)
     assert [offset // CHUNK for offset, _ in store.seen] == [3, 1, 0]
     assert errors == []

@@ -62,19 +62,15 @@ class ChunkStates:
         full_fence()
         return tuple(found.tolist()) if (found & 1).all() else None
 
-    @property
-    def given(self) -> int:
-        """How many chunks were given back."""
+    def whole(self) -> int | None:
+        """None unless all chunks that hold records are there. The same number before and after some work with the
+        tier's memory: they all stayed, and nobody need look at generations."""
         full_fence()
-        found = int(self._head[_GIVEN])
+        given = int(self._head[_GIVEN])  # before the other word: `drop` changes them the other way round
         full_fence()
-        return found
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all chunks that hold records are there. Whoever finds them there, and as many `given` back after some
-        work with the tier's memory as before, need not look at generations."""
-        return bool(self._head[_WHOLE])
+        whole = bool(self._head[_WHOLE])
+        full_fence()
+        return given if whole else None
 
     def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
         """Wait until these chunks (i64[n]) are there. False: one of them is not, and none is on its way.
@@ -111,6 +107,7 @@ class ChunkStates:
     def drop(self, chunk: int) -> None:
         """The chunk's bytes are about to go."""
         self._head[_WHOLE] = 0
+        full_fence()
         self._head[_GIVEN] = (int(self._head[_GIVEN]) + 1) & 0x7FFFFFFF
         self._states[chunk] += 1
         full_fence()

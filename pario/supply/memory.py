@@ -105,8 +105,8 @@ class MemorySource(SeatSource):
         ids[:] = places.ids
         located = waited = time.perf_counter()
         failures: Failures | None
-        if self._states.is_whole:
-            failures = self._decode_here(records, arrays, lambda: (self._states.given,))
+        if self._states.whole() is not None:
+            failures = self._decode_here(records, arrays, self._states.whole)
         else:
             begins, lengths = self._checked.spans(offsets, nbytes)
             chunks = self._memory.grid.chunks_at(begins, lengths)
@@ -124,7 +124,7 @@ class MemorySource(SeatSource):
         return Parts(arrays, ids, failures)
 
     def _decode_here(
-        self, records: Records, arrays: dict[str, np.ndarray], state: Callable[[], tuple[int, ...] | None]
+        self, records: Records, arrays: dict[str, np.ndarray], state: Callable[[], object]
     ) -> Failures | None:
         """Decode out of the tier's memory; None if it gave back a chunk meanwhile.
 
