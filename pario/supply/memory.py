@@ -54,9 +54,9 @@ class MemorySource(SeatSource):
         self._reader = context.reader
         self._filler = self._fill(work) if context.world.is_leader else None
         if preparer is None:
-            large = (self.batch_bytes or 0) >= _LARGE_BATCH_BYTES
-            ahead = self.ahead_of(context)
-            self.ahead = replace(ahead, eager=ahead.eager or large) if ahead is not None else None
+            self.ahead = ahead = self.ahead_of(context)
+            if ahead is not None and ahead.steps > 1 and (self.batch_bytes or 0) >= _LARGE_BATCH_BYTES:
+                self.ahead = replace(ahead, eager=True)
         else:
             self._held.held_bytes = context.options.held_bytes
             self.ahead = Ahead(preparer.call, context.options.decode_ahead)
