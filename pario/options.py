@@ -105,6 +105,10 @@ class Options:
             up to 1.5 times as fast.
         tiers: copies of the dataset on the node, nearest first, so that every byte leaves the store once: `Tier`s
             (docs/tiers.md). (): none. None: as the environment variable PARIO_TIERS says, none without it.
+        peers: with tiers on several nodes, nodes read from each other what another one keeps, so that every byte leaves
+            the store once per job. False: each node for itself.
+        copies: how many nodes keep a chunk, with `peers`. "auto": as many as the quotas have room for, so that a node
+            with room for everything reads only its own copy.
 
     Order
         block_bytes: bytes of neighbouring records that `shuffle="block"` moves as one block.
@@ -140,6 +144,8 @@ class Options:
     gap_bytes: int = 16 * KiB
     fetch: str = "auto"
     tiers: tuple[Tier, ...] | None = None
+    peers: bool = True
+    copies: int | str = "auto"
 
     block_bytes: int = 2 * MiB
     mix_blocks: int = 32
@@ -184,6 +190,9 @@ class Options:
             if not all(isinstance(tier, Tier) for tier in tiers):
                 raise OptionError(f"tiers must be pario.Tier objects, got {self.tiers!r}")
             object.__setattr__(self, "tiers", tiers)
+        copies = self.copies
+        if copies != "auto" and (not isinstance(copies, int) or isinstance(copies, bool) or copies < 1):
+            raise OptionError(f'copies must be a number of nodes from 1 on, or "auto", got {copies!r}')
         if not self.alive_seconds > 0:
             raise OptionError(f"alive_seconds must be above 0, got {self.alive_seconds!r}")
 

@@ -22,6 +22,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from pario.comm.launcher import own_addresses
+from pario.comm.sockets import exactly
 from pario.errors import DeadRankError
 
 __all__ = ["Lifeline", "Watch", "myself"]
@@ -119,7 +121,7 @@ class Lifeline:
             return None
         self._listener = listener
         token = secrets.token_bytes(_TOKEN_BYTES)
-        address = [*_addresses(), socket.gethostname()], listener.getsockname()[1], token
+        address = [*own_addresses(), socket.gethostname()], listener.getsockname()[1], token
         if not self._start(lambda: self._accept(listener, peers, token)):
             listener.close()
             return None
@@ -187,7 +189,7 @@ class Lifeline:
                     return
                 with suppress(OSError):
                     link.settimeout(CONNECT_S)
-                    said = _exactly(link, _TOKEN_BYTES + 4)
+                    said = exactly(link, _TOKEN_BYTES + 4)
                     if secrets.compare_digest(said[:_TOKEN_BYTES], token):
                         link.sendall(token)
                         self._keep(link, int.from_bytes(said[_TOKEN_BYTES:], "little"))
@@ -203,7 +205,7 @@ class Lifeline:
                 link = socket.create_connection((address, port), CONNECT_S)
                 with suppress(OSError):
                     link.sendall(token + rank.to_bytes(4, "little"))
-                    if _exactly(link, _TOKEN_BYTES) == token:
+                    if exactly(link, _TOKEN_BYTES) == token:
                         self._keep(link, 0)
                         return
                 link.close()
@@ -235,24 +237,6 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-def _addresses() -> list[str]:
-    """This machine's address towards others. Sends no packet and looks up no name."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # an address for documentation: only the route matters
-        return [probe.getsockname()[0]]
-    return []
-
-
-def _exactly(link: socket.socket, nbytes: int) -> bytes:
-    said = b""
-    while len(said) < nbytes:
-        part = link.recv(nbytes - len(said))
-        if not part:
-            raise OSError("closed")
-        said += part
-    return said
 
 
 def _exists(pid: int) -> bool:

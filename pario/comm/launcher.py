@@ -7,9 +7,12 @@ than the one that mpi4py loads (world.get_world).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import struct
 import sys
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pario.errors import LauncherError
@@ -22,6 +25,7 @@ __all__ = [
     "library",
     "load_mpi",
     "node_name",
+    "own_addresses",
     "started_by_torch",
     "torch_ranks",
 ]
@@ -52,6 +56,8 @@ _NAMES = (
     ("PMI_SIZE", "a PMI launcher"),
     ("PMIX_RANK", "a PMIx launcher"),
 )
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 FIT_HINT = (
     "Use the mpiexec of that library (python -m mpi4py --mpi-library tells its place), or with srun the matching "
@@ -113,6 +119,19 @@ def launched_rank() -> int | None:
 def node_name() -> str:
     """The scheduler's name for this node, if it has one; else the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def own_addresses() -> list[str]:
+    """This machine's IPv4 address towards the other nodes: that of the network interface PARIO_INTERFACE (ib0, hsn0),
+    else the one that the system would use. Sends no packet and looks up no name; empty without a network."""
+    name = os.environ.get("PARIO_INTERFACE", "")
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if name:
+            request = struct.pack("256s", name.encode()[:15])
+            return [socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])]
+        probe.connect(("192.0.2.1", 9))  # an address for documentation: only the route matters
+        return [probe.getsockname()[0]]
+    return []
 
 
 def load_mpi() -> Any:

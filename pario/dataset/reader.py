@@ -240,6 +240,8 @@ class Reader:
         Raises OptionError."""
         if self.recipe.source == "auto":
             self.stage = open_stage(self.file, self.world, self.snapshot, self.options)
+        if self.stage is not None:
+            self.stage.meet(self.world, self.index, self.checked)
 
     @property
     def is_staged(self) -> bool:
@@ -270,6 +272,8 @@ class Reader:
 
     def abandon(self, limit_s: float = math.inf) -> None:
         """Close this rank's own resources; not collective. Files with reads in flight after `limit_s` close later."""
+        if self.stage is not None:
+            self.stage.part()  # first: reads may be waiting for another node
         self.file.close(limit_s)
         if self.stage is not None:
             self.stage.close()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import secrets
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pario import machine
 from pario.comm.base import AnyWorld, together
+from pario.comm.sockets import Address
 from pario.dataset.file import DataFile
 from pario.errors import OptionError, ParioError
 from pario.fetch.base import Fetcher
@@ -20,11 +23,14 @@ from pario.fetch.direct import DirectFetcher
 from pario.format.meta import Snapshot
 from pario.locate.base import Index
 from pario.options import MiB, Options, Tier, read_tiers
+from pario.plan.placement import NOBODY, Placement, assign
 from pario.stage.base import AnyTier
 from pario.stage.disk import DiskTier
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
+from pario.stage.peers import Peers
 from pario.stage.pressure import PressureWatch
+from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
 from pario.text import decimal_bytes
@@ -39,6 +45,9 @@ _CHUNK_BYTES = MiB
 #: An automatic memory tier takes at most this part of the memory that is available.
 _SHARE_OF_MEMORY = 4
 
+#: So many copies of a chunk other nodes know of, if the quotas have room for them; further ones serve their own node.
+_COPIES = 4
+
 _MEMORY = "memory"
 #: a disk's automatic quota: the tier's floor of free space is the limit
 _UNLIMITED = 1 << 62
@@ -50,6 +59,7 @@ class Stage:
     tiers : nearest first
     memory : the one in memory, which all ranks of this node share, or None
     watch : lets it shrink, on the rank that fills it
+    everywhere : all ranks have tiers
     """
 
     def __init__(
@@ -59,12 +69,22 @@ class Stage:
         watch: PressureWatch | None,
         snapshot: Snapshot,
         options: Options,
+        identity: bytes,
+        *,
+        everywhere: bool,
     ) -> None:
+        self.everywhere = everywhere
         self.tiers = tiers
         self.memory = memory
         self.fetcher: StagedFetcher | None = None
         self._snapshot = snapshot
         self._options = options
+        self._identity = identity
+        self.placement: Placement | None = None
+        self.peers: Peers | None = None
+        self.service: Service | None = None
+        self._keeps: np.ndarray | None = None
+        self._node = 0
         self._used: np.ndarray | None = None
         self._watch = watch
         self._counting = threading.Lock()
@@ -89,7 +109,71 @@ class Stage:
             read_bytes=self._options.read_bytes,
             count=self.count,
         )
+        if self.peers is not None and self._keeps is not None:
+            self.fetcher.join(self.peers, self._keeps)
         return self.fetcher
+
+    def meet(self, world: AnyWorld, index: Index, checked: Checked) -> None:
+        """From now on nodes share what they keep, if there are several and the options want that. Collective over
+        `world`; raises only what its collectives do."""
+        options, grid = self._options, self.tiers[0].grid
+        if world.nodes < 2 or not options.peers:
+            return
+        if not self.everywhere:
+            _log.warning("nodes do not share their copies: some of them have no tier")
+            return
+        secret = world.bcast(secrets.token_bytes(32) if world.rank == 0 else None)
+        told: tuple[int, Address | None, int] | None = None
+        if world.is_leader:
+            self.service = self._serve(secret, world)
+            room = max(tier.room() for tier in self.tiers) if self.service is not None else 0
+            told = world.node, self.service.address if self.service is not None else None, room
+        nodes = sorted((each for each in world.allgather(told) if each is not None), key=lambda each: each[0])
+        # Chunks without records are the first ones to have no node. An index that still grows does not know them.
+        worth = np.arange(grid.chunks)
+        if index.is_complete:
+            used = self.used(index, checked)
+            worth = np.concatenate([used, np.setdiff1d(worth, used)])
+        rooms = [room for _, _, room in nodes]
+        self._node = world.node
+        self.placement = assign(
+            int.from_bytes(self._identity[:8], "little"),
+            worth,
+            rooms,
+            _COPIES if options.copies == "auto" else int(options.copies),
+        )
+        self.peers = Peers(
+            self.placement,
+            world.node,
+            [address for _, address, _ in nodes],
+            serves=world.is_leader,
+            secret=secret,
+            identity=self._identity,
+            grid=grid,
+        )
+        self._keeps = np.zeros(grid.chunks, bool)
+        if world.is_leader:  # the other ranks of a node leave its chunks to the first one
+            self._keeps[self.placement.kept_by(world.node)] = True
+            if options.copies == "auto":  # what else it has room for it keeps for itself
+                others = worth[~self._keeps[worth]]
+                self._keeps[others[: rooms[world.node] - int(self._keeps.sum())]] = True
+        if self.fetcher is not None:
+            self.fetcher.join(self.peers, self._keeps)
+
+    def _serve(self, secret: bytes, world: AnyWorld) -> Service | None:
+        assert self.fetcher is not None  # the node's first rank has opened the file
+        try:
+            return Service(
+                self.fetcher,
+                self._identity,
+                secret,
+                threads=self._options.inflight,
+                clients=world.size,
+                network=True,
+            )
+        except (OSError, ParioError) as e:
+            _log.warning("node %d keeps nothing for other nodes: %s", world.node, e)
+            return None
 
     def used(self, index: Index, checked: Checked) -> np.ndarray:
         """i64[n], the chunks that hold records. The index must be complete."""
@@ -103,8 +187,10 @@ class Stage:
 
     def fits_memory(self, index: Index, checked: Checked) -> bool:
         """Whether the memory tier has room for all records; on the rank that fills it."""
-        memory = self.memory
-        return memory is not None and len(self.used(index, checked)) * memory.grid.chunk_bytes <= memory.budget
+        memory, used = self.memory, self.used(index, checked)
+        if memory is None or len(used) * memory.grid.chunk_bytes > memory.budget:
+            return False
+        return self._keeps is None or bool(self._keeps[used].all())
 
     def is_complete(self, index: Index, checked: Checked) -> bool:
         """True if reading records sends no request to the store."""
@@ -114,6 +200,10 @@ class Stage:
         held = np.zeros(self.tiers[0].grid.chunks, bool)
         for tier in self.tiers:
             held |= tier.held()
+        if self.placement is not None:  # what other nodes keep they bring as soon as anybody needs it
+            owners = self.placement.owners[used]
+            mine = (owners == self._node).any(axis=1)
+            return bool((held[used] | ~mine).all() and (owners != NOBODY).any(axis=1).all())
         return bool(held[used].all())
 
     def state(self) -> dict[str, Any]:
@@ -122,10 +212,22 @@ class Stage:
             {"name": tier.name, "held_bytes": int(tier.held().sum()) * tier.grid.chunk_bytes, **vars(tier.counts)}
             for tier in self.tiers
         ]
-        return {"tiers": tiers, "store_reads": self.store_reads, "store_bytes": self.store_bytes}
+        state: dict[str, Any] = {"tiers": tiers, "store_reads": self.store_reads, "store_bytes": self.store_bytes}
+        if self.peers is not None:
+            served = self.service.served_bytes if self.service is not None else 0
+            state["peers"] = {**vars(self.peers.counts), "served_bytes": served}
+        return state
+
+    def part(self) -> None:
+        """Answer other nodes no more, and wait for none. Idempotent."""
+        if self.peers is not None:
+            self.peers.close()
+        if self.service is not None:
+            self.service.close()
 
     def close(self) -> None:
         """Idempotent. Copies on disks stay, those in memory until the last rank of the node has closed them."""
+        self.part()
         if self._watch is not None:
             self._watch.close()
         for tier in self.tiers:
@@ -156,9 +258,10 @@ def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Opt
     tiers: list[AnyTier] = [*([memory] if memory else []), *mine.disks]
     if memory is None:
         mine.close_memory()
+    everywhere = bool(world.allreduce_min(bool(tiers)))
     if not tiers:
         return None
-    stage = Stage(tiers, memory, mine.watch, snapshot, options)
+    stage = Stage(tiers, memory, mine.watch, snapshot, options, identity, everywhere=everywhere)
     file.read_through(stage.through)
     return stage
 
@@ -179,7 +282,7 @@ class _Opened:
             self.watch = PressureWatch(self.memory)
         for tier in wanted:
             if tier.where != _MEMORY:
-                self.disks += _open_disk(tier, identity, grid)
+                self.disks += _open_disk(_here(tier), identity, grid)
 
     def close_memory(self) -> None:
         if self.watch is not None:
@@ -211,7 +314,7 @@ def _wanted(options: Options) -> tuple[Tier, ...]:
         wanted = options.tiers if options.tiers is not None else read_tiers(text)
     except OptionError as e:
         raise OptionError(f"PARIO_TIERS={text!r}: {e.what}", hint=e.hint) from None
-    folders = [tier.where for tier in wanted if tier.where != _MEMORY]
+    folders = [_here(tier).where for tier in wanted if tier.where != _MEMORY]
     if len(wanted) - len(folders) > 1 or (len(folders) < len(wanted) and wanted[0].where != _MEMORY):
         raise OptionError(
             f"tiers are named from the nearest on, with at most one of memory: got {', '.join(t.where for t in wanted)}"
@@ -222,6 +325,14 @@ def _wanted(options: Options) -> tuple[Tier, ...]:
             f"two tiers are on one device: {', '.join(folders)}", hint="A second copy there gains nothing: name one."
         )
     return wanted
+
+
+def _here(tier: Tier) -> Tier:
+    """The tier on this node: its folder may name variables, as $TMPDIR. Raises OptionError."""
+    where = os.path.expandvars(tier.where)
+    if "$" in where:
+        raise OptionError(f"tier {tier.where!r} names a variable that is not set on this node")
+    return replace(tier, where=where)
 
 
 def _existing(path: str) -> str:

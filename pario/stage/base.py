@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pario.comm.memory import PAGE
+from pario.comm.sockets import Part
 from pario.stage.grid import Grid
 
 __all__ = ["AnyTier", "Counts"]
@@ -92,6 +93,16 @@ class AnyTier(ABC):
 
         out : u8[n], contiguous, inside the file. Raises IndexError otherwise.
         """
+
+    def lend(self, offset: int, nbytes: int) -> Part | None:
+        """The file's bytes for another process; None: not all of them are here. They may change until they are sent:
+        the receiver notices by their checksum. Arguments as for `read`."""
+        out = np.empty(nbytes, np.uint8)
+        return Part(out) if self.read(offset, out) else None
+
+    def room(self) -> int:
+        """How many chunks it can hold, those included that are here."""
+        return self.grid.chunks
 
     @abstractmethod
     def close(self) -> None:

@@ -162,6 +162,19 @@ class DiskTier(AnyTier):
             out[:] = blocks[offset - begin : end - begin]
         return True
 
+    def room(self) -> int:
+        files = self._files
+        if files is None:
+            return 0
+        try:
+            disk = os.fstatvfs(files.data)
+            free = int(disk.f_bavail * disk.f_frsize - self._floor * disk.f_blocks * disk.f_frsize)
+            more = min(self._quota - self._used(), free) // self.grid.chunk_bytes
+        except OSError:
+            self._fails()
+            return 0
+        return min(self.grid.chunks, int(self.held().sum()) + max(0, more))
+
     def close(self) -> None:
         self._files = None  # what other threads have under way keeps the files open until it is done
 

@@ -18,6 +18,7 @@ import threading
 
 import numpy as np
 
+from pario.comm.sockets import Part
 from pario.errors import OptionError, ParioError
 from pario.stage.base import AnyTier, Counts
 from pario.stage.grid import Grid
@@ -182,6 +183,17 @@ class MemoryTier(AnyTier):
         self.counts.reads += 1
         self.counts.read_bytes += len(out)
         return True
+
+    def lend(self, offset: int, nbytes: int) -> Part | None:
+        first, last = offset // self.grid.chunk_bytes, (offset + nbytes - 1) // self.grid.chunk_bytes
+        if not all(self.has(chunk) for chunk in range(first, last + 1)):
+            return None
+        self.counts.reads += 1
+        self.counts.read_bytes += nbytes
+        return Part(self.view[offset : offset + nbytes], self.files[0], offset)
+
+    def room(self) -> int:
+        return min(self.grid.chunks, self.budget // self.grid.chunk_bytes)
 
     # -- by the process that fills it ----------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
-"""A fetcher that asks the tiers of this node first, and the store for what they do not have.
+"""A fetcher that asks the tiers of this node first, then other nodes, and the store for what nobody has.
 
-    read --> memory tier --> disk tier --> store
-                 <---------------<-----------      a chunk is kept in every tier that it passes and that has room
-
-A chunk is read whole, and once, as long as any tier has room; whoever needs it meanwhile waits for that read. After
-that exactly the bytes that were asked for are read from the store. What comes from the store is compared with the
+    read --> memory tier --> disk tier --> other nodes --> store
+                 <---------------<-----------<-----------      a chunk is kept in every tier that it passes and that
+                                                               has room, if this node is to keep it
+A chunk is read whole, and once, as long as any tier has room; whoever needs it meanwhile waits for that read. Of other
+chunks exactly the bytes that were asked for are read. What comes from the store is compared with the
 snapshot's meta page before anybody gets or keeps it, so that bytes out of a tier need no further look at the store.
 """
 
@@ -16,12 +16,14 @@ from functools import partial
 
 import numpy as np
 
+from pario.comm.sockets import Part
 from pario.fetch.base import Fetcher, OpenFile
 from pario.fetch.snapshot import check_snapshot
 from pario.format.meta import Snapshot
 from pario.records import EXTENT
 from pario.stage.base import AnyTier
 from pario.stage.grid import Grid
+from pario.stage.peers import Peers, Piece
 
 __all__ = ["StagedFetcher"]
 
@@ -65,8 +67,14 @@ class StagedFetcher(Fetcher):
         self._snapshot = snapshot
         self._past_cache = past_cache
         self._read_bytes = -(-read_bytes // _ALIGN) * _ALIGN
+        self._peers: Peers | None = None
+        self._keeps: np.ndarray | None = None
         self._lock = threading.Lock()
         self._on_their_way: dict[int, threading.Event] = {}
+
+    def join(self, peers: Peers, keeps: np.ndarray) -> None:
+        """From now on ask other nodes before the store, and bring only these chunks (bool[chunks])."""
+        self._peers, self._keeps = peers, keeps
 
     @property
     def files(self) -> tuple[OpenFile, ...]:
@@ -77,7 +85,7 @@ class StagedFetcher(Fetcher):
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         self._store.files[0].fileno()  # raises ClosedError, whatever the tiers hold
-        missing: list[tuple[int, int, int]] = []  # offset, bytes, start
+        missing: list[Piece] = []
         columns = (reads["offset"].tolist(), reads["nbytes"].tolist(), np.asarray(starts).tolist())
         for offset, nbytes, start in zip(*columns, strict=True):
             if start < 0 or start + nbytes > out.nbytes:
@@ -85,36 +93,38 @@ class StagedFetcher(Fetcher):
             memory = out[start : start + min(nbytes, self.nbytes - offset)]
             if not self.tiers[0].read(offset, memory):
                 missing += self._read(offset, memory, start, offset + nbytes)
+        if missing and self._peers is not None:
+            missing = self._peers.read(missing, out)
         if missing:
-            rest = np.array(missing, np.int64)
+            rest = np.array(_joined(missing), np.int64)
             self._read_store(_extents(rest[:, 0], rest[:, 1]), out, rest[:, 2], self._store)
 
-    def _read(self, offset: int, out: np.ndarray, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Fill `out` from the tiers; yields (offset, bytes, start) of what they neither have nor have room for.
+    def _read(self, offset: int, out: np.ndarray, start: int, end: int) -> Iterator[Piece]:
+        """Fill `out` from the tiers; yields what they neither have nor are to bring.
 
         end : of the read; beyond the end of the file if the store's alignment wants that
         """
-        first: int | None = None
         at, last = offset, offset + len(out)
         while at < last:
             chunk = at // self.grid.chunk_bytes
             until = min(last, (chunk + 1) * self.grid.chunk_bytes)
-            if not all(tier.is_full for tier in self.tiers):
+            if (self._keeps is None or self._keeps[chunk]) and not all(tier.is_full for tier in self.tiers):
                 self.bring(chunk)
             part = out[at - offset : until - offset]
-            if any(tier.read(at, part) for tier in self.tiers):
-                if first is not None:
-                    yield first, at - first, start + first - offset
-                first = None
-            elif first is None:
-                first = at
+            if not any(tier.read(at, part) for tier in self.tiers):
+                yield Piece(at, (end if until == last else until) - at, start + at - offset)
             at = until
-        if first is not None:
-            yield first, end - first, start + first - offset
 
-    def bring(self, chunk: int) -> None:
+    def lend(self, offset: int, nbytes: int) -> Part | None:
+        """Bytes within one chunk out of this node's tiers, for another process; None if no tier has them."""
+        return next((part for tier in self.tiers if (part := tier.lend(offset, nbytes)) is not None), None)
+
+    def bring(self, chunk: int, *, ask_peers: bool = True) -> None:
         """Bring a chunk into the nearest tier that has room, unless that one or a nearer one has it. If others are at
-        it, wait for them. Raises ReadError, SnapshotError, ClosedError."""
+        it, wait for them. Raises ReadError, SnapshotError, ClosedError.
+
+        ask_peers : other nodes may have it, or are to bring it
+        """
         with self._lock:
             others = self._on_their_way.get(chunk)
             if others is None:
@@ -124,26 +134,33 @@ class StagedFetcher(Fetcher):
             return
         try:
             for k, tier in enumerate(self.tiers):
-                if tier.has(chunk) or (not tier.is_full and tier.fill(chunk, partial(self._load, chunk, k + 1))):
+                load = partial(self._load, chunk, k + 1, ask_peers)
+                if tier.has(chunk) or (not tier.is_full and tier.fill(chunk, load)):
                     break
         finally:
             with self._lock:
                 self._on_their_way.pop(chunk).set()
 
-    def _load(self, chunk: int, first: int, out: np.ndarray) -> None:
-        """Read a chunk from the tiers behind the first ones or from the store, then keep it in these tiers, too."""
+    def _load(self, chunk: int, first: int, ask_peers: bool, out: np.ndarray) -> None:
+        """Read a chunk from the tiers behind the first ones, from another node or from the store, then keep it in these
+        tiers, too."""
         offset, nbytes = self.grid.span(chunk)
         if any(tier.read(offset, out[:nbytes]) for tier in self.tiers[first:]):
             return
+        peers = self._peers if ask_peers else None
+        if peers is None or peers.read([Piece(offset, nbytes, 0)], out, keeps=True):
+            self._load_from_store(offset, nbytes, out)
+        for tier in self.tiers[first:]:
+            if not tier.is_full:
+                tier.put(chunk, out[:nbytes])
+
+    def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray) -> None:
         store = self._store
         if self._past_cache is not None and store.cached_share(np.arange(offset, offset + nbytes, _PROBE), 1.0) != 1.0:
             store = self._past_cache
         size = -(-nbytes // store.align) * store.align
         starts = np.arange(0, size, self._read_bytes)
         self._read_store(_extents(offset + starts, np.minimum(self._read_bytes, size - starts)), out, starts, store)
-        for tier in self.tiers[first:]:
-            if not tier.is_full:
-                tier.put(chunk, out[:nbytes])
 
     def _read_store(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, store: Fetcher) -> None:
         store.read(reads, out, starts)
@@ -154,6 +171,18 @@ class StagedFetcher(Fetcher):
         self._store.close()
         if self._past_cache is not None:
             self._past_cache.close()
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Neighbours in the file that are also neighbours in memory as one."""
+    joined = [pieces[0]]
+    for piece in pieces[1:]:
+        last = joined[-1]
+        if (last.offset + last.nbytes, last.start + last.nbytes) == (piece.offset, piece.start):
+            joined[-1] = Piece(last.offset, last.nbytes + piece.nbytes, last.start)
+        else:
+            joined.append(piece)
+    return joined
 
 
 def _extents(offsets: np.ndarray, nbytes: np.ndarray) -> np.ndarray:

@@ -1,0 +1,355 @@
+"""The server's side of requests between processes: one thread listens, and sleeps while nobody asks; others answer.
+
+Whoever does not prove within a few seconds that it knows the secret is sent away, and a stranger keeps nobody out: it
+makes room for the next one. The protocol is in sockets.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import xxhash
+
+from pario.comm.launcher import own_addresses
+from pario.comm.sockets import (
+    GREETING,
+    HEAD,
+    MAC_BYTES,
+    MAGIC,
+    NUMBER_BYTES,
+    Address,
+    Part,
+    machine_id,
+    proof,
+    send,
+    tune,
+)
+from pario.errors import ParioError
+from pario.threads import Workers, start_thread
+
+__all__ = ["Reply", "Server"]
+
+_log = logging.getLogger("pario")
+
+#: Seconds for a stranger to show that it knows the secret.
+_PROVE_S = 5.0
+#: Strangers at one time; a further one takes the place of the oldest.
+_MOST_STRANGERS = 64
+
+
+class Reply(NamedTuple):
+    """kind : a number for the client; parts : sent one after another"""
+
+    kind: int
+    parts: Sequence[Part]
+
+
+class Server:
+    """Answers requests of clients that know the secret.
+
+    secret : at least 16 bytes
+    answer(kind, body) : called by any of `threads` threads; what it raises closes the connection
+    most_bytes : of the body of a request
+    most_links : connections at one time
+    limit_s : a client that takes nothing for so long is given up
+    network : reachable from other machines, on the job's interface (launcher.own_addresses)
+
+    Raises OSError, ParioError if the system refuses a socket or a thread.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        answer: Callable[[int, memoryview], Reply],
+        *,
+        threads: int,
+        most_bytes: int,
+        most_links: int,
+        limit_s: float,
+        network: bool,
+    ) -> None:
+        self._secret, self._answer = secret, answer
+        self._most_bytes, self._most_links, self._limit_s = most_bytes, most_links, limit_s
+        self._lock = threading.Lock()  # guards the links and what was said
+        self._links: dict[_Link, float] = {}  # until when a stranger may prove itself; infinity once it has
+        self._said: set[str] = set()
+        self._closed = self._over = False
+        self._idle_again: deque[_Link] = deque()
+        self._listeners: list[socket.socket] = []
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._rope = socket.socketpair()
+        self._workers = Workers("pario-serve", threads)
+        try:
+            self.address = self._listen(network)
+            self._bell.setblocking(False)
+            self._rope.setblocking(False)
+            self._selector.register(self._bell, selectors.EVENT_READ, self._heard)
+            for listener in self._listeners:
+                listener.setblocking(False)
+                self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
+            _servers.add(self)
+            self._thread = start_thread("pario-listen", self._run)
+        except BaseException:
+            self.forget()
+            raise
+
+    def _listen(self, network: bool) -> Address:
+        local = f"pario-{secrets.token_hex(16)}"
+        here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listeners.append(here)
+        here.bind(f"\0{local}")
+        here.listen(128)
+        hosts = own_addresses() if network else []
+        port = 0
+        with suppress(OSError):  # without a network the processes of this machine can still connect
+            if hosts:
+                there = socket.create_server((hosts[0], 0), backlog=128)
+                self._listeners.append(there)
+                port = there.getsockname()[1]
+        return Address(machine_id(), local, tuple(hosts), port)
+
+    # -- the thread that listens ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._over:
+            with self._lock:
+                first = min(self._links.values(), default=float("inf"))
+            wait = None if first == float("inf") else max(0.0, first - time.monotonic())
+            for key, _ in self._selector.select(wait):
+                key.data()
+            while self._idle_again:
+                self._watch(self._idle_again.popleft())
+            if wait is not None:
+                self._send_strangers_away()
+        self.forget()
+
+    def _heard(self) -> None:
+        with suppress(BlockingIOError):
+            self._bell.recv(4096)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError as e:
+            if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                self._say("refuses connections", os.strerror(e.errno or 0))
+                time.sleep(0.1)  # it stays ready to be accepted
+            return
+        sock.setblocking(False)
+        link = _Link(sock)
+        if not link.same_user():
+            sock.close()
+            self._say("refused a connection", "another user")
+            return
+        with self._lock:
+            strangers = [each for each, until in self._links.items() if until < float("inf")]
+            self._links[link] = time.monotonic() + _PROVE_S
+            full = len(self._links) > self._most_links
+        if full or len(strangers) >= _MOST_STRANGERS:
+            self._drop(strangers[0] if strangers else link)
+            self._say("refused a connection", "there are too many")
+            if not strangers:
+                return
+        try:
+            sock.send(GREETING + link.number)
+        except OSError:
+            self._drop(link)
+        else:
+            self._watch(link)
+
+    def _watch(self, link: _Link) -> None:
+        with suppress(ValueError, OSError):  # closed meanwhile
+            self._selector.register(link.sock, selectors.EVENT_READ, partial(self._more, link))
+
+    def _more(self, link: _Link) -> None:
+        """Something came from this client."""
+        try:
+            if not link.filled():
+                return
+            if link.proven:
+                self._message(link)
+            else:
+                link.prove(self._secret)
+                with self._lock:
+                    self._links[link] = float("inf")
+        except _RefusedError as e:
+            self._say("refused a connection", str(e))
+            self._drop(link)
+        except (OSError, ParioError):  # the end of the connection; no thread to answer it
+            self._drop(link)
+
+    def _message(self, link: _Link) -> None:
+        if link.body is None:
+            _, _, nbytes, _ = link.head()
+            if nbytes > self._most_bytes:
+                raise _RefusedError(f"a request of {nbytes:,} bytes, of which {self._most_bytes:,} are allowed")
+            link.expect_body(nbytes)
+            if not link.filled():
+                return
+        kind, body = link.request()
+        self._selector.unregister(link.sock)
+        self._workers.put(partial(self._serve, link, kind, body))
+
+    def _send_strangers_away(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late = [link for link, until in self._links.items() if until <= now]
+        for link in late:
+            self._drop(link)
+            self._say("refused a connection", f"it did not prove itself within {_PROVE_S:g} s")
+
+    # -- the threads that answer ---------------------------------------------------------------------------------------
+
+    def _serve(self, link: _Link, kind: int, body: memoryview) -> None:
+        try:
+            reply = self._answer(kind, body)
+            send(link.sock, reply.kind, reply.parts, self._limit_s)
+        except Exception as e:
+            _log.debug("an answer failed: %s", e)
+            self._drop(link)
+            return
+        link.expect_head()
+        self._idle_again.append(link)
+        self._ring()
+
+    def _ring(self) -> None:
+        with suppress(OSError):  # full: it rings already; or closed
+            self._rope.send(b".")
+
+    def _drop(self, link: _Link) -> None:
+        with self._lock:
+            self._links.pop(link, None)
+        with suppress(KeyError, ValueError, RuntimeError):
+            self._selector.unregister(link.sock)
+        link.sock.close()
+
+    def _say(self, what: str, why: str) -> None:
+        with self._lock:
+            new = why not in self._said and len(self._said) < 16
+            self._said.add(why)
+        if new:
+            _log.warning("pario's server for other ranks %s: %s (said once)", what, why)
+
+    def close(self, limit_s: float = 1.0) -> None:
+        """Idempotent. Clients find their connections closed."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._lock:
+            for link in self._links:  # whoever answers there stops
+                with suppress(OSError):
+                    link.sock.shutdown(socket.SHUT_RDWR)
+        self._workers.end(limit_s)
+        self._over = True
+        self._ring()
+        if self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
+
+    def forget(self) -> None:
+        """Close this process's descriptors; connections of the process that it was forked from go on."""
+        self._closed = self._over = True
+        for each in (*self._listeners, self._bell, self._rope, *(link.sock for link in list(self._links))):
+            each.close()
+        self._selector.close()
+
+
+class _RefusedError(Exception):
+    """A client that is not what it should be."""
+
+
+class _Link:
+    """A connection on the server's side: what is expected next, and what of it has come."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.number = secrets.token_bytes(NUMBER_BYTES)
+        self.proven = False
+        self.body: memoryview | None = None
+        self._head = b""
+        self._expect(len(GREETING) + NUMBER_BYTES + MAC_BYTES)
+
+    def _expect(self, nbytes: int) -> None:
+        self._buffer, self._got = memoryview(bytearray(nbytes)), 0
+
+    def filled(self) -> bool:
+        """Take what has come; True if it is all that was expected. Raises OSError at the end of the connection."""
+        while self._got < len(self._buffer):
+            try:
+                got = self.sock.recv_into(self._buffer[self._got :])
+            except BlockingIOError:
+                return False
+            if not got:
+                raise OSError("closed")
+            self._got += got
+        return True
+
+    def same_user(self) -> bool:
+        """False if the system knows that another user is at the other end."""
+        if self.sock.family != socket.AF_UNIX:
+            return True
+        _, uid, _ = struct.unpack("3i", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return bool(uid == os.geteuid())
+
+    def prove(self, secret: bytes) -> None:
+        """Raises _RefusedError, OSError."""
+        said = bytes(self._buffer)
+        greeting, number, mac = said[: len(GREETING)], said[len(GREETING) : -MAC_BYTES], said[-MAC_BYTES:]
+        if greeting != GREETING:
+            raise _RefusedError("it speaks something else")
+        if not hmac.compare_digest(mac, proof(secret, b"client", self.number, number)):
+            raise _RefusedError("it does not know the secret")
+        self.sock.send(proof(secret, b"server", self.number, number))
+        self.proven = True
+        tune(self.sock)
+        self.expect_head()
+
+    def expect_head(self) -> None:
+        self.body = None
+        self._expect(HEAD.size)
+
+    def head(self) -> tuple[bytes, int, int, int]:
+        """(magic, kind, bytes, sum) of the message. Raises _RefusedError."""
+        self._head = bytes(self._buffer)
+        head: tuple[bytes, int, int, int] = HEAD.unpack(self._head)
+        if head[0] != MAGIC:
+            raise _RefusedError("a message that is none")
+        return head
+
+    def expect_body(self, nbytes: int) -> None:
+        self._expect(nbytes)
+        self.body = self._buffer
+
+    def request(self) -> tuple[int, memoryview]:
+        """Raises _RefusedError."""
+        _, kind, _, total = HEAD.unpack(self._head)
+        assert self.body is not None
+        if xxhash.xxh3_64_intdigest(self.body) != total:
+            raise _RefusedError("a message was damaged on its way")
+        return kind, self.body
+
+
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for server in list(_servers):
+        server.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

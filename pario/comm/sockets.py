@@ -1,0 +1,310 @@
+"""Requests and answers between processes without MPI, so that background threads may send and answer them.
+
+    server --> greeting, 32 random bytes
+    client --> greeting, 32 random bytes, HMAC(secret, "client", both)
+    server --> HMAC(secret, "server", both)
+    client --> request --> server --> answer --> client, any number of times
+
+Both sides show that they know the secret without sending it, and what was overheard helps nobody: each connection has
+new random bytes. (HMAC: Krawczyk, Bellare, Canetti, RFC 2104, with SHA-256.) After that, each message has a checksum
+against damage; there is no encryption, as there is none for MPI's own messages.
+
+    message    24 bytes: magic, kind, number of bytes, xxh3 of the bytes; then the bytes
+
+A connection carries one request at a time, so a client opens as many as its threads need. On one machine a Unix socket
+connects them. The server's side is in server.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+__all__ = ["Address", "Client", "Part", "Request", "exactly", "machine_id", "proof", "send", "tune"]
+
+#: of this version of the protocol
+GREETING = b"pario p1"
+#: bytes of a random number, and of a HMAC
+NUMBER_BYTES = MAC_BYTES = 32
+HEAD = struct.Struct("<4sIQQ")
+MAGIC = b"prs1"
+
+#: Seconds for a connection.
+_CONNECT_S = 2.0
+#: The system takes at most so many pieces of memory in one call (IOV_MAX).
+_PIECES = 1024
+#: Short pieces of memory are sent as they are; from this size on sendfile saves more than its call costs.
+_SENDFILE_BYTES = 64 << 10
+
+
+class Address(NamedTuple):
+    """Where a server can be reached.
+
+    machine : tells machines apart
+    local : name of its Unix socket in the abstract namespace, for processes of the same machine
+    hosts, port : TCP; port 0 without a network
+    """
+
+    machine: str
+    local: str
+    hosts: tuple[str, ...]
+    port: int
+
+
+class Part(NamedTuple):
+    """A piece of an answer.
+
+    view : u8[n], contiguous
+    fd, offset : an open file that holds the same bytes; -1: none
+    """
+
+    view: np.ndarray
+    fd: int = -1
+    offset: int = 0
+
+
+class Client:
+    """Connections to one server, as many as threads use at the same time. Any thread.
+
+    limit_s : seconds without any byte after which the server is given up
+    """
+
+    def __init__(self, address: Address, secret: bytes, limit_s: float) -> None:
+        self._address, self._secret, self._limit_s = address, secret, limit_s
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._used: set[socket.socket] = set()
+        self._pid = os.getpid()
+        self._closed = False
+
+    def ask(self, kind: int, body: bytes) -> Request:
+        """Send a request. Raises OSError."""
+        self._after_fork()
+        with self._lock:
+            sock = self._idle.pop() if self._idle else None
+        if sock is not None and not _is_quiet(sock):  # the server has closed it
+            sock.close()
+            sock = None
+        if sock is None:
+            sock = self._connect()
+        with self._lock:
+            self._used.add(sock)
+            closed = self._closed
+        request = Request(self, sock, self._limit_s)
+        try:
+            if closed:
+                raise OSError("the connections to another node are closed")
+            send(sock, kind, (Part(np.frombuffer(body, np.uint8)),), self._limit_s)
+        except BaseException:
+            request.drop()
+            raise
+        return request
+
+    def _connect(self) -> socket.socket:
+        where = self._address
+        error: OSError = OSError("another node has no address")
+        if where.machine == machine_id():
+            try:
+                return self._greeted(socket.AF_UNIX, f"\0{where.local}")
+            except OSError as e:  # another container of this machine
+                error = e
+        for host in where.hosts if where.port else ():
+            try:
+                return self._greeted(socket.AF_INET, (host, where.port))
+            except OSError as e:
+                error = e
+        raise error
+
+    def _greeted(self, family: int, address: str | tuple[str, int]) -> socket.socket:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(_CONNECT_S)
+            sock.connect(address)
+            theirs = exactly(sock, len(GREETING) + NUMBER_BYTES)
+            if not theirs.startswith(GREETING):
+                raise OSError("another node speaks something else")
+            number, mine = theirs[len(GREETING) :], secrets.token_bytes(NUMBER_BYTES)
+            sock.sendall(GREETING + mine + proof(self._secret, b"client", number, mine))
+            if not hmac.compare_digest(exactly(sock, MAC_BYTES), proof(self._secret, b"server", number, mine)):
+                raise OSError("another node does not know the secret")
+            tune(sock)
+            sock.settimeout(self._limit_s)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def finished(self, sock: socket.socket, *, good: bool) -> None:
+        """`Request` calls this."""
+        with self._lock:
+            self._used.discard(sock)
+            if good and not self._closed:
+                self._idle.append(sock)
+                return
+        sock.close()
+
+    def _after_fork(self) -> None:
+        """The connections belong to the process that made them."""
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.Lock()
+            for sock in (*self._idle, *self._used):
+                sock.close()
+            self._idle, self._used = [], set()
+
+    def close(self) -> None:
+        """Requests under way fail. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            for sock in self._used:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        for sock in idle:
+            sock.close()
+
+
+class Request:
+    """One request under way. `head`, then `read` until all bytes are there, then `is_right`; or `drop`. All but `drop`
+    may raise OSError, after which only `drop` may be called."""
+
+    def __init__(self, client: Client, sock: socket.socket, limit_s: float) -> None:
+        self._client, self._sock, self._limit_s = client, sock, limit_s
+        self._sum, self._found, self._left = 0, xxhash.xxh3_64(), 0
+        self._over = False
+
+    def head(self) -> tuple[int, int]:
+        """(kind, number of bytes) of the answer."""
+        magic, kind, self._left, self._sum = HEAD.unpack(exactly(self._sock, HEAD.size))
+        if magic != MAGIC:
+            raise OSError("another node's answer is none")
+        return kind, self._left
+
+    def read(self, views: Sequence[np.ndarray]) -> None:
+        """Fill these arrays, u8, contiguous, with the next bytes of the answer."""
+        self._left -= sum(len(view) for view in views)
+        if self._left < 0:
+            raise OSError("another node's answer is too short")
+        rest = deque(memoryview(view) for view in views if len(view))
+        while rest:
+            got = self._sock.recvmsg_into([rest[k] for k in range(min(len(rest), _PIECES))])[0]
+            if not got:
+                raise OSError("another node closed the connection")
+            _advance(rest, got)
+        for view in views:
+            self._found.update(memoryview(view))
+
+    def is_right(self) -> bool:
+        """The end of the answer: whether its bytes have the sum that they had at the server."""
+        right = self._left == 0 and self._found.intdigest() == self._sum
+        self._over = True
+        self._client.finished(self._sock, good=right)
+        return right
+
+    def drop(self) -> None:
+        """Want no more of it. Idempotent, also after `is_right`."""
+        if not self._over:
+            self._over = True
+            self._client.finished(self._sock, good=False)
+
+
+def exactly(sock: socket.socket, nbytes: int) -> bytes:
+    """The next bytes. Raises OSError."""
+    said = b""
+    while len(said) < nbytes:
+        part = sock.recv(nbytes - len(said))
+        if not part:
+            raise OSError("closed")
+        said += part
+    return said
+
+
+def send(sock: socket.socket, kind: int, parts: Sequence[Part], limit_s: float) -> None:
+    """Raises OSError (TimeoutError)."""
+    total, nbytes = xxhash.xxh3_64(), 0
+    for part in parts:
+        total.update(memoryview(part.view))
+        nbytes += len(part.view)
+    views = deque([memoryview(HEAD.pack(MAGIC, kind, nbytes, total.intdigest()))])
+    for part in parts:
+        if part.fd >= 0 and len(part.view) >= _SENDFILE_BYTES:
+            _send_views(sock, views, limit_s)
+            _send_file(sock, part, limit_s)
+        elif len(part.view):
+            views.append(memoryview(part.view))
+    _send_views(sock, views, limit_s)
+
+
+def _send_views(sock: socket.socket, views: deque[memoryview], limit_s: float) -> None:
+    while views:
+        try:
+            sent = sock.sendmsg([views[k] for k in range(min(len(views), _PIECES))])
+        except BlockingIOError:
+            _wait_for_room(sock, limit_s)
+            continue
+        _advance(views, sent)
+
+
+def _send_file(sock: socket.socket, part: Part, limit_s: float) -> None:
+    offset, end = part.offset, part.offset + len(part.view)
+    while offset < end:
+        try:
+            sent = os.sendfile(sock.fileno(), part.fd, offset, end - offset)
+        except BlockingIOError:
+            _wait_for_room(sock, limit_s)
+            continue
+        if not sent:
+            raise OSError("the file ended")
+        offset += sent
+
+
+def _wait_for_room(sock: socket.socket, limit_s: float) -> None:
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(1000 * limit_s):
+        raise TimeoutError(f"nothing was taken for {limit_s:g} s")
+
+
+def _is_quiet(sock: socket.socket) -> bool:
+    """True if nothing waits to be read, not even the end of the connection."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return not poll.poll(0)
+
+
+def _advance(views: deque[memoryview], nbytes: int) -> None:
+    """Drop the first bytes."""
+    while nbytes:
+        if nbytes < len(views[0]):
+            views[0] = views[0][nbytes:]
+            return
+        nbytes -= len(views.popleft())
+
+
+def tune(sock: socket.socket) -> None:
+    if sock.family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def proof(secret: bytes, who: bytes, server: bytes, client: bytes) -> bytes:
+    return hmac.digest(secret, who + server + client, hashlib.sha256)
+
+
+def machine_id() -> str:
+    """Tells machines, and starts of one machine, apart."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return socket.gethostname()
