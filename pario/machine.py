@@ -112,10 +112,10 @@ def shared_memory() -> tuple[int, int] | None:
     return room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
 
 
-def free_memory() -> int | None:
-    """Bytes that programs on this node can still allocate, swap included; None if unknown."""
+def free_memory(*, swap: bool = True) -> int | None:
+    """Bytes that programs on this node can still allocate, with or without swapping; None if unknown."""
     info = _meminfo()
-    known = [info[name] for name in ("MemAvailable", "SwapFree") if name in info]
+    known = [info[name] for name in ("MemAvailable", "SwapFree")[: 1 + swap] if name in info]
     return sum(known) if known else None
 
 
@@ -131,11 +131,12 @@ def memory_limits() -> Iterator[tuple[int, int]]:
             yield limit, limit - used + sum(int(stat.get(f"total_{name}") or stat.get(name) or 0) for name in names)
 
 
-def memory() -> tuple[int, int]:
-    """(bytes that this process and its neighbours in the control group may use, bytes of these available now)."""
+def memory(*, swap: bool = True) -> tuple[int, int]:
+    """(bytes that this process and its neighbours in the control group may use, bytes of these available now, with or
+    without swapping)."""
     limits = list(memory_limits())
     total = min([_meminfo().get("MemTotal", 0), *(limit for limit, _ in limits)])
-    free = free_memory()
+    free = free_memory(swap=swap)
     return total, max(0, min([total if free is None else free, total, *(left for _, left in limits)]))
 
 

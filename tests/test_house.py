@@ -36,7 +36,8 @@ HOUSE = House.at(Path(pario.__file__).parent)
 FACE = "__init__"  # names of all rooms, loaded on first use; only the rooms of the top floor look at it
 FLOORS = [
     {"kernels", "errors", "machine", "records", "text"},
-    {"options", "buffers", "stats", "format", "comm", "decode", "threads"},
+    {"threads"},
+    {"options", "buffers", "stats", "format", "comm", "decode"},
     {"plan"},
     {"fetch"},
     {"locate", "stage"},
@@ -104,6 +105,7 @@ LARGE = {
     "bench _Operations": "a file system for FUSE: one method per operation, each a few lines",
     "lmdb Cursor": "py-lmdb's interface",
     "lmdb Environment": "py-lmdb's interface",
+    "stage MemoryTier": "a tier's contract, and what the process does besides that fills it",
 }
 
 #: rule 10: these say nothing

@@ -279,7 +279,7 @@ def test_a_tier_that_its_storage_refuses(path: str, tmp_path: Path, caplog: pyte
 def test_too_little_memory_for_an_automatic_tier(
     path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pario.machine.memory", lambda: (1 << 30, 2 << 20))
+    monkeypatch.setattr("pario.machine.memory", lambda **_: (1 << 30, 2 << 20))
     with pario.Loader(path, 32, options=options(pario.Tier("memory"))) as loader:
         check_epoch(loader)
         assert "tiers" not in loader.stats()

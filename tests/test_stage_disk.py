@@ -174,6 +174,9 @@ def test_the_quota_is_one_for_all_datasets_and_processes(tmp_path: Path) -> None
 
 
 def test_some_of_the_disk_stays_free(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no room for the map"):
+        DiskTier(os.fspath(tmp_path), DATASET, GRID, ROOM, floor=1.0)
+    opened(tmp_path)  # makes the map
     tier = DiskTier(os.fspath(tmp_path), DATASET, GRID, ROOM, floor=1.0)
     assert not tier.put(0, chunk_of(0))
     assert tier.counts.refused == 1
@@ -196,7 +199,10 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, er
         assert (tier.counts.refused, tier.counts.errors) == (5, 0)
     else:
         assert (tier.counts.refused, tier.counts.errors) == (0, 3), "it was asked no more after the third time"
-        assert not is_right(tier, 1)
+        assert tier.is_full
+        assert is_right(tier, 1), "reading goes on: the disk may have become read-only"
+        assert not tier.put(0, chunk_of(0)), "and that does not make it a disk that can be written"
+        assert tier.counts.errors == 3
         later = time.monotonic() + 60
         monkeypatch.setattr(disk, "time", SimpleNamespace(monotonic=lambda: later))
     assert is_right(tier, 1)

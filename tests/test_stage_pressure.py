@@ -21,7 +21,7 @@ CHUNK = GRID.chunk_bytes
 def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """[total, available] bytes, as the machine says."""
     found = [24 * GB, 12 * GB]
-    monkeypatch.setattr("pario.machine.memory", lambda: tuple(found))
+    monkeypatch.setattr("pario.machine.memory", lambda **_: tuple(found))
     return found
 
 

@@ -60,6 +60,8 @@ class Stage:
     memory : the one in memory, which all ranks of this node share, or None
     watch : lets it shrink, on the rank that fills it
     everywhere : all ranks have tiers
+    placement, peers, service : None if nodes do not share what they keep; the service only on a node's first rank
+    keeps : bool[chunks]: this node's part of the placement; None without one
     """
 
     def __init__(
@@ -83,8 +85,8 @@ class Stage:
         self.placement: Placement | None = None
         self.peers: Peers | None = None
         self.service: Service | None = None
-        self._keeps: np.ndarray | None = None
-        self._node = 0
+        self.keeps: np.ndarray | None = None
+        self._brings: np.ndarray | None = None
         self._used: np.ndarray | None = None
         self._watch = watch
         self._counting = threading.Lock()
@@ -109,15 +111,16 @@ class Stage:
             read_bytes=self._options.read_bytes,
             count=self.count,
         )
-        if self.peers is not None and self._keeps is not None:
-            self.fetcher.join(self.peers, self._keeps)
+        if self.peers is not None and self._brings is not None:
+            self.fetcher.join(self.peers, self._brings)
         return self.fetcher
 
     def meet(self, world: AnyWorld, index: Index, checked: Checked) -> None:
         """From now on nodes share what they keep, if there are several and the options want that. Collective over
         `world`; raises only what its collectives do."""
         options, grid = self._options, self.tiers[0].grid
-        if world.nodes < 2 or not options.peers:
+        # A node's readers ask each other, too: a chunk that two of them need is read once.
+        if not options.peers or (world.nodes < 2 and min(options.readers_per_node, world.size) < 2):
             return
         if not self.everywhere:
             _log.warning("nodes do not share their copies: some of them have no tier")
@@ -135,7 +138,6 @@ class Stage:
             used = self.used(index, checked)
             worth = np.concatenate([used, np.setdiff1d(worth, used)])
         rooms = [room for _, _, room in nodes]
-        self._node = world.node
         self.placement = assign(
             int.from_bytes(self._identity[:8], "little"),
             worth,
@@ -151,14 +153,15 @@ class Stage:
             identity=self._identity,
             grid=grid,
         )
-        self._keeps = np.zeros(grid.chunks, bool)
-        if world.is_leader:  # the other ranks of a node leave its chunks to the first one
-            self._keeps[self.placement.kept_by(world.node)] = True
-            if options.copies == "auto":  # what else it has room for it keeps for itself
-                others = worth[~self._keeps[worth]]
-                self._keeps[others[: rooms[world.node] - int(self._keeps.sum())]] = True
+        self.keeps = np.zeros(grid.chunks, bool)
+        self.keeps[self.placement.kept_by(world.node)] = True
+        if options.copies == "auto":  # what else the node has room for it keeps for itself
+            others = worth[~self.keeps[worth]]
+            self.keeps[others[: max(0, rooms[world.node] - int(self.keeps.sum()))]] = True
+        # The other ranks of a node leave its chunks to the first one.
+        self._brings = self.keeps if world.is_leader else np.zeros(grid.chunks, bool)
         if self.fetcher is not None:
-            self.fetcher.join(self.peers, self._keeps)
+            self.fetcher.join(self.peers, self._brings)
 
     def _serve(self, secret: bytes, world: AnyWorld) -> Service | None:
         assert self.fetcher is not None  # the node's first rank has opened the file
@@ -190,7 +193,7 @@ class Stage:
         memory, used = self.memory, self.used(index, checked)
         if memory is None or len(used) * memory.grid.chunk_bytes > memory.budget:
             return False
-        return self._keeps is None or bool(self._keeps[used].all())
+        return self.keeps is None or bool(self.keeps[used].all())
 
     def is_complete(self, index: Index, checked: Checked) -> bool:
         """True if reading records sends no request to the store."""
@@ -201,9 +204,9 @@ class Stage:
         for tier in self.tiers:
             held |= tier.held()
         if self.placement is not None:  # what other nodes keep they bring as soon as anybody needs it
-            owners = self.placement.owners[used]
-            mine = (owners == self._node).any(axis=1)
-            return bool((held[used] | ~mine).all() and (owners != NOBODY).any(axis=1).all())
+            assert self.keeps is not None  # set together
+            kept = (self.placement.owners[used] != NOBODY).any(axis=1)
+            return bool((held | ~self.keeps)[used].all() and kept.all())
         return bool(held[used].all())
 
     def state(self) -> dict[str, Any]:
@@ -255,9 +258,10 @@ def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Opt
     except BaseException:
         mine.close()
         raise
-    tiers: list[AnyTier] = [*([memory] if memory else []), *mine.disks]
     if memory is None:
         mine.close_memory()
+    disks = _same_disks(mine.disks, world)
+    tiers: list[AnyTier] = [*([memory] if memory else []), *disks]
     everywhere = bool(world.allreduce_min(bool(tiers)))
     if not tiers:
         return None
@@ -356,7 +360,7 @@ def _make_memory(wanted: tuple[Tier, ...], grid: Grid) -> MemoryTier | None:
         return None
     budget, most = wanted[0].quota_bytes, grid.chunks * grid.chunk_bytes
     if budget is None:
-        budget = min(most, machine.memory()[1] // _SHARE_OF_MEMORY)
+        budget = min(most, machine.memory(swap=False)[1] // _SHARE_OF_MEMORY)
         if budget < grid.chunk_bytes:
             _log.warning("no memory tier: a quarter of the memory that is available is %s", decimal_bytes(budget))
             return None
@@ -386,6 +390,17 @@ def _share_memory(mine: MemoryTier | None, grid: Grid, world: AnyWorld) -> Memor
     return None
 
 
+def _same_disks(mine: list[DiskTier], world: AnyWorld) -> list[DiskTier]:
+    """The disks that all ranks of this node could open: they must agree on where records come from. Collective."""
+    everyone = world.allgather((world.node, [disk.name for disk in mine]))
+    names = set.intersection(*(set(names) for node, names in everyone if node == world.node))
+    for disk in mine:
+        if disk.name not in names:
+            _log.warning("tier %s is left out: another rank of this node cannot use it", disk.name)
+            disk.close()
+    return [disk for disk in mine if disk.name in names]
+
+
 def _open_disk(tier: Tier, identity: bytes, grid: Grid) -> list[DiskTier]:
     """The tier, or none if its storage refuses. Raises OptionError."""
     found = machine.file_system(tier.where)
@@ -395,8 +410,12 @@ def _open_disk(tier: Tier, identity: bytes, grid: Grid) -> list[DiskTier]:
             hint="Name a folder on a disk of the node, or pass Tier(..., force=True).",
         )
     quota = tier.quota_bytes
+    if quota is None:
+        # What lies in memory and outlives the job must not take all of it.
+        quota = machine.memory(swap=False)[1] // _SHARE_OF_MEMORY if found.kind == "memory" else _UNLIMITED
+        quota = max(quota, grid.chunk_bytes)
     try:
-        return [DiskTier(tier.where, identity, grid, _UNLIMITED if quota is None else quota)]
+        return [DiskTier(tier.where, identity, grid, quota)]
     except OSError as e:
         _log.warning("tier %s is left out: %s", tier.where, e)
         return []

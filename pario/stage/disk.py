@@ -69,11 +69,17 @@ class DiskTier(AnyTier):
         self._folder = PrivateDirectory(os.path.join(self._root, identity.hex()))
         self._files: _Files | None = _Files(self._folder, PrivateDirectory(self._root))
         with _locked(self._files.map):  # two processes may make it at the same time
+            needs = ChunkMap.nbytes(grid) if not os.fstat(self._files.map).st_size else 0
+            if needs and (self._used() + needs > quota or not self._above_floor(self._files.map, needs)):
+                raise OSError(errno.ENOSPC, f"there is no room for the map of its chunks ({needs:,} bytes)", folder)
             self._map = ChunkMap(self._files.map, identity, grid)
+            if self._map.is_new:  # whatever lies there is unknown
+                os.ftruncate(self._files.data, 0)
         self._lock = threading.Lock()
         self._busy: set[int] = set()  # chunks that threads of this process are putting
         self._failed, self._rests_until = 0, 0.0
-        self._full_until = 0.0
+        self._refused, self._full_until = 0, 0.0
+        self._dropped: set[int] = set()  # damaged chunks: their room is taken already
 
     @property
     def is_full(self) -> bool:
@@ -101,23 +107,27 @@ class DiskTier(AnyTier):
         if data.dtype != np.uint8 or data.shape != (nbytes,):
             raise ValueError(f"chunk {chunk} has {nbytes} bytes, got {data.shape} of {data.dtype}")
         files = self._files
-        if files is None or self._rests():
+        if files is None or self._rests() or self._takes_nothing():
             return False
         try:
             with self._claimed(files, chunk) as mine:
                 if not mine or self._map.has(chunk):
                     return mine
-                if not self._allocated(files, offset, nbytes):
+                if chunk not in self._dropped and not self._allocated(files, offset, nbytes):
                     self.counts.refused += 1
                     self._full_until = time.monotonic() + _REST_S
                     return False
                 data = np.ascontiguousarray(data)
                 _write(files.data, data, offset)
                 self._map.add(chunk, block_sums(data))
-        except OSError:
-            self._fails()
+                self._dropped.discard(chunk)
+        except OSError:  # reading may go on: a disk may have become read-only
+            self.counts.errors += 1
+            self._refused += 1
+            if self._refused >= _MOST_ERRORS:
+                self._full_until = time.monotonic() + _REST_S
             return False
-        self._failed = 0
+        self._refused = 0
         self.counts.puts += 1
         self.counts.put_bytes += nbytes
         return True
@@ -134,8 +144,8 @@ class DiskTier(AnyTier):
         except OSError:
             self._fails()
             return False
-        self._failed = 0
-        if right:
+        if right:  # else nothing was read: the chunk is not here
+            self._failed = 0
             self.counts.reads += 1
             self.counts.read_bytes += len(out)
         return right
@@ -156,6 +166,7 @@ class DiskTier(AnyTier):
         if wrong.any():
             for chunk in {(first + int(block)) * BLOCK_BYTES // chunk_bytes for block in np.flatnonzero(wrong)}:
                 self.counts.damaged += 1
+                self._dropped.add(chunk)
                 self._map.drop(chunk)
             return False
         if not whole:
@@ -245,6 +256,9 @@ class DiskTier(AnyTier):
         self._failed += 1
         if self._failed >= _MOST_ERRORS:
             self._rests_until = time.monotonic() + _REST_S
+
+    def _takes_nothing(self) -> bool:
+        return self._refused >= _MOST_ERRORS and time.monotonic() < self._full_until
 
     def _rests(self) -> bool:
         return self._failed >= _MOST_ERRORS and time.monotonic() < self._rests_until

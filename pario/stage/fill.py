@@ -104,6 +104,5 @@ class Filler:
 
     def stop(self, limit_s: float = math.inf) -> bool:
         """Bring no more; returns whether the threads ended within `limit_s` seconds. Idempotent."""
-        with self._lock:
-            self._stopped = True
+        self._stopped = True  # without the lock: the garbage collector may call this in a thread that holds it
         return self._workers.end(limit_s)

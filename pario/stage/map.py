@@ -32,6 +32,8 @@ class ChunkMap:
     `knows` may raise OSError.
 
     The caller holds a lock on the file during the construction, and one on the chunk during `add`.
+
+    is_new : it was made anew
     """
 
     def __init__(self, fd: int, identity: bytes, grid: Grid) -> None:
@@ -41,13 +43,19 @@ class ChunkMap:
         self._sums = np.zeros(grid.blocks, dtype=np.uint64)
         self._known = np.zeros(grid.chunks, dtype=bool)
         self._lock = threading.Lock()
-        size = self._states_at + grid.chunks
+        size = self.nbytes(grid)
         head = _HEAD.pack(_MAGIC, identity, grid.file_bytes, grid.chunk_bytes, BLOCK_BYTES)
         head += xxhash.xxh3_64_digest(head)
-        if os.fstat(fd).st_size != size or os.pread(fd, len(head), 0) != head:
+        self.is_new = os.fstat(fd).st_size != size or os.pread(fd, len(head), 0) != head
+        if self.is_new:
             os.ftruncate(fd, 0)
             os.posix_fallocate(fd, 0, size)  # what is noted later must not fail for want of room
             os.pwrite(fd, head, 0)
+
+    @staticmethod
+    def nbytes(grid: Grid) -> int:
+        """Of the file."""
+        return _HEAD_BYTES + 8 * grid.blocks + grid.chunks
 
     def knows(self, chunk: int) -> bool:
         """Whether this process has seen that the chunk is there. No system call."""

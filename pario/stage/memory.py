@@ -5,8 +5,8 @@
 
 Both are sealed: nobody can shrink them, so no reader is killed by SIGBUS. Chunks can be given back, and then read as
 zeros; so a reader looks at the chunk's generation before and after it copies, and uses nothing that was copied while
-the generation changed. Processes map the data privately: what a user's function writes into a record stays in its
-process.
+the generation changed. Processes map the data twice: read-only, and privately for kernels that expect writable
+memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import platform
 import threading
 
 import numpy as np
@@ -27,8 +28,9 @@ from pario.stage.states import ChunkStates
 __all__ = ["MemoryTier"]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: no memory is set aside for pages that nobody writes; mmap.MAP_NORESERVE exists from Python 3.11 on
-_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+#: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
+#: mmap has the name from 3.13 on only.
+_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x40 if platform.machine().startswith("ppc") else 0x4000)
 
 
 class MemoryTier(AnyTier):
@@ -43,8 +45,10 @@ class MemoryTier(AnyTier):
     budget : bytes that its chunks may take, if this process fills it
     held_bytes : of the chunks that are here or on their way, in the process that fills it
     states : of the chunks
-    view : u8[file_bytes]: the file's bytes, where their chunks are held. Whoever uses it asks `states` before and
-        after. Writing to it changes nothing for others
+    view : u8[file_bytes], read-only: the file's bytes, where their chunks are held. Whoever uses it asks `states`
+        before and after
+    kernel_view : the same for pario's own kernels, which would be compiled once more for arrays that cannot be written.
+        Nobody writes to it: that would change the record for this process in all later epochs
     """
 
     name = "memory"
@@ -56,9 +60,11 @@ class MemoryTier(AnyTier):
         self.budget = budget
         self.files = files
         self.held_bytes = 0
-        self._lock = threading.Lock()  # guards the one above and the one below, and writing to the states
+        # Guards the one above and the one below, and writing to the states. The garbage collector may call `close`
+        # while this thread holds it.
+        self._lock = threading.RLock()
         self._busy: set[int] = set()
-        self._open = True
+        self._open = False
         self._files_closed = False
         sizes = _sizes(grid)
         for fd, nbytes in zip(files, sizes, strict=True):
@@ -69,10 +75,12 @@ class MemoryTier(AnyTier):
             if not sealed or os.fstat(fd).st_size != nbytes:
                 raise ParioError(f"descriptor {fd} is no sealed memory of {nbytes:,} bytes")
         self.states = ChunkStates(files[1], grid.chunks, writes=self.fills)
-        # Not a read-only one: for arrays that cannot be written Numba would compile every kernel once more.
-        view = mmap.mmap(files[0], sizes[0], flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        kernel_view = mmap.mmap(files[0], sizes[0], flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self.kernel_view = np.frombuffer(kernel_view, dtype=np.uint8, count=grid.file_bytes)
+        view = mmap.mmap(files[0], sizes[0], prot=mmap.PROT_READ)
         self.view = np.frombuffer(view, dtype=np.uint8, count=grid.file_bytes)
         self._shared = mmap.mmap(files[0], sizes[0]) if self.fills else None  # to give pages back by
+        self._open = True
 
     @classmethod
     def made(cls, grid: Grid, budget: int) -> MemoryTier:
@@ -131,14 +139,15 @@ class MemoryTier(AnyTier):
         if data.dtype != np.uint8 or data.shape != (nbytes,):
             raise ValueError(f"chunk {chunk} has {nbytes} bytes, got {data.shape} of {data.dtype}")
         with self._lock:
-            if not self._open or not self.fills or chunk in self._busy:
+            if chunk in self._busy:
                 return False
-            if self.states.has(chunk):
-                return True
-            if self.held_bytes + nbytes > self.budget:
-                self.counts.refused += 1
-                return False
-            self._busy.add(chunk)
+            self._busy.add(chunk)  # first of all: from here on the files stay open
+            here, room = self.states.has(chunk), self.held_bytes + nbytes <= self.budget
+            if not self._open or not self.fills or here or not room:
+                self._busy.discard(chunk)
+                self._close_files()
+                self.counts.refused += self._open and self.fills and not here
+                return self._open and self.fills and here
             self.held_bytes += nbytes
         # (O_DIRECT reads of 1 MiB into memory that is used over and over, then this: 1.6 to 2.1 GB/s on two cores.
         # Reads straight into new pages of the mapping: 1.1 to 2.0, for the kernel clears each page first. Into huge
@@ -152,6 +161,7 @@ class MemoryTier(AnyTier):
                 self.counts.put_bytes += nbytes
                 self.states.add(chunk)
             else:
+                self.held_bytes = max(0, self.held_bytes - nbytes)
                 self._empty(offset, nbytes)
                 self._close_files()
         return kept
@@ -233,10 +243,18 @@ class MemoryTier(AnyTier):
                 return
             if self.fills:
                 self.states.announce(False)
-                for chunk in np.flatnonzero(self.held()).tolist():  # garbage may refer to the mappings for a while
-                    self._drop(chunk)
+                for chunk in np.flatnonzero(self.held()).tolist():
+                    self.states.drop(chunk)
+                self.held_bytes = 0
+                # Garbage may refer to the mappings for a while. A decoder that was overtaken by `give_back` may have
+                # made new pages, too: so everything goes.
+                self._empty(0, self.grid.file_bytes)
             self._open = False
             self._close_files()
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False):
+            self.close()
 
     def _close_files(self) -> None:
         """As soon as nobody writes: the system may give their numbers to other files at once."""
@@ -248,10 +266,10 @@ class MemoryTier(AnyTier):
     def _drop(self, chunk: int) -> None:
         offset, nbytes = self.grid.span(chunk)
         self.states.drop(chunk)
+        self.held_bytes -= nbytes
         self._empty(offset, nbytes)
 
     def _empty(self, offset: int, nbytes: int) -> None:
-        self.held_bytes -= nbytes
         if self._shared is not None:
             self._shared.madvise(mmap.MADV_REMOVE, offset, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
 

@@ -43,7 +43,7 @@ class PressureWatch:
         tier = self._tier()
         if tier is None or not tier.held_bytes:
             return 0
-        total, available = machine.memory()
+        total, available = machine.memory(swap=False)
         margin = min(_MARGIN_BYTES, total // _MARGIN_PART)
         if available >= margin:
             return 0

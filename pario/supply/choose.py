@@ -102,7 +102,8 @@ class Automatic(Supply):
         """Not collective."""
         context, stage = self.context, self.context.reader.stage
         if way == _MEMORY and stage is not None and stage.memory is not None:
-            return MemorySource(context, work, stage.memory, self._preparer)
+            own = decodes_batches(context.decode.decoder)
+            return MemorySource(context, work, stage.memory, self._preparer, own_kernels=own)
         if way:
             return PageCacheSource(context, work, way)
         known = context.reader.index.sizes_known

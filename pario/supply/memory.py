@@ -44,12 +44,16 @@ class MemorySource(SeatSource):
 
     memory : the tier, which is to hold all records; filled by the node's first rank
     preparer : the thread that prepares batches for a decoder that works record by record, or None
+    own_kernels : only pario's kernels touch the records
     """
 
-    def __init__(self, context: Context, work: Work, memory: MemoryTier, preparer: Workers | None) -> None:
+    def __init__(
+        self, context: Context, work: Work, memory: MemoryTier, preparer: Workers | None, *, own_kernels: bool
+    ) -> None:
         super().__init__(context, work)
         self._context = context
         self._memory = memory
+        self._view = memory.kernel_view if own_kernels else memory.view
         self._states = memory.states
         self._reader = context.reader
         self._filler = self._fill(work) if context.world.is_leader else None
@@ -68,6 +72,8 @@ class MemorySource(SeatSource):
         assert stage is not None
         assert stage.fetcher is not None  # the node's first rank has opened the file
         used = stage.used(self._index, self._checked)
+        for chunk in np.setdiff1d(np.flatnonzero(held), used).tolist():  # they would take the room of others
+            memory.give_back(chunk)
         if held[used].all():
             memory.say_whole(used)
             memory.announce(False)
@@ -100,7 +106,7 @@ class MemorySource(SeatSource):
         begin = time.perf_counter()
         places = self._places(step)
         offsets, nbytes = places.offsets, places.nbytes
-        records = Records(places.ids, self._memory.view, offsets, nbytes)
+        records = Records(places.ids, self._view, offsets, nbytes)
         arrays, ids = self._context.decode.arrays(records, len(offsets))
         ids[:] = places.ids
         located = waited = time.perf_counter()
@@ -136,7 +142,8 @@ class MemorySource(SeatSource):
         error: CorruptedError | None = None
         failures: Failures = []
         try:
-            self._checked.records(records.data, records.starts, records.starts, records.nbytes, records.ids)
+            data = self._memory.kernel_view
+            self._checked.records(data, records.starts, records.starts, records.nbytes, records.ids)
             failures = self._context.decode.decode(records, arrays, self._draw)
         except CorruptedError as e:
             error = e
