@@ -338,7 +338,7 @@ class _Link:
         """Raises _RefusedError."""
         _, kind, _, total = HEAD.unpack(self._head)
         assert self.body is not None
-        if xxhash.xxh3_64_intdigest(self.body) != total:
+        if xxhash.xxh3_64_intdigest(self.body, seed=kind) != total:
             raise _RefusedError("a message was damaged on its way")
         return kind, self.body
 

@@ -9,7 +9,7 @@ Both sides show that they know the secret without sending it, and what was overh
 new random bytes. (HMAC: Krawczyk, Bellare, Canetti, RFC 2104, with SHA-256.) After that, each message has a checksum
 against damage; there is no encryption, as there is none for MPI's own messages.
 
-    message    24 bytes: magic, kind, number of bytes, xxh3 of the bytes; then the bytes
+    message    24 bytes: magic, kind, number of bytes, xxh3 of the bytes with the kind as seed; then the bytes
 
 A connection carries one request at a time, so a client opens as many as its threads need. On one machine a Unix socket
 connects them. The server's side is in server.py.
@@ -190,6 +190,7 @@ class Request:
         magic, kind, self._left, self._sum = HEAD.unpack(exactly(self._sock, HEAD.size))
         if magic != MAGIC:
             raise OSError("another node's answer is none")
+        self._found = xxhash.xxh3_64(seed=kind)
         return kind, self._left
 
     def read(self, views: Sequence[np.ndarray]) -> None:
@@ -233,7 +234,7 @@ def exactly(sock: socket.socket, nbytes: int) -> bytes:
 
 def send(sock: socket.socket, kind: int, parts: Sequence[Part], limit_s: float) -> None:
     """Raises OSError (TimeoutError)."""
-    total, nbytes = xxhash.xxh3_64(), 0
+    total, nbytes = xxhash.xxh3_64(seed=kind), 0
     for part in parts:
         total.update(memoryview(part.view))
         nbytes += len(part.view)

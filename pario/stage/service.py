@@ -63,14 +63,15 @@ class Service:
         extents = self._extents(kind, body)
         flags = np.full(len(extents), ABSENT, np.uint8)
         parts = [Part(flags)]
-        end = time.monotonic() + _BRING_S
+        end, brought = time.monotonic() + _BRING_S, 0
         for k, (offset, nbytes) in enumerate(extents.tolist()):
             part = self._staged.lend(offset, nbytes)
             if part is None and kind == BRING:
-                if time.monotonic() > end:
+                if brought and time.monotonic() > end:
                     flags[k] = LATER
                     continue
                 part = self._bring(offset, nbytes)
+                brought += 1
             if part is not None:
                 flags[k] = HERE
                 parts.append(part)

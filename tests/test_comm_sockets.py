@@ -1,0 +1,329 @@
+"""Requests between processes: what arrives is what was sent, and whoever does not know the secret gets nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wire import Wire
+
+from pario.comm import server as server_module
+from pario.comm import sockets
+from pario.comm.server import Reply, Server
+from pario.comm.sockets import Address, Client, Part
+
+SECRET = b"s" * 32
+DATA = np.random.default_rng(0).integers(0, 256, 3 << 20, dtype=np.uint8)
+
+
+def echo(kind: int, body: memoryview) -> Reply:
+    return Reply(kind + 1, [Part(np.frombuffer(body, np.uint8))])
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    made: list[Server] = []
+
+    def start(answer: Callable[[int, memoryview], Reply] = echo, **more: int) -> Server:
+        limits = {"threads": 2, "most_bytes": 1 << 20, "most_links": 8, **more}
+        made.append(Server(SECRET, answer, limit_s=2.0, network=True, **limits))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def ask(client: Client, kind: int, body: bytes) -> tuple[int, bytes]:
+    request = client.ask(kind, body)
+    try:
+        answer, nbytes = request.head()
+        out = np.empty(nbytes, np.uint8)
+        request.read([out[: nbytes // 2], out[nbytes // 2 :]])
+        assert request.is_right()
+    finally:
+        request.drop()
+    return answer, out.tobytes()
+
+
+@pytest.fixture(params=["on this machine", "over the network"])
+def reached(request: pytest.FixtureRequest) -> Callable[[Address], Address]:
+    def there(address: Address) -> Address:
+        if request.param == "on this machine":
+            return address._replace(hosts=(), port=0)
+        assert address.port, "this machine has no network interface"
+        return address._replace(machine="another one")
+
+    return there
+
+
+def test_questions_and_answers(serve: Callable[..., Server], reached: Callable[[Address], Address]) -> None:
+    client = Client(reached(serve().address), SECRET, 5.0)
+    for nbytes in (0, 1, 1000, 1 << 20):
+        for kind in (1, 7):
+            assert ask(client, kind, DATA[:nbytes].tobytes()) == (kind + 1, DATA[:nbytes].tobytes())
+    client.close()
+    with pytest.raises(OSError, match="closed"):
+        client.ask(1, b"")
+
+
+def test_long_answers_in_pieces(
+    serve: Callable[..., Server], reached: Callable[[Address], Address], tmp_path: Path
+) -> None:
+    """Short pieces of memory, more of them than one system call takes, and a file."""
+    DATA.tofile(tmp_path / "data")
+    with open(tmp_path / "data", "rb") as file:
+        pieces = [Part(DATA[k : k + 7]) for k in range(0, 21000, 7)]
+        parts = [*pieces, Part(DATA[21000:], file.fileno(), 21000)]
+        client = Client(reached(serve(lambda kind, _: Reply(kind, parts)).address), SECRET, 5.0)
+        for _ in range(3):
+            assert ask(client, 1, b"")[1] == DATA.tobytes()
+    client.close()
+
+
+def test_threads_have_requests_under_way_at_the_same_time(serve: Callable[..., Server]) -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def answer(kind: int, body: memoryview) -> Reply:
+        both.wait()
+        return echo(kind, body)
+
+    client = Client(serve(answer).address, SECRET, 5.0)
+    requests = [client.ask(1, b"a"), client.ask(2, b"b")]
+    for kind, request in enumerate(requests, 1):
+        assert request.head() == (kind + 1, 1)
+        out = np.empty(1, np.uint8)
+        request.read([out])
+        assert request.is_right()
+    client.close()
+
+
+def test_a_wrong_secret(serve: Callable[..., Server], caplog: pytest.LogCaptureFixture) -> None:
+    server = serve()
+    for _ in range(3):
+        with pytest.raises(OSError, match="closed"):
+            Client(server.address, b"t" * 32, 5.0).ask(1, b"")
+    assert caplog.text.count("does not know the secret") == 1
+    assert ask(Client(server.address, SECRET, 5.0), 1, b"x") == (2, b"x")
+
+
+def test_a_server_that_does_not_know_the_secret() -> None:
+    other = Server(b"t" * 32, echo, threads=1, most_bytes=10, most_links=8, limit_s=2.0, network=False)
+    with pytest.raises(OSError, match="closed"):
+        Client(other.address, SECRET, 5.0).ask(1, b"")
+    other.close()
+
+
+def connect(server: Server) -> socket.socket:
+    there = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    there.settimeout(10)
+    there.connect(f"\0{server.address.local}")
+    return there
+
+
+def is_closed(there: socket.socket) -> bool:
+    try:
+        while there.recv(4096):
+            pass
+    except ConnectionError:
+        return True
+    return True
+
+
+def test_what_was_overheard_helps_nobody(serve: Callable[..., Server]) -> None:
+    server = serve()
+    there = connect(server)
+    theirs = sockets.exactly(there, 40)[8:]
+    proof = sockets.GREETING + bytes(32) + sockets.proof(SECRET, b"client", theirs, bytes(32))
+    there.sendall(proof)
+    assert len(sockets.exactly(there, 32)) == 32, "it is let in"
+    again = connect(server)
+    sockets.exactly(again, 40)
+    again.sendall(proof)
+    assert again.recv(1) == b""
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n" * 10, b"\0" * 72, sockets.GREETING + bytes(64)])
+def test_strangers(serve: Callable[..., Server], said: bytes) -> None:
+    server = serve()
+    there = connect(server)
+    there.sendall(said)
+    assert is_closed(there)
+    assert ask(Client(server.address, SECRET, 5.0), 1, b"x") == (2, b"x")
+
+
+def test_strangers_that_say_nothing(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "_PROVE_S", 0.3)
+    monkeypatch.setattr(server_module, "_MOST_STRANGERS", 4)
+    server = serve(most_links=6)
+    silent = [connect(server) for _ in range(40)]
+    assert ask(Client(server.address, SECRET, 5.0), 1, b"x") == (2, b"x"), "they keep nobody out"
+    for each in silent:
+        assert is_closed(each)
+    assert "did not prove itself" in caplog.text
+    assert "too many" in caplog.text
+
+
+def test_too_many_who_know_the_secret(serve: Callable[..., Server]) -> None:
+    server = serve(most_links=2)
+    clients = [Client(server.address, SECRET, 5.0) for _ in range(2)]
+    for each in clients:
+        ask(each, 1, b"x")
+    with pytest.raises(OSError, match=r"closed|reset|pipe"):
+        ask(Client(server.address, SECRET, 5.0), 1, b"x")
+    for each in clients:
+        assert ask(each, 1, b"x") == (2, b"x")
+    clients[0].close()
+    end = time.monotonic() + 10
+    while True:  # until the server has noticed
+        with contextlib.suppress(OSError):
+            assert ask(Client(server.address, SECRET, 5.0), 1, b"x") == (2, b"x")
+            break
+        assert time.monotonic() < end
+
+
+@pytest.mark.parametrize("what", ["too long", "no message", "damaged"])
+def test_messages_that_are_none(serve: Callable[..., Server], what: str) -> None:
+    server = serve(most_bytes=1000)
+    client = Client(server.address, SECRET, 5.0)
+    assert ask(client, 1, b"x" * 1000) == (2, b"x" * 1000)
+    (there,) = client._idle
+    if what == "too long":
+        there.sendall(sockets.HEAD.pack(sockets.MAGIC, 1, 1001, 0))
+    elif what == "no message":
+        there.sendall(sockets.HEAD.pack(b"none", 1, 10, 0))
+    else:
+        there.sendall(sockets.HEAD.pack(sockets.MAGIC, 1, 3, 12345) + b"abc")
+    assert is_closed(there)
+    assert ask(client, 1, b"y") == (2, b"y"), "on a new connection"
+
+
+def test_an_answer_that_fails(serve: Callable[..., Server]) -> None:
+    def answer(kind: int, body: memoryview) -> Reply:
+        if kind == 13:
+            raise ValueError("no")
+        return echo(kind, body)
+
+    client = Client(serve(answer).address, SECRET, 5.0)
+    with pytest.raises(OSError, match="closed"):
+        ask(client, 13, b"")
+    assert ask(client, 1, b"x") == (2, b"x")
+
+
+@pytest.mark.parametrize("at", range(0, 200, 7))
+def test_every_bit_that_is_damaged_is_noticed(serve: Callable[..., Server], at: int) -> None:
+    """Of the greeting, the proof, the head and the body."""
+    client = Client(Wire(serve().address, {at}).address, SECRET, 1.0)
+    body = DATA[:150].tobytes()
+    try:
+        request = client.ask(1, body)
+    except OSError:
+        assert at < 72, "of the greeting"
+        return
+    try:
+        request.head()
+        request.read([np.empty(150, np.uint8)])
+        right = request.is_right()
+    except OSError:
+        right = False
+    finally:
+        request.drop()
+    assert not right or at >= 72 + 24 + 150, "behind the answer"
+
+
+def test_a_server_that_stops_in_the_middle(serve: Callable[..., Server]) -> None:
+    stopped = threading.Event()
+
+    def answer(kind: int, body: memoryview) -> Reply:
+        stopped.wait(10)
+        return echo(kind, body)
+
+    server = serve(answer)
+    client = Client(server.address, SECRET, 0.5)
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        ask(client, 1, b"x")
+    assert time.monotonic() - begin >= 0.5
+    request = Client(server.address, SECRET, 10.0).ask(1, b"x")
+    threading.Timer(0.2, lambda: server.close(0)).start()
+    with pytest.raises(OSError, match=r"closed|reset"):
+        request.head()
+    stopped.set()
+
+
+def test_an_idle_server_takes_no_time(serve: Callable[..., Server]) -> None:
+    server = serve()
+    ask(Client(server.address, SECRET, 5.0), 1, b"x")
+    begin = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - begin < 0.01 + 0.05  # of this process's other threads
+
+
+def test_a_fork_keeps_no_connection_open(serve: Callable[..., Server]) -> None:
+    server = serve()
+    client = Client(server.address, SECRET, 5.0)
+    ask(client, 1, b"x")
+    (there,) = client._idle
+    end, go = os.pipe()
+    begun, begin = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # neither the parent's server nor its connections go on in here
+        os.close(go)
+        os.write(begin, b".")
+        os.read(end, 1)
+        os._exit(0)
+    os.close(end)
+    try:
+        os.read(begun, 1)
+        server.close()
+        assert is_closed(there)
+        with pytest.raises(OSError, match=r"refused|No such"):
+            connect(server)
+    finally:
+        os.close(go)
+        os.waitpid(pid, 0)
+        os.close(begun)
+        os.close(begin)
+
+
+def test_a_client_in_a_fork_has_connections_of_its_own(serve: Callable[..., Server]) -> None:
+    client = Client(serve().address, SECRET, 5.0)
+    ask(client, 1, b"x")
+    pid = os.fork()
+    if pid == 0:
+        right = False
+        with contextlib.suppress(BaseException):
+            right = all(ask(client, 1, b"child") == (2, b"child") for _ in range(50))
+        os._exit(0 if right else 1)
+    for _ in range(50):
+        assert ask(client, 1, b"parent") == (2, b"parent")
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_the_interface_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pario.comm.launcher import own_addresses
+
+    monkeypatch.setenv("PARIO_INTERFACE", "lo")
+    assert own_addresses() == ["127.0.0.1"]
+    monkeypatch.setenv("PARIO_INTERFACE", "no such one")
+    assert own_addresses() == []
+
+
+def test_nothing_is_said_when_all_is_well(serve: Callable[..., Server], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "pario"):
+        server = serve()
+        client = Client(server.address, SECRET, 5.0)
+        ask(client, 1, b"x")
+        client.close()
+        server.close()
+    assert caplog.text == ""
