@@ -89,7 +89,7 @@ def test_the_ranks_of_a_node_share_one_memory(world, path, store_bytes, shuffle)
         nodes = loader.world.nodes
         for _ in range(2):
             assert epoch(loader) == list(range(N))
-        assert sum(world.allgather(sum(store_bytes))) <= 1.02 * nodes * size
+        assert sum(world.allgather(sum(store_bytes))) <= 1.02 * size
         for _ in range(1 + nodes):
             assert epoch(loader) == list(range(N))
         store_bytes.clear()
@@ -108,6 +108,73 @@ def test_a_disk_of_the_node(world, path, store_bytes, tmp_path_factory):
             for _ in range(2):
                 assert epoch(loader) == list(range(N))
     assert world.allgather(sum(store_bytes)) == [0] * world.size
+
+
+# -- nodes that read from each other ----------------------------------------------------------------------------------
+
+
+def data_bytes(path):
+    return Path(path, "data.mdb").stat().st_size
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+@pytest.mark.parametrize(("part", "copies"), [(1.3, "auto"), (1.3, 1), (0.6, "auto")])
+def test_every_byte_leaves_the_store_once_per_job(world, path, store_bytes, shuffle, part, copies):
+    """Of several nodes, whatever room each one has, if all of them together have enough."""
+    quota = int(part * data_bytes(path))
+    with pario.Loader(
+        path,
+        16,
+        pario.decode.Raw(shape=(SIZE,)),
+        shuffle=shuffle,
+        options=options(pario.Tier("memory", quota), copies=copies),
+    ) as loader:
+        nodes = loader.world.nodes
+        store_bytes.clear()
+        assert epoch(loader) == list(range(N))
+        total = world.allreduce(sum(store_bytes))
+        if nodes * part > 1.2:
+            assert total <= 1.02 * data_bytes(path)
+            store_bytes.clear()
+            for _ in range(2):
+                assert epoch(loader) == list(range(N))
+            assert world.allreduce(sum(store_bytes)) == 0
+        stats = loader.stats()
+        assert ("peers" in stats) == (nodes > 1)
+        if nodes > 1 and copies == 1:
+            held = world.allreduce(stats["tiers"][0]["held_bytes"] if loader.world.is_leader else 0)
+            assert held <= data_bytes(path) + (1 << 20)
+            assert world.allreduce(stats["peers"]["read_bytes"]) > 0
+            assert stats["peers"]["lost"] == 0
+
+
+def test_each_node_for_itself(world, path, store_bytes):
+    with pario.Loader(path, 16, shuffle="global", options=options(pario.Tier("memory"), peers=False)) as loader:
+        for _batch in loader:
+            pass
+        assert "peers" not in loader.stats()
+        nodes = loader.world.nodes
+    assert world.allreduce(sum(store_bytes)) >= 0.9 * nodes * data_bytes(path)
+
+
+def test_disks_of_several_nodes_and_the_next_job(world, path, store_bytes, tmp_path_factory, monkeypatch):
+    folder = world.bcast(str(tmp_path_factory.mktemp("disks")) if world.rank == 0 else None)
+    for job in range(2):
+        with pario.Reader(path) as reader:
+            nodes, node = reader.world.nodes, reader.world.node
+        monkeypatch.setenv("NODE", str(node))
+        store_bytes.clear()
+        quota = int(1.4 * data_bytes(path) / nodes) + (2 << 20)
+        with pario.Loader(
+            path,
+            16,
+            pario.decode.Raw(shape=(SIZE,)),
+            shuffle="block",
+            options=options(pario.Tier(f"{folder}/$NODE", quota)),
+        ) as loader:
+            assert epoch(loader) == list(range(N))
+        chunks = world.allreduce(sum(n for n in store_bytes if n > 8192))
+        assert chunks <= (1.02 * data_bytes(path) if job == 0 else 0)
 
 
 def test_tiers_that_cannot_be_meant_are_an_error_on_all_ranks(world, path):
