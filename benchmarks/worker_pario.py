@@ -116,6 +116,7 @@ def main() -> None:
         found = np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
         np.savez(f"{options.check}/check-{team.rank}.npz", ids=everything, hashes=found)
     numbers = {name: value for name, value in stats.items() if isinstance(value, int | float)}
+    numbers |= {name: stats[name] for name in ("tiers", "peers") if name in stats}
     team.report(
         {
             "import": import_seconds,
