@@ -81,8 +81,8 @@ class Workers:
                 self._queue.put(unit)
         return True
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call function(*arguments) in a thread. After `end` the future is cancelled."""
+    def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Future[Any]:
+        """Call function(*arguments, **more) in a thread. After `end` the future is cancelled."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -90,7 +90,7 @@ class Workers:
                 future.cancel()
             if future.set_running_or_notify_cancel():
                 try:
-                    result = function(*arguments)
+                    result = function(*arguments, **more)
                 except BaseException as e:
                     future.set_exception(e)
                 else:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-__all__ = ["Address", "Client", "Part", "Request", "exactly", "machine_id", "proof", "send", "tune"]
+__all__ = ["SENDFILE_BYTES", "Address", "Client", "Part", "Request", "exactly", "machine_id", "proof", "send", "tune"]
 
 #: of this version of the protocol
 GREETING = b"pario p1"
@@ -47,7 +47,7 @@ _CONNECT_S = 2.0
 #: The system takes at most so many pieces of memory in one call (IOV_MAX).
 _PIECES = 1024
 #: Short pieces of memory are sent as they are; from this size on sendfile saves more than its call costs.
-_SENDFILE_BYTES = 64 << 10
+SENDFILE_BYTES = 64 << 10
 
 
 class Address(NamedTuple):
@@ -193,19 +193,19 @@ class Request:
         self._found = xxhash.xxh3_64(seed=kind)
         return kind, self._left
 
-    def read(self, views: Sequence[np.ndarray]) -> None:
-        """Fill these arrays, u8, contiguous, with the next bytes of the answer."""
-        self._left -= sum(len(view) for view in views)
+    def read(self, views: Sequence[memoryview]) -> None:
+        """Fill this memory with the next bytes of the answer."""
+        self._left -= sum(map(len, views))
         if self._left < 0:
             raise OSError("another node's answer is too short")
-        rest = deque(memoryview(view) for view in views if len(view))
+        rest = deque(view for view in views if len(view))
         while rest:
             got = self._sock.recvmsg_into([rest[k] for k in range(min(len(rest), _PIECES))])[0]
             if not got:
                 raise OSError("another node closed the connection")
             _advance(rest, got)
         for view in views:
-            self._found.update(memoryview(view))
+            self._found.update(view)
 
     def is_right(self) -> bool:
         """The end of the answer: whether its bytes have the sum that they had at the server."""
@@ -240,7 +240,7 @@ def send(sock: socket.socket, kind: int, parts: Sequence[Part], limit_s: float) 
         nbytes += len(part.view)
     views = deque([memoryview(HEAD.pack(MAGIC, kind, nbytes, total.intdigest()))])
     for part in parts:
-        if part.fd >= 0 and len(part.view) >= _SENDFILE_BYTES:
+        if part.fd >= 0 and len(part.view) >= SENDFILE_BYTES:
             _send_views(sock, views, limit_s)
             _send_file(sock, part, limit_s)
         elif len(part.view):

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from pario.kernels.jit import kernel
 
-__all__ = ["copy_bytes", "pack_rows", "pack_spans"]
+__all__ = ["copy_bytes", "copy_ranges", "pack_rows", "pack_spans"]
 
 
 def _copy_bytes(typing_context, out, out_at, src, src_at, nbytes):  # type: ignore[no-untyped-def]
@@ -79,3 +79,18 @@ def pack_spans(data, starts, nbytes, out, offsets, failed):  # type: ignore[no-u
             n += 1
         offsets[i + 1] = to
     return n
+
+
+@kernel
+def copy_ranges(data, offsets, nbytes, out, starts, wanted):  # type: ignore[no-untyped-def]
+    """out[starts[i] : starts[i] + nbytes[i]] = data[offsets[i] : offsets[i] + nbytes[i]] for each i with wanted[i].
+
+    data, out : u8; offsets, nbytes, starts : i64[n]; wanted : bool[n], becomes False where a range is outside its array
+    """
+    for i in range(len(offsets)):
+        if wanted[i]:
+            at, size, to = offsets[i], nbytes[i], starts[i]
+            if size >= 0 and at >= 0 and at <= len(data) - size and to >= 0 and to <= len(out) - size:
+                copy_bytes(out, to, data, at, size)
+            else:
+                wanted[i] = False

@@ -94,6 +94,14 @@ class AnyTier(ABC):
         out : u8[n], contiguous, inside the file. Raises IndexError otherwise.
         """
 
+    def read_many(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """bool[n]: which of these extents are here; they were written to `out[starts[i]:]`, others left undefined.
+
+        extents : EXTENT[n] inside the file, each within one chunk; out : u8[k], contiguous; starts : i64[n]
+        """
+        columns = zip(extents["offset"].tolist(), extents["nbytes"].tolist(), starts.tolist(), strict=True)
+        return np.fromiter((self.read(offset, out[at : at + n]) for offset, n, at in columns), bool, len(extents))
+
     def lend(self, offset: int, nbytes: int) -> Part | None:
         """The file's bytes for another process; None: not all of them are here. They may change until they are sent:
         the receiver notices by their checksum. Arguments as for `read`."""

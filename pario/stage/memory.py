@@ -21,6 +21,7 @@ import numpy as np
 
 from pario.comm.sockets import Part
 from pario.errors import OptionError, ParioError
+from pario.kernels.pack import copy_ranges
 from pario.stage.base import AnyTier, Counts
 from pario.stage.grid import Grid
 from pario.stage.states import ChunkStates
@@ -193,6 +194,19 @@ class MemoryTier(AnyTier):
         self.counts.reads += 1
         self.counts.read_bytes += len(out)
         return True
+
+    def read_many(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        if not self._open:
+            return np.zeros(len(extents), bool)
+        offsets, nbytes = np.ascontiguousarray(extents["offset"]), np.ascontiguousarray(extents["nbytes"])
+        chunks = offsets // self.grid.chunk_bytes
+        before = self.states.generation_of_each(chunks)
+        here: np.ndarray = before & 1 == 1
+        copy_ranges(self.kernel_view, offsets, nbytes, out, starts, here)
+        here &= self.states.generation_of_each(chunks) == before
+        self.counts.reads += int(here.sum())
+        self.counts.read_bytes += int(nbytes[here].sum())
+        return here
 
     def lend(self, offset: int, nbytes: int) -> Part | None:
         first, last = offset // self.grid.chunk_bytes, (offset + nbytes - 1) // self.grid.chunk_bytes

@@ -3,7 +3,12 @@
 Each node knows from plan/placement.py which nodes keep a chunk. The first of these that lives is responsible for it: it
 alone brings the chunk from the store, when it needs it itself or when the first other node asks for it. A node that
 fails to answer is left alone for a while; what it was responsible for is then the next one's task, or the asker reads
-the store. Both sides never wait for each other: a node that is asked to bring a chunk reads the store, and asks nobody.
+the store. No nodes wait for each other in a circle: one that is asked to bring a chunk reads the store, and asks
+nobody; and every answer is taken as soon as it comes.
+
+What several threads want from one node while a request to it is under way goes out together as the next request: the
+slower the answers, the larger the requests. (Each thread its own requests, eight threads on each of four nodes with two
+cores between them, 197 KB records: 0.29 to 0.33 s per epoch; together @TOGETHER@ s.)
 
     request    identity of the dataset, 32 bytes; then EXTENTs, each within one chunk
     answer     one byte per extent (HERE, ABSENT, LATER), then the bytes of those that are here
@@ -14,17 +19,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from pario.comm.sockets import Address, Client, Request
+from pario.errors import ParioError
 from pario.plan.placement import Placement
-from pario.records import EXTENT
 from pario.stage.grid import Grid
+from pario.threads import Workers
 
 __all__ = [
     "ABSENT",
@@ -37,10 +44,12 @@ __all__ = [
     "READ",
     "PeerCounts",
     "Peers",
-    "Piece",
 ]
 
 _log = logging.getLogger("pario")
+
+#: a node, and the kind of request that it gets
+Whom = tuple[int, int]
 
 #: kinds of requests: what you hold; and bring what you do not
 READ, BRING = 1, 2
@@ -53,14 +62,12 @@ MOST_EXTENTS, MOST_BYTES = 1000, 8 << 20
 LIMIT_S = 8.0
 #: Seconds until it is asked again; twice as long each time, up to the second number.
 _REST_S, _MOST_REST_S = 30.0, 600.0
-
-
-class Piece(NamedTuple):
-    """Bytes that are wanted: where they lie in the data file (within one chunk), how many, and where they belong."""
-
-    offset: int
-    nbytes: int
-    start: int
+#: Requests of one kind to one node that are under way: while one is answered, another one is on its way.
+_REQUESTS = 2
+#: More nodes than anybody asks for one chunk: an owner has two entries at most.
+_MOST_TRIES = 1 << 20
+#: Threads that ask, on a job of many nodes.
+_MOST_THREADS = 16
 
 
 @dataclass
@@ -78,11 +85,68 @@ class PeerCounts:
     lost: int = 0
 
 
-class _Wanted(NamedTuple):
-    """A piece, and whom to ask for it: (node, kind), best first."""
+class _Call:
+    """One call of `Peers.read`: done when no extent is under way.
 
-    piece: Piece
-    tries: Iterator[tuple[int, int]]
+    extents, out, starts : of the call
+    found : bool[n]: which ones came
+    began : when
+    """
+
+    def __init__(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        self.extents, self.out, self.starts = extents, memoryview(out), starts
+        self.found = np.zeros(len(extents), bool)
+        self.done = threading.Event()
+        self.began = time.monotonic()
+        self.tried = np.zeros(len(extents), np.int64)  # how many of the chunk's nodes
+        self.whom: dict[int, list[Whom]] = {}  # by chunk
+        self._under_way = len(extents)
+        self._lock = threading.Lock()
+
+    def finished(self, which: np.ndarray, *, found: bool) -> None:
+        """which : i64[k], numbers of extents"""
+        with self._lock:
+            self.found[which] = found
+            self._under_way -= len(which)
+            if not self._under_way:
+                self.done.set()
+
+    def views(self, which: np.ndarray) -> list[memoryview]:
+        """The memory of these extents."""
+        begins = self.starts[which]
+        ends = begins + self.extents["nbytes"][which]
+        return [self.out[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+
+class _Bundle(NamedTuple):
+    """Extents of one call that go to one node. which : i64[k], their numbers"""
+
+    call: _Call
+    which: np.ndarray
+
+
+class _Line:
+    """What waits for one kind of request to one node, and how many requests are under way."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Bundle] = deque()
+        self.under_way = 0
+
+    def take(self) -> list[_Bundle]:
+        """As much as one request may ask for."""
+        taken: list[_Bundle] = []
+        extents, nbytes = MOST_EXTENTS, MOST_BYTES
+        while self.waiting and extents:
+            call, which = self.waiting.popleft()
+            sums = np.cumsum(call.extents["nbytes"][which])
+            fit = min(extents, len(which), int(np.searchsorted(sums, nbytes, side="right")))
+            if fit < len(which):
+                self.waiting.appendleft(_Bundle(call, which[fit:]))
+            if not fit:
+                break
+            taken.append(_Bundle(call, which[:fit]))
+            extents, nbytes = extents - fit, nbytes - int(sums[fit - 1])
+        return taken
 
 
 class Peers:
@@ -111,32 +175,103 @@ class Peers:
         self._placement, self._node, self._serves = placement, node, serves
         self._identity, self._grid = identity, grid
         self._clients = [Client(each, secret, LIMIT_S) if each is not None else None for each in addresses]
-        self._lock = threading.Lock()  # guards the counts and the two below
+        self._lines = {(node, kind): _Line() for node in range(len(addresses)) for kind in (READ, BRING)}
+        self._workers = Workers("pario-peers", min(_MOST_THREADS, 2 * len(addresses)))
+        self._lock = threading.Lock()  # guards the counts, the lines, and the two below
         self._rests_until = [0.0] * len(addresses)
         self._rest_s = [_REST_S] * len(addresses)
         self._closed = False
 
-    def read(self, pieces: Sequence[Piece], out: np.ndarray, *, keeps: bool = False) -> list[Piece]:
-        """Fill `out` (u8) from other nodes; returns the pieces that none of them has. Raises nothing.
+    def read(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray, *, keeps: bool = False) -> np.ndarray:
+        """bool[n]: which of these extents other nodes had; they were written to `out[starts[i]:]`, others left
+        undefined. Raises nothing.
 
-        A piece may reach beyond the end of the file; those bytes stay as they are.
+        extents : EXTENT[n] inside the file, each within one chunk; out : u8[k], contiguous; starts : i64[n]
         keeps : this node keeps the chunks, too, so whoever is responsible is asked first: others bring theirs only now
         """
-        missing: list[Piece] = []
-        pending = [_Wanted(piece, self._tries(piece.offset // self._grid.chunk_bytes, keeps)) for piece in pieces]
-        while pending:
-            by_node: dict[tuple[int, int], list[_Wanted]] = {}
-            for wanted in pending:
-                whom = next(wanted.tries, None)
-                if whom is None:
-                    missing.append(wanted.piece)
-                else:
-                    by_node.setdefault(whom, []).append(wanted)
-            pending = self._ask_all(by_node, out)
-        return sorted(missing)
+        call = _Call(extents, out, starts)
+        chunks = extents["offset"] // self._grid.chunk_bytes
+        for chunk in np.unique(chunks).tolist():
+            call.whom[chunk] = list(self._whom(chunk, keeps))
+        if len(extents):
+            self._start(self._send_on(call, np.arange(len(extents))))
+            call.done.wait()
+        return call.found
 
-    def _tries(self, chunk: int, keeps: bool) -> Iterator[tuple[int, int]]:
-        """Whom to ask for a chunk, and what. Nodes that are given up meanwhile are left out."""
+    def _send_on(self, call: _Call, which: np.ndarray) -> set[Whom]:
+        """Let these extents wait for the next node that may have them; returns the lines that grew."""
+        chunks = call.extents["offset"][which] // self._grid.chunk_bytes
+        # Those of one chunk that have been to the same nodes go on together.
+        keys, inverse = np.unique(chunks * _MOST_TRIES + call.tried[which], return_inverse=True)
+        lines: dict[Whom | None, int] = {}
+        line_of_key, tried_of_key = [], []
+        for key in keys.tolist():
+            chunk, tried = divmod(key, _MOST_TRIES)
+            whom = call.whom[chunk]
+            while tried < len(whom) and not self._can_ask(whom[tried][0]):
+                tried += 1
+            line_of_key.append(lines.setdefault(whom[tried] if tried < len(whom) else None, len(lines)))
+            tried_of_key.append(tried + 1)
+        call.tried[which] = np.array(tried_of_key)[inverse]
+        numbers = np.array(line_of_key)[inverse]
+        for line, number in lines.items():
+            mine = which[numbers == number]
+            if line is None:
+                call.finished(mine, found=False)
+                continue
+            with self._lock:
+                self._lines[line].waiting.append(_Bundle(call, mine))
+        return {line for line in lines if line is not None}
+
+    def _start(self, lines: Iterable[Whom]) -> None:
+        """Let threads send what waits in these lines, unless enough of them do."""
+        for whom in lines:
+            line = self._lines[whom]
+            with self._lock:
+                if not line.waiting or line.under_way == _REQUESTS:
+                    continue
+                line.under_way += 1
+            work = partial(self._run, *whom)
+            try:
+                accepted = self._workers.put(work)
+            except ParioError:
+                accepted = False
+            if not accepted:  # no thread: in this one
+                work()
+
+    def _run(self, node: int, kind: int) -> None:
+        """Send what waits in a line until nothing does."""
+        line = self._lines[node, kind]
+        while True:
+            with self._lock:
+                part = line.take()
+                if not part:
+                    line.under_way -= 1
+                    return
+            flags = np.full(sum(len(which) for _, which in part), ABSENT, np.uint8)
+            try:
+                flags = self._receive(node, part, self._ask(node, kind, part), flags)
+            except Exception as e:  # a thread of this pool must not raise, and the call must not wait for ever
+                _log.warning("asking node %d for chunks failed: %r", node, e)
+            lines: set[Whom] = set()
+            at = 0
+            for call, which in part:
+                mine, at = flags[at : at + len(which)], at + len(which)
+                if time.monotonic() - call.began > LIMIT_S:  # it cannot bring them: its store may be stalled
+                    mine = np.where(mine == LATER, ABSENT, mine)
+                here, later = which[mine == HERE], which[mine == LATER]
+                if len(here):
+                    call.finished(here, found=True)
+                if len(later):
+                    with self._lock:
+                        line.waiting.append(_Bundle(call, later))
+                absent = which[(mine != HERE) & (mine != LATER)]
+                if len(absent):
+                    lines |= self._send_on(call, absent)
+            self._start(lines - {(node, kind)})
+
+    def _whom(self, chunk: int, keeps: bool) -> Iterator[Whom]:
+        """Whom to ask for a chunk, and what, best first. Nodes that are given up now are left out."""
         owners = [int(node) for node in self._placement.owners[chunk] if node >= 0]
         responsible = next((node for node in owners if self._is_me(node) or self._is_up(node)), None)
         tried = set()
@@ -164,27 +299,11 @@ class Peers:
     def _is_up(self, node: int) -> bool:
         return self._clients[node] is not None and time.monotonic() >= self._rests_until[node]
 
-    def _ask_all(self, by_node: dict[tuple[int, int], list[_Wanted]], out: np.ndarray) -> list[_Wanted]:
-        """Send all requests before the first answer is awaited; returns what is still missing."""
-        asked: list[tuple[int, int, list[_Wanted], Request | None]] = []
-        for (node, kind), group in by_node.items():
-            for part in _cut(group):
-                asked.append((node, kind, part, self._ask(node, kind, part)))
-        left: list[_Wanted] = []
-        for node, kind, part, request in asked:
-            flags = self._receive(node, part, request, out)
-            for wanted, flag in zip(part, flags, strict=True):
-                if flag == LATER:
-                    left.append(_Wanted(wanted.piece, chain([(node, kind)], wanted.tries)))
-                elif flag != HERE:
-                    left.append(wanted)
-        return left
-
-    def _ask(self, node: int, kind: int, part: list[_Wanted]) -> Request | None:
+    def _ask(self, node: int, kind: int, part: list[_Bundle]) -> Request | None:
         client = self._clients[node]
         if client is None or not self._is_up(node):
             return None
-        extents = np.array([(piece.offset, self._length(piece)) for piece, _ in part], EXTENT)
+        extents = np.concatenate([call.extents[which] for call, which in part])
         with self._lock:
             self.counts.requests += 1
         try:
@@ -193,22 +312,20 @@ class Peers:
             self._give_up(node, e)
             return None
 
-    def _length(self, piece: Piece) -> int:
-        return min(piece.nbytes, self._grid.file_bytes - piece.offset)
-
-    def _receive(self, node: int, part: list[_Wanted], request: Request | None, out: np.ndarray) -> list[int]:
-        """What became of each piece."""
-        nothing = [ABSENT] * len(part)
+    def _receive(self, node: int, part: list[_Bundle], request: Request | None, nothing: np.ndarray) -> np.ndarray:
+        """What became of each extent, u8[n]."""
         if request is None:
             return nothing
         try:
-            if not self._is_up(node):  # given up meanwhile: do not wait for it once more
-                return nothing
             request.head()
-            flags = np.empty(len(part), np.uint8)
-            request.read([flags])
-            here = [piece for (piece, _), flag in zip(part, flags.tolist(), strict=True) if flag == HERE]
-            request.read([out[piece.start : piece.start + self._length(piece)] for piece in here])
+            flags = np.empty(len(nothing), np.uint8)
+            request.read([memoryview(flags)])
+            views: list[memoryview] = []
+            at = 0
+            for call, which in part:
+                mine, at = flags[at : at + len(which)], at + len(which)
+                views += call.views(which[mine == HERE])
+            request.read(views)
             right = request.is_right()
         except OSError as e:
             self._give_up(node, e)
@@ -218,10 +335,10 @@ class Peers:
         with self._lock:
             if right:
                 self._rest_s[node] = _REST_S
-                self.counts.read_bytes += sum(map(self._length, here))
+                self.counts.read_bytes += sum(map(len, views))
             else:
                 self.counts.damaged += 1
-        return flags.tolist() if right else nothing
+        return flags if right else nothing
 
     def _give_up(self, node: int, error: OSError) -> None:
         with self._lock:
@@ -239,17 +356,4 @@ class Peers:
         for client in self._clients:
             if client is not None:
                 client.close()
-
-
-def _cut(group: list[_Wanted]) -> Iterator[list[_Wanted]]:
-    """Parts that one request may ask for."""
-    part: list[_Wanted] = []
-    nbytes = 0
-    for wanted in group:
-        if part and (len(part) == MOST_EXTENTS or nbytes + wanted.piece.nbytes > MOST_BYTES):
-            yield part
-            part, nbytes = [], 0
-        part.append(wanted)
-        nbytes += wanted.piece.nbytes
-    if part:
-        yield part
+        self._workers.end(0)

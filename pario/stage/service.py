@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
+from concurrent.futures import wait
 
 import numpy as np
 
 from pario.comm.server import Reply, Server
 from pario.comm.sockets import Address, Part
-from pario.errors import ParioError
 from pario.records import EXTENT
 from pario.stage.peers import ABSENT, BRING, HERE, LATER, LIMIT_S, MOST_BYTES, MOST_EXTENTS, READ
 from pario.stage.staged import StagedFetcher
+from pario.threads import Workers
 
 __all__ = ["Service"]
 
 _log = logging.getLogger("pario")
 
-#: After so many seconds of bringing chunks an answer goes out; the asker comes again for the rest. Well below the time
+#: After so many seconds of bringing chunks an answer goes out; the asker asks again for the rest. Well below the time
 #: after which it would give this node up.
 _BRING_S = 1.0
 _IDENTITY_BYTES = 32
@@ -30,7 +30,7 @@ class Service:
 
     staged : reads of the data file
     identity : bytes[32] of its state
-    threads : answer at the same time
+    threads : answer at the same time, and as many chunks are brought at the same time
     clients : processes that may ask
 
     served_bytes : sent so far
@@ -43,13 +43,14 @@ class Service:
         self.served_bytes = 0
         self._staged, self._identity = staged, identity
         self._counting = threading.Lock()
+        self._bringers = Workers("pario-bring", threads)
         self._server = Server(
             secret,
             self._answer,
             threads=threads,
             most_bytes=_IDENTITY_BYTES + MOST_EXTENTS * EXTENT.itemsize,
-            # Each client has a connection per thread that asks.
-            most_links=threads * clients,
+            # A client has four connections, and opens new ones before it has closed the old ones when something fails.
+            most_links=16 + 8 * clients,
             limit_s=LIMIT_S,
             network=network,
         )
@@ -61,23 +62,15 @@ class Service:
     def _answer(self, kind: int, body: memoryview) -> Reply:
         """Raises ValueError if the request is none."""
         extents = self._extents(kind, body)
-        flags = np.full(len(extents), ABSENT, np.uint8)
-        parts = [Part(flags)]
-        end, brought = time.monotonic() + _BRING_S, 0
-        for k, (offset, nbytes) in enumerate(extents.tolist()):
-            part = self._staged.lend(offset, nbytes)
-            if part is None and kind == BRING:
-                if brought and time.monotonic() > end:
-                    flags[k] = LATER
-                    continue
-                part = self._bring(offset, nbytes)
-                brought += 1
-            if part is not None:
-                flags[k] = HERE
-                parts.append(part)
+        late = self._bring(extents) if kind == BRING else []
+        here, parts = self._staged.lend(extents)
+        flags = np.where(here, HERE, ABSENT).astype(np.uint8)
+        if late:
+            chunks = extents["offset"] // self._staged.grid.chunk_bytes
+            flags[~here & np.isin(chunks, late)] = LATER
         with self._counting:
-            self.served_bytes += sum(len(part.view) for part in parts[1:])
-        return Reply(kind, parts)
+            self.served_bytes += int(extents["nbytes"][here].sum())
+        return Reply(kind, [Part(flags), *parts])
 
     def _extents(self, kind: int, body: memoryview) -> np.ndarray:
         head, rest = body[:_IDENTITY_BYTES], body[_IDENTITY_BYTES:]
@@ -93,14 +86,23 @@ class Service:
             raise ValueError("an extent of two chunks")
         return extents
 
-    def _bring(self, offset: int, nbytes: int) -> Part | None:
-        try:
-            self._staged.bring(offset // self._staged.grid.chunk_bytes, ask_peers=False)
-        except ParioError as e:  # whoever asked reads the store, and meets the error there
-            _log.debug("a chunk could not be brought for another node: %s", e)
-            return None
-        return self._staged.lend(offset, nbytes)
+    def _bring(self, extents: np.ndarray) -> list[int]:
+        """Bring what is missing; returns the chunks that are still on their way."""
+        staged = self._staged
+        chunks = dict.fromkeys((extents["offset"] // staged.grid.chunk_bytes).tolist())
+        under_way = {
+            chunk: self._bringers.call(staged.bring, chunk, ask_peers=False)
+            for chunk in chunks
+            if not any(tier.has(chunk) for tier in staged.tiers)
+        }
+        _, late = wait(under_way.values(), _BRING_S)
+        for future in under_way.values():
+            error = future.exception() if future not in late and not future.cancelled() else None
+            if error is not None:  # whoever asked reads the store, and meets the error there
+                _log.debug("a chunk could not be brought for another node: %s", error)
+        return [chunk for chunk, future in under_way.items() if future in late]
 
     def close(self, limit_s: float = 1.0) -> None:
         """Idempotent."""
         self._server.close(limit_s)
+        self._bringers.end(limit_s, cancel=True)

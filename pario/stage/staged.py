@@ -11,19 +11,19 @@ snapshot's meta page before anybody gets or keeps it, so that bytes out of a tie
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
-from pario.comm.sockets import Part
+from pario.comm.sockets import SENDFILE_BYTES, Part
 from pario.fetch.base import Fetcher, OpenFile
 from pario.fetch.snapshot import check_snapshot
 from pario.format.meta import Snapshot
 from pario.records import EXTENT
 from pario.stage.base import AnyTier
 from pario.stage.grid import Grid
-from pario.stage.peers import Peers, Piece
+from pario.stage.peers import Peers
 
 __all__ = ["StagedFetcher"]
 
@@ -31,6 +31,8 @@ __all__ = ["StagedFetcher"]
 _ALIGN = 4096
 #: Whether the page cache holds a chunk is asked at each of so many bytes, up to the first that it does not hold.
 _PROBE = 64 << 10
+
+_lent = threading.local()
 
 
 class StagedFetcher(Fetcher):
@@ -85,39 +87,73 @@ class StagedFetcher(Fetcher):
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         self._store.files[0].fileno()  # raises ClosedError, whatever the tiers hold
-        missing: list[Piece] = []
-        columns = (reads["offset"].tolist(), reads["nbytes"].tolist(), np.asarray(starts).tolist())
-        for offset, nbytes, start in zip(*columns, strict=True):
-            if start < 0 or start + nbytes > out.nbytes:
-                raise IndexError(f"reads end at byte {start + nbytes} of a buffer of {out.nbytes}")
-            memory = out[start : start + min(nbytes, self.nbytes - offset)]
-            if not self.tiers[0].read(offset, memory):
-                missing += self._read(offset, memory, start, offset + nbytes)
-        if missing and self._peers is not None:
-            missing = self._peers.read(missing, out)
-        if missing:
-            rest = np.array(_joined(missing), np.int64)
-            self._read_store(_extents(rest[:, 0], rest[:, 1]), out, rest[:, 2], self._store)
+        offsets, nbytes, starts = self._pieces(reads, starts, out.nbytes)
+        extents = _extents(offsets, np.minimum(nbytes, self.nbytes - offsets))
+        left = np.arange(len(extents))
+        left = self._take(self.tiers[:1], extents, out, starts, left)
+        if len(left):
+            self._bring_all(offsets[left] // self.grid.chunk_bytes)
+            left = self._take(self.tiers, extents, out, starts, left)
+        if len(left) and self._peers is not None:
+            left = left[~self._peers.read(extents[left], out, starts[left])]
+        if len(left):
+            self._read_store(*_joined(offsets[left], nbytes[left], starts[left]), out, self._store)
 
-    def _read(self, offset: int, out: np.ndarray, start: int, end: int) -> Iterator[Piece]:
-        """Fill `out` from the tiers; yields what they neither have nor are to bring.
+    def _pieces(self, reads: np.ndarray, starts: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The reads, cut where chunks end: (offsets, bytes, starts), i64[n]. Raises IndexError.
 
-        end : of the read; beyond the end of the file if the store's alignment wants that
+        The last piece of a read may reach beyond the end of the file, if the store's alignment wants that.
         """
-        at, last = offset, offset + len(out)
-        while at < last:
-            chunk = at // self.grid.chunk_bytes
-            until = min(last, (chunk + 1) * self.grid.chunk_bytes)
-            if (self._keeps is None or self._keeps[chunk]) and not all(tier.is_full for tier in self.tiers):
-                self.bring(chunk)
-            part = out[at - offset : until - offset]
-            if not any(tier.read(at, part) for tier in self.tiers):
-                yield Piece(at, (end if until == last else until) - at, start + at - offset)
-            at = until
+        offsets, nbytes, starts = reads["offset"], reads["nbytes"], np.asarray(starts)
+        ends = starts + nbytes
+        if len(reads) and (starts.min() < 0 or ends.max() > room):
+            raise IndexError(f"reads end at byte {ends.max()} of a buffer of {room}")
+        size = self.grid.chunk_bytes
+        first, last = offsets // size, (np.minimum(offsets + nbytes, self.nbytes) - 1) // size
+        counts = np.where(nbytes > 0, last - first + 1, 0)
+        of = np.repeat(np.arange(len(reads)), counts)
+        number = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = np.where(number == 0, offsets[of], (first[of] + number) * size)
+        stops = np.where(number == counts[of] - 1, offsets[of] + nbytes[of], (first[of] + number + 1) * size)
+        return begins, stops - begins, starts[of] + begins - offsets[of]
 
-    def lend(self, offset: int, nbytes: int) -> Part | None:
-        """Bytes within one chunk out of this node's tiers, for another process; None if no tier has them."""
-        return next((part for tier in self.tiers if (part := tier.lend(offset, nbytes)) is not None), None)
+    def _take(
+        self, tiers: Sequence[AnyTier], extents: np.ndarray, out: np.ndarray, starts: np.ndarray, left: np.ndarray
+    ) -> np.ndarray:
+        """Read from these tiers; returns which numbers of `left` none of them has."""
+        for tier in tiers:
+            left = left[~tier.read_many(extents[left], out, starts[left])]
+            if not len(left):
+                break
+        return left
+
+    def _bring_all(self, chunks: np.ndarray) -> None:
+        """Those that this process is to bring, in this order."""
+        if self._keeps is not None:
+            chunks = chunks[self._keeps[chunks]]
+        for chunk in dict.fromkeys(chunks.tolist()):
+            if all(tier.is_full for tier in self.tiers):
+                break
+            self.bring(chunk)
+
+    def lend(self, extents: np.ndarray) -> tuple[np.ndarray, list[Part]]:
+        """What this node's tiers have of these extents (EXTENT[n], each within one chunk), for another process:
+        bool[n], and the bytes of those, one after another, which are valid until this thread lends again."""
+        nbytes = extents["nbytes"]
+        if len(extents) and nbytes.mean() >= SENDFILE_BYTES:
+            columns = zip(extents["offset"].tolist(), nbytes.tolist(), strict=True)
+            parts = [next(filter(None, (tier.lend(*each) for tier in self.tiers)), None) for each in columns]
+            return np.array([part is not None for part in parts], bool), [part for part in parts if part is not None]
+        ends = np.cumsum(nbytes)
+        memory: np.ndarray | None = getattr(_lent, "memory", None)
+        if memory is None or len(memory) < nbytes.sum():
+            memory = _lent.memory = np.empty(int(nbytes.sum()), np.uint8)
+        missing = self._take(self.tiers, extents, memory, ends - nbytes, np.arange(len(extents)))
+        here = np.ones(len(extents), bool)
+        here[missing] = False
+        bounds = np.flatnonzero(np.diff(here, prepend=False, append=False)).tolist()  # of the runs that are here
+        cuts = np.concatenate([[0], ends]).tolist()
+        return here, [Part(memory[cuts[a] : cuts[b]]) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
 
     def bring(self, chunk: int, *, ask_peers: bool = True) -> None:
         """Bring a chunk into the nearest tier that has room, unless that one or a nearer one has it. If others are at
@@ -148,7 +184,8 @@ class StagedFetcher(Fetcher):
         if any(tier.read(offset, out[:nbytes]) for tier in self.tiers[first:]):
             return
         peers = self._peers if ask_peers else None
-        if peers is None or peers.read([Piece(offset, nbytes, 0)], out, keeps=True):
+        whole = _extents(np.array([offset]), np.array([nbytes]))
+        if peers is None or not peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all():
             self._load_from_store(offset, nbytes, out)
         for tier in self.tiers[first:]:
             if not tier.is_full:
@@ -160,9 +197,9 @@ class StagedFetcher(Fetcher):
             store = self._past_cache
         size = -(-nbytes // store.align) * store.align
         starts = np.arange(0, size, self._read_bytes)
-        self._read_store(_extents(offset + starts, np.minimum(self._read_bytes, size - starts)), out, starts, store)
+        self._read_store(_extents(offset + starts, np.minimum(self._read_bytes, size - starts)), starts, out, store)
 
-    def _read_store(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, store: Fetcher) -> None:
+    def _read_store(self, reads: np.ndarray, starts: np.ndarray, out: np.ndarray, store: Fetcher) -> None:
         store.read(reads, out, starts)
         check_snapshot(self._store, self._snapshot)
         self._count(len(reads), int(reads["nbytes"].sum()))
@@ -173,16 +210,11 @@ class StagedFetcher(Fetcher):
             self._past_cache.close()
 
 
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbours in the file that are also neighbours in memory as one."""
-    joined = [pieces[0]]
-    for piece in pieces[1:]:
-        last = joined[-1]
-        if (last.offset + last.nbytes, last.start + last.nbytes) == (piece.offset, piece.start):
-            joined[-1] = Piece(last.offset, last.nbytes + piece.nbytes, last.start)
-        else:
-            joined.append(piece)
-    return joined
+def _joined(offsets: np.ndarray, nbytes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(EXTENT[m], starts i64[m]): neighbours in the file that are also neighbours in memory as one."""
+    follows = (offsets[1:] == offsets[:-1] + nbytes[:-1]) & (starts[1:] == starts[:-1] + nbytes[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~follows]))
+    return _extents(offsets[first], np.add.reduceat(nbytes, first)), starts[first]
 
 
 def _extents(offsets: np.ndarray, nbytes: np.ndarray) -> np.ndarray:

@@ -62,6 +62,13 @@ class ChunkStates:
         full_fence()
         return tuple(found.tolist()) if (found & 1).all() else None
 
+    def generation_of_each(self, chunks: np.ndarray) -> np.ndarray:
+        """i64[n] of these chunks (i64[n]); odd for those that are there."""
+        full_fence()
+        found: np.ndarray = self._states[chunks]
+        full_fence()
+        return found
+
     def whole(self) -> int | None:
         """None unless all chunks that hold records are there. The same number before and after some work with the
         tier's memory: they all stayed, and nobody need look at generations."""
