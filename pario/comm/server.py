@@ -11,13 +11,12 @@ import hmac
 import logging
 import os
 import secrets
-import selectors
+import select
 import socket
 import struct
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -89,19 +88,17 @@ class Server:
         self._links: dict[_Link, float] = {}  # until when a stranger may prove itself; infinity once it has
         self._said: set[str] = set()
         self._closed = self._over = False
-        self._idle_again: deque[_Link] = deque()
         self._listeners: list[socket.socket] = []
-        self._selector = selectors.DefaultSelector()
+        self._poll = select.epoll()  # any thread may change it while another one waits
+        self._ready: dict[int, Callable[[], None]] = {}  # what to do if something comes, by descriptor
         self._bell, self._rope = socket.socketpair()
         self._workers = Workers("pario-serve", threads)
         try:
             self.address = self._listen(network)
-            self._bell.setblocking(False)
-            self._rope.setblocking(False)
-            self._selector.register(self._bell, selectors.EVENT_READ, self._heard)
+            self._watch(self._bell, self._heard)
             for listener in self._listeners:
                 listener.setblocking(False)
-                self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
+                self._watch(listener, partial(self._accept, listener))
             _servers.add(self)
             self._thread = start_thread("pario-listen", self._run)
         except BaseException:
@@ -130,17 +127,16 @@ class Server:
             with self._lock:
                 first = min(self._links.values(), default=float("inf"))
             wait = None if first == float("inf") else max(0.0, first - time.monotonic())
-            for key, _ in self._selector.select(wait):
-                key.data()
-            while self._idle_again:
-                self._watch(self._idle_again.popleft())
+            for fd, _ in self._poll.poll(wait):
+                action = self._ready.get(fd)
+                if action is not None:
+                    action()
             if wait is not None:
                 self._send_strangers_away()
         self.forget()
 
     def _heard(self) -> None:
-        with suppress(BlockingIOError):
-            self._bell.recv(4096)
+        self._bell.recv(4096)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -166,44 +162,50 @@ class Server:
             if not strangers:
                 return
         try:
-            sock.send(GREETING + link.number)
+            sock.send(GREETING + link.number)  # as much fits into a new connection
         except OSError:
             self._drop(link)
         else:
-            self._watch(link)
+            self._watch(link.sock, partial(self._more, link), once=True)
 
-    def _watch(self, link: _Link) -> None:
+    def _watch(self, sock: socket.socket, action: Callable[[], None], *, once: bool = False) -> None:
+        """Call `action` when something comes, once until `_watch_again`, or every time."""
+        self._ready[sock.fileno()] = action
+        self._poll.register(sock.fileno(), select.EPOLLIN | (select.EPOLLONESHOT if once else 0))
+
+    def _watch_again(self, link: _Link) -> None:
         with suppress(ValueError, OSError):  # closed meanwhile
-            self._selector.register(link.sock, selectors.EVENT_READ, partial(self._more, link))
+            self._poll.modify(link.sock.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def _more(self, link: _Link) -> None:
         """Something came from this client."""
         try:
-            if not link.filled():
-                return
-            if link.proven:
-                self._message(link)
-            else:
-                link.prove(self._secret)
-                with self._lock:
-                    self._links[link] = float("inf")
+            if link.filled():
+                if link.proven and self._took(link):
+                    return
+                if not link.proven:
+                    link.prove(self._secret, self._limit_s)
+                    with self._lock:
+                        self._links[link] = float("inf")
+            self._watch_again(link)
         except _RefusedError as e:
             self._say("refused a connection", str(e))
             self._drop(link)
         except (OSError, ParioError):  # the end of the connection; no thread to answer it
             self._drop(link)
 
-    def _message(self, link: _Link) -> None:
+    def _took(self, link: _Link) -> bool:
+        """Hand a request to a thread, if all of it is there."""
         if link.body is None:
             _, _, nbytes, _ = link.head()
             if nbytes > self._most_bytes:
                 raise _RefusedError(f"a request of {nbytes:,} bytes, of which {self._most_bytes:,} are allowed")
             link.expect_body(nbytes)
             if not link.filled():
-                return
+                return False
         kind, body = link.request()
-        self._selector.unregister(link.sock)
         self._workers.put(partial(self._serve, link, kind, body))
+        return True
 
     def _send_strangers_away(self) -> None:
         now = time.monotonic()
@@ -218,24 +220,18 @@ class Server:
     def _serve(self, link: _Link, kind: int, body: memoryview) -> None:
         try:
             reply = self._answer(kind, body)
-            send(link.sock, reply.kind, reply.parts, self._limit_s)
+            send(link.sock, reply.kind, reply.parts)
         except Exception as e:
             _log.debug("an answer failed: %s", e)
             self._drop(link)
             return
         link.expect_head()
-        self._idle_again.append(link)
-        self._ring()
-
-    def _ring(self) -> None:
-        with suppress(OSError):  # full: it rings already; or closed
-            self._rope.send(b".")
+        self._watch_again(link)
 
     def _drop(self, link: _Link) -> None:
         with self._lock:
             self._links.pop(link, None)
-        with suppress(KeyError, ValueError, RuntimeError):
-            self._selector.unregister(link.sock)
+        self._ready.pop(link.sock.fileno(), None)  # before the system gives its number to another one
         link.sock.close()
 
     def _say(self, what: str, why: str) -> None:
@@ -256,7 +252,8 @@ class Server:
                     link.sock.shutdown(socket.SHUT_RDWR)
         self._workers.end(limit_s)
         self._over = True
-        self._ring()
+        with suppress(OSError):
+            self._rope.send(b".")
         if self._thread is not threading.current_thread():
             self._thread.join(limit_s)
 
@@ -265,7 +262,7 @@ class Server:
         self._closed = self._over = True
         for each in (*self._listeners, self._bell, self._rope, *(link.sock for link in list(self._links))):
             each.close()
-        self._selector.close()
+        self._poll.close()
 
 
 class _RefusedError(Exception):
@@ -290,7 +287,7 @@ class _Link:
         """Take what has come; True if it is all that was expected. Raises OSError at the end of the connection."""
         while self._got < len(self._buffer):
             try:
-                got = self.sock.recv_into(self._buffer[self._got :])
+                got = self.sock.recv_into(self._buffer[self._got :], 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             if not got:
@@ -305,7 +302,7 @@ class _Link:
         _, uid, _ = struct.unpack("3i", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return bool(uid == os.geteuid())
 
-    def prove(self, secret: bytes) -> None:
+    def prove(self, secret: bytes, limit_s: float) -> None:
         """Raises _RefusedError, OSError."""
         said = bytes(self._buffer)
         greeting, number, mac = said[: len(GREETING)], said[len(GREETING) : -MAC_BYTES], said[-MAC_BYTES:]
@@ -315,7 +312,7 @@ class _Link:
             raise _RefusedError("it does not know the secret")
         self.sock.send(proof(secret, b"server", self.number, number))
         self.proven = True
-        tune(self.sock)
+        tune(self.sock, limit_s)
         self.expect_head()
 
     def expect_head(self) -> None:

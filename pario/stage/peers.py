@@ -7,8 +7,7 @@ the store. No nodes wait for each other in a circle: one that is asked to bring 
 nobody; and every answer is taken as soon as it comes.
 
 What several threads want from one node while a request to it is under way goes out together as the next request: the
-slower the answers, the larger the requests. (Each thread its own requests, eight threads on each of four nodes with two
-cores between them, 197 KB records: 0.29 to 0.33 s per epoch; together @TOGETHER@ s.)
+slower the answers, the larger the requests.
 
     request    identity of the dataset, 32 bytes; then EXTENTs, each within one chunk
     answer     one byte per extent (HERE, ABSENT, LATER), then the bytes of those that are here
@@ -20,7 +19,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -194,7 +193,7 @@ class Peers:
         for chunk in np.unique(chunks).tolist():
             call.whom[chunk] = list(self._whom(chunk, keeps))
         if len(extents):
-            self._start(self._send_on(call, np.arange(len(extents))))
+            self._start(self._send_on(call, np.arange(len(extents))), call)
             call.done.wait()
         return call.found
 
@@ -223,31 +222,43 @@ class Peers:
                 self._lines[line].waiting.append(_Bundle(call, mine))
         return {line for line in lines if line is not None}
 
-    def _start(self, lines: Iterable[Whom]) -> None:
-        """Let threads send what waits in these lines, unless enough of them do."""
+    def _start(self, lines: Iterable[Whom], call: _Call | None = None) -> None:
+        """Send what waits in these lines, unless enough others do: by threads, but for one line if `call` is given,
+        whose thread has nothing else to do."""
+        free = []
         for whom in lines:
             line = self._lines[whom]
             with self._lock:
-                if not line.waiting or line.under_way == _REQUESTS:
-                    continue
-                line.under_way += 1
-            work = partial(self._run, *whom)
-            try:
-                accepted = self._workers.put(work)
-            except ParioError:
-                accepted = False
-            if not accepted:  # no thread: in this one
-                work()
+                if line.waiting and line.under_way < _REQUESTS:
+                    line.under_way += 1
+                    free.append(whom)
+        mine = free.pop() if free and call is not None else None
+        for whom in free:
+            self._by_thread(partial(self._run, *whom))
+        if mine is not None:
+            self._run(*mine, call)
 
-    def _run(self, node: int, kind: int) -> None:
-        """Send what waits in a line until nothing does."""
+    def _by_thread(self, work: Callable[[], None]) -> None:
+        try:
+            accepted = self._workers.put(work)
+        except ParioError:
+            accepted = False
+        if not accepted:  # no thread: in this one
+            work()
+
+    def _run(self, node: int, kind: int, call: _Call | None = None) -> None:
+        """Send what waits in a line until nothing does, or until this call is done and threads can do the rest."""
         line = self._lines[node, kind]
         while True:
             with self._lock:
-                part = line.take()
-                if not part:
+                over = call is not None and call.done.is_set()
+                part = [] if over else line.take()
+                if not part and not (over and line.waiting):
                     line.under_way -= 1
                     return
+            if over:
+                self._by_thread(partial(self._run, node, kind))
+                return
             flags = np.full(sum(len(which) for _, which in part), ABSENT, np.uint8)
             try:
                 flags = self._receive(node, part, self._ask(node, kind, part), flags)
@@ -255,19 +266,19 @@ class Peers:
                 _log.warning("asking node %d for chunks failed: %r", node, e)
             lines: set[Whom] = set()
             at = 0
-            for call, which in part:
+            for whose, which in part:
                 mine, at = flags[at : at + len(which)], at + len(which)
-                if time.monotonic() - call.began > LIMIT_S:  # it cannot bring them: its store may be stalled
+                if time.monotonic() - whose.began > LIMIT_S:  # it cannot bring them: its store may be stalled
                     mine = np.where(mine == LATER, ABSENT, mine)
                 here, later = which[mine == HERE], which[mine == LATER]
                 if len(here):
-                    call.finished(here, found=True)
+                    whose.finished(here, found=True)
                 if len(later):
                     with self._lock:
-                        line.waiting.append(_Bundle(call, later))
+                        line.waiting.append(_Bundle(whose, later))
                 absent = which[(mine != HERE) & (mine != LATER)]
                 if len(absent):
-                    lines |= self._send_on(call, absent)
+                    lines |= self._send_on(whose, absent)
             self._start(lines - {(node, kind)})
 
     def _whom(self, chunk: int, keeps: bool) -> Iterator[Whom]:
