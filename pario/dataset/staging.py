@@ -101,6 +101,11 @@ class Stage:
         if self.stats is not None:
             self.stats.count_store(reads, nbytes)
 
+    def count_peers(self, **what: int) -> None:
+        """See `RankStats.count_peers`. Any thread."""
+        if self.stats is not None:
+            self.stats.count_peers(**what)
+
     def through(self, store: Fetcher) -> StagedFetcher:
         """A fetcher that asks the tiers before the store."""
         self.fetcher = StagedFetcher(
@@ -152,6 +157,7 @@ class Stage:
             secret=secret,
             identity=self._identity,
             grid=grid,
+            count=lambda nbytes: self.count_peers(came=nbytes),
         )
         self.keeps = np.zeros(grid.chunks, bool)
         self.keeps[self.placement.kept_by(world.node)] = True
@@ -173,6 +179,7 @@ class Stage:
                 threads=self._options.inflight,
                 clients=world.size,
                 network=True,
+                count=lambda nbytes: self.count_peers(served=nbytes),
             )
         except (OSError, ParioError) as e:
             _log.warning("node %d keeps nothing for other nodes: %s", world.node, e)

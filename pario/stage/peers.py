@@ -157,6 +157,7 @@ class Peers:
     addresses : per node; None: it answers nobody
     secret : of the job
     identity : bytes[32] of the state of the data file
+    count(bytes) : called for what came, by any thread
     """
 
     def __init__(
@@ -169,7 +170,9 @@ class Peers:
         secret: bytes,
         identity: bytes,
         grid: Grid,
+        count: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
+        self._count = count
         self.counts = PeerCounts()
         self._placement, self._node, self._serves = placement, node, serves
         self._identity, self._grid = identity, grid
@@ -343,12 +346,14 @@ class Peers:
             return nothing
         finally:
             request.drop()
+        nbytes = sum(map(len, views)) if right else 0
         with self._lock:
             if right:
                 self._rest_s[node] = _REST_S
-                self.counts.read_bytes += sum(map(len, views))
+                self.counts.read_bytes += nbytes
             else:
                 self.counts.damaged += 1
+        self._count(nbytes)
         return flags if right else nothing
 
     def _give_up(self, node: int, error: OSError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import wait
 
 import numpy as np
@@ -32,14 +33,24 @@ class Service:
     identity : bytes[32] of its state
     threads : answer at the same time, and as many chunks are brought at the same time
     clients : processes that may ask
+    count(bytes) : called for what is sent, by any thread
 
     served_bytes : sent so far
     Raises OSError, ParioError.
     """
 
     def __init__(
-        self, staged: StagedFetcher, identity: bytes, secret: bytes, *, threads: int, clients: int, network: bool
+        self,
+        staged: StagedFetcher,
+        identity: bytes,
+        secret: bytes,
+        *,
+        threads: int,
+        clients: int,
+        network: bool,
+        count: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
+        self._count = count
         self.served_bytes = 0
         self._staged, self._identity = staged, identity
         self._counting = threading.Lock()
@@ -68,8 +79,10 @@ class Service:
         if late:
             chunks = extents["offset"] // self._staged.grid.chunk_bytes
             flags[~here & np.isin(chunks, late)] = LATER
+        served = int(extents["nbytes"][here].sum())
         with self._counting:
-            self.served_bytes += int(extents["nbytes"][here].sum())
+            self.served_bytes += served
+        self._count(served)
         return Reply(kind, [Part(flags), *parts])
 
     def _extents(self, kind: int, body: memoryview) -> np.ndarray:

@@ -20,6 +20,8 @@ _COUNTERS = {
     "node_bytes": ("node_bytes", "Bytes of records taken from memory of the rank's node."),
     "bytes_read": ("read_bytes", "Bytes read from the store."),
     "reads": ("reads", "Reads from the store."),
+    "peer_bytes": ("peer_bytes", "Bytes that came from the tiers of other nodes."),
+    "served_bytes": ("served_bytes", "Bytes sent to other processes out of the node's tiers."),
     "stalls": ("stalls", "How often a rank had to wait for bytes, not counting the first wait of a loop."),
     "stalled": ("stalled_seconds", "Seconds that a rank waited for bytes, not counting the first wait of a loop."),
     "loop": ("loop_seconds", "Seconds in loops over the loader."),

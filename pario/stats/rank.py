@@ -61,6 +61,8 @@ class RankStats:
     missed: int = 0  # pages that such guesses missed
     extra: int = 0  # pages that such guesses read in vain
     spilled: int = 0  # records that did not fit into the ring, so that this rank read them itself
+    peer_bytes: int = 0  # came from tiers of other nodes
+    served_bytes: int = 0  # sent to other processes out of this node's tiers
 
     def count(self, reads: int, nbytes: int) -> None:
         """Count reads that this rank sent to the store, and their bytes; nothing if it sent them to its tiers.
@@ -74,6 +76,12 @@ class RankStats:
         with _COUNTING:
             self.reads += reads
             self.bytes_read += nbytes
+
+    def count_peers(self, came: int = 0, served: int = 0) -> None:
+        """Count bytes that came from other nodes, and that were sent to them. Any thread may call this."""
+        with _COUNTING:
+            self.peer_bytes += came
+            self.served_bytes += served
 
     def __sub__(self, earlier: RankStats) -> RankStats:
         """The difference to an earlier state."""

@@ -98,6 +98,13 @@ class Report:
         lines = [table(rows)]
         if len(self.ranks) > 1:
             lines.append(f"  skew: rank {rank} was busy {ratio:.2f} times as long as the median rank")
+        came, served = sum(r.peer_bytes for r in self.ranks), sum(r.served_bytes for r in self.ranks)
+        if came or served:
+            busiest = max(self.ranks, key=lambda r: r.served_bytes)
+            lines.append(
+                f"  other nodes' tiers gave {decimal_bytes(came)}; most of it node {busiest.node}: "
+                f"{decimal_bytes(busiest.served_bytes)}"
+            )
         return "\n".join([*lines, "", self.sentence[0].upper() + self.sentence[1:] + "."])
 
 
