@@ -41,7 +41,11 @@ PARTS: dict[str, tuple[Command, Command]] = {
     ),
     "tiers": (
         ("benchmarks.tiers", "--data", "{dir}", "--out", "{dir}/tiers.json"),
-        ("benchmarks.tables", "{dir}/tiers.json", "--into", "docs/tiers.md"),
+        ("benchmarks.tables", "{dir}/tiers.json", "{dir}/nodes.json", "--into", "docs/tiers.md"),
+    ),
+    "nodes": (
+        ("benchmarks.nodes", "--data", "{dir}", "--out", "{dir}/nodes.json"),
+        ("benchmarks.tables", "{dir}/tiers.json", "{dir}/nodes.json", "--into", "docs/tiers.md"),
     ),
     "startup": (
         ("benchmarks.startup", "--json", "{dir}/startup.json"),
