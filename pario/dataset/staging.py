@@ -260,7 +260,7 @@ def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Opt
     mine = _Opened()
     try:
         with together(world, "opening the tiers"):
-            mine.open(wanted, identity, grid, fills=world.is_leader)
+            mine.open(wanted, identity, grid, file.path, fills=world.is_leader)
         memory = _share_memory(mine.memory, grid, world)
     except BaseException:
         mine.close()
@@ -285,7 +285,7 @@ class _Opened:
         self.watch: PressureWatch | None = None
         self.disks: list[DiskTier] = []
 
-    def open(self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, *, fills: bool) -> None:
+    def open(self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool) -> None:
         """fills : this rank makes its node's memory tier. Raises OptionError, ParioError."""
         if fills:
             self.memory = _make_memory(wanted, grid)
@@ -293,7 +293,7 @@ class _Opened:
             self.watch = PressureWatch(self.memory)
         for tier in wanted:
             if tier.where != _MEMORY:
-                self.disks += _open_disk(_here(tier), identity, grid)
+                self.disks += _open_disk(_here(tier), identity, grid, path)
 
     def close_memory(self) -> None:
         if self.watch is not None:
@@ -408,7 +408,7 @@ def _same_disks(mine: list[DiskTier], world: AnyWorld) -> list[DiskTier]:
     return [disk for disk in mine if disk.name in names]
 
 
-def _open_disk(tier: Tier, identity: bytes, grid: Grid) -> list[DiskTier]:
+def _open_disk(tier: Tier, identity: bytes, grid: Grid, path: str) -> list[DiskTier]:
     """The tier, or none if its storage refuses. Raises OptionError."""
     found = machine.file_system(tier.where)
     if found.shared and not tier.force:
@@ -422,7 +422,7 @@ def _open_disk(tier: Tier, identity: bytes, grid: Grid) -> list[DiskTier]:
         quota = machine.memory(swap=False)[1] // _SHARE_OF_MEMORY if found.kind == "memory" else _UNLIMITED
         quota = max(quota, grid.chunk_bytes)
     try:
-        return [DiskTier(tier.where, identity, grid, quota)]
+        return [DiskTier(tier.where, identity, grid, quota, path=path)]
     except OSError as e:
         _log.warning("tier %s is left out: %s", tier.where, e)
         return []

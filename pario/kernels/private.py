@@ -90,6 +90,11 @@ class PrivateDirectory:
             raise
         return fd
 
+    def remove(self, name: str) -> None:
+        """Remove a file of this user's."""
+        with self._open(make=False) as folder:
+            os.unlink(name, dir_fd=folder)
+
     def _check_file(self, fd: int, name: str) -> None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

@@ -2,7 +2,9 @@
 
     FOLDER/pario-UID/DATASET/data    the chunks, at their own offsets
                              map     which chunks are there, and the sums of their blocks (map.py)
-                             lock    one byte per chunk is locked by whoever puts it; the file is never removed
+                             lock    one byte per chunk is locked by whoever puts it, and one more, shared, by whoever
+                                     uses the copy
+                             path    of the data file, for whoever lists copies
 
 * The map decides what is there; holes in the sparse file are not asked for. A chunk's bytes are written first, then the
   sums of its blocks, then its byte in the map: a process that dies in between leaves no chunk.
@@ -10,7 +12,8 @@
   other damage, since each block is verified on every read.
 * Space is allocated before it is written, with the quota locked: processes that put at the same time stay within it
   together, and a full disk is noticed before half a chunk is written.
-* Nothing is evicted and nothing is unlinked here: what this job does not need, another one may be reading.
+* Nothing is evicted and nothing is unlinked here: what this job does not need, another one may be reading. `pario cache
+  clean` removes copies that nobody uses (copies.py).
 * Everything lies in a directory of this user's that nobody else can write (kernels/private.py).
 """
 
@@ -33,7 +36,10 @@ from pario.stage.base import AnyTier, Counts
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.map import ChunkMap, block_sums
 
-__all__ = ["DiskTier"]
+__all__ = ["FILES", "DiskTier", "lock_use", "root_of"]
+
+#: of a copy, in the order in which they may be removed
+FILES = ("data", "map", "path", "lock")
 
 #: After so many failed system calls in a row a tier is left alone for so many seconds; so is one without room.
 _MOST_ERRORS, _REST_S = 3, 30.0
@@ -48,12 +54,15 @@ class DiskTier(AnyTier):
     identity : bytes[32], digest of what tells this state of the data file from all others
     quota : bytes that all datasets of this user may take below `folder`
     floor : fraction of the disk's bytes and inodes that must stay free
+    path : of the data file, for the list of copies
 
     Raises OptionError if the quota does not hold one chunk, OSError (UnsafeError) if the folder cannot be used or
     trusted.
     """
 
-    def __init__(self, folder: str, identity: bytes, grid: Grid, quota: int, *, floor: float = 0.05) -> None:
+    def __init__(
+        self, folder: str, identity: bytes, grid: Grid, quota: int, *, floor: float = 0.05, path: str = ""
+    ) -> None:
         self.name = folder
         self.grid = grid.checked()
         self.counts = Counts()
@@ -65,7 +74,7 @@ class DiskTier(AnyTier):
                 hint="Give the tier more, or leave it out",
             )
         self._quota, self._floor = quota, floor
-        self._root = os.path.join(os.path.abspath(folder), f"pario-{os.geteuid()}")
+        self._root = root_of(folder)
         self._folder = PrivateDirectory(os.path.join(self._root, identity.hex()))
         self._files: _Files | None = _Files(self._folder, PrivateDirectory(self._root))
         with _locked(self._files.map):  # two processes may make it at the same time
@@ -75,6 +84,7 @@ class DiskTier(AnyTier):
             self._map = ChunkMap(self._files.map, identity, grid)
             if self._map.is_new:  # whatever lies there is unknown
                 os.ftruncate(self._files.data, 0)
+                self._folder.write("path", os.fsencode(path))
         self._lock = threading.Lock()
         self._busy: set[int] = set()  # chunks that threads of this process are putting
         self._failed, self._rests_until = 0, 0.0
@@ -269,7 +279,8 @@ class _Files:
 
     def __init__(self, folder: PrivateDirectory, root: PrivateDirectory) -> None:
         self._open: list[int] = []
-        for directory, name in ((folder, "lock"), (folder, "map"), (folder, "data"), (root, "quota")):
+        self._open.append(_used_lock(folder))
+        for directory, name in ((folder, "map"), (folder, "data"), (root, "quota")):
             self._open.append(directory.open_file(name))
         self.lock, self.map, self.data, self.quota = self._open
 
@@ -277,6 +288,43 @@ class _Files:
         for fd in self._open:
             os.close(fd)
 
+
+def root_of(folder: str) -> str:
+    """Where this user's copies lie below a tier's folder."""
+    return os.path.join(os.path.abspath(folder), f"pario-{os.geteuid()}")
+
+
+def lock_use(lock: int, *, alone: bool) -> bool:
+    """Note in a copy's open lock file that this process uses it, as others may, or that nobody else does. False: others
+    do, or one does alone. It ends when the descriptor is closed."""
+    try:
+        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK if alone else fcntl.F_RDLCK, _USE))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _used_lock(folder: PrivateDirectory) -> int:
+    """The open lock file of a copy that this process uses from now on. Raises OSError."""
+    for _ in range(2):
+        lock = folder.open_file("lock")
+        try:
+            if lock_use(lock, alone=False):
+                # Whoever removed the copy meanwhile removed this file, too.
+                if os.path.samestat(os.fstat(lock), os.stat(os.path.join(folder.path, "lock"))):
+                    os.utime(lock)
+                    return lock
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+    raise OSError(errno.EBUSY, "the copy is being removed", folder.path)
+
+
+#: the byte of the lock file that says who uses the copy
+_USE = 1 << 62
 
 #: The disk, or the user's share of it, is full.
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
 from pario.stage.grid import BLOCK_BYTES, Grid
 
-__all__ = ["ChunkMap", "block_sums"]
+__all__ = ["ChunkMap", "block_sums", "read_head"]
 
 _MAGIC = b"pario chunk map1"
 _HEAD = struct.Struct("<16s32sQQQ")
@@ -96,6 +97,26 @@ class ChunkMap:
         """The chunk is not what was put: it counts as absent, for all processes that have not seen it yet."""
         self._known[chunk] = False
         _write(self._fd, b"\0", self._states_at + chunk)
+
+
+class Head(NamedTuple):
+    """What a map says by itself. held : bool[chunks]: which chunks are there"""
+
+    identity: bytes
+    grid: Grid
+    held: np.ndarray
+
+
+def read_head(contents: bytes) -> Head | None:
+    """Of the contents of a map; None if it is none."""
+    head, total = contents[: _HEAD.size], contents[_HEAD.size : _HEAD.size + 8]
+    if len(head) < _HEAD.size or xxhash.xxh3_64_digest(head) != total:
+        return None
+    magic, identity, file_bytes, chunk_bytes, block_bytes = _HEAD.unpack(head)
+    grid = Grid(file_bytes, chunk_bytes)
+    if magic != _MAGIC or block_bytes != BLOCK_BYTES or len(contents) != ChunkMap.nbytes(grid):
+        return None
+    return Head(identity, grid, np.frombuffer(contents, np.uint8)[_HEAD_BYTES + 8 * grid.blocks :] == 1)
 
 
 def block_sums(data: np.ndarray) -> np.ndarray:
