@@ -121,6 +121,11 @@ class Workers:
         return not any(thread.is_alive() for thread in threads)
 
     @property
+    def load(self) -> int:
+        """Units that are queued or running."""
+        return self._under_way
+
+    @property
     def has_ended(self) -> bool:
         return self._ended
 

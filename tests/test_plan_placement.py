@@ -96,3 +96,19 @@ def test_nobody_to_ask() -> None:
 def test_no_placement(chunks, quotas, copies) -> None:
     with pytest.raises(OptionError):
         assign(1, chunks, quotas, copies)
+
+
+def test_what_nodes_hold_stays_with_them() -> None:
+    """A job with its nodes in another order finds its chunks where they are."""
+    before = assign(5, range(100), [30, 30, 30, 30], 1)
+    held = np.zeros((4, 100), bool)
+    for node in range(4):
+        held[(node + 1) % 4, before.kept_by(node)] = True
+    after = assign(5, range(100), [30, 30, 30, 30], 1, held=held)
+    assert after.is_complete
+    for node in range(4):
+        assert after.kept_by((node + 1) % 4).tolist() == before.kept_by(node).tolist()
+    half = held.copy()
+    half[:, 50:] = False
+    assert assign(5, range(100), [30, 30, 30, 30], 1, held=half).is_complete
+    assert np.array_equal(assign(5, range(100), [30] * 4, 1, held=np.zeros((4, 100), bool)).owners, before.owners)

@@ -258,6 +258,111 @@ def test_a_node_that_comes_back(cluster: Build, monkeypatch: pytest.MonkeyPatch)
     assert nodes.store_bytes == 0
 
 
+def test_memory_that_is_given_back_while_it_is_lent(cluster: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hole reads as zeros: they must not arrive with a sum that fits."""
+    nodes = cluster(50, 50, copies=1)
+    assert nodes.all_read_all()
+    memory = nodes.nodes[0].tier
+    assert isinstance(memory, MemoryTier)
+    lend = MemoryTier.lend
+
+    def lend_and_lose(self: MemoryTier, offset: int, nbytes: int) -> Part | None:
+        part = lend(self, offset, nbytes)
+        if self is memory:
+            memory.give_back(offset // GRID.chunk_bytes)
+        return part
+
+    monkeypatch.setattr(MemoryTier, "lend", lend_and_lose)
+    kept = nodes.placement.kept_by(0)[:5].tolist()  # whole chunks, which are not copied before they are sent
+    assert nodes.nodes[1].read(*(GRID.span(chunk) for chunk in kept))
+    asker = nodes.nodes[1].peers
+    assert asker is not None
+    assert asker.counts.damaged > 0
+    assert asker.counts.lost == 0
+
+
+def test_an_interrupt_while_a_node_is_asked(cluster: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that was interrupted raises; nobody else notices."""
+    nodes = cluster(14, 14, 14, copies=1)
+    assert nodes.all_read_all()
+    asker = nodes.nodes[0].peers
+    assert asker is not None
+    exchange = Peers._exchange
+    interrupts = [KeyboardInterrupt(), SystemExit()]
+
+    def interrupted(self: Peers, *arguments: Any) -> np.ndarray:
+        if self is asker and interrupts and threading.current_thread().name == "interrupted":
+            raise interrupts.pop()
+        return exchange(self, *arguments)
+
+    monkeypatch.setattr(Peers, "_exchange", interrupted)
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            nodes.nodes[0].read_all(1)
+        except BaseException as e:
+            raised.append(e)
+
+    for _ in range(2):
+        thread = threading.Thread(target=read, name="interrupted")
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert [type(e) for e in raised] == [SystemExit, KeyboardInterrupt]
+    for _ in range(3):
+        assert nodes.all_read_all(5)
+    assert all(line.under_way == 0 and not line.waiting for line in asker._lines.values())
+
+
+def test_many_slow_requests_make_no_node_look_dead(cluster: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "_BRING_S", 0.3)
+    monkeypatch.setattr(peers_module, "LIMIT_S", 1.0)
+    nodes = cluster(50, 1, copies=1, wait_s=0.1, threads=2)
+    kept = nodes.placement.kept_by(0).tolist()
+    asker = nodes.nodes[1]
+    given: dict[str, Any] = {"serves": True, "secret": SECRET, "identity": IDENTITY, "grid": GRID}
+    others = [Peers(nodes.placement, 1, [nodes.nodes[0].service.address, None], **given) for _ in range(12)]
+    right: list[bool] = []
+
+    def ask(peers: Peers) -> None:
+        extents = np.array([(chunk * GRID.chunk_bytes, 100) for chunk in kept], EXTENT)
+        out = np.empty(100 * len(kept), np.uint8)
+        found = peers.read(extents, out, np.arange(len(kept)) * 100)
+        right.append(bool(found.all()))
+
+    threads = [threading.Thread(target=ask, args=(peers,)) for peers in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert right == [True] * 12
+    assert not any(peers.counts.lost for peers in others)
+    assert nodes.store_bytes == sum(GRID.span(chunk)[1] for chunk in kept), "each chunk is brought once"
+    assert asker.read_all(0)
+    for peers in others:
+        peers.close()
+
+
+def test_a_connection_that_was_closed_meanwhile(cluster: Build) -> None:
+    nodes = cluster(14, 14, 14, copies=1)
+    assert nodes.all_read_all()
+    for node in nodes.nodes:
+        while node.service._server._drop_idle():
+            pass
+    assert nodes.all_read_all(3)
+    assert not any(node.peers.counts.lost for node in nodes.nodes if node.peers is not None)
+
+
+def test_few_descriptors(cluster: Build) -> None:
+    nodes = cluster(14, 14, 14, copies=1)
+    asker = nodes.nodes[0].peers
+    assert asker is not None
+    asker._most_idle = 1
+    assert nodes.all_read_all()
+    assert sum(client.idle for client in asker._clients if client is not None) <= 2
+
+
 @pytest.mark.parametrize("garbage", ["flags", "too few", "too many", "nothing", "other flags"])
 def test_answers_that_are_garbage(cluster: Build, garbage: str) -> None:
     nodes = cluster(14, 14, 14, copies=1)

@@ -22,7 +22,7 @@ class Wire:
         self._door = socket.create_server(("127.0.0.1", 0))
         self._local, self._flips = server.local, flips
         self.flipped = 0
-        self.address = Address("another machine", "", ("127.0.0.1",), self._door.getsockname()[1])
+        self.address = Address("another machine", server.local, ("127.0.0.1",), self._door.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:

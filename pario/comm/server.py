@@ -13,11 +13,10 @@ import os
 import secrets
 import select
 import socket
-import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -35,6 +34,7 @@ from pario.comm.sockets import (
     Part,
     machine_id,
     proof,
+    same_user,
     send,
     tune,
 )
@@ -47,6 +47,8 @@ _log = logging.getLogger("pario")
 
 #: Seconds for a stranger to show that it knows the secret.
 _PROVE_S = 5.0
+#: As many may stand in line to connect, if the system allows that.
+_BACKLOG = 1024
 #: Strangers at one time; a further one takes the place of the oldest.
 _MOST_STRANGERS = 64
 
@@ -62,10 +64,11 @@ class Server:
     """Answers requests of clients that know the secret.
 
     secret : at least 16 bytes
-    answer(kind, body) : called by any of `threads` threads; what it raises closes the connection
+    answer(kind, body) : called by any of `threads` threads of each sort; what it raises closes the connection
     most_bytes : of the body of a request
     most_links : connections at one time
-    limit_s : a client that takes nothing for so long is given up
+    limit_s : a client that takes nothing for so long is given up, and a request that has waited so long is not answered
+    slow : kinds of requests that may take long; other threads, as many, answer them
     network : reachable from other machines, on the job's interface (launcher.own_addresses)
 
     Raises OSError, ParioError if the system refuses a socket or a thread.
@@ -81,18 +84,22 @@ class Server:
         most_links: int,
         limit_s: float,
         network: bool,
+        slow: Container[int] = (),
     ) -> None:
         self._secret, self._answer = secret, answer
         self._most_bytes, self._most_links, self._limit_s = most_bytes, most_links, limit_s
-        self._lock = threading.Lock()  # guards the links and what was said
-        self._links: dict[_Link, float] = {}  # until when a stranger may prove itself; infinity once it has
+        # Guards the links and what was said. The garbage collector may call `close` in a thread that holds it.
+        self._lock = threading.RLock()
+        self._strangers: dict[_Link, float] = {}  # until when each may prove itself
+        self._links: dict[_Link, None] = {}  # those that have, the one used last at the end
         self._said: set[str] = set()
         self._closed = self._over = False
         self._listeners: list[socket.socket] = []
         self._poll = select.epoll()  # any thread may change it while another one waits
         self._ready: dict[int, Callable[[], None]] = {}  # what to do if something comes, by descriptor
         self._bell, self._rope = socket.socketpair()
-        self._workers = Workers("pario-serve", threads)
+        self._workers = {slow: Workers(f"pario-{name}", threads) for slow, name in ((False, "serve"), (True, "slow"))}
+        self._slow = slow
         try:
             self.address = self._listen(network)
             self._watch(self._bell, self._heard)
@@ -110,12 +117,12 @@ class Server:
         here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listeners.append(here)
         here.bind(f"\0{local}")
-        here.listen(128)
+        here.listen(_BACKLOG)
         hosts = own_addresses() if network else []
         port = 0
         with suppress(OSError):  # without a network the processes of this machine can still connect
             if hosts:
-                there = socket.create_server((hosts[0], 0), backlog=128)
+                there = socket.create_server((hosts[0], 0), backlog=_BACKLOG)
                 self._listeners.append(there)
                 port = there.getsockname()[1]
         return Address(machine_id(), local, tuple(hosts), port)
@@ -125,8 +132,8 @@ class Server:
     def _run(self) -> None:
         while not self._over:
             with self._lock:
-                first = min(self._links.values(), default=float("inf"))
-            wait = None if first == float("inf") else max(0.0, first - time.monotonic())
+                first = next(iter(self._strangers.values()), None)  # the oldest
+            wait = None if first is None else max(0.0, first - time.monotonic())
             for fd, _ in self._poll.poll(wait):
                 action = self._ready.get(fd)
                 if action is not None:
@@ -144,23 +151,20 @@ class Server:
         except OSError as e:
             if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 self._say("refuses connections", os.strerror(e.errno or 0))
-                time.sleep(0.1)  # it stays ready to be accepted
+                if not self._drop_idle():
+                    time.sleep(0.1)  # it stays ready to be accepted
             return
         sock.setblocking(False)
         link = _Link(sock)
-        if not link.same_user():
+        if not same_user(sock):
             sock.close()
             self._say("refused a connection", "another user")
             return
         with self._lock:
-            strangers = [each for each, until in self._links.items() if until < float("inf")]
-            self._links[link] = time.monotonic() + _PROVE_S
-            full = len(self._links) > self._most_links
-        if full or len(strangers) >= _MOST_STRANGERS:
-            self._drop(strangers[0] if strangers else link)
-            self._say("refused a connection", "there are too many")
-            if not strangers:
-                return
+            if len(self._strangers) >= _MOST_STRANGERS:
+                self._drop(next(iter(self._strangers)))
+                self._say("refused a connection", "there are too many")
+            self._strangers[link] = time.monotonic() + _PROVE_S
         try:
             sock.send(GREETING + link.number)  # as much fits into a new connection
         except OSError:
@@ -184,15 +188,33 @@ class Server:
                 if link.proven and self._took(link):
                     return
                 if not link.proven:
-                    link.prove(self._secret, self._limit_s)
-                    with self._lock:
-                        self._links[link] = float("inf")
+                    self._let_in(link)
             self._watch_again(link)
         except _RefusedError as e:
             self._say("refused a connection", str(e))
             self._drop(link)
         except (OSError, ParioError):  # the end of the connection; no thread to answer it
             self._drop(link)
+
+    def _let_in(self, link: _Link) -> None:
+        """Raises _RefusedError, OSError."""
+        link.check(self._secret, self.address.local)
+        with self._lock:
+            full = len(self._links) >= self._most_links
+        if full and not self._drop_idle():
+            raise _RefusedError("there are too many")
+        link.welcome(self._secret, self.address.local, self._limit_s)
+        with self._lock:
+            self._strangers.pop(link, None)
+            self._links[link] = None
+
+    def _drop_idle(self) -> bool:
+        """Close the connection that has been idle for longest; its client makes a new one if it needs it."""
+        with self._lock:
+            idle = next((link for link in self._links if not link.busy), None)
+        if idle is not None:
+            self._drop(idle)
+        return idle is not None
 
     def _took(self, link: _Link) -> bool:
         """Hand a request to a thread, if all of it is there."""
@@ -204,21 +226,26 @@ class Server:
             if not link.filled():
                 return False
         kind, body = link.request()
-        self._workers.put(partial(self._serve, link, kind, body))
+        link.busy = True
+        with self._lock:
+            self._links[link] = self._links.pop(link, None)
+        self._workers[kind in self._slow].put(partial(self._serve, link, kind, body, time.monotonic()))
         return True
 
     def _send_strangers_away(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [link for link, until in self._links.items() if until <= now]
+            late = [link for link, until in self._strangers.items() if until <= now]
         for link in late:
             self._drop(link)
             self._say("refused a connection", f"it did not prove itself within {_PROVE_S:g} s")
 
     # -- the threads that answer ---------------------------------------------------------------------------------------
 
-    def _serve(self, link: _Link, kind: int, body: memoryview) -> None:
+    def _serve(self, link: _Link, kind: int, body: memoryview, came: float) -> None:
         try:
+            if time.monotonic() - came > self._limit_s:
+                raise TimeoutError("the client has given up")
             reply = self._answer(kind, body)
             send(link.sock, reply.kind, reply.parts)
         except Exception as e:
@@ -226,11 +253,17 @@ class Server:
             self._drop(link)
             return
         link.expect_head()
+        link.busy = False
         self._watch_again(link)
+
+    def load(self, *, slow: bool) -> int:
+        """Requests of this sort that are answered now, or wait for that."""
+        return self._workers[slow].load
 
     def _drop(self, link: _Link) -> None:
         with self._lock:
             self._links.pop(link, None)
+            self._strangers.pop(link, None)
         self._ready.pop(link.sock.fileno(), None)  # before the system gives its number to another one
         link.sock.close()
 
@@ -247,10 +280,11 @@ class Server:
             return
         self._closed = True
         with self._lock:
-            for link in self._links:  # whoever answers there stops
+            for link in list(self._links):  # whoever answers there stops
                 with suppress(OSError):
                     link.sock.shutdown(socket.SHUT_RDWR)
-        self._workers.end(limit_s)
+        for workers in self._workers.values():
+            workers.end(limit_s)
         self._over = True
         with suppress(OSError):
             self._rope.send(b".")
@@ -260,7 +294,12 @@ class Server:
     def forget(self) -> None:
         """Close this process's descriptors; connections of the process that it was forked from go on."""
         self._closed = self._over = True
-        for each in (*self._listeners, self._bell, self._rope, *(link.sock for link in list(self._links))):
+        for each in (
+            *self._listeners,
+            self._bell,
+            self._rope,
+            *(link.sock for link in [*self._links, *self._strangers]),
+        ):
             each.close()
         self._poll.close()
 
@@ -275,7 +314,7 @@ class _Link:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.number = secrets.token_bytes(NUMBER_BYTES)
-        self.proven = False
+        self.proven = self.busy = False
         self.body: memoryview | None = None
         self._head = b""
         self._expect(len(GREETING) + NUMBER_BYTES + MAC_BYTES)
@@ -295,22 +334,19 @@ class _Link:
             self._got += got
         return True
 
-    def same_user(self) -> bool:
-        """False if the system knows that another user is at the other end."""
-        if self.sock.family != socket.AF_UNIX:
-            return True
-        _, uid, _ = struct.unpack("3i", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return bool(uid == os.geteuid())
-
-    def prove(self, secret: bytes, limit_s: float) -> None:
-        """Raises _RefusedError, OSError."""
+    def check(self, secret: bytes, name: str) -> None:
+        """Whether the client knows the secret, and means this server. Raises _RefusedError."""
         said = bytes(self._buffer)
         greeting, number, mac = said[: len(GREETING)], said[len(GREETING) : -MAC_BYTES], said[-MAC_BYTES:]
         if greeting != GREETING:
             raise _RefusedError("it speaks something else")
-        if not hmac.compare_digest(mac, proof(secret, b"client", self.number, number)):
+        if not hmac.compare_digest(mac, proof(secret, b"client" + name.encode(), self.number, number)):
             raise _RefusedError("it does not know the secret")
-        self.sock.send(proof(secret, b"server", self.number, number))
+        self._theirs = number
+
+    def welcome(self, secret: bytes, name: str, limit_s: float) -> None:
+        """Raises OSError."""
+        self.sock.send(proof(secret, b"server" + name.encode(), self.number, self._theirs))
         self.proven = True
         tune(self.sock, limit_s)
         self.expect_head()

@@ -1,8 +1,8 @@
 """Requests and answers between processes without MPI, so that background threads may send and answer them.
 
     server --> greeting, 32 random bytes
-    client --> greeting, 32 random bytes, HMAC(secret, "client", both)
-    server --> HMAC(secret, "server", both)
+    client --> greeting, 32 random bytes, HMAC(secret, "client", server's name, both)
+    server --> HMAC(secret, "server", server's name, both)
     client --> request --> server --> answer --> client, any number of times
 
 Both sides show that they know the secret without sending it, and what was overheard helps nobody: each connection has
@@ -25,15 +25,28 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
-__all__ = ["SENDFILE_BYTES", "Address", "Client", "Part", "Request", "exactly", "machine_id", "proof", "send", "tune"]
+__all__ = [
+    "SENDFILE_BYTES",
+    "Address",
+    "Client",
+    "Part",
+    "Request",
+    "exactly",
+    "machine_id",
+    "proof",
+    "same_user",
+    "send",
+]
+__all__ += ["tune"]
 
 #: of this version of the protocol
 GREETING = b"pario p1"
@@ -72,11 +85,13 @@ class Part(NamedTuple):
 
     view : u8[n], contiguous
     fd, offset : an open file that holds the same bytes; -1: none
+    still() : whether the memory has held these bytes since the part was made; None: it always does
     """
 
     view: np.ndarray
     fd: int = -1
     offset: int = 0
+    still: Callable[[], bool] | None = None
 
 
 class Client:
@@ -87,7 +102,7 @@ class Client:
 
     def __init__(self, address: Address, secret: bytes, limit_s: float) -> None:
         self._address, self._secret, self._limit_s = address, secret, limit_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may call `close` in a thread that holds it
         self._idle: list[socket.socket] = []
         self._used: set[socket.socket] = set()
         self._pid = os.getpid()
@@ -96,11 +111,17 @@ class Client:
     def ask(self, kind: int, body: bytes) -> Request:
         """Send a request. Raises OSError."""
         self._after_fork()
-        with self._lock:
-            sock = self._idle.pop() if self._idle else None
-        if sock is not None and not _is_quiet(sock):  # the server has closed it
-            sock.close()
-            sock = None
+        sock = None
+        while sock is None:
+            with self._lock:
+                if self._closed:
+                    raise OSError("the connections to another node are closed")
+                if not self._idle:
+                    break
+                sock = self._idle.pop()
+            if not _is_quiet(sock):  # the server has closed it
+                sock.close()
+                sock = None
         if sock is None:
             sock = self._connect()
         with self._lock:
@@ -135,13 +156,16 @@ class Client:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(_CONNECT_S)
-            sock.connect(address)
+            _connect(sock, address)
+            if not same_user(sock):
+                raise OSError("another user's process has the address of another node")
             theirs = exactly(sock, len(GREETING) + NUMBER_BYTES)
             if not theirs.startswith(GREETING):
                 raise OSError("another node speaks something else")
             number, mine = theirs[len(GREETING) :], secrets.token_bytes(NUMBER_BYTES)
-            sock.sendall(GREETING + mine + proof(self._secret, b"client", number, mine))
-            if not hmac.compare_digest(exactly(sock, MAC_BYTES), proof(self._secret, b"server", number, mine)):
+            name = self._address.local.encode()
+            sock.sendall(GREETING + mine + proof(self._secret, b"client" + name, number, mine))
+            if not hmac.compare_digest(exactly(sock, MAC_BYTES), proof(self._secret, b"server" + name, number, mine)):
                 raise OSError("another node does not know the secret")
             tune(sock, self._limit_s)
         except BaseException:
@@ -156,12 +180,24 @@ class Client:
             if good and not self._closed:
                 self._idle.append(sock)
                 return
-        sock.close()
+        _end(sock)
+
+    @property
+    def idle(self) -> int:
+        """Connections that nobody uses."""
+        return len(self._idle)
+
+    def close_idle(self) -> None:
+        """They are made again when they are needed."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for sock in idle:
+            _end(sock)
 
     def _after_fork(self) -> None:
         """The connections belong to the process that made them."""
         if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
+            self._pid, self._lock = os.getpid(), threading.RLock()
             for sock in (*self._idle, *self._used):
                 sock.close()
             self._idle, self._used = [], set()
@@ -170,12 +206,10 @@ class Client:
         """Requests under way fail. Idempotent."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
             for sock in self._used:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
-        for sock in idle:
-            sock.close()
+        self.close_idle()
 
 
 class Request:
@@ -203,7 +237,10 @@ class Request:
         rest = deque(view for view in views if len(view))
         while rest:
             pieces = [rest[k] for k in range(min(len(rest), _PIECES))]
-            got = self._sock.recvmsg_into(pieces, 0, socket.MSG_WAITALL)[0]
+            try:
+                got = self._sock.recvmsg_into(pieces, 0, socket.MSG_WAITALL)[0]
+            except BlockingIOError as e:
+                raise TimeoutError("nothing came for too long") from e
             if not got:
                 raise OSError("another node closed the connection")
             _advance(rest, got)
@@ -224,11 +261,42 @@ class Request:
             self._client.finished(self._sock, good=False)
 
 
+def _connect(sock: socket.socket, address: str | tuple[str, int]) -> None:
+    """Raises OSError."""
+    end = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            sock.connect(address)
+            return
+        except BlockingIOError:  # a Unix socket at which too many stand in line
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.005)
+
+
+def same_user(sock: socket.socket) -> bool:
+    """False if the system knows that another user is at the other end."""
+    if sock.family != socket.AF_UNIX:
+        return True
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(uid == os.geteuid())
+
+
+def _end(sock: socket.socket) -> None:
+    """Also for processes that were forked meanwhile."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
 def exactly(sock: socket.socket, nbytes: int) -> bytes:
     """The next bytes. Raises OSError."""
     said = b""
     while len(said) < nbytes:
-        part = sock.recv(nbytes - len(said), socket.MSG_WAITALL)
+        try:
+            part = sock.recv(nbytes - len(said), socket.MSG_WAITALL)
+        except BlockingIOError as e:
+            raise TimeoutError("nothing came for too long") from e
         if not part:
             raise OSError("closed")
         said += part
@@ -241,7 +309,9 @@ def send(sock: socket.socket, kind: int, parts: Sequence[Part]) -> None:
     for part in parts:
         total.update(memoryview(part.view))
         nbytes += len(part.view)
-    views = deque([memoryview(HEAD.pack(MAGIC, kind, nbytes, total.intdigest()))])
+    # What changed before the sum was made gets a wrong one; what changes from here on does not have this one.
+    unchanged = all(part.still is None or part.still() for part in parts)
+    views = deque([memoryview(HEAD.pack(MAGIC, kind, nbytes, total.intdigest() ^ (not unchanged)))])
     for part in parts:
         if part.fd >= 0 and len(part.view) >= SENDFILE_BYTES:
             _send_views(sock, views)
@@ -282,7 +352,7 @@ def _advance(views: deque[memoryview], nbytes: int) -> None:
 
 
 def tune(sock: socket.socket, limit_s: float) -> None:
-    """Let the system end calls that wait for longer (BlockingIOError). With Python's own time limits each call would be
+    """Let the system end calls that wait for longer. With Python's own time limits each call would be
     two, and would return with every packet."""
     sock.setblocking(True)
     limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))

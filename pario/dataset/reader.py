@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import platform
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -241,6 +242,8 @@ class Reader:
         if self.recipe.source == "auto":
             self.stage = open_stage(self.file, self.world, self.snapshot, self.options)
         if self.stage is not None:
+            # A thread of the stage refers to it, so that it would outlive a reader that is dropped.
+            weakref.finalize(self, self.stage.close).atexit = False
             self.stage.meet(self.world, self.index, self.checked)
 
     @property
@@ -273,7 +276,7 @@ class Reader:
     def abandon(self, limit_s: float = math.inf) -> None:
         """Close this rank's own resources; not collective. Files with reads in flight after `limit_s` close later."""
         if self.stage is not None:
-            self.stage.part()  # first: reads may be waiting for another node
+            self.stage.part(min(limit_s, STOP_S))  # first: reads may be waiting for another node
         self.file.close(limit_s)
         if self.stage is not None:
             self.stage.close()

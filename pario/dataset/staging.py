@@ -45,6 +45,8 @@ _CHUNK_BYTES = MiB
 #: An automatic memory tier takes at most this part of the memory that is available.
 _SHARE_OF_MEMORY = 4
 
+#: Nodes tell each other what they hold if that is at most so many bits: 8 MiB on each rank.
+_MOST_BITS = 64 << 20
 #: So many copies of a chunk other nodes know of, if the quotas have room for them; further ones serve their own node.
 _COPIES = 4
 
@@ -131,28 +133,36 @@ class Stage:
             _log.warning("nodes do not share their copies: some of them have no tier")
             return
         secret = world.bcast(secrets.token_bytes(32) if world.rank == 0 else None)
-        told: tuple[int, Address | None, int] | None = None
+        told: tuple[int, Address | None, int, bytes] | None = None
         if world.is_leader:
             self.service = self._serve(secret, world)
-            room = max(tier.room() for tier in self.tiers) if self.service is not None else 0
-            told = world.node, self.service.address if self.service is not None else None, room
+            room = max(tier.room() for tier in self.tiers)
+            # Others cannot ask a node that does not serve: what it keeps is its own affair.
+            address = self.service.address if self.service is not None else None
+            told = world.node, address, room, self._held_bits() if world.nodes * grid.chunks <= _MOST_BITS else b""
         nodes = sorted((each for each in world.allgather(told) if each is not None), key=lambda each: each[0])
         # Chunks without records are the first ones to have no node. An index that still grows does not know them.
         worth = np.arange(grid.chunks)
         if index.is_complete:
             used = self.used(index, checked)
             worth = np.concatenate([used, np.setdiff1d(worth, used)])
-        rooms = [room for _, _, room in nodes]
+        rooms = [room for _, _, room, _ in nodes]
+        offers = [room if address is not None else 0 for _, address, room, _ in nodes]
+        held = np.zeros((len(nodes), grid.chunks), bool)
+        for number, (_, address, _, bits) in enumerate(nodes):
+            if bits and address is not None:
+                held[number] = np.unpackbits(np.frombuffer(bits, np.uint8), count=grid.chunks)
         self.placement = assign(
             int.from_bytes(self._identity[:8], "little"),
             worth,
-            rooms,
+            offers,
             _COPIES if options.copies == "auto" else int(options.copies),
+            held=held,
         )
         self.peers = Peers(
             self.placement,
             world.node,
-            [address for _, address, _ in nodes],
+            [address for _, address, _, _ in nodes],
             serves=world.is_leader,
             secret=secret,
             identity=self._identity,
@@ -161,13 +171,20 @@ class Stage:
         )
         self.keeps = np.zeros(grid.chunks, bool)
         self.keeps[self.placement.kept_by(world.node)] = True
-        if options.copies == "auto":  # what else the node has room for it keeps for itself
+        if options.copies == "auto" or not offers[world.node]:  # what else it has room for it keeps for itself
             others = worth[~self.keeps[worth]]
             self.keeps[others[: max(0, rooms[world.node] - int(self.keeps.sum()))]] = True
         # The other ranks of a node leave its chunks to the first one.
         self._brings = self.keeps if world.is_leader else np.zeros(grid.chunks, bool)
         if self.fetcher is not None:
             self.fetcher.join(self.peers, self._brings)
+
+    def _held_bits(self) -> bytes:
+        """What an earlier job has left on this node's disks, a bit per chunk; empty if that is nothing."""
+        held = np.zeros(self.tiers[0].grid.chunks, bool)
+        for tier in self.tiers:
+            held |= tier.held()
+        return np.packbits(held).tobytes() if held.any() else b""
 
     def _serve(self, secret: bytes, world: AnyWorld) -> Service | None:
         assert self.fetcher is not None  # the node's first rank has opened the file
@@ -228,16 +245,16 @@ class Stage:
             state["peers"] = {**vars(self.peers.counts), "served_bytes": served}
         return state
 
-    def part(self) -> None:
+    def part(self, limit_s: float = 1.0) -> None:
         """Answer other nodes no more, and wait for none. Idempotent."""
         if self.peers is not None:
             self.peers.close()
         if self.service is not None:
-            self.service.close()
+            self.service.close(limit_s)
 
     def close(self) -> None:
         """Idempotent. Copies on disks stay, those in memory until the last rank of the node has closed them."""
-        self.part()
+        self.part(0)
         if self._watch is not None:
             self._watch.close()
         for tier in self.tiers:

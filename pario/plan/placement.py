@@ -60,7 +60,12 @@ class Placement:
 
 
 def assign(
-    dataset: int, chunks: Sequence[int] | np.ndarray, quotas: Sequence[int], copies: int | None = None
+    dataset: int,
+    chunks: Sequence[int] | np.ndarray,
+    quotas: Sequence[int],
+    copies: int | None = None,
+    *,
+    held: np.ndarray | None = None,
 ) -> Placement:
     """Assign the chunks of a dataset to nodes. The same on every node that asks.
 
@@ -68,6 +73,7 @@ def assign(
     chunks : in the order of their worth. Where not all fit, the last ones have no node
     quotas : per node, how many chunks it can hold
     copies : of each chunk, if the quotas hold them; None: as many as they hold
+    held : bool[nodes, chunks]: what nodes have from an earlier job, with other nodes or quotas, goes to them first
 
     Raises OptionError.
     """
@@ -82,10 +88,13 @@ def assign(
     room = np.minimum(np.asarray(quotas, dtype=np.int64), n)
     most = min(copies if copies is not None else nodes, nodes)
     owners = np.full((n, most), NOBODY, dtype=np.int32)
+    everybody = np.empty((0, 0), np.bool_)
     for copy in range(most):
+        passes = [(room.copy(), held)] if held is not None and held.any() else []
         # What the bound kept from all nodes that do not keep it yet goes to the first one with room.
-        for left in (np.minimum(room, _bound(n, room)), room.copy()):
-            place_copies(np.uint64(dataset & (1 << 64) - 1), order, copy, left, room, owners)
+        passes += [(np.minimum(room, _bound(n, room)), everybody), (room.copy(), everybody)]
+        for left, only in passes:
+            place_copies(np.uint64(dataset & (1 << 64) - 1), order, copy, left, room, owners, only)
     while owners.shape[1] > 1 and (owners[:, -1] == NOBODY).all():
         owners = owners[:, :-1]
     return Placement(owners=owners, nodes=nodes)

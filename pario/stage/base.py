@@ -103,8 +103,8 @@ class AnyTier(ABC):
         return np.fromiter((self.read(offset, out[at : at + n]) for offset, n, at in columns), bool, len(extents))
 
     def lend(self, offset: int, nbytes: int) -> Part | None:
-        """The file's bytes for another process; None: not all of them are here. They may change until they are sent:
-        the receiver notices by their checksum. Arguments as for `read`."""
+        """The file's bytes for another process; None: not all of them are here. `Part.still` tells whether they are
+        still there. Arguments as for `read`."""
         out = np.empty(nbytes, np.uint8)
         return Part(out) if self.read(offset, out) else None
 

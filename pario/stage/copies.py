@@ -1,5 +1,5 @@
-"""The copies that disk tiers keep below a folder, for whoever looks after the disk: what is there, whether it is right, and
-away with it. Only what a disk tier made is touched, and nothing that a job uses."""
+"""The copies that disk tiers keep below a folder, for whoever looks after the disk: what is there, whether it is right,
+and away with it. Only what a disk tier made is touched, and nothing that a job uses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def verify(copy: Copy) -> tuple[int, int]:
 
     Raises OSError, ParioError.
     """
-    tier = DiskTier(copy.folder, bytes.fromhex(copy.identity), copy.grid, copy.grid.file_bytes + (1 << 40), path=copy.path)
+    tier = DiskTier(
+        copy.folder, bytes.fromhex(copy.identity), copy.grid, copy.grid.file_bytes + (1 << 40), path=copy.path
+    )
     right = wrong = 0
     try:
         for chunk in np.flatnonzero(tier.held()).tolist():

@@ -309,11 +309,11 @@ def _used_lock(folder: PrivateDirectory) -> int:
     for _ in range(2):
         lock = folder.open_file("lock")
         try:
-            if lock_use(lock, alone=False):
-                # Whoever removed the copy meanwhile removed this file, too.
-                if os.path.samestat(os.fstat(lock), os.stat(os.path.join(folder.path, "lock"))):
-                    os.utime(lock)
-                    return lock
+            # Whoever removed the copy meanwhile removed this file, too.
+            now = os.path.join(folder.path, "lock")
+            if lock_use(lock, alone=False) and os.path.samestat(os.fstat(lock), os.stat(now)):
+                os.utime(lock)
+                return lock
         except FileNotFoundError:
             pass
         except BaseException:

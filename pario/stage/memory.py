@@ -209,12 +209,14 @@ class MemoryTier(AnyTier):
         return here
 
     def lend(self, offset: int, nbytes: int) -> Part | None:
-        first, last = offset // self.grid.chunk_bytes, (offset + nbytes - 1) // self.grid.chunk_bytes
-        if not all(self.has(chunk) for chunk in range(first, last + 1)):
+        chunks = np.arange(offset // self.grid.chunk_bytes, -(-(offset + nbytes) // self.grid.chunk_bytes))
+        before = self.states.generations(chunks) if self._open else None
+        if before is None:
             return None
         self.counts.reads += 1
         self.counts.read_bytes += nbytes
-        return Part(self.view[offset : offset + nbytes], self.files[0], offset)
+        view = self.view[offset : offset + nbytes]
+        return Part(view, self.files[0], offset, lambda: self.states.generations(chunks) == before)
 
     def room(self) -> int:
         return min(self.grid.chunks, self.budget // self.grid.chunk_bytes)

@@ -15,7 +15,9 @@ slower the answers, the larger the requests.
 
 from __future__ import annotations
 
+import errno
 import logging
+import resource
 import threading
 import time
 from collections import deque
@@ -63,6 +65,8 @@ LIMIT_S = 8.0
 _REST_S, _MOST_REST_S = 30.0, 600.0
 #: Requests of one kind to one node that are under way: while one is answered, another one is on its way.
 _REQUESTS = 2
+#: Failures of this process, not of the node that it asks.
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 #: More nodes than anybody asks for one chunk: an owner has two entries at most.
 _MOST_TRIES = 1 << 20
 #: Threads that ask, on a job of many nodes.
@@ -89,14 +93,14 @@ class _Call:
 
     extents, out, starts : of the call
     found : bool[n]: which ones came
-    began : when
+    news : when something came for the last time
     """
 
     def __init__(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         self.extents, self.out, self.starts = extents, memoryview(out), starts
         self.found = np.zeros(len(extents), bool)
         self.done = threading.Event()
-        self.began = time.monotonic()
+        self.news = time.monotonic()
         self.tried = np.zeros(len(extents), np.int64)  # how many of the chunk's nodes
         self.whom: dict[int, list[Whom]] = {}  # by chunk
         self._under_way = len(extents)
@@ -183,6 +187,9 @@ class Peers:
         self._rests_until = [0.0] * len(addresses)
         self._rest_s = [_REST_S] * len(addresses)
         self._closed = False
+        self._used: dict[int, None] = {}  # nodes that were asked, the last one at the end
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_idle = max(_REQUESTS, (files if files != resource.RLIM_INFINITY else 1 << 20) // 8)
 
     def read(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray, *, keeps: bool = False) -> np.ndarray:
         """bool[n]: which of these extents other nodes had; they were written to `out[starts[i]:]`, others left
@@ -197,7 +204,11 @@ class Peers:
             call.whom[chunk] = list(self._whom(chunk, keeps))
         if len(extents):
             self._start(self._send_on(call, np.arange(len(extents))), call)
-            call.done.wait()
+            try:
+                call.done.wait()
+            except BaseException:  # a signal: nobody must write to this memory when the caller uses it for other things
+                call.done.wait(2 * LIMIT_S)
+                raise
         return call.found
 
     def _send_on(self, call: _Call, which: np.ndarray) -> set[Whom]:
@@ -235,7 +246,9 @@ class Peers:
                 if line.waiting and line.under_way < _REQUESTS:
                     line.under_way += 1
                     free.append(whom)
-        mine = free.pop() if free and call is not None else None
+        # Not in the main thread, in which signals may raise.
+        inline = call is not None and threading.current_thread() is not threading.main_thread()
+        mine = free.pop() if free and inline else None
         for whom in free:
             self._by_thread(partial(self._run, *whom))
         if mine is not None:
@@ -263,15 +276,19 @@ class Peers:
                 self._by_thread(partial(self._run, node, kind))
                 return
             flags = np.full(sum(len(which) for _, which in part), ABSENT, np.uint8)
+            interrupted: BaseException | None = None
             try:
-                flags = self._receive(node, part, self._ask(node, kind, part), flags)
-            except Exception as e:  # a thread of this pool must not raise, and the call must not wait for ever
+                flags = self._exchange(node, kind, part, flags)
+            except BaseException as e:  # the calls must not wait for ever
+                interrupted = e
                 _log.warning("asking node %d for chunks failed: %r", node, e)
             lines: set[Whom] = set()
             at = 0
             for whose, which in part:
                 mine, at = flags[at : at + len(which)], at + len(which)
-                if time.monotonic() - whose.began > LIMIT_S:  # it cannot bring them: its store may be stalled
+                if (mine == HERE).any():
+                    whose.news = time.monotonic()
+                elif time.monotonic() - whose.news > LIMIT_S:  # it cannot bring them: its store may be stalled
                     mine = np.where(mine == LATER, ABSENT, mine)
                 here, later = which[mine == HERE], which[mine == LATER]
                 if len(here):
@@ -283,6 +300,9 @@ class Peers:
                 if len(absent):
                     lines |= self._send_on(whose, absent)
             self._start(lines - {(node, kind)})
+            if interrupted is not None and not isinstance(interrupted, Exception):
+                self._by_thread(partial(self._run, node, kind))  # what waits in this line is somebody else's
+                raise interrupted
 
     def _whom(self, chunk: int, keeps: bool) -> Iterator[Whom]:
         """Whom to ask for a chunk, and what, best first. Nodes that are given up now are left out."""
@@ -311,41 +331,49 @@ class Peers:
         return self._serves and node == self._node
 
     def _is_up(self, node: int) -> bool:
-        return self._clients[node] is not None and time.monotonic() >= self._rests_until[node]
+        return self._clients[node] is not None and not self._closed and time.monotonic() >= self._rests_until[node]
 
-    def _ask(self, node: int, kind: int, part: list[_Bundle]) -> Request | None:
+    def _exchange(self, node: int, kind: int, part: list[_Bundle], nothing: np.ndarray) -> np.ndarray:
+        """Ask a node; what became of each extent, u8[n]."""
         client = self._clients[node]
         if client is None or not self._is_up(node):
-            return None
-        extents = np.concatenate([call.extents[which] for call, which in part])
-        with self._lock:
-            self.counts.requests += 1
-        try:
-            return client.ask(kind, self._identity + extents.tobytes())
-        except OSError as e:
-            self._give_up(node, e)
-            return None
+            return nothing
+        body = self._identity + np.concatenate([call.extents[which] for call, which in part]).tobytes()
+        for again in (True, False):
+            with self._lock:
+                self.counts.requests += 1
+            try:
+                request = client.ask(kind, body)
+                try:
+                    return self._receive(node, part, request, nothing)
+                finally:
+                    request.drop()
+                    self._limit_idle(node)
+            except TimeoutError as e:
+                self._give_up(node, e)
+                break
+            except OSError as e:
+                if e.errno in _OURS:
+                    _log.debug("node %d cannot be asked: %s", node, e)
+                    break
+                if again:  # a connection that it has closed since it was used last
+                    client.close_idle()
+                else:
+                    self._give_up(node, e)
+        return nothing
 
-    def _receive(self, node: int, part: list[_Bundle], request: Request | None, nothing: np.ndarray) -> np.ndarray:
-        """What became of each extent, u8[n]."""
-        if request is None:
-            return nothing
-        try:
-            request.head()
-            flags = np.empty(len(nothing), np.uint8)
-            request.read([memoryview(flags)])
-            views: list[memoryview] = []
-            at = 0
-            for call, which in part:
-                mine, at = flags[at : at + len(which)], at + len(which)
-                views += call.views(which[mine == HERE])
-            request.read(views)
-            right = request.is_right()
-        except OSError as e:
-            self._give_up(node, e)
-            return nothing
-        finally:
-            request.drop()
+    def _receive(self, node: int, part: list[_Bundle], request: Request, nothing: np.ndarray) -> np.ndarray:
+        """The answer. Raises OSError."""
+        request.head()
+        flags = np.empty(len(nothing), np.uint8)
+        request.read([memoryview(flags)])
+        views: list[memoryview] = []
+        at = 0
+        for call, which in part:
+            mine, at = flags[at : at + len(which)], at + len(which)
+            views += call.views(which[mine == HERE])
+        request.read(views)
+        right = request.is_right()
         nbytes = sum(map(len, views)) if right else 0
         with self._lock:
             if right:
@@ -355,6 +383,18 @@ class Peers:
                 self.counts.damaged += 1
         self._count(nbytes)
         return flags if right else nothing
+
+    def _limit_idle(self, node: int) -> None:
+        """Of many nodes, close the connections that were not used for longest: descriptors are the script's, too."""
+        if 2 * _REQUESTS * len(self._clients) <= self._most_idle:
+            return
+        with self._lock:
+            self._used = {**{each: None for each in self._used if each != node}, node: None}
+            if sum(client.idle for client in self._clients if client is not None) <= self._most_idle:
+                return
+            oldest = self._clients[next(iter(self._used))]
+        if oldest is not None:
+            oldest.close_idle()
 
     def _give_up(self, node: int, error: OSError) -> None:
         with self._lock:

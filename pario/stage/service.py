@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
+from functools import partial
 
 import numpy as np
 
@@ -53,7 +54,9 @@ class Service:
         self._count = count
         self.served_bytes = 0
         self._staged, self._identity = staged, identity
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()  # guards what follows; a future that is done at once calls back at once
+        self._bringing: dict[int, Future[None]] = {}
+        self._threads = threads
         self._bringers = Workers("pario-bring", threads)
         self._server = Server(
             secret,
@@ -62,8 +65,9 @@ class Service:
             most_bytes=_IDENTITY_BYTES + MOST_EXTENTS * EXTENT.itemsize,
             # A client has four connections, and opens new ones before it has closed the old ones when something fails.
             most_links=16 + 8 * clients,
-            limit_s=LIMIT_S,
+            limit_s=LIMIT_S / 2,
             network=network,
+            slow=(BRING,),
         )
 
     @property
@@ -102,18 +106,30 @@ class Service:
     def _bring(self, extents: np.ndarray) -> list[int]:
         """Bring what is missing; returns the chunks that are still on their way."""
         staged = self._staged
-        chunks = dict.fromkeys((extents["offset"] // staged.grid.chunk_bytes).tolist())
-        under_way = {
-            chunk: self._bringers.call(staged.bring, chunk, ask_peers=False)
-            for chunk in chunks
-            if not any(tier.has(chunk) for tier in staged.tiers)
-        }
-        _, late = wait(under_way.values(), _BRING_S)
-        for future in under_way.values():
-            error = future.exception() if future not in late and not future.cancelled() else None
-            if error is not None:  # whoever asked reads the store, and meets the error there
-                _log.debug("a chunk could not be brought for another node: %s", error)
+        under_way: dict[int, Future[None]] = {}
+        for chunk in dict.fromkeys((extents["offset"] // staged.grid.chunk_bytes).tolist()):
+            if not any(tier.has(chunk) for tier in staged.tiers):
+                under_way[chunk] = self._brought(chunk)
+        # The more requests wait for a thread, the sooner this asker is told to come again.
+        patience = _BRING_S * min(1.0, self._threads / max(1, self._server.load(slow=True)))
+        _, late = wait(under_way.values(), patience)
         return [chunk for chunk, future in under_way.items() if future in late]
+
+    def _brought(self, chunk: int) -> Future[None]:
+        """Done when the chunk is here, or cannot be brought: whoever asked reads the store then, and meets the error.
+        """
+        with self._counting:
+            future = self._bringing.get(chunk)
+            if future is None:
+                future = self._bringing[chunk] = self._bringers.call(self._staged.bring, chunk, ask_peers=False)
+                future.add_done_callback(partial(self._done, chunk))
+        return future
+
+    def _done(self, chunk: int, future: Future[None]) -> None:
+        with self._counting:
+            self._bringing.pop(chunk, None)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            _log.debug("a chunk could not be brought for another node: %s", error)
 
     def close(self, limit_s: float = 1.0) -> None:
         """Idempotent."""
