@@ -600,6 +600,37 @@ def test_stage_copies_once(sets, call, tmp_path):
     assert "no room" in out
 
 
+def test_the_copies_on_a_disk(sets, call, tmp_path):
+    disk = tmp_path / "disk"
+    status, out, _ = call("cache", "list", disk)
+    assert (status, out) == (0, "no copies\n")
+    call("stage", sets["large"].folder, "--to", disk)
+    status, out, _ = call("cache", "list", disk)
+    assert status == 0
+    assert re.search(rf"{disk} .*large/data.mdb +\d+% of .* days ago", out), out
+    assert call("cache", "verify", disk)[:2] == (0, call("cache", "verify", disk)[1])
+    (copy,) = (path for path in disk.glob("pario-*/*/data"))
+    with open(copy, "r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"damage" * 100)
+    status, out, _ = call("cache", "verify", disk)
+    assert status == 1
+    assert "1 chunk damaged" in out
+    status, out, _ = call("cache", "clean", disk, "--older-than", "7")
+    assert status == 0
+    assert "kept: used 0.0 days ago" in out
+    status, out, _ = call("cache", "clean", disk)
+    assert "removed" in out
+    assert call("cache", "list", disk)[1] == "no copies\n"
+    assert call("cache", "clean", disk, "--older-than", "-1")[0] == 2
+
+
+def test_stage_to_memory_is_refused(sets, call):
+    status, _, err = call("stage", sets["large"].folder, "--to", "memory")
+    assert status == 1
+    assert "memory ends with this command" in err
+
+
 def test_stage_names_what_is_wrong(sets, call, tmp_path):
     assert "no size: 'much'" in call("stage", sets["large"].folder, "--to", tmp_path, "--quota", "much")[2]
     (tmp_path / "file").write_bytes(b"")

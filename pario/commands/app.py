@@ -133,6 +133,53 @@ def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> in
     return run(path, db, folder, quota, force)
 
 
+@group.group()
+def cache() -> None:
+    """Look after the copies that tiers keep on disks.
+
+    FOLDER is a tier's folder, as in PARIO_TIERS. On several nodes start one process per node.
+
+    \b
+    Examples:
+      python -m pario cache list /local/nvme
+      srun --ntasks-per-node=1 python -m pario cache clean /local/nvme --older-than 7
+    """
+
+
+_folders = click.argument("folders", metavar="FOLDER...", nargs=-1, required=True)
+
+
+@cache.command("list")
+@_folders
+def list_(folders: tuple[str, ...]) -> int:
+    """Which datasets, how much of them, and when a job used them last."""
+    from pario.commands.cache import list_copies as run
+
+    return run(folders)
+
+
+@cache.command("verify")
+@_folders
+def verify_copies(folders: tuple[str, ...]) -> int:
+    """Read all copies and compare their checksums. The exit status is 1 if there is damage.
+
+    Damaged chunks are dropped: the next job fetches them again.
+    """
+    from pario.commands.cache import verify_copies as run
+
+    return run(folders)
+
+
+@cache.command()
+@_folders
+@click.option("--older-than", "days", default=0.0, metavar="DAYS", type=click.FloatRange(min=0), help="Since last use.")
+def clean(folders: tuple[str, ...], days: float) -> int:
+    """Remove the copies that no job uses now."""
+    from pario.commands.cache import clean_copies as run
+
+    return run(folders, days)
+
+
 @group.command()
 @_path
 @_db

@@ -85,9 +85,10 @@ def remove(copy: Copy) -> bool:
     try:
         if not lock_use(lock, alone=True):
             return False
-        with contextlib.suppress(FileNotFoundError):
-            for name in FILES:  # the lock is the last one: whoever waits for it finds that it has gone
+        for name in FILES:  # the lock is the last one: whoever waits for it finds that it has gone
+            with contextlib.suppress(FileNotFoundError):
                 directory.remove(name)
+        with contextlib.suppress(OSError):  # somebody begins anew
             os.rmdir(where)
     finally:
         os.close(lock)

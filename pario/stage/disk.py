@@ -306,23 +306,24 @@ def lock_use(lock: int, *, alone: bool) -> bool:
 
 def _used_lock(folder: PrivateDirectory) -> int:
     """The open lock file of a copy that this process uses from now on. Raises OSError."""
-    for _ in range(2):
-        lock = folder.open_file("lock")
-        try:
-            # Whoever removed the copy meanwhile removed this file, too.
-            now = os.path.join(folder.path, "lock")
-            if lock_use(lock, alone=False) and os.path.samestat(os.fstat(lock), os.stat(now)):
-                os.utime(lock)
-                return lock
-        except FileNotFoundError:
-            pass
-        except BaseException:
+    now = os.path.join(folder.path, "lock")
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # whoever removed the copy meanwhile removed this file, too
+            lock = folder.open_file("lock")
+            try:
+                if lock_use(lock, alone=False) and os.path.samestat(os.fstat(lock), os.stat(now)):
+                    os.utime(lock)
+                    return lock
+            except BaseException:
+                os.close(lock)
+                raise
             os.close(lock)
-            raise
-        os.close(lock)
+        time.sleep(0.01)
     raise OSError(errno.EBUSY, "the copy is being removed", folder.path)
 
 
+#: Looks at a copy that is being removed, which takes a moment.
+_TRIES = 20
 #: the byte of the lock file that says who uses the copy
 _USE = 1 << 62
 
