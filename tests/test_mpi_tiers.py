@@ -157,6 +157,31 @@ def test_each_node_for_itself(world, path, store_bytes):
     assert world.allreduce(sum(store_bytes)) >= 0.9 * nodes * data_bytes(path)
 
 
+def test_a_node_that_serves_no_more(world, path, store_bytes):
+    """Only what it alone kept is read again, by whoever needs it."""
+    with pario.Loader(
+        path,
+        16,
+        pario.decode.Raw(shape=(SIZE,)),
+        shuffle="block",
+        options=options(pario.Tier("memory"), copies=1),
+    ) as loader:
+        assert epoch(loader) == list(range(N))
+        stage, node = loader._life.reader.stage, loader.world.node
+        lost = 0
+        if loader.world.nodes > 1:
+            lost = len(stage.placement.kept_by(1)) * stage.tiers[0].grid.chunk_bytes
+            if node == 1 and stage.service is not None:
+                stage.service.close()
+        world.Barrier()
+        store_bytes.clear()
+        for _ in range(2):
+            assert epoch(loader) == list(range(N))
+        assert world.allreduce(sum(store_bytes)) <= 2 * world.size * lost
+        if loader.world.nodes > 1:
+            assert world.allreduce(loader.stats()["peers"]["lost"]) > 0
+
+
 def test_disks_of_several_nodes_and_the_next_job(world, path, store_bytes, tmp_path_factory, monkeypatch):
     folder = world.bcast(str(tmp_path_factory.mktemp("disks")) if world.rank == 0 else None)
     for job in range(2):
