@@ -89,12 +89,12 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--only", choices=sorted(RECORDS))
     parser.add_argument("--out", help="JSON file (default: nodes.json in the data folder)")
-    parser.add_argument("--quick", action="store_true", help="tiny data sets: does it run at all?")
+    parser.add_argument("--smoke", action="store_true", help="tiny data, once, no bars: does it run at all?")
     options = parser.parse_args()
-    bench = Bench(options.data, options.rounds, options.quick, False, [])
+    bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
     for which, n in {"3k": 4000, "197k": 100}.items():
         bench.small[which] = data.make(options.data, which, n)
-        bench.sets[which] = bench.small[which] if options.quick else data.make(options.data, which, RECORDS[which])
+        bench.sets[which] = bench.small[which] if options.smoke else data.make(options.data, which, RECORDS[which])
         bench.index(bench.small[which].path)
         bench.index(bench.sets[which].path)
     sections = [
@@ -110,7 +110,7 @@ def main() -> int:
     sections[0].seconds = time.monotonic() - begin
     out = options.out or Path(options.data) / "nodes.json"
     save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
-    return 1 if any(row.met is False for section in sections for row in section.rows) else 0
+    return 1 if not options.smoke and any(row.met is False for section in sections for row in section.rows) else 0
 
 
 if __name__ == "__main__":

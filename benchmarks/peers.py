@@ -144,7 +144,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", default="peers.json")
+    parser.add_argument("--smoke", action="store_true", help="once, no bars: does it run at all?")
     options = parser.parse_args()
+    rounds = 1 if options.smoke else options.rounds
     pipe, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=serve, args=(theirs,), daemon=True)
@@ -170,7 +172,7 @@ def main() -> int:
             "own": partial(timed, partial(records, staged.read, out)),
         }
         interleave(sides, 1)  # kernels, connections
-        found = interleave(sides, options.rounds)
+        found = interleave(sides, rounds)
         case = f"whole chunks of 1 MiB, 4 threads, {name}"
         compare(section, case, found["whole"], found["bare"], 0.8 if name[0] == "U" else None, "a bare sendfile")
         case = f"records of 3 KB at random, {name}"
@@ -181,8 +183,8 @@ def main() -> int:
     busy = pipe.recv()
     section.add(Row("idle service, of one core", busy, busy, busy, "<=", 0.01))
     pipe.send("end")
-    save(options.out, [section], command=sys.argv, rounds=options.rounds, quick=False)
-    return 1 if any(row.met is False for row in section.rows) else 0
+    save(options.out, [section], command=sys.argv, rounds=rounds, quick=options.smoke)
+    return 1 if not options.smoke and any(row.met is False for row in section.rows) else 0
 
 
 if __name__ == "__main__":

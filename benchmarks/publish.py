@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Command = tuple[str, ...]
 
+_TIERS = ("{dir}/tiers.json", "{dir}/nodes.json", "{dir}/peers.json")
+
 #: part -> (what measures it, what fills the pages from its JSON); {dir} is DIR
 PARTS: dict[str, tuple[Command, Command]] = {
     "study": (
@@ -41,11 +43,15 @@ PARTS: dict[str, tuple[Command, Command]] = {
     ),
     "tiers": (
         ("benchmarks.tiers", "--data", "{dir}", "--out", "{dir}/tiers.json"),
-        ("benchmarks.tables", "{dir}/tiers.json", "{dir}/nodes.json", "--into", "docs/tiers.md"),
+        ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
+    ),
+    "peers": (
+        ("benchmarks.peers", "--out", "{dir}/peers.json"),
+        ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
     ),
     "nodes": (
         ("benchmarks.nodes", "--data", "{dir}", "--out", "{dir}/nodes.json"),
-        ("benchmarks.tables", "{dir}/tiers.json", "{dir}/nodes.json", "--into", "docs/tiers.md"),
+        ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
     ),
     "startup": (
         ("benchmarks.startup", "--json", "{dir}/startup.json"),

@@ -130,7 +130,8 @@ class Stage:
         if not options.peers or (world.nodes < 2 and min(options.readers_per_node, world.size) < 2):
             return
         if not self.everywhere:
-            _log.warning("nodes do not share their copies: some of them have no tier")
+            if world.rank == 0:
+                _log.warning("nodes do not share their copies: some of them have no tier")
             return
         secret = world.bcast(secrets.token_bytes(32) if world.rank == 0 else None)
         told: tuple[int, Address | None, int, bytes] | None = None
