@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiers import CHUNKS, DATA, GRID
 from pario.errors import ReadError, SnapshotError
 from pario.fetch.posix import PosixFetcher
 from pario.records import EXTENT
+from pario.stage import disk as disk_module
 from pario.stage.base import AnyTier
 from pario.stage.disk import DiskTier
 from pario.stage.fill import Filler
@@ -125,6 +127,42 @@ def test_both_tiers_keep_what_the_store_gave(store: CountingStore, tmp_path: Pat
     assert memory.held().sum() == 2
     assert lasting.held().all()
     assert sum(nbytes for _, nbytes in store.seen) == GRID.file_bytes
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_jobs_that_share_a_disk_read_each_chunk_once(store: CountingStore, tmp_path: Path, memory: bool) -> None:
+    """At the same time, too: whoever comes second waits for the first one."""
+    store.before = lambda offset: time.sleep(0.02)
+    right_ones: list[bool] = []
+
+    def read(seed: int) -> None:
+        tiers: list[AnyTier] = [MemoryTier.made(GRID, 1 << 30)] if memory else []
+        fetcher = staged(store, *tiers, disk(tmp_path))
+        for chunk in np.random.default_rng(seed).permutation(CHUNKS).tolist():
+            asked = GRID.span(chunk)
+            right_ones.append(get(fetcher, asked) == right(asked))
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert right_ones == [True] * 4 * CHUNKS
+    assert sum(nbytes for _, nbytes in store.seen) == GRID.file_bytes
+
+
+def test_a_job_that_stops_while_it_brings_a_chunk(
+    store: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it for long."""
+    monkeypatch.setattr(disk_module, "_BRING_S", 0.3)
+    stopped = disk(tmp_path)
+    with stopped.bringing(1):
+        fetcher = staged(store, disk(tmp_path))
+        begin = time.monotonic()
+        assert get(fetcher, GRID.span(1)) == right(GRID.span(1))
+        assert 0.3 <= time.monotonic() - begin < 5
+    assert get(fetcher, GRID.span(1)) == right(GRID.span(1))
 
 
 def test_damage_on_the_disk_is_fetched_again(store: CountingStore, tmp_path: Path) -> None:

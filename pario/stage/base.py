@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +87,12 @@ class AnyTier(ABC):
         begin = -memory.ctypes.data % PAGE
         read(memory[begin : begin + -(-nbytes // PAGE) * PAGE])
         return self.put(chunk, memory[begin : begin + nbytes])
+
+    @contextmanager
+    def bringing(self, chunk: int) -> Iterator[None]:
+        """`with tier.bringing(chunk):` while this process brings a chunk here. Others that share the tier and want to
+        bring it wait at the beginning for a while, and then find it. One thread of a process at a time."""
+        yield
 
     @abstractmethod
     def read(self, offset: int, out: np.ndarray) -> bool:

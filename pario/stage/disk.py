@@ -43,6 +43,8 @@ FILES = ("data", "map", "path", "lock")
 
 #: After so many failed system calls in a row a tier is left alone for so many seconds; so is one without room.
 _MOST_ERRORS, _REST_S = 3, 30.0
+#: How long to wait for another process that brings a chunk, and how often to look. (A store answers in milliseconds.)
+_BRING_S, _LOOK_S = 8.0, 0.002
 #: How long to wait for another process that holds a lock.
 _LOCK_S = 5.0
 
@@ -87,6 +89,7 @@ class DiskTier(AnyTier):
                 self._folder.write("path", os.fsencode(path))
         self._lock = threading.Lock()
         self._busy: set[int] = set()  # chunks that threads of this process are putting
+        self._mine: set[int] = set()  # those of them that `bringing` has claimed
         self._failed, self._rests_until = 0, 0.0
         self._refused, self._full_until = 0, 0.0
         self._dropped: set[int] = set()  # damaged chunks: their room is taken already
@@ -236,30 +239,54 @@ class DiskTier(AnyTier):
     # -- who puts, and what fails --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
+    def bringing(self, chunk: int) -> Iterator[None]:
+        files, end = self._files, time.monotonic() + _BRING_S
+        if files is None or self._map.knows(chunk):
+            yield
+            return
+        while not (mine := self._claim(files, chunk)) and time.monotonic() < end and not self.has(chunk):
+            time.sleep(_LOOK_S)
+        with self._lock:
+            self._mine.update([chunk] if mine else [])
+        try:
+            yield
+        finally:
+            if mine:
+                with self._lock:
+                    self._mine.discard(chunk)
+                self._let_go(files, chunk)
+
+    @contextlib.contextmanager
     def _claimed(self, files: _Files, chunk: int) -> Iterator[bool]:
         """True if nobody else, in this process or another one, puts this chunk meanwhile."""
         with self._lock:
-            mine = chunk not in self._busy
-            if mine:
-                self._busy.add(chunk)
-        if not mine:
-            yield False
-            return
+            already = chunk in self._mine
+        mine = already or self._claim(files, chunk)
+        try:
+            yield mine
+        finally:
+            if mine and not already:
+                self._let_go(files, chunk)
+
+    def _claim(self, files: _Files, chunk: int) -> bool:
+        with self._lock:
+            if chunk in self._busy:
+                return False
+            self._busy.add(chunk)
         try:
             # Of an open file description: it ends with the process, and closing another descriptor does not end it.
             fcntl.fcntl(files.lock, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, chunk))
         except OSError:
             with self._lock:
                 self._busy.discard(chunk)
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            with contextlib.suppress(OSError, KeyError):
-                fcntl.fcntl(files.lock, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, chunk))
-            with self._lock:
-                self._busy.discard(chunk)
+            return False
+        return True
+
+    def _let_go(self, files: _Files, chunk: int) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(files.lock, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, chunk))
+        with self._lock:
+            self._busy.discard(chunk)
 
     def _fails(self) -> None:
         self.counts.errors += 1

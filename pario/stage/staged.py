@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -169,10 +170,13 @@ class StagedFetcher(Fetcher):
             others.wait()
             return
         try:
-            for k, tier in enumerate(self.tiers):
-                load = partial(self._load, chunk, k + 1, ask_peers)
-                if tier.has(chunk) or (not tier.is_full and tier.fill(chunk, load)):
-                    break
+            with ExitStack() as stack:
+                for tier in self.tiers:
+                    stack.enter_context(tier.bringing(chunk))
+                for k, tier in enumerate(self.tiers):
+                    load = partial(self._load, chunk, k + 1, ask_peers)
+                    if tier.has(chunk) or (not tier.is_full and tier.fill(chunk, load)):
+                        break
         finally:
             with self._lock:
                 self._on_their_way.pop(chunk).set()
