@@ -176,6 +176,7 @@ class DiskTier(AnyTier):
         wrong = self._map.sums(first, last).copy()
         found = block_sums(blocks[:got])
         wrong[: len(found)] ^= found
+        wrong[got // BLOCK_BYTES :] |= got < len(blocks)  # whatever their sums: a map may be wrong, too
         if wrong.any():
             for chunk in {(first + int(block)) * BLOCK_BYTES // chunk_bytes for block in np.flatnonzero(wrong)}:
                 self.counts.damaged += 1

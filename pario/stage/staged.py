@@ -170,30 +170,38 @@ class StagedFetcher(Fetcher):
             others.wait()
             return
         try:
-            with ExitStack() as stack:
-                for tier in self.tiers:
-                    stack.enter_context(tier.bringing(chunk))
-                for k, tier in enumerate(self.tiers):
-                    load = partial(self._load, chunk, k + 1, ask_peers)
-                    if tier.has(chunk) or (not tier.is_full and tier.fill(chunk, load)):
-                        break
+            for k, tier in enumerate(self.tiers):
+                load = partial(self._load, chunk, k, ask_peers)
+                if tier.has(chunk) or (not tier.is_full and tier.fill(chunk, load)):
+                    break
         finally:
             with self._lock:
                 self._on_their_way.pop(chunk).set()
 
-    def _load(self, chunk: int, first: int, ask_peers: bool, out: np.ndarray) -> None:
-        """Read a chunk from the tiers behind the first ones, from another node or from the store, then keep it in these
-        tiers, too."""
+    def _load(self, chunk: int, number: int, ask_peers: bool, out: np.ndarray) -> None:
+        """Read a chunk for the tier of this number: from those behind it, from another node or from the store. It and
+        the tiers behind it keep the chunk."""
         offset, nbytes = self.grid.span(chunk)
-        if any(tier.read(offset, out[:nbytes]) for tier in self.tiers[first:]):
+        data, tiers = out[:nbytes], self.tiers[number:]
+        if any(tier.read(offset, data) for tier in tiers[1:]):
             return
         peers = self._peers if ask_peers else None
         whole = _extents(np.array([offset]), np.array([nbytes]))
-        if peers is None or not peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all():
-            self._load_from_store(offset, nbytes, out)
-        for tier in self.tiers[first:]:
+        if peers is not None and peers.read(whole, out, np.zeros(1, np.int64), keeps=True).all():
+            self._keep(tiers, chunk, data)
+            return
+        # Other processes wait only for a read of the store: one that waits for other nodes could wait in a circle.
+        with ExitStack() as stack:
+            for tier in tiers:
+                stack.enter_context(tier.bringing(chunk))
+            if not any(tier.read(offset, data) for tier in tiers):  # which another process has just brought
+                self._load_from_store(offset, nbytes, out)
+            self._keep(tiers, chunk, data)
+
+    def _keep(self, tiers: Sequence[AnyTier], chunk: int, data: np.ndarray) -> None:
+        for tier in tiers:
             if not tier.is_full:
-                tier.put(chunk, out[:nbytes])
+                tier.put(chunk, data)
 
     def _load_from_store(self, offset: int, nbytes: int, out: np.ndarray) -> None:
         store = self._store
