@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class NoStore(Fetcher):
     """Everything lies in the tier."""
 
     path, nbytes = "nothing", GRID.file_bytes
-    files: Any = ()
+    files: Any = (SimpleNamespace(fileno=lambda: 0),)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         raise AssertionError
