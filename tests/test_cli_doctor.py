@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,8 @@ def sound() -> dict:
             "core_quota": None,
             "versions": {"pario": "1", "numpy": "2"},
             "kernels": {"place": "/tmp/k", "problem": "", "file_system": "ext4", "shared": False, "compiled": 9},
+            "tiers": [{"where": "memory", "quota": "auto", "free": GB, "problem": ""}],
+            "address": "10.0.0.7",
             "dataset": {
                 "path": "/d/data.mdb",
                 "kind": "parallel",
@@ -126,6 +129,8 @@ def test_a_sound_cluster_gets_no_advice() -> None:
         (("nodes", 0, "memory"), [GB, 100 * 10**6], ["100 MB of memory", "--mem"]),
         (("nodes", 0, "kernels", "problem"), "/tmp is a link", ["/tmp/k", "/tmp is a link", "PARIO_NUMBA_CACHE"]),
         (("nodes", 0, "kernels", "shared"), True, ["/tmp/k", "all nodes", "PARIO_NUMBA_CACHE"]),
+        (("nodes", 1, "tiers", 0, "problem"), "it is not writable", ["node 1 (host1)", "tier memory", "not writable"]),
+        (("nodes", 0, "address"), None, ["node 0 (host0)", "PARIO_INTERFACE"]),
         (("nodes", 0, "dataset"), {"error": "no such file [/d]"}, ["no such file [/d]"]),
         (("nodes", 0, "dataset", "index_places"), [], ["XDG_CACHE_HOME"]),
         (("nodes", 1, "dataset", "transaction"), 4, ["node 1 (host1) sees another file than node 0"]),
@@ -182,6 +187,19 @@ def test_text(dataset) -> None:
         assert word in done.stdout
     assert ("Nothing is off." in done.stdout) == (done.returncode == 0)
     assert done.stderr == ""
+
+
+def test_tiers(here, tmp_path, monkeypatch) -> None:
+    assert "tier " not in here()[1]
+    monkeypatch.setenv("PARIO_TIERS", f"memory:1GiB,{tmp_path}/new")
+    _, out = here()
+    assert re.search(r"tier +memory, quota 1GiB, .* free", out), out
+    assert re.search(rf"tier +{tmp_path}/new \(\w+\), quota auto, .* free", out), out
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setenv("PARIO_TIERS", "memory:much")
+    status, out = here()
+    assert status == 1
+    assert "no size: 'much'" in out
 
 
 def test_alone_it_starts_no_mpi() -> None:

@@ -18,11 +18,12 @@ from typing import Any
 import pario
 from pario import machine
 from pario.comm.base import AnyWorld
-from pario.comm.launcher import launcher, library, node_name
+from pario.comm.launcher import launcher, library, node_name, own_addresses
 from pario.comm.solo import Solo
 from pario.comm.world import get_world
 from pario.commands.mpiexec import mpiexec_family, mpiexec_place
 from pario.commands.screen import counted, decimal_bytes, screen
+from pario.dataset.staging import look_at_tiers
 from pario.errors import LauncherError, ParioError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import resolve
@@ -83,6 +84,8 @@ def _rank_facts(world: AnyWorld, path: str | None, db: str | None) -> dict[str, 
         facts["memory"] = machine.memory()
         facts["shared_memory"] = machine.shared_memory()
         facts["kernels"] = _kernel_facts()
+        facts["tiers"] = look_at_tiers()
+        facts["address"] = next(iter(own_addresses()), None)
         facts["dataset"] = None if path is None else _dataset_facts(path, db)
     return facts
 
@@ -170,7 +173,8 @@ def _report(world: AnyWorld, everyones: list[dict[str, Any]], refused: LauncherE
     for _, group in groupby(sorted(everyones, key=lambda f: (f["node"], f["rank"])), key=lambda f: f["node"]):
         ranks = list(group)
         own = {name: ranks[0][name] for name in ("node", "name", "machine_cores", "memory", "shared_memory")}
-        own |= {name: ranks[0][name] for name in ("core_quota", "versions", "kernels", "dataset")}
+        names = ("core_quota", "versions", "kernels", "dataset", "tiers", "address")
+        own |= {name: ranks[0][name] for name in names}
         own["ranks"] = [{"rank": f["rank"], "name": f["name"], "cores": f["cores"]} for f in ranks]
         nodes.append(own)
     mpi = everyones[0]["mpi"]
@@ -230,6 +234,7 @@ def advice(report: dict[str, Any]) -> Iterator[str]:
             *_about_cores(node),
             *_about_memory(node, report["wants"]),
             *_about_kernels(node["kernels"]),
+            *_about_tiers(node, len(report["nodes"])),
             *_about_dataset(node["dataset"]),
         ):
             yield where + text
@@ -306,6 +311,17 @@ def _about_kernels(kernels: dict[str, Any]) -> Iterator[str]:
         yield (
             f"compiled kernels are kept in {kernels['place']} on {kernels['file_system']}, which all nodes write at "
             "once. Set PARIO_NUMBA_CACHE to a directory on a local disk, such as /tmp."
+        )
+
+
+def _about_tiers(node: dict[str, Any], nodes: int) -> Iterator[str]:
+    for tier in node["tiers"]:
+        if tier["problem"]:
+            yield f"tier {tier['where']}: {tier['problem']} (docs/tiers.md)"
+    if node["tiers"] and nodes > 1 and node["address"] is None:
+        yield (
+            "no network interface leads to the other nodes, so that they cannot read this node's copies: name one in "
+            "PARIO_INTERFACE (ib0, hsn0)."
         )
 
 
@@ -410,7 +426,13 @@ def _node_rows(node: dict[str, Any], wants: dict[str, int]) -> list[tuple[str, s
         ("/dev/shm", "missing" if shared is None else f"{decimal_bytes(shared[1])} of {decimal_bytes(shared[0])} free"),
         ("", ring + index),
         ("kernels", f"{kernels['place']} ({kernels['file_system']}), {state}"),
+        *(("tier", _tier_words(tier)) for tier in node["tiers"]),
     ]
+
+
+def _tier_words(tier: dict[str, Any]) -> str:
+    where = f"{tier['where']} ({tier['file_system']})" if "file_system" in tier else tier["where"]
+    return f"{where}, quota {tier['quota'] or 'unknown'}, {decimal_bytes(tier['free'])} free"
 
 
 def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
 from pario.text import decimal_bytes
 
-__all__ = ["Stage", "open_stage"]
+__all__ = ["Stage", "look_at_tiers", "open_stage"]
 
 _log = logging.getLogger("pario")
 
@@ -354,6 +354,30 @@ def _wanted(options: Options) -> tuple[Tier, ...]:
             f"two tiers are on one device: {', '.join(folders)}", hint="A second copy there gains nothing: name one."
         )
     return wanted
+
+
+def look_at_tiers() -> list[dict[str, Any]]:
+    """What PARIO_TIERS means on this node: per tier where, quota, free (bytes) and problem ("" if it can be used), and
+    for folders file_system. Makes nothing."""
+    try:
+        wanted = _wanted(Options())
+    except OptionError as e:
+        return [{"where": "PARIO_TIERS", "quota": "", "free": 0, "problem": str(e)}]
+    found = []
+    for tier in wanted:
+        facts: dict[str, Any] = {"where": tier.where, "quota": str(tier.quota), "problem": ""}
+        if tier.where == _MEMORY:
+            facts["free"] = machine.memory(swap=False)[1]
+        else:
+            folder = _here(tier).where
+            where, disk = machine.file_system(folder), os.statvfs(_existing(folder))
+            facts |= {"where": folder, "file_system": where.type, "free": disk.f_bavail * disk.f_frsize}
+            if where.shared and not tier.force:
+                facts["problem"] = f"other nodes share its file system ({where.type}): copies there gain nothing"
+            elif not os.access(_existing(folder), os.W_OK | os.X_OK):
+                facts["problem"] = "it is not writable"
+        found.append(facts)
+    return found
 
 
 def _here(tier: Tier) -> Tier:
