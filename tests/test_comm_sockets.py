@@ -296,6 +296,27 @@ def test_messages_that_are_none(serve: Callable[..., Server], what: str) -> None
     assert ask(client, 1, b"y") == (2, b"y"), "on a new connection"
 
 
+def test_one_connection_does_not_end_the_others(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+    client = Client(server.address, SECRET, 5.0)
+    ask(client, 1, b"x")
+    with monkeypatch.context() as patch:
+
+        def fails(self: object) -> bool:
+            raise MemoryError("no memory")
+
+        patch.setattr(server_module._Link, "filled", fails)
+        (there,) = client._idle
+        there.sendall(b"y")
+        end = time.monotonic() + 10
+        while "no memory" not in caplog.text:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert ask(Client(server.address, SECRET, 5.0), 1, b"z") == (2, b"z")
+
+
 def test_an_answer_that_fails(serve: Callable[..., Server]) -> None:
     def answer(kind: int, body: memoryview) -> Reply:
         if kind == 13:

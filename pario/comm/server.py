@@ -136,8 +136,11 @@ class Server:
             wait = None if first is None else max(0.0, first - time.monotonic())
             for fd, _ in self._poll.poll(wait):
                 action = self._ready.get(fd)
-                if action is not None:
-                    action()
+                try:
+                    if action is not None:
+                        action()
+                except Exception as e:  # one connection must not end all others
+                    _log.warning("pario's server for other ranks: %r", e)
             if wait is not None:
                 self._send_strangers_away()
         self.forget()
