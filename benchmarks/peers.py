@@ -32,7 +32,7 @@ from pario.plan.placement import Placement
 from pario.records import EXTENT
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
-from pario.stage.peers import Peers
+from pario.stage.peers import Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 
@@ -71,8 +71,8 @@ def filled() -> MemoryTier:
 def serve(pipe: Connection) -> None:
     """The other process: a service, and bare sockets that send the whole file at each byte they get."""
     tier = filled()
-    staged = StagedFetcher(NoStore(), None, [tier], read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
-    service = Service(staged, IDENTITY, SECRET, threads=8, clients=4, network=True)
+    staged = StagedFetcher(NoStore(), None, [tier], grid=tier.grid, read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
+    service = Service({IDENTITY: staged}.get, SECRET, threads=8, clients=4, network=True)
     local = socket.socket(socket.AF_UNIX)
     local.bind("")  # the system finds a name
     local.listen()
@@ -156,7 +156,7 @@ def main() -> int:
     out = np.zeros(BUFFER_BYTES, np.uint8)
     section = Section("peers", "Out of another process's memory tier", "in memory")
     own = filled()
-    staged = StagedFetcher(NoStore(), None, [own], read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
+    staged = StagedFetcher(NoStore(), None, [own], grid=own.grid, read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
     for name, where, bare_address in (
         ("Unix socket", address, local),
         ("TCP, loopback", Address("another machine", *address[1:]), there),
@@ -164,8 +164,8 @@ def main() -> int:
         sock = socket.socket(socket.AF_UNIX if isinstance(bare_address, bytes | str) else socket.AF_INET)
         sock.connect(bare_address)
         placement = Placement(owners=np.zeros((GRID.chunks, 1), np.int32), nodes=2)
-        given: dict[str, Any] = {"serves": True, "secret": SECRET, "identity": IDENTITY, "grid": GRID}
-        peers = Peers(placement, 1, [where, None], **given)
+        given: dict[str, Any] = {"serves": True, "identity": IDENTITY, "grid": GRID}
+        peers = Peers(placement, Servers(1, [where, None], SECRET), **given)
         sides = {
             "bare": partial(timed, partial(bare, sock, out)),
             "whole": partial(timed, partial(whole, peers, out, 4)),

@@ -59,7 +59,7 @@ def fetcher(request, path, paths, monkeypatch):
             monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: None)  # these files are no LMDBs
             tiers = [MemoryTier.made(Grid(SIZE, 256 << 10), 1 << 20)]  # for a third of it
             store = FETCHERS["direct" if "direct" in request.param else "posix"](path)
-            one = StagedFetcher(store, None, tiers, read_bytes=64 << 10, count=lambda *_: None)
+            one = StagedFetcher(store, None, tiers, grid=tiers[0].grid, read_bytes=64 << 10, count=lambda *_: None)
         elif request.param.startswith("joined"):
             one = JoinedFetcher([FETCHERS["direct" if "direct" in request.param else "posix"](file) for file in paths])
         else:

@@ -27,7 +27,7 @@ from pario.stage.base import AnyTier
 from pario.stage.disk import DiskTier
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.memory import MemoryTier
-from pario.stage.peers import BRING, READ, Peers
+from pario.stage.peers import ABSENT, BRING, KEEP, READ, Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 
@@ -53,12 +53,12 @@ class Node:
     def __init__(self, path: str, tier: AnyTier, seen: list[tuple[int, int]], *, wait_s: float, threads: int) -> None:
         store = CountingStore(path, seen, wait_s)
         self.tier = tier
-        self.staged = StagedFetcher(store, None, [tier], read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
-        self.service = Service(self.staged, IDENTITY, SECRET, threads=threads, clients=8, network=True)
+        self.staged = StagedFetcher(store, None, [tier], grid=tier.grid, read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
+        self.service = Service({IDENTITY: self.staged}.get, SECRET, threads=threads, clients=8, network=True)
         self.peers: Peers | None = None
 
     def join(self, placement: Placement, node: int, addresses: Sequence[Address | None]) -> None:
-        self.peers = Peers(placement, node, addresses, serves=True, secret=SECRET, identity=IDENTITY, grid=GRID)
+        self.peers = Peers(placement, Servers(node, addresses, SECRET), serves=True, identity=IDENTITY, grid=GRID)
         keeps = np.zeros(GRID.chunks, bool)
         keeps[placement.kept_by(node)] = True
         self.staged.join(self.peers, keeps)
@@ -321,8 +321,10 @@ def test_many_slow_requests_make_no_node_look_dead(cluster: Build, monkeypatch: 
     nodes = cluster(50, 1, copies=1, wait_s=0.1, threads=2)
     kept = nodes.placement.kept_by(0).tolist()
     asker = nodes.nodes[1]
-    given: dict[str, Any] = {"serves": True, "secret": SECRET, "identity": IDENTITY, "grid": GRID}
-    others = [Peers(nodes.placement, 1, [nodes.nodes[0].service.address, None], **given) for _ in range(12)]
+    given: dict[str, Any] = {"serves": True, "identity": IDENTITY, "grid": GRID}
+    others = [
+        Peers(nodes.placement, Servers(1, [nodes.nodes[0].service.address, None], SECRET), **given) for _ in range(12)
+    ]
     right: list[bool] = []
 
     def ask(peers: Peers) -> None:
@@ -453,7 +455,6 @@ def requests(what: str) -> tuple[int, bytes]:
         return np.array(list(pairs), EXTENT).tobytes()
 
     cases: dict[str, tuple[int, bytes]] = {
-        "another dataset": (READ, bytes(32) + extents((0, 10))),
         "no dataset": (READ, b"123"),
         "another kind": (9, IDENTITY + extents((0, 10))),
         "half an extent": (READ, IDENTITY + extents((0, 10)) + b"123"),
@@ -472,7 +473,7 @@ def requests(what: str) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     "what",
     [
-        *("another dataset", "no dataset", "another kind", "half an extent", "before the file", "behind the file"),
+        *("no dataset", "another kind", "half an extent", "before the file", "behind the file"),
         *("far behind it", "no bytes", "fewer than none", "two chunks", "too much", "overflow"),
     ],
 )
@@ -484,6 +485,14 @@ def test_requests_that_cannot_be_meant(cluster: Build, what: str) -> None:
         request.head()
     request.drop()
     assert nodes.all_read_all()
+    client.close()
+
+
+@pytest.mark.parametrize("kind", [READ, BRING, KEEP])
+def test_a_dataset_that_the_server_does_not_have(cluster: Build, kind: int) -> None:
+    nodes = cluster(50, 50)
+    client = Client(nodes.nodes[0].service.address, SECRET, 5.0)
+    assert client.call(kind, bytes(32) + np.array([(0, 10), (10, 10)], EXTENT).tobytes()) == bytes([ABSENT, ABSENT])
     client.close()
 
 

@@ -59,7 +59,7 @@ def store(tmp_path: Path) -> CountingStore:
 
 
 def staged(store: CountingStore, *tiers: AnyTier) -> StagedFetcher:
-    return StagedFetcher(store, None, tiers, read_bytes=1 << 20, count=store.count)  # type: ignore[arg-type]
+    return StagedFetcher(store, None, tiers, grid=tiers[0].grid, read_bytes=1 << 20, count=store.count)  # type: ignore[arg-type]
 
 
 def filled(

@@ -55,6 +55,8 @@ NUMBER_BYTES = MAC_BYTES = 32
 HEAD = struct.Struct("<4sIQQ")
 MAGIC = b"prs1"
 
+#: A whole answer is at most so long.
+_MOST_ANSWER = 1 << 30
 #: Seconds for a connection.
 _CONNECT_S = 2.0
 #: The system takes at most so many pieces of memory in one call (IOV_MAX).
@@ -136,6 +138,19 @@ class Client:
             request.drop()
             raise
         return request
+
+    def call(self, kind: int, body: bytes) -> bytes:
+        """Send a request and take the whole answer. Raises OSError."""
+        request = self.ask(kind, body)
+        try:
+            _, nbytes = request.head()
+            answer = bytearray(min(nbytes, _MOST_ANSWER))
+            request.read([memoryview(answer)])
+            if not request.is_right():
+                raise OSError("an answer was damaged on its way")
+        finally:
+            request.drop()
+        return bytes(answer)
 
     def _connect(self) -> socket.socket:
         where = self._address

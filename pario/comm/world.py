@@ -303,6 +303,14 @@ def get_world(comm: Any = None, *, each_alone: bool = False) -> AnyWorld:
     return World(MPI.COMM_WORLD if comm is None else comm)
 
 
+def leave_mpi() -> None:
+    """Finalize MPI, if it runs: this process needs it no more, and nobody is to wait for it later. Collective over all
+    processes of MPI."""
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized():
+        loaded.Finalize()
+
+
 def _torch_error(ranks: str) -> LauncherError:
     """Every process would read all records, and train on them, without a word."""
     return LauncherError(

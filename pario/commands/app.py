@@ -133,6 +133,29 @@ def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> in
     return run(path, db, folder, quota, force)
 
 
+@group.command()
+@click.option(
+    "--at", "folder", envvar="PARIO_SERVICE", metavar="FOLDER", help="On the node.  [default: $PARIO_SERVICE]"
+)
+@click.option("--tiers", metavar="TIERS", help='As in "memory:auto,/local/nvme:400GiB".  [default: $PARIO_TIERS]')
+@click.option("--copies", default="auto", show_default=True, metavar="N", help="Of each chunk, on different nodes.")
+def serve(folder: str | None, tiers: str | None, copies: str) -> int:
+    """Keep copies of datasets for all your jobs on these nodes, until it is interrupted.
+
+    Start one process per node. Jobs whose PARIO_SERVICE names FOLDER then share the copies, in memory and on disks,
+    with each other and across the nodes: the shared store is read once for all of them.
+
+    \b
+    Examples:
+      export PARIO_SERVICE=/tmp/pario
+      python -m pario serve --tiers memory:auto &
+      srun --ntasks-per-node=1 --overlap python -m pario serve --tiers memory:auto,/local/nvme:400GiB &
+    """
+    from pario.commands.serve import serve as run
+
+    return run(folder, tiers, copies)
+
+
 @group.group()
 def cache() -> None:
     """Look after the copies that tiers keep on disks.

@@ -23,7 +23,7 @@ from pario.comm.solo import Solo
 from pario.comm.world import get_world
 from pario.commands.mpiexec import mpiexec_family, mpiexec_place
 from pario.commands.screen import counted, decimal_bytes, screen
-from pario.dataset.staging import look_at_tiers
+from pario.dataset.tiers import look_at_tiers
 from pario.errors import LauncherError, ParioError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import resolve

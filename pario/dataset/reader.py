@@ -17,6 +17,7 @@ from pario.comm.base import AnyWorld
 from pario.comm.farewell import guard
 from pario.comm.world import get_world
 from pario.dataset.file import DataFile
+from pario.dataset.served import open_served
 from pario.dataset.staging import Stage, open_stage
 from pario.errors import ClosedError, FileError, MissingError, OptionError, ParioError
 from pario.fetch.base import Fetcher
@@ -235,12 +236,14 @@ class Reader:
             _log.warning("the index of %s is not complete: %s", self.path, e)
 
     def use_tiers(self) -> None:
-        """From now on read through the tiers of `Options.tiers` or PARIO_TIERS (docs/tiers.md): whole chunks,
-        as long as they have room. Recipes for studies go on reading the store. Collective over `comm`.
+        """From now on read through the service of the node, if PARIO_SERVICE names one, else through the tiers of
+        `Options.tiers` or PARIO_TIERS (docs/tiers.md): whole chunks, as long as they have room. Recipes for studies go
+        on reading the store. Collective over `comm`.
 
         Raises OptionError."""
         if self.recipe.source == "auto":
-            self.stage = open_stage(self.file, self.world, self.snapshot, self.options)
+            given = self.file, self.world, self.snapshot, self.options
+            self.stage = open_served(*given) or open_stage(*given)
         if self.stage is not None:
             # A thread of the stage refers to it, so that it would outlive a reader that is dropped.
             weakref.finalize(self, self.stage.close).atexit = False

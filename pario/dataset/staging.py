@@ -1,68 +1,58 @@
-"""Opens the tiers of a dataset on every node: which ones, of which size, and for which state of the file."""
+"""The tiers of a dataset as one rank sees them: its own, those of the node's service, and those of other nodes."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
 import threading
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pario import machine
 from pario.comm.base import AnyWorld, together
 from pario.comm.sockets import Address
 from pario.dataset.file import DataFile
-from pario.errors import OptionError, ParioError
+from pario.dataset.tiers import OpenTiers, identity_of, same_disks, share_memory, wanted_tiers
+from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
 from pario.fetch.direct import DirectFetcher
 from pario.format.meta import Snapshot
 from pario.locate.base import Index
-from pario.options import MiB, Options, Tier, read_tiers
+from pario.options import MiB, Options
 from pario.plan.placement import NOBODY, Placement, assign
 from pario.stage.base import AnyTier
-from pario.stage.disk import DiskTier
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
-from pario.stage.peers import Peers
+from pario.stage.peers import Peers, Servers
 from pario.stage.pressure import PressureWatch
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
-from pario.text import decimal_bytes
 
-__all__ = ["Stage", "look_at_tiers", "open_stage"]
+__all__ = ["CHUNK_BYTES", "COPIES", "Stage", "kept_chunks", "open_stage"]
 
 _log = logging.getLogger("pario")
 
 #: One chunk is one read, which FUSE and many network file systems carry in one request (see Options.read_bytes).
-_CHUNK_BYTES = MiB
-
-#: An automatic memory tier takes at most this part of the memory that is available.
-_SHARE_OF_MEMORY = 4
+CHUNK_BYTES = MiB
 
 #: Nodes tell each other what they hold if that is at most so many bits: 8 MiB on each rank.
 _MOST_BITS = 64 << 20
 #: So many copies of a chunk other nodes know of, if the quotas have room for them; further ones serve their own node.
-_COPIES = 4
-
-_MEMORY = "memory"
-#: a disk's automatic quota: the tier's floor of free space is the limit
-_UNLIMITED = 1 << 62
+COPIES = 4
 
 
 class Stage:
     """The tiers of one rank.
 
-    tiers : nearest first
+    tiers : nearest first; a node's service may have others behind them
     memory : the one in memory, which all ranks of this node share, or None
     watch : lets it shrink, on the rank that fills it
     everywhere : all ranks have tiers
-    placement, peers, service : None if nodes do not share what they keep; the service only on a node's first rank
+    placement, peers, service : None if nodes do not share what they keep; the service only on a node's first rank, if
+        no process of its own serves the node
     keeps : bool[chunks]: this node's part of the placement; None without one
     """
 
@@ -74,10 +64,12 @@ class Stage:
         snapshot: Snapshot,
         options: Options,
         identity: bytes,
+        grid: Grid,
         *,
         everywhere: bool,
     ) -> None:
         self.everywhere = everywhere
+        self.grid = grid
         self.tiers = tiers
         self.memory = memory
         self.fetcher: StagedFetcher | None = None
@@ -90,6 +82,7 @@ class Stage:
         self.keeps: np.ndarray | None = None
         self._brings: np.ndarray | None = None
         self._used: np.ndarray | None = None
+        self._also: int | None = None
         self._watch = watch
         self._counting = threading.Lock()
         self.store_reads = self.store_bytes = 0
@@ -114,6 +107,7 @@ class Stage:
             store,
             self._snapshot,
             self.tiers,
+            grid=self.grid,
             past_cache=_past_cache(store) if self._options.fetch == "auto" else None,
             read_bytes=self._options.read_bytes,
             count=self.count,
@@ -122,10 +116,24 @@ class Stage:
             self.fetcher.join(self.peers, self._brings)
         return self.fetcher
 
+    def share(
+        self, placement: Placement, peers: Peers, keeps: np.ndarray, brings: np.ndarray, also: int | None = None
+    ) -> None:
+        """From now on ask other nodes for what this one does not hold.
+
+        keeps, brings : bool[chunks]: what this node keeps, and what of it this process is to bring
+        also : a descriptor to close in the end
+        """
+        self.placement, self.peers, self.keeps, self._brings, self._also = placement, peers, keeps, brings, also
+        if self.fetcher is not None:
+            self.fetcher.join(peers, brings)
+
     def meet(self, world: AnyWorld, index: Index, checked: Checked) -> None:
         """From now on nodes share what they keep, if there are several and the options want that. Collective over
         `world`; raises only what its collectives do."""
-        options, grid = self._options, self.tiers[0].grid
+        options, grid = self._options, self.grid
+        if self.peers is not None:  # by the node's service
+            return
         # A node's readers ask each other, too: a chunk that two of them need is read once.
         if not options.peers or (world.nodes < 2 and min(options.readers_per_node, world.size) < 2):
             return
@@ -140,7 +148,7 @@ class Stage:
             room = max(tier.room() for tier in self.tiers)
             # Others cannot ask a node that does not serve: what it keeps is its own affair.
             address = self.service.address if self.service is not None else None
-            told = world.node, address, room, self._held_bits() if world.nodes * grid.chunks <= _MOST_BITS else b""
+            told = world.node, address, room, self.held_bits() if world.nodes * grid.chunks <= _MOST_BITS else b""
         nodes = sorted((each for each in world.allgather(told) if each is not None), key=lambda each: each[0])
         # Chunks without records are the first ones to have no node. An index that still grows does not know them.
         worth = np.arange(grid.chunks)
@@ -153,46 +161,43 @@ class Stage:
         for number, (_, address, _, bits) in enumerate(nodes):
             if bits and address is not None:
                 held[number] = np.unpackbits(np.frombuffer(bits, np.uint8), count=grid.chunks)
-        self.placement = assign(
+        placement = assign(
             int.from_bytes(self._identity[:8], "little"),
             worth,
             offers,
-            _COPIES if options.copies == "auto" else int(options.copies),
+            COPIES if options.copies == "auto" else int(options.copies),
             held=held,
         )
-        self.peers = Peers(
-            self.placement,
-            world.node,
-            [address for _, address, _, _ in nodes],
+        peers = Peers(
+            placement,
+            Servers(world.node, [address for _, address, _, _ in nodes], secret),
             serves=world.is_leader,
-            secret=secret,
             identity=self._identity,
             grid=grid,
             count=lambda nbytes: self.count_peers(came=nbytes),
         )
-        self.keeps = np.zeros(grid.chunks, bool)
-        self.keeps[self.placement.kept_by(world.node)] = True
-        if options.copies == "auto" or not offers[world.node]:  # what else it has room for it keeps for itself
-            others = worth[~self.keeps[worth]]
-            self.keeps[others[: max(0, rooms[world.node] - int(self.keeps.sum()))]] = True
+        more = options.copies == "auto" or not offers[world.node]
+        keeps = kept_chunks(placement, world.node, worth, rooms[world.node] if more else 0)
         # The other ranks of a node leave its chunks to the first one.
-        self._brings = self.keeps if world.is_leader else np.zeros(grid.chunks, bool)
-        if self.fetcher is not None:
-            self.fetcher.join(self.peers, self._brings)
+        self.share(placement, peers, keeps, keeps if world.is_leader else np.zeros(grid.chunks, bool))
 
-    def _held_bits(self) -> bytes:
+    def held_bits(self) -> bytes:
         """What an earlier job has left on this node's disks, a bit per chunk; empty if that is nothing."""
-        held = np.zeros(self.tiers[0].grid.chunks, bool)
+        held = self.held()
+        return np.packbits(held).tobytes() if held.any() else b""
+
+    def held(self) -> np.ndarray:
+        """bool[chunks]: what the tiers hold."""
+        held = np.zeros(self.grid.chunks, bool)
         for tier in self.tiers:
             held |= tier.held()
-        return np.packbits(held).tobytes() if held.any() else b""
+        return held
 
     def _serve(self, secret: bytes, world: AnyWorld) -> Service | None:
         assert self.fetcher is not None  # the node's first rank has opened the file
         try:
             return Service(
-                self.fetcher,
-                self._identity,
+                {self._identity: self.fetcher}.get,
                 secret,
                 threads=self._options.inflight,
                 clients=world.size,
@@ -210,7 +215,7 @@ class Stage:
             begins, lengths = checked.spans(
                 np.ascontiguousarray(extents["offset"]), np.ascontiguousarray(extents["nbytes"])
             )
-            self._used = self.tiers[0].grid.chunks_at(begins, lengths)
+            self._used = self.grid.chunks_at(begins, lengths)
         return self._used
 
     def fits_memory(self, index: Index, checked: Checked) -> bool:
@@ -225,13 +230,11 @@ class Stage:
         if not index.is_complete:
             return False
         used = self.used(index, checked)
-        held = np.zeros(self.tiers[0].grid.chunks, bool)
-        for tier in self.tiers:
-            held |= tier.held()
-        if self.placement is not None:  # what other nodes keep they bring as soon as anybody needs it
-            assert self.keeps is not None  # set together
-            kept = (self.placement.owners[used] != NOBODY).any(axis=1)
-            return bool((held | ~self.keeps)[used].all() and kept.all())
+        held = self.held()
+        if self.placement is not None:  # what other processes keep they bring as soon as anybody needs it
+            assert self._brings is not None  # set together
+            kept = (self.placement.owners[used] != NOBODY).any(axis=1) | held[used]
+            return bool((held | ~self._brings)[used].all() and kept.all())
         return bool(held[used].all())
 
     def state(self) -> dict[str, Any]:
@@ -260,6 +263,21 @@ class Stage:
             self._watch.close()
         for tier in self.tiers:
             tier.close()
+        also, self._also = self._also, None
+        if also is not None:
+            os.close(also)
+
+
+def kept_chunks(placement: Placement, node: int, worth: np.ndarray, room: int) -> np.ndarray:
+    """bool[chunks]: what a node keeps: its part of the placement, and for itself what else it has room for.
+
+    worth : i64[chunks], the chunks, the most useful ones first; room : in chunks
+    """
+    keeps = np.zeros(len(worth), bool)
+    keeps[placement.kept_by(node)] = True
+    others = worth[~keeps[worth]]
+    keeps[others[: max(0, room - int(keeps.sum()))]] = True
+    return keeps
 
 
 def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Options) -> Stage | None:
@@ -269,60 +287,30 @@ def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Opt
     was noticed, if tiers cannot be meant; a tier that its storage refuses is left out, with a warning.
     """
     with together(world, "looking at the tiers"):
-        wanted = _wanted(options) if world.rank == 0 else ()
-        identity = _identity(file.pool.fetcher, snapshot) if wanted else b""
+        wanted = wanted_tiers(options) if world.rank == 0 else ()
+        identity = identity_of(file.pool.fetcher, snapshot) if wanted else b""
     wanted, identity, file_bytes = world.bcast((wanted, identity, snapshot.file_bytes))
     if not wanted:
         return None
-    grid = Grid(file_bytes, _CHUNK_BYTES)
-    mine = _Opened()
+    grid = Grid(file_bytes, CHUNK_BYTES)
+    mine = OpenTiers()
     try:
         with together(world, "opening the tiers"):
             mine.open(wanted, identity, grid, file.path, fills=world.is_leader)
-        memory = _share_memory(mine.memory, grid, world)
+        memory = share_memory(mine.memory, MemoryTier, grid, world)
     except BaseException:
         mine.close()
         raise
     if memory is None:
         mine.close_memory()
-    disks = _same_disks(mine.disks, world)
+    disks = same_disks(mine.disks, world)
     tiers: list[AnyTier] = [*([memory] if memory else []), *disks]
     everywhere = bool(world.allreduce_min(bool(tiers)))
     if not tiers:
         return None
-    stage = Stage(tiers, memory, mine.watch, snapshot, options, identity, everywhere=everywhere)
+    stage = Stage(tiers, memory, mine.watch, snapshot, options, identity, grid, everywhere=everywhere)
     file.read_through(stage.through)
     return stage
-
-
-class _Opened:
-    """What this rank has opened so far."""
-
-    def __init__(self) -> None:
-        self.memory: MemoryTier | None = None
-        self.watch: PressureWatch | None = None
-        self.disks: list[DiskTier] = []
-
-    def open(self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool) -> None:
-        """fills : this rank makes its node's memory tier. Raises OptionError, ParioError."""
-        if fills:
-            self.memory = _make_memory(wanted, grid)
-        if self.memory is not None:
-            self.watch = PressureWatch(self.memory)
-        for tier in wanted:
-            if tier.where != _MEMORY:
-                self.disks += _open_disk(_here(tier), identity, grid, path)
-
-    def close_memory(self) -> None:
-        if self.watch is not None:
-            self.watch.close()
-        if self.memory is not None:
-            self.memory.close()
-
-    def close(self) -> None:
-        self.close_memory()
-        for disk in self.disks:
-            disk.close()
 
 
 def _past_cache(store: Fetcher) -> Fetcher | None:
@@ -334,137 +322,3 @@ def _past_cache(store: Fetcher) -> Fetcher | None:
         return DirectFetcher(store.path, f"/proc/self/fd/{file.fileno()}")
     except ParioError:  # a file system without O_DIRECT
         return None
-
-
-def _wanted(options: Options) -> tuple[Tier, ...]:
-    """Raises OptionError."""
-    text = os.environ.get("PARIO_TIERS", "")
-    try:
-        wanted = options.tiers if options.tiers is not None else read_tiers(text)
-    except OptionError as e:
-        raise OptionError(f"PARIO_TIERS={text!r}: {e.what}", hint=e.hint) from None
-    folders = [_here(tier).where for tier in wanted if tier.where != _MEMORY]
-    if len(wanted) - len(folders) > 1 or (len(folders) < len(wanted) and wanted[0].where != _MEMORY):
-        raise OptionError(
-            f"tiers are named from the nearest on, with at most one of memory: got {', '.join(t.where for t in wanted)}"
-        )
-    devices = [os.stat(_existing(folder)).st_dev for folder in folders]
-    if len(set(devices)) < len(devices):
-        raise OptionError(
-            f"two tiers are on one device: {', '.join(folders)}", hint="A second copy there gains nothing: name one."
-        )
-    return wanted
-
-
-def look_at_tiers() -> list[dict[str, Any]]:
-    """What PARIO_TIERS means on this node: per tier where, quota, free (bytes) and problem ("" if it can be used), and
-    for folders file_system. Makes nothing."""
-    try:
-        wanted = _wanted(Options())
-    except OptionError as e:
-        return [{"where": "PARIO_TIERS", "quota": "", "free": 0, "problem": str(e)}]
-    found = []
-    for tier in wanted:
-        facts: dict[str, Any] = {"where": tier.where, "quota": str(tier.quota), "problem": ""}
-        if tier.where == _MEMORY:
-            facts["free"] = machine.memory(swap=False)[1]
-        else:
-            folder = _here(tier).where
-            where, disk = machine.file_system(folder), os.statvfs(_existing(folder))
-            facts |= {"where": folder, "file_system": where.type, "free": disk.f_bavail * disk.f_frsize}
-            if where.shared and not tier.force:
-                facts["problem"] = f"other nodes share its file system ({where.type}): copies there gain nothing"
-            elif not os.access(_existing(folder), os.W_OK | os.X_OK):
-                facts["problem"] = "it is not writable"
-        found.append(facts)
-    return found
-
-
-def _here(tier: Tier) -> Tier:
-    """The tier on this node: its folder may name variables, as $TMPDIR. Raises OptionError."""
-    where = os.path.expandvars(tier.where)
-    if "$" in where:
-        raise OptionError(f"tier {tier.where!r} names a variable that is not set on this node")
-    return replace(tier, where=where)
-
-
-def _existing(path: str) -> str:
-    """The path, or its nearest parent that exists."""
-    path = os.path.abspath(path)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return path
-
-
-def _identity(store: Fetcher, snapshot: Snapshot) -> bytes:
-    """bytes[32] that tell this state of the file from all others. (Device numbers differ between mounts.)"""
-    status = store.files[0].status()
-    words = f"pario 1 {status.st_ino} {status.st_size} {status.st_mtime_ns} ".encode()
-    return hashlib.sha256(words + store.pread(0, 2 * snapshot.page_size)).digest()
-
-
-def _make_memory(wanted: tuple[Tier, ...], grid: Grid) -> MemoryTier | None:
-    """Raises OptionError for a quota below one chunk."""
-    if wanted[0].where != _MEMORY:
-        return None
-    budget, most = wanted[0].quota_bytes, grid.chunks * grid.chunk_bytes
-    if budget is None:
-        budget = min(most, machine.memory(swap=False)[1] // _SHARE_OF_MEMORY)
-        if budget < grid.chunk_bytes:
-            _log.warning("no memory tier: a quarter of the memory that is available is %s", decimal_bytes(budget))
-            return None
-    elif budget < grid.chunk_bytes and budget >= grid.file_bytes:
-        budget = grid.chunk_bytes  # a file that is smaller than a chunk
-    try:
-        return MemoryTier.made(grid, min(budget, most))
-    except OSError as e:
-        _log.warning("no memory tier: %s", e)
-        return None
-
-
-def _share_memory(mine: MemoryTier | None, grid: Grid, world: AnyWorld) -> MemoryTier | None:
-    """The memory tier of this node's leader; None on all nodes unless all ranks can use theirs. Collective."""
-    paths = world.node_bcast(mine.paths if mine is not None else None)
-    memory, refused = mine, mine is None and paths is None
-    if paths is not None and not world.is_leader:
-        try:
-            memory = MemoryTier.attached(grid, paths)
-        except (OSError, ParioError) as e:
-            _log.warning("no memory tier: rank %d cannot open that of its node's first rank: %s", world.rank, e)
-            refused = True
-    if not world.allreduce_max(refused):
-        return memory
-    if memory is not None:
-        memory.close()
-    return None
-
-
-def _same_disks(mine: list[DiskTier], world: AnyWorld) -> list[DiskTier]:
-    """The disks that all ranks of this node could open: they must agree on where records come from. Collective."""
-    everyone = world.allgather((world.node, [disk.name for disk in mine]))
-    names = set.intersection(*(set(names) for node, names in everyone if node == world.node))
-    for disk in mine:
-        if disk.name not in names:
-            _log.warning("tier %s is left out: another rank of this node cannot use it", disk.name)
-            disk.close()
-    return [disk for disk in mine if disk.name in names]
-
-
-def _open_disk(tier: Tier, identity: bytes, grid: Grid, path: str) -> list[DiskTier]:
-    """The tier, or none if its storage refuses. Raises OptionError."""
-    found = machine.file_system(tier.where)
-    if found.shared and not tier.force:
-        raise OptionError(
-            f"tier {tier.where} is on a file system that other nodes share ({found.type}): copies there gain nothing",
-            hint="Name a folder on a disk of the node, or pass Tier(..., force=True).",
-        )
-    quota = tier.quota_bytes
-    if quota is None:
-        # What lies in memory and outlives the job must not take all of it.
-        quota = machine.memory(swap=False)[1] // _SHARE_OF_MEMORY if found.kind == "memory" else _UNLIMITED
-        quota = max(quota, grid.chunk_bytes)
-    try:
-        return [DiskTier(tier.where, identity, grid, quota, path=path)]
-    except OSError as e:
-        _log.warning("tier %s is left out: %s", tier.where, e)
-        return []

@@ -47,6 +47,8 @@ _MOST_ERRORS, _REST_S = 3, 30.0
 _BRING_S, _LOOK_S = 8.0, 0.002
 #: How long to wait for another process that holds a lock.
 _LOCK_S = 5.0
+#: the byte of the lock file that says who uses the copy
+_USE = 1 << 62
 
 
 class DiskTier(AnyTier):
@@ -322,11 +324,14 @@ def root_of(folder: str) -> str:
     return os.path.join(os.path.abspath(folder), f"pario-{os.geteuid()}")
 
 
-def lock_use(lock: int, *, alone: bool) -> bool:
-    """Note in a copy's open lock file that this process uses it, as others may, or that nobody else does. False: others
-    do, or one does alone. It ends when the descriptor is closed."""
+def lock_use(lock: int, *, alone: bool, byte: int = _USE) -> bool:
+    """Note in an open lock file that this process uses what it stands for, as others may, or that nobody else does.
+    False: others do, or one does alone. It ends when the descriptor is closed.
+
+    byte : of the file; by default the one that stands for a copy
+    """
     try:
-        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK if alone else fcntl.F_RDLCK, _USE))
+        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK if alone else fcntl.F_RDLCK, byte))
     except BlockingIOError:
         return False
     return True
@@ -352,8 +357,6 @@ def _used_lock(folder: PrivateDirectory) -> int:
 
 #: Looks at a copy that is being removed, which takes a moment.
 _TRIES = 20
-#: the byte of the lock file that says who uses the copy
-_USE = 1 << 62
 
 #: The disk, or the user's share of it, is full.
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -16,6 +16,7 @@ import mmap
 import os
 import platform
 import threading
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
 #: mmap has the name from 3.13 on only.
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x40 if platform.machine().startswith("ppc") else 0x4000)
+
+T = TypeVar("T", bound="MemoryTier")
 
 
 class MemoryTier(AnyTier):
@@ -107,7 +110,7 @@ class MemoryTier(AnyTier):
             raise
 
     @classmethod
-    def attached(cls, grid: Grid, paths: tuple[str, str]) -> MemoryTier:
+    def attached(cls: type[T], grid: Grid, paths: tuple[str, str]) -> T:
         """The tier of another process, by the names that `paths` gives there. Raises OSError, ParioError."""
         files: list[int] = []
         try:
@@ -161,6 +164,8 @@ class MemoryTier(AnyTier):
                 self.counts.puts += 1
                 self.counts.put_bytes += nbytes
                 self.states.add(chunk)
+                if self.held_bytes >= self.grid.file_bytes and self.held().all():
+                    self.states.say_whole(np.arange(self.grid.chunks))
             else:
                 self.held_bytes = max(0, self.held_bytes - nbytes)
                 self._empty(offset, nbytes)

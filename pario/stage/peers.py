@@ -36,15 +36,20 @@ from pario.threads import Workers
 
 __all__ = [
     "ABSENT",
+    "ASSIGN",
     "BRING",
     "HERE",
+    "KEEP",
     "LATER",
     "LIMIT_S",
     "MOST_BYTES",
     "MOST_EXTENTS",
+    "OPEN",
     "READ",
+    "ROOM",
     "PeerCounts",
     "Peers",
+    "Servers",
 ]
 
 _log = logging.getLogger("pario")
@@ -52,8 +57,10 @@ _log = logging.getLogger("pario")
 #: a node, and the kind of request that it gets
 Whom = tuple[int, int]
 
-#: kinds of requests: what you hold; and bring what you do not
-READ, BRING = 1, 2
+#: kinds of requests: what you hold; bring what you do not, as the one responsible; bring it because your node keeps it
+READ, BRING, KEEP = 1, 2, 3
+#: of a service that is a process of its own (dataset/host.py): here is a dataset; who keeps what; how much can you keep
+OPEN, ASSIGN, ROOM = 4, 5, 6
 #: what became of an extent: its bytes follow; the node does not have it; ask again, it is being brought
 HERE, ABSENT, LATER = 1, 0, 2
 
@@ -152,14 +159,26 @@ class _Line:
         return taken
 
 
+class Servers(NamedTuple):
+    """Those that share what they keep, as one of their nodes knows them.
+
+    node : number of this node
+    addresses : per node; None: it answers nobody
+    secret : which all of them know
+    """
+
+    node: int
+    addresses: Sequence[Address | None]
+    secret: bytes
+
+
 class Peers:
-    """The other nodes of a job, as one process sees them. Any thread.
+    """The other nodes, as one process sees them. Any thread.
 
     placement : which node keeps which chunk
-    node : of this process
+    servers : of the nodes
     serves : this process is the one that answers for its node
-    addresses : per node; None: it answers nobody
-    secret : of the job
+    kept : bool[chunks]: what the node's service, another process, is to bring for this one; None: nothing
     identity : bytes[32] of the state of the data file
     count(bytes) : called for what came, by any thread
     """
@@ -167,21 +186,21 @@ class Peers:
     def __init__(
         self,
         placement: Placement,
-        node: int,
-        addresses: Sequence[Address | None],
+        servers: Servers,
         *,
         serves: bool,
-        secret: bytes,
         identity: bytes,
         grid: Grid,
+        kept: np.ndarray | None = None,
         count: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
-        self._count = count
+        self._count, self._kept = count, kept
         self.counts = PeerCounts()
-        self._placement, self._node, self._serves = placement, node, serves
+        self._placement, self._node, self._serves = placement, servers.node, serves
+        addresses, secret = servers.addresses, servers.secret
         self._identity, self._grid = identity, grid
         self._clients = [Client(each, secret, LIMIT_S) if each is not None else None for each in addresses]
-        self._lines = {(node, kind): _Line() for node in range(len(addresses)) for kind in (READ, BRING)}
+        self._lines = {(node, kind): _Line() for node in range(len(addresses)) for kind in (READ, BRING, KEEP)}
         self._workers = Workers("pario-peers", min(_MOST_THREADS, 2 * len(addresses)))
         self._lock = threading.Lock()  # guards the counts, the lines, and the two below
         self._rests_until = [0.0] * len(addresses)
@@ -309,15 +328,18 @@ class Peers:
         owners = [int(node) for node in self._placement.owners[chunk] if node >= 0]
         responsible = next((node for node in owners if self._is_me(node) or self._is_up(node)), None)
         tried = set()
+        if self._kept is not None and self._kept[chunk] and self._can_ask(self._node):
+            tried.add(self._node)
+            yield self._node, KEEP
         if responsible is not None and self._is_me(responsible):  # this process is to bring it
             tried.add(responsible)
             responsible = None
         if not keeps:
             nearest = next(filter(self._can_ask, self._placement.sources(chunk, self._node)), None)
-            if nearest is not None and nearest != responsible:
+            if nearest is not None and nearest != responsible and nearest not in tried:
                 tried.add(nearest)
                 yield nearest, READ
-        if responsible is not None and self._can_ask(responsible):
+        if responsible is not None and responsible not in tried and self._can_ask(responsible):
             tried.add(responsible)
             yield responsible, BRING
         for node in owners:

@@ -1,10 +1,10 @@
-"""Answers other processes of the job from the tiers of this node (peers.py asks)."""
+"""Answers other processes from the tiers of this node (peers.py asks)."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 
@@ -13,7 +13,8 @@ import numpy as np
 from pario.comm.server import Reply, Server
 from pario.comm.sockets import Address, Part
 from pario.records import EXTENT
-from pario.stage.peers import ABSENT, BRING, HERE, LATER, LIMIT_S, MOST_BYTES, MOST_EXTENTS, READ
+from pario.stage.grid import Grid
+from pario.stage.peers import ABSENT, BRING, HERE, KEEP, LATER, LIMIT_S, MOST_BYTES, MOST_EXTENTS, OPEN, READ
 from pario.stage.staged import StagedFetcher
 from pario.threads import Workers
 
@@ -30,11 +31,11 @@ _IDENTITY_BYTES = 32
 class Service:
     """One node's server, in the process that fills its tiers.
 
-    staged : reads of the data file
-    identity : bytes[32] of its state
+    datasets(identity) : reads of the data file whose state has this identity, bytes[32]; None: it is not known here
     threads : answer at the same time, and as many chunks are brought at the same time
     clients : processes that may ask
     count(bytes) : called for what is sent, by any thread
+    more : answers to other kinds of requests: more[kind](body), any thread; what it raises closes the connection
 
     served_bytes : sent so far
     Raises OSError, ParioError.
@@ -42,22 +43,22 @@ class Service:
 
     def __init__(
         self,
-        staged: StagedFetcher,
-        identity: bytes,
+        datasets: Callable[[bytes], StagedFetcher | None],
         secret: bytes,
         *,
         threads: int,
         clients: int,
         network: bool,
         count: Callable[[int], None] = lambda nbytes: None,
+        more: Mapping[int, Callable[[bytes], bytes]] | None = None,
     ) -> None:
-        self._count = count
+        self._count, self._datasets, self._more = count, datasets, dict(more or {})
         self.served_bytes = 0
-        self._staged, self._identity = staged, identity
         self._counting = threading.RLock()  # guards what follows; a future that is done at once calls back at once
-        self._bringing: dict[int, Future[None]] = {}
+        self._bringing: dict[tuple[StagedFetcher, int, int], Future[None]] = {}
         self._threads = threads
-        self._bringers = Workers("pario-bring", threads)
+        # Those that bring chunks for this node may wait for other nodes, which wait for those that bring for others.
+        self._bringers = {BRING: Workers("pario-bring", threads), KEEP: Workers("pario-keep", threads)}
         self._server = Server(
             secret,
             self._answer,
@@ -67,7 +68,7 @@ class Service:
             most_links=16 + 8 * clients,
             limit_s=LIMIT_S / 2,
             network=network,
-            slow=(BRING,),
+            slow=(BRING, KEEP, OPEN),
         )
 
     @property
@@ -76,62 +77,68 @@ class Service:
 
     def _answer(self, kind: int, body: memoryview) -> Reply:
         """Raises ValueError if the request is none."""
-        extents = self._extents(kind, body)
-        late = self._bring(extents) if kind == BRING else []
-        here, parts = self._staged.lend(extents)
+        if kind in self._more:
+            return Reply(kind, [Part(np.frombuffer(self._more[kind](bytes(body)), np.uint8))])
+        head, rest = body[:_IDENTITY_BYTES], body[_IDENTITY_BYTES:]
+        if kind not in (READ, BRING, KEEP) or len(head) < _IDENTITY_BYTES or len(rest) % EXTENT.itemsize:
+            raise ValueError(f"a request of kind {kind} with {len(body)} bytes")
+        extents = np.frombuffer(rest, EXTENT)
+        staged = self._datasets(bytes(head))
+        if staged is None:
+            return Reply(kind, [Part(np.full(len(extents), ABSENT, np.uint8))])
+        _check(extents, staged.grid)
+        late = self._bring(staged, extents, kind) if kind != READ else []
+        here, parts = staged.lend(extents)
         flags = np.where(here, HERE, ABSENT).astype(np.uint8)
         if late:
-            chunks = extents["offset"] // self._staged.grid.chunk_bytes
-            flags[~here & np.isin(chunks, late)] = LATER
+            flags[~here & np.isin(extents["offset"] // staged.grid.chunk_bytes, late)] = LATER
         served = int(extents["nbytes"][here].sum())
         with self._counting:
             self.served_bytes += served
         self._count(served)
         return Reply(kind, [Part(flags), *parts])
 
-    def _extents(self, kind: int, body: memoryview) -> np.ndarray:
-        head, rest = body[:_IDENTITY_BYTES], body[_IDENTITY_BYTES:]
-        if kind not in (READ, BRING) or head != self._identity or len(rest) % EXTENT.itemsize:
-            raise ValueError(f"a request of kind {kind} with {len(body)} bytes, or for another dataset")
-        extents = np.frombuffer(rest, EXTENT)
-        grid, offsets, nbytes = self._staged.grid, extents["offset"], extents["nbytes"]
-        # In this order: sums of wild numbers could overflow.
-        inside = (offsets >= 0) & (nbytes > 0) & (nbytes <= grid.chunk_bytes) & (offsets < grid.file_bytes)
-        if not (inside & (nbytes <= grid.file_bytes - offsets)).all() or nbytes.sum() > MOST_BYTES:
-            raise ValueError("extents outside the file, or too many bytes")
-        if (offsets // grid.chunk_bytes != (offsets + nbytes - 1) // grid.chunk_bytes).any():
-            raise ValueError("an extent of two chunks")
-        return extents
-
-    def _bring(self, extents: np.ndarray) -> list[int]:
+    def _bring(self, staged: StagedFetcher, extents: np.ndarray, kind: int) -> list[int]:
         """Bring what is missing; returns the chunks that are still on their way."""
-        staged = self._staged
         under_way: dict[int, Future[None]] = {}
         for chunk in dict.fromkeys((extents["offset"] // staged.grid.chunk_bytes).tolist()):
             if not any(tier.has(chunk) for tier in staged.tiers):
-                under_way[chunk] = self._brought(chunk)
+                under_way[chunk] = self._brought(staged, chunk, kind)
         # The more requests wait for a thread, the sooner this asker is told to come again.
         patience = _BRING_S * min(1.0, self._threads / max(1, self._server.load(slow=True)))
         _, late = wait(under_way.values(), patience)
         return [chunk for chunk, future in under_way.items() if future in late]
 
-    def _brought(self, chunk: int) -> Future[None]:
-        """Done when the chunk is here, or cannot be brought: whoever asked reads the store then, and meets the error.
-        """
+    def _brought(self, staged: StagedFetcher, chunk: int, kind: int) -> Future[None]:
+        """Done when the chunk is here, or cannot be brought: whoever asked reads the store then, and meets the error."""
+        what = staged, chunk, kind
         with self._counting:
-            future = self._bringing.get(chunk)
+            future = self._bringing.get(what)
             if future is None:
-                future = self._bringing[chunk] = self._bringers.call(self._staged.bring, chunk, ask_peers=False)
-                future.add_done_callback(partial(self._done, chunk))
+                call = self._bringers[kind].call
+                future = self._bringing[what] = call(staged.bring, chunk, ask_peers=kind == KEEP)
+                future.add_done_callback(partial(self._done, what))
         return future
 
-    def _done(self, chunk: int, future: Future[None]) -> None:
+    def _done(self, what: tuple[StagedFetcher, int, int], future: Future[None]) -> None:
         with self._counting:
-            self._bringing.pop(chunk, None)
+            self._bringing.pop(what, None)
         if not future.cancelled() and (error := future.exception()) is not None:
-            _log.debug("a chunk could not be brought for another node: %s", error)
+            _log.debug("a chunk could not be brought for another process: %s", error)
 
     def close(self, limit_s: float = 1.0) -> None:
         """Idempotent."""
         self._server.close(limit_s)
-        self._bringers.end(limit_s, cancel=True)
+        for workers in self._bringers.values():
+            workers.end(limit_s, cancel=True)
+
+
+def _check(extents: np.ndarray, grid: Grid) -> None:
+    """Raises ValueError."""
+    offsets, nbytes = extents["offset"], extents["nbytes"]
+    # In this order: sums of wild numbers could overflow.
+    inside = (offsets >= 0) & (nbytes > 0) & (nbytes <= grid.chunk_bytes) & (offsets < grid.file_bytes)
+    if not (inside & (nbytes <= grid.file_bytes - offsets)).all() or nbytes.sum() > MOST_BYTES:
+        raise ValueError("extents outside the file, or too many bytes")
+    if (offsets // grid.chunk_bytes != (offsets + nbytes - 1) // grid.chunk_bytes).any():
+        raise ValueError("an extent of two chunks")

@@ -41,7 +41,8 @@ class StagedFetcher(Fetcher):
 
     store : has the data file open, and is closed with this fetcher
     snapshot : the state of the file that is read
-    tiers : the nearest one first, at least one, all of the same grid
+    tiers : the nearest one first, all of the same grid
+    grid : of the data file
     past_cache : has the same file open, bypasses the page cache, and is closed with this fetcher. It reads the chunks
         that the page cache does not hold: they need not lie in memory twice
     read_bytes : the longest single read of the store
@@ -58,13 +59,14 @@ class StagedFetcher(Fetcher):
         snapshot: Snapshot,
         tiers: Sequence[AnyTier],
         *,
+        grid: Grid,
         past_cache: Fetcher | None = None,
         read_bytes: int,
         count: Callable[[int, int], None],
     ) -> None:
         self.path, self.nbytes, self.align = store.path, store.nbytes, store.align
         self.tiers = tuple(tiers)
-        self.grid: Grid = tiers[0].grid
+        self.grid = grid
         self._count = count
         self._store = store
         self._snapshot = snapshot

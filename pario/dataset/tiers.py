@@ -1,0 +1,219 @@
+"""Which tiers the options or PARIO_TIERS mean on this node, and opens them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pario import machine
+from pario.comm.base import AnyWorld
+from pario.errors import OptionError, ParioError
+from pario.fetch.base import Fetcher
+from pario.format.meta import Snapshot
+from pario.options import Options, Tier, read_tiers
+from pario.stage.disk import DiskTier
+from pario.stage.grid import Grid
+from pario.stage.memory import MemoryTier
+from pario.stage.pressure import PressureWatch
+from pario.text import decimal_bytes
+
+__all__ = [
+    "OpenTiers",
+    "automatic_bytes",
+    "here",
+    "identity_of",
+    "look_at_tiers",
+    "same_disks",
+    "service_folder",
+    "share_memory",
+    "wanted_tiers",
+]
+
+_log = logging.getLogger("pario")
+
+T = TypeVar("T", bound=MemoryTier)
+
+#: An automatic memory tier takes at most this part of the memory that is available.
+_SHARE_OF_MEMORY = 4
+
+_MEMORY = "memory"
+#: a disk's automatic quota: the tier's floor of free space is the limit
+_UNLIMITED = 1 << 62
+
+
+class OpenTiers:
+    """What this rank has opened so far."""
+
+    def __init__(self) -> None:
+        self.memory: MemoryTier | None = None
+        self.watch: PressureWatch | None = None
+        self.disks: list[DiskTier] = []
+
+    def open(self, wanted: tuple[Tier, ...], identity: bytes, grid: Grid, path: str, *, fills: bool) -> None:
+        """fills : this rank makes its node's memory tier. Raises OptionError, ParioError."""
+        if fills:
+            self.memory = _make_memory(wanted, grid)
+        if self.memory is not None:
+            self.watch = PressureWatch(self.memory)
+        for tier in wanted:
+            if tier.where != _MEMORY:
+                self.disks += _open_disk(replace(tier, where=here(tier.where)), identity, grid, path)
+
+    def close_memory(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+        if self.memory is not None:
+            self.memory.close()
+
+    def close(self) -> None:
+        self.close_memory()
+        for disk in self.disks:
+            disk.close()
+
+
+def service_folder(options: Options) -> str:
+    """Where the service of each node can be found; "": the tiers are this job's own."""
+    return "" if options.tiers == () or not options.peers else os.environ.get("PARIO_SERVICE", "")
+
+
+def here(folder: str) -> str:
+    """The folder on this node: its path may name variables, as $TMPDIR. Raises OptionError."""
+    where = os.path.expandvars(folder)
+    if "$" in where:
+        raise OptionError(f"folder {folder!r} names a variable that is not set on this node")
+    return where
+
+
+def wanted_tiers(options: Options) -> tuple[Tier, ...]:
+    """Raises OptionError."""
+    text = os.environ.get("PARIO_TIERS", "")
+    try:
+        wanted = options.tiers if options.tiers is not None else read_tiers(text)
+    except OptionError as e:
+        raise OptionError(f"PARIO_TIERS={text!r}: {e.what}", hint=e.hint) from None
+    folders = [here(tier.where) for tier in wanted if tier.where != _MEMORY]
+    if len(wanted) - len(folders) > 1 or (len(folders) < len(wanted) and wanted[0].where != _MEMORY):
+        raise OptionError(
+            f"tiers are named from the nearest on, with at most one of memory: got {', '.join(t.where for t in wanted)}"
+        )
+    devices = [os.stat(_existing(folder)).st_dev for folder in folders]
+    if len(set(devices)) < len(devices):
+        raise OptionError(
+            f"two tiers are on one device: {', '.join(folders)}", hint="A second copy there gains nothing: name one."
+        )
+    return wanted
+
+
+def look_at_tiers() -> list[dict[str, Any]]:
+    """What PARIO_TIERS means on this node: per tier where, quota, free (bytes) and problem ("" if it can be used), and
+    for folders file_system. Makes nothing."""
+    try:
+        wanted = wanted_tiers(Options())
+    except OptionError as e:
+        return [{"where": "PARIO_TIERS", "quota": "", "free": 0, "problem": str(e)}]
+    found = []
+    for tier in wanted:
+        facts: dict[str, Any] = {"where": tier.where, "quota": str(tier.quota), "problem": ""}
+        if tier.where == _MEMORY:
+            facts["free"] = machine.memory(swap=False)[1]
+        else:
+            folder = here(tier.where)
+            where, disk = machine.file_system(folder), os.statvfs(_existing(folder))
+            facts |= {"where": folder, "file_system": where.type, "free": disk.f_bavail * disk.f_frsize}
+            if where.shared and not tier.force:
+                facts["problem"] = f"other nodes share its file system ({where.type}): copies there gain nothing"
+            elif not os.access(_existing(folder), os.W_OK | os.X_OK):
+                facts["problem"] = "it is not writable"
+        found.append(facts)
+    return found
+
+
+def _existing(path: str) -> str:
+    """The path, or its nearest parent that exists."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def identity_of(store: Fetcher, snapshot: Snapshot) -> bytes:
+    """bytes[32] that tell this state of the file from all others. (Device numbers differ between mounts.)"""
+    status = store.files[0].status()
+    words = f"pario 1 {status.st_ino} {status.st_size} {status.st_mtime_ns} ".encode()
+    return hashlib.sha256(words + store.pread(0, 2 * snapshot.page_size)).digest()
+
+
+def _make_memory(wanted: tuple[Tier, ...], grid: Grid) -> MemoryTier | None:
+    """Raises OptionError for a quota below one chunk."""
+    if wanted[0].where != _MEMORY:
+        return None
+    budget, most = wanted[0].quota_bytes, grid.chunks * grid.chunk_bytes
+    if budget is None:
+        budget = min(most, automatic_bytes())
+        if budget < grid.chunk_bytes:
+            _log.warning("no memory tier: a quarter of the memory that is available is %s", decimal_bytes(budget))
+            return None
+    elif budget < grid.chunk_bytes and budget >= grid.file_bytes:
+        budget = grid.chunk_bytes  # a file that is smaller than a chunk
+    try:
+        return MemoryTier.made(grid, min(budget, most))
+    except OSError as e:
+        _log.warning("no memory tier: %s", e)
+        return None
+
+
+def automatic_bytes() -> int:
+    """What an automatic memory tier takes at most."""
+    return machine.memory(swap=False)[1] // _SHARE_OF_MEMORY
+
+
+def share_memory(mine: T | None, kind: type[T], grid: Grid, world: AnyWorld) -> T | None:
+    """The memory tier of this node's leader; None on all nodes unless all ranks can use theirs. Collective."""
+    paths = world.node_bcast(mine.paths if mine is not None else None)
+    memory: T | None = mine
+    refused = mine is None and paths is None
+    if paths is not None and not world.is_leader:
+        try:
+            memory = kind.attached(grid, paths)
+        except (OSError, ParioError) as e:
+            _log.warning("no memory tier: rank %d cannot open that of its node's first rank: %s", world.rank, e)
+            refused = True
+    if not world.allreduce_max(refused):
+        return memory
+    if memory is not None:
+        memory.close()
+    return None
+
+
+def same_disks(mine: list[DiskTier], world: AnyWorld) -> list[DiskTier]:
+    """The disks that all ranks of this node could open: they must agree on where records come from. Collective."""
+    everyone = world.allgather((world.node, [disk.name for disk in mine]))
+    names = set.intersection(*(set(names) for node, names in everyone if node == world.node))
+    for disk in mine:
+        if disk.name not in names:
+            _log.warning("tier %s is left out: another rank of this node cannot use it", disk.name)
+            disk.close()
+    return [disk for disk in mine if disk.name in names]
+
+
+def _open_disk(tier: Tier, identity: bytes, grid: Grid, path: str) -> list[DiskTier]:
+    """The tier, or none if its storage refuses. Raises OptionError."""
+    found = machine.file_system(tier.where)
+    if found.shared and not tier.force:
+        raise OptionError(
+            f"tier {tier.where} is on a file system that other nodes share ({found.type}): copies there gain nothing",
+            hint="Name a folder on a disk of the node, or pass Tier(..., force=True).",
+        )
+    quota = tier.quota_bytes
+    if quota is None:
+        # What lies in memory and outlives the job must not take all of it.
+        quota = automatic_bytes() if found.kind == "memory" else _UNLIMITED
+        quota = max(quota, grid.chunk_bytes)
+    try:
+        return [DiskTier(tier.where, identity, grid, quota, path=path)]
+    except OSError as e:
+        _log.warning("tier %s is left out: %s", tier.where, e)
+        return []
