@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import pario
+from pario.comm.world import get_world
+from pario.dataset import served as served_module
+from pario.dataset.host import Host
 from pario.errors import OptionError, PeerError, ReadError
 from pario.fetch.file import FileFetcher
 
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.mpi
 
 N = 1200
 SIZE = 4000
+MiB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,9 @@ def store_bytes(monkeypatch):
 
 
 def options(*tiers, **more):
-    return pario.Options(tiers=tiers, slot_bytes=256 << 10, block_bytes=128 << 10, mix_blocks=4, **more)
+    """None: no tiers of the job's own"""
+    own = None if tiers == (None,) else tiers
+    return pario.Options(tiers=own, slot_bytes=256 << 10, block_bytes=128 << 10, mix_blocks=4, **more)
 
 
 def epoch(loader):
@@ -200,6 +206,68 @@ def test_disks_of_several_nodes_and_the_next_job(world, path, store_bytes, tmp_p
             assert epoch(loader) == list(range(N))
         chunks = world.allreduce(sum(n for n in store_bytes if n > 8192))
         assert chunks <= (1.02 * data_bytes(path) if job == 0 else 0)
+
+
+@pytest.fixture
+def services(world, path, tmp_path_factory, monkeypatch):
+    """services(part) starts one on each node, with so much room as a part of the data."""
+    hosts = []
+
+    def start(part):
+        folder = world.bcast(str(tmp_path_factory.mktemp("services")) if world.rank == 0 else None)
+        tier = pario.Tier("memory", (int(part * data_bytes(path)) // MiB + 1) * MiB)
+        with get_world(world) as everybody:
+            here = f"{folder}/{everybody.node}"
+            hosts.append(Host(here, pario.Options(tiers=(tier,)), everybody))
+        monkeypatch.setenv("PARIO_SERVICE", here)
+        return hosts[-1]
+
+    yield start
+    world.barrier()  # nobody's service ends while others may ask it
+    for host in hosts:
+        host.close()
+
+
+@pytest.mark.parametrize(("shuffle", "part"), [(False, 0.5), ("block", 1.3), ("global", 0.5)])
+def test_a_job_on_each_node_and_services_that_they_share(world, path, store_bytes, services, shuffle, part):
+    """The jobs know nothing of each other, and together read the store once."""
+    size, host = data_bytes(path), services(part)
+    nodes = world.allreduce(host.number is not None)
+    raw = pario.decode.Raw(shape=(SIZE,))
+    for epochs in (1 + world.rank % 2, 1):  # and have different lengths
+        with pario.Loader(path, 16, raw, comm="self", shuffle=shuffle, options=options(None)) as loader:
+            for _ in range(epochs):
+                assert epoch(loader) == list(range(N))
+            assert loader.stats()["store_bytes"] == 0 or nodes * part < 1
+        world.barrier()
+    assert sum(world.allgather(sum(n for n in store_bytes if n > 8192))) <= 1.02 * size or nodes * part < 1
+    if host.number is not None:
+        assert sum(each["held_bytes"] for each in host.state()) <= part * size + 2 * MiB
+
+
+@pytest.mark.parametrize(("shuffle", "part"), [("block", 0.5), ("global", 1.3)])
+def test_a_job_of_all_ranks_and_a_service_on_each_node(world, path, store_bytes, services, shuffle, part):
+    size, host = data_bytes(path), services(part)
+    nodes = world.allreduce(host.number is not None)
+    raw = pario.decode.Raw(shape=(SIZE,))
+    for _ in range(2):
+        with pario.Loader(path, 16, raw, shuffle=shuffle, options=options(None)) as loader:
+            for _ in range(2):
+                assert epoch(loader) == list(range(N))
+            assert [tier["name"] for tier in loader.stats()["tiers"]] == ["service"]
+    assert sum(world.allgather(sum(n for n in store_bytes if n > 8192))) <= 1.02 * size or nodes * part < 1
+
+
+def test_a_node_without_a_service(world, path, services, monkeypatch):
+    """Then nobody uses one."""
+    services(1.3)
+    if world.rank == 0:
+        monkeypatch.setenv("PARIO_SERVICE", "/nowhere/$PARIO_RANK")
+    monkeypatch.setenv("PARIO_RANK", str(world.rank))
+    monkeypatch.setattr(served_module, "_START_S", 0.2)
+    with pario.Loader(path, 16, pario.decode.Raw(shape=(SIZE,)), options=options(None)) as loader:
+        assert epoch(loader) == list(range(N))
+        assert "tiers" not in loader.stats()
 
 
 def test_tiers_that_cannot_be_meant_are_an_error_on_all_ranks(world, path):

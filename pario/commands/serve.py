@@ -36,7 +36,7 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
     if host.number is None:
         return 0
     nodes = counted(world.nodes, "node")
-    _say(f"{node_name()}: node {host.number} of {nodes}; jobs find it by  export PARIO_SERVICE={folder}")
+    _say(f"{node_name()}: node {host.number} of {nodes}; jobs find it by  export PARIO_SERVICE={host.folder}")
     end.wait()
     found = host.state()
     host.close()

@@ -84,6 +84,7 @@ class Host:
 
     folder : on a disk of the node, where jobs find the service; it may name variables, as $TMPDIR
     options : tiers (None: PARIO_TIERS), copies, inflight, fetch
+    served_bytes : sent to other processes; what jobs of this node read in its memory is not counted
     number : of this node among the services; None on a rank that is not its node's first one: it serves nobody
 
     Raises OptionError, ParioError, OSError, on all ranks together.
@@ -91,6 +92,7 @@ class Host:
 
     def __init__(self, folder: str, options: Options, world: AnyWorld) -> None:
         self.number: int | None = None
+        self.served_bytes = 0
         self._lock = threading.RLock()  # guards what follows
         self._datasets: dict[bytes, _Dataset] = {}
         self._slots = 0
@@ -107,7 +109,7 @@ class Host:
             if world.is_leader:
                 more = {OPEN: self._answer_open, ASSIGN: self._answer_assign, ROOM: self._answer_room}
                 self._service = Service(
-                    self._known, secret, threads=options.inflight, clients=_CLIENTS, network=True, more=more
+                    self._known, secret, threads=options.inflight, clients=_CLIENTS, network=True, count=self._count, more=more
                 )
         mine = (world.node, self._service.address) if self._service is not None else None
         everybody = sorted(each for each in world.allgather(mine) if each is not None)
@@ -311,10 +313,9 @@ class Host:
             for dataset in self._datasets.values()
         ]
 
-    @property
-    def served_bytes(self) -> int:
-        """Sent to other processes; what jobs of this node read in its memory is not counted."""
-        return self._service.served_bytes if self._service is not None else 0
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.served_bytes += nbytes
 
     def close(self) -> None:
         """Jobs that go on read the store for what they cannot find elsewhere. Idempotent."""
