@@ -22,7 +22,7 @@ __all__ = ["Row", "Section", "WorkerError", "interleave", "launch", "machine", "
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def _mpiexec() -> str:
+def mpiexec() -> str:
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
@@ -46,7 +46,7 @@ def launch(
     """
     command = [sys.executable, "-m", module, *arguments]
     if ranks > 1:
-        command = [_mpiexec(), "-n", str(ranks), *command]
+        command = [mpiexec(), "-n", str(ranks), *command]
     child = subprocess.Popen(
         group.command(command) if group else command,
         cwd=ROOT,

@@ -40,9 +40,9 @@ def _run(bench: Bench, store: LatencyStore, which: str, shuffle: str, nodes: int
     return run
 
 
-def _tiers(file_bytes: int, part: float) -> str:
+def room_of(file_bytes: int, part: float = 1.0) -> int:
     """Whole chunks, and one more for what they round."""
-    return f"memory:{(int(part * file_bytes) // CHUNK + 1) * CHUNK}"
+    return (int(part * file_bytes) // CHUNK + 1) * CHUNK
 
 
 def _served(run: dict[str, Any]) -> list[int]:
@@ -65,7 +65,7 @@ def job(bench: Bench, store: LatencyStore, which: str, shuffle: str, nodes: int,
     one = partial(_run, bench, store, which, shuffle, nodes)
     sides = {"none": one}
     for part in QUOTAS:
-        sides[str(part)] = partial(one, "--tiers", _tiers(size, part))
+        sides[str(part)] = partial(one, "--tiers", f"memory:{room_of(size, part)}")
     # Without tiers the store is asked for each record of 3 KB by itself: minutes.
     found = interleave(sides, 1 if (which, shuffle) == ("3k", "global") else bench.rounds)
     name = f"{bench.sets[which].name}, {SHUFFLES[shuffle]}"

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Command = tuple[str, ...]
 
-_TIERS = ("{dir}/tiers.json", "{dir}/nodes.json", "{dir}/peers.json")
+_TIERS = ("{dir}/tiers.json", "{dir}/nodes.json", "{dir}/jobs.json", "{dir}/peers.json")
 
 #: part -> (what measures it, what fills the pages from its JSON); {dir} is DIR
 PARTS: dict[str, tuple[Command, Command]] = {
@@ -51,6 +51,10 @@ PARTS: dict[str, tuple[Command, Command]] = {
     ),
     "nodes": (
         ("benchmarks.nodes", "--data", "{dir}", "--out", "{dir}/nodes.json"),
+        ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
+    ),
+    "jobs": (
+        ("benchmarks.jobs", "--data", "{dir}", "--out", "{dir}/jobs.json"),
         ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
     ),
     "startup": (

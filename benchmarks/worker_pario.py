@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import time
 
 import numpy as np
@@ -30,6 +31,10 @@ def main() -> None:
     parser.add_argument("--index-only", action="store_true", help="open (and so build) the index, read no record")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of pario.Options")
     parser.add_argument("--tiers", default="", help="as in PARIO_TIERS, for what is read on the clock")
+    parser.add_argument("--service", help="as in PARIO_SERVICE, instead of tiers")
+    parser.add_argument("--jobs", action="store_true", help="each rank is a job by itself; they begin together")
+    parser.add_argument("--differ", help="per rank EPOCHS:COMPUTE_S:START_S, with commas between ranks")
+    parser.add_argument("--compute", type=float, default=0.0, help="seconds of computing per epoch, in equal steps")
     options = parser.parse_args()
 
     team = Team()
@@ -45,7 +50,9 @@ def main() -> None:
             knobs[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             knobs[name] = value
-    choice = pario.Options(**knobs, tiers=read_tiers(options.tiers))
+    if options.service:
+        os.environ["PARIO_SERVICE"] = options.service
+    choice = pario.Options(**knobs, tiers=None if options.service else read_tiers(options.tiers))
     import_seconds = time.perf_counter() - begin
 
     if options.index_only:
@@ -61,23 +68,30 @@ def main() -> None:
         "batch_size": options.batch,
         "shuffle": False if options.shuffle == "none" else options.shuffle,
         "seed": options.seed,
-        "comm": team.comm,
+        "comm": "self" if options.jobs else team.comm,
         "options": choice,
     }
+    if options.differ:
+        epochs, compute, begins = options.differ.split(",")[team.rank].split(":")
+        options.epochs, options.compute, start_s = int(epochs), float(compute), float(begins)
     if options.warmup:
         with loader_class(options.warmup, decoder=pario.decode.Datum(), **arguments) as small:
             for batch in small:
                 del batch
     team.barrier()
+    if options.differ:
+        time.sleep(start_s)
     asked_first = bytes_asked()
-    begin = time.perf_counter()
+    begin = started = time.perf_counter()
     loader = loader_class(options.path, decoder=decoder, **arguments)
     construct_seconds = time.perf_counter() - begin
     asked_construct = bytes_asked() - asked_first
 
     epochs, ids, hashes = [], [], []
+    steps_of_all = len(loader)
     for _ in range(options.epochs):
-        team.barrier()
+        if not options.jobs:
+            team.barrier()
         asked = bytes_asked()
         records = steps = nbytes = 0
         first = None
@@ -88,6 +102,8 @@ def main() -> None:
             records += len(batch.ids)
             nbytes += batch["data"].nbytes
             steps += 1
+            if options.compute:
+                time.sleep(options.compute / steps_of_all)
             if options.ids or options.check:
                 ids.append(np.array(batch.ids))
             if options.check:
@@ -107,6 +123,7 @@ def main() -> None:
                 "memory": memory(),
             }
         )
+    total = time.perf_counter() - started
     stats = loader.stats()
     loader.close()
     everything = np.concatenate(ids) if ids else np.empty(0, np.int64)
@@ -123,6 +140,7 @@ def main() -> None:
             "construct": construct_seconds,
             "asked_construct": asked_construct,
             "epochs": epochs,
+            "total": total,
             "stats": numbers,
         },
         {"side": "pario", "version": pario.__version__},

@@ -23,7 +23,9 @@ def made(values: list[bytes], *, ids: list[int] | None = None, gap: int = 5) -> 
 
 def rows(records: Records, start: int, stop: int) -> Records:
     """Records start..stop of `records`, as the loader hands them to one of its threads."""
-    return Records(records.ids[start:stop], records.data, records.starts[start:stop], records.nbytes[start:stop])
+    return Records(
+        records.ids[start:stop], records.data, records.starts[start:stop], records.nbytes[start:stop]
+    )
 
 
 def arrays(decoder, records: Records, fill: int = 0x5A) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import chain
 from pathlib import Path
 
@@ -261,9 +262,11 @@ def test_a_job_of_all_ranks_and_a_service_on_each_node(world, path, store_bytes,
 def test_a_node_without_a_service(world, path, services, monkeypatch):
     """Then nobody uses one."""
     services(1.3)
-    if world.rank == 0:
-        monkeypatch.setenv("PARIO_SERVICE", "/nowhere/$PARIO_RANK")
-    monkeypatch.setenv("PARIO_RANK", str(world.rank))
+    with get_world(world) as everybody:
+        node, nodes = everybody.node, everybody.nodes
+    folder = world.bcast(str(Path(os.environ["PARIO_SERVICE"]).parent))
+    monkeypatch.setenv("PARIO_SERVICE", f"{folder}/$PARIO_NODE")
+    monkeypatch.setenv("PARIO_NODE", str(node) if node < nodes - 1 else "x")
     monkeypatch.setattr(served_module, "_START_S", 0.2)
     with pario.Loader(path, 16, pario.decode.Raw(shape=(SIZE,)), options=options(None)) as loader:
         assert epoch(loader) == list(range(N))

@@ -386,7 +386,9 @@ def test_the_next_step_is_asked_for_before_this_one_is_read(ascending, monkeypat
     advise, read = PosixFetcher.advise, PosixFetcher.read_split
     monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_: "advised")
     monkeypatch.setattr(PosixFetcher, "advise", lambda *a: (events.append(("ask", int(a[1].max()))), advise(*a)))
-    monkeypatch.setattr(PosixFetcher, "read_split", lambda *a: (events.append(("read", int(a[1].max()))), read(*a))[1])
+    monkeypatch.setattr(
+        PosixFetcher, "read_split", lambda *a: (events.append(("read", int(a[1].max()))), read(*a))[1]
+    )
     # A batch has more bytes than what may be asked for ahead.
     with own(ascending, 20, Raw(), options={"slots": 2, "slot_bytes": 64 << 10}) as loader:
         list(loader)

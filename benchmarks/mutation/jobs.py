@@ -311,3 +311,5 @@ def _mpiexec() -> str:
 def digest(text: str) -> str:
     """Of a function or file: has it changed?"""
     return hashlib.sha256(text.rstrip("\n").encode()).hexdigest()[:12]
+
+

@@ -109,7 +109,13 @@ class Host:
             if world.is_leader:
                 more = {OPEN: self._answer_open, ASSIGN: self._answer_assign, ROOM: self._answer_room}
                 self._service = Service(
-                    self._known, secret, threads=options.inflight, clients=_CLIENTS, network=True, count=self._count, more=more
+                    self._known,
+                    secret,
+                    threads=options.inflight,
+                    clients=_CLIENTS,
+                    network=True,
+                    count=self._count,
+                    more=more,
                 )
         mine = (world.node, self._service.address) if self._service is not None else None
         everybody = sorted(each for each in world.allgather(mine) if each is not None)

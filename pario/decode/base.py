@@ -136,7 +136,7 @@ def shown(value: Any) -> str:
 
 
 def extent(shape: tuple[int, ...], dtype: np.dtype | None = None) -> str:
-    """ "uint8[3, 32, 32]"."""
+    """"uint8[3, 32, 32]"."""
     return f"{'' if dtype is None else dtype}{list(shape)}"
 
 

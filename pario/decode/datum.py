@@ -330,8 +330,9 @@ class Datum(Decoder):
         got = f"got {channels} x {height} x {width}"
         if self.crop and self._geometry[1] < 0:
             return f"expected {spec.channels} channels of at least {self.crop[0]} x {self.crop[1]}, {got}"
-        return f"expected {spec.channels} x {spec.height} x {spec.width} (channels x height x width), {got}" + (
-            "" if self.crop else "; crop=(h, w) takes records of different sizes"
+        return (
+            f"expected {spec.channels} x {spec.height} x {spec.width} (channels x height x width), {got}"
+            + ("" if self.crop else "; crop=(h, w) takes records of different sizes")
         )
 
 

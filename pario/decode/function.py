@@ -38,7 +38,9 @@ class Function(Decoder):
         False for functions that never release the GIL (a few microseconds of pure Python): one thread is then faster.
     """
 
-    def __init__(self, f: Callable[..., Any], *, view: bool = False, rng: bool = False, parallel: bool = True) -> None:
+    def __init__(
+        self, f: Callable[..., Any], *, view: bool = False, rng: bool = False, parallel: bool = True
+    ) -> None:
         if not callable(f):
             raise OptionError(f"a decoder function must be callable, got {f!r}")
         self.f, self.view, self.rng, self.parallel = f, bool(view), bool(rng), bool(parallel)

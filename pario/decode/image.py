@@ -49,10 +49,8 @@ def _cv2() -> Any:
 def size_of(value: Any, name: str) -> tuple[int, int]:
     """(h, w) from an int or a pair."""
     pair = (value, value) if isinstance(value, (int, np.integer)) else value
-    if (
-        not isinstance(pair, (tuple, list))
-        or len(pair) != 2
-        or any(isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1 for k in pair)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or any(
+        isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1 for k in pair
     ):
         raise OptionError(f"{name} must be a size or (height, width) in pixels, got {value!r}")
     return int(pair[0]), int(pair[1])

@@ -231,7 +231,9 @@ def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed):  #
             n += 1
             continue
         labels[i] = label
-        top, left, flip = draw_window(draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6])
+        top, left, flip = draw_window(
+            draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
+        )
         window = (top, left, geometry[3], geometry[4], flip)
         crop_u8(data, at, (channels, height, width), out, i * row, window)
     return n
@@ -249,7 +251,9 @@ def datum_f32(data, starts, nbytes, ids, draw, geometry, mean, scale, out, label
             n += 1
             continue
         labels[i] = label
-        top, left, flip = draw_window(draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6])
+        top, left, flip = draw_window(
+            draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
+        )
         window = (top, left, geometry[3], geometry[4], flip)
         crop_f32(data, at, (channels, height, width), out, i * row, window, mean, geometry[7], scale)
     return n
@@ -305,7 +309,9 @@ def datum_floats(data, starts, nbytes, ids, draw, geometry, mean, scale, out, la
         if floats > len(values):
             values = np.empty(floats, np.float32)
         gather_floats(data, starts[i], end, values, 0)
-        top, left, flip = draw_window(draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6])
+        top, left, flip = draw_window(
+            draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
+        )
         window = (top, left, geometry[3], geometry[4], flip)
         crop_f32(values, 0, (channels, height, width), out, i * row, window, mean, geometry[7], scale)
     return n

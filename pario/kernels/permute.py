@@ -321,7 +321,9 @@ def pool_rows(keys, pool, blocks, ascending, pieces, perm, mark, taken, cursor, 
             if r >= pieces[c, 2] and r < pieces[c, 3]:
                 numbers[written] = first_record + j
                 step[written] = first_step + c
-                row[written] = _dealt_row(r - pieces[c, 1], pieces[c, 1], pieces[c, 0], node_seat, batch_size, seats)
+                row[written] = _dealt_row(
+                    r - pieces[c, 1], pieces[c, 1], pieces[c, 0], node_seat, batch_size, seats
+                )
                 written += 1
     return written
 

@@ -168,7 +168,10 @@ class Store:
         """
         parts = _parts(jobs, _READERS_WAITING if not self.words[abi.NOWAIT] else _READERS)
         failures = np.zeros((len(parts), 4), np.int64)
-        running = [self._filled(part, failure) for part, failure in zip(parts[1:], failures[1:], strict=True)]
+        running = [
+            self._filled(part, failure)
+            for part, failure in zip(parts[1:], failures[1:], strict=True)
+        ]
         try:
             # This thread works, too; the others get the interpreter's lock when it begins.
             statuses = [_fill(self.at, parts[0], failures[0])]

@@ -110,7 +110,7 @@ class Service:
         return [chunk for chunk, future in under_way.items() if future in late]
 
     def _brought(self, staged: StagedFetcher, chunk: int, kind: int) -> Future[None]:
-        """Done when the chunk is here, or cannot be brought: whoever asked reads the store then, and meets the error."""
+        """Done when the chunk is here, or cannot be brought: whoever asked reads the store then, and meets it."""
         what = staged, chunk, kind
         with self._counting:
             future = self._bringing.get(what)

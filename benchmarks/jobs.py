@@ -1,0 +1,174 @@
+"""Four jobs of one node each that read one dataset from one slow store, with and without a service on each node.
+
+    python -m benchmarks.jobs --data DIR [--rounds 5] [--out DIR/jobs.json]
+
+The store answers in 20 ms and gives 200 MB/s to all jobs together (FUSE, as root, fuse3 and mfusepy). Five epochs, each
+with as much computing (a pause after each batch) as one pass over the data takes at 200 MB/s. A job's time is that from
+opening the Loader to the end of its last epoch, and the slowest job counts. "All local": the same four jobs with the
+data in the page cache, and no tiers. Then four jobs that differ: in epochs, in computing, and in when they start.
+Nodes are emulated (MPICH ranks that share no memory), with this machine's cores between them.
+Exit status 1 if a bar is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import data
+from benchmarks.measure import ROOT, Row, Section, interleave, job_environment, kill_tree, mpiexec, save
+from benchmarks.nodes import room_of
+from benchmarks.sides import BATCH, SHUFFLES, Bench
+from pario.bench.stores.latency import LatencyStore, latency_store
+
+JOBS, EPOCHS = 4, 5
+RECORDS = {"3k": 60_000, "197k": 1_000}
+BYTES_PER_S = 200e6
+#: quota per node as a part of the data -> bars: bytes at the store ÷ the data, time ÷ without, time ÷ all local
+BARS: dict[float, tuple[float, float | None, float | None]] = {0.3: (1.02, 0.30, 1.15), 0.15: (9.0, None, None)}
+#: epochs, computing per epoch as a part of one pass over the data, start in such passes, of each job
+DIFFERENT = ((2, 0.5, 0.0), (5, 1.0, 0.5), (10, 0.7, 1.0), (10, 1.0, 1.5))
+DIFFERENT_BAR = 1.05
+
+
+@contextmanager
+def services(quota: str) -> Iterator[str]:
+    """One on each node; yields what PARIO_SERVICE is to be."""
+    with tempfile.TemporaryDirectory(prefix="pario-services-") as folder:
+        where = f"{folder}/$PMI_RANK"
+        command = [mpiexec(), "-n", str(JOBS), sys.executable, "-m", "pario", "serve", "--at", where, "--tiers", quota]
+        child = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=job_environment(JOBS, JOBS),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            assert child.stdout is not None
+            for _ in range(JOBS):
+                line = child.stdout.readline()
+                if "jobs find it" not in line:
+                    raise RuntimeError(f"{' '.join(command)} said: {line}")
+            yield where
+        finally:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                kill_tree(child.pid)
+                child.wait()
+
+
+def _run(
+    bench: Bench, store: LatencyStore | None, which: str, shuffle: str, *more: str, part: float = 0.0
+) -> dict[str, Any]:
+    path = store.folder if store is not None else bench.sets[which].path
+    arguments = ("--jobs", "--warmup", bench.small[which].path, *more)
+    if store is not None:
+        store.reset()
+    if part:
+        # The small data set, which is read before the clock starts, has its own room.
+        room = room_of(os.path.getsize(bench.sets[which].file), part) + room_of(
+            os.path.getsize(bench.small[which].file)
+        )
+        with services(f"memory:{room}") as where:
+            run = bench.pario(path, which, shuffle, *arguments, "--service", where, ranks=JOBS, nodes=JOBS)
+    else:
+        run = bench.pario(path, which, shuffle, *arguments, ranks=JOBS, nodes=JOBS)
+    if store is not None:
+        run["store_bytes"] = store.counts().get("/data.mdb", {}).get("bytes", 0)
+    run["seconds"] = max(rank["total"] for rank in run["ranks"])
+    return run
+
+
+def _row(case: str, found: list[float], bar: float | None, ours: str = "") -> Row:
+    return Row(case, statistics.median(found), min(found), max(found), "<=" if bar is not None else "", bar, ours=ours)
+
+
+def same(bench: Bench, store: LatencyStore, which: str, shuffle: str, sections: list[Section]) -> None:
+    """Four jobs that do the same."""
+    read, taken = sections[:2]
+    size = os.path.getsize(bench.sets[which].file)
+    alike = ("--epochs", str(EPOCHS), "--compute", str(size / BYTES_PER_S))
+    sides = {
+        "none": partial(_run, bench, store, which, shuffle, *alike),
+        "local": partial(_run, bench, None, which, shuffle, *alike),
+    }
+    for part in BARS:
+        sides[str(part)] = partial(_run, bench, store, which, shuffle, *alike, part=part)
+    # Without a service the store is asked for each record of 3 KB by itself: minutes.
+    found = interleave(sides, 1 if (which, shuffle) == ("3k", "global") else bench.rounds)
+    name = f"{bench.sets[which].name}, {SHUFFLES[shuffle]}"
+    without = [run["seconds"] for run in found["none"]]
+    local = [run["seconds"] for run in found["local"]]
+    read.add(_row(f"{name}, no service", [run["store_bytes"] / size for run in found["none"]], None))
+    for part, (bytes_bar, time_bar, local_bar) in BARS.items():
+        runs = found[str(part)]
+        read.add(_row(f"{name}, quota {part}", [run["store_bytes"] / size for run in runs], bytes_bar))
+        ours = f"{statistics.median(run['seconds'] for run in runs):.2f} s"
+        for what, other, bar in (("without", without, time_bar), ("all local", local, local_bar)):
+            ratio = [run["seconds"] / base for run, base in zip(runs, other, strict=True)]
+            detail = f"{ours}, {what} {statistics.median(other):.2f} s"
+            taken.add(_row(f"{name}, quota {part} ÷ {what}", ratio, bar, detail))
+
+
+def different(bench: Bench, store: LatencyStore, which: str, shuffle: str, section: Section) -> None:
+    """Four jobs that differ."""
+    size = os.path.getsize(bench.sets[which].file)
+    one_pass = size / BYTES_PER_S
+    differ = ",".join(f"{epochs}:{compute * one_pass}:{start * one_pass}" for epochs, compute, start in DIFFERENT)
+    found = []
+    for _ in range(bench.rounds):
+        run = _run(bench, store, which, shuffle, "--differ", differ, part=0.3)
+        found.append(run["store_bytes"] / size)
+    section.add(_row(f"{bench.sets[which].name}, {SHUFFLES[shuffle]}, quota 0.3", found, DIFFERENT_BAR))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.jobs", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=sorted(RECORDS))
+    parser.add_argument("--out", help="JSON file (default: jobs.json in the data folder)")
+    parser.add_argument("--smoke", action="store_true", help="tiny data, once, no bars: does it run at all?")
+    options = parser.parse_args()
+    bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
+    for which, n in {"3k": 4000, "197k": 100}.items():
+        bench.small[which] = data.make(options.data, which, n)
+        bench.sets[which] = bench.small[which] if options.smoke else data.make(options.data, which, RECORDS[which])
+        bench.index(bench.small[which].path)
+        bench.index(bench.sets[which].path)
+    sections = [
+        Section("jobs_bytes", f"{JOBS} jobs, {EPOCHS} epochs each: bytes at the store ÷ the data", "cold store"),
+        Section("jobs_time", f"{JOBS} jobs, {EPOCHS} epochs each: time of the slowest job", "cold store"),
+        Section("jobs_differ", f"{JOBS} jobs of 2, 5, 10 and 10 epochs: bytes at the store ÷ the data", "cold store"),
+    ]
+    begin = time.monotonic()
+    for which in [options.only] if options.only else RECORDS:
+        with latency_store(Path(bench.sets[which].path)) as store:
+            for shuffle in ["block"] if options.smoke else SHUFFLES:
+                same(bench, store, which, shuffle, sections)
+                different(bench, store, which, shuffle, sections[2])
+    sections[0].seconds = time.monotonic() - begin
+    out = options.out or Path(options.data) / "jobs.json"
+    save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
+    return 1 if not options.smoke and any(row.met is False for section in sections for row in section.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
