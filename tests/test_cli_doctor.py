@@ -22,7 +22,10 @@ from launch import Job, run_job
 import pario
 from pario import machine
 from pario.cli import main
+from pario.comm.solo import Solo
 from pario.commands.doctor import advice
+from pario.dataset.host import Host
+from pario.options import Options, Tier
 
 ROOT = Path(__file__).parents[1]
 GB = 10**9
@@ -200,6 +203,20 @@ def test_tiers(here, tmp_path, monkeypatch) -> None:
     status, out = here()
     assert status == 1
     assert "no size: 'much'" in out
+
+
+def test_a_service(here, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PARIO_SERVICE", str(tmp_path))
+    status, out = here()
+    assert status == 1
+    assert "no service runs there" in out
+    host = Host(str(tmp_path), Options(tiers=(Tier("memory"),)), Solo())
+    try:
+        status, out = here()
+    finally:
+        host.close()
+    assert re.search(rf"tier +service in {tmp_path}, node 0 of 1", out), out
+    assert "no service" not in out
 
 
 def test_alone_it_starts_no_mpi() -> None:

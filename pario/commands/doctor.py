@@ -23,6 +23,7 @@ from pario.comm.solo import Solo
 from pario.comm.world import get_world
 from pario.commands.mpiexec import mpiexec_family, mpiexec_place
 from pario.commands.screen import counted, decimal_bytes, screen
+from pario.dataset.served import look_at_service
 from pario.dataset.tiers import look_at_tiers
 from pario.errors import LauncherError, ParioError
 from pario.fetch.posix import PosixFetcher
@@ -84,7 +85,7 @@ def _rank_facts(world: AnyWorld, path: str | None, db: str | None) -> dict[str, 
         facts["memory"] = machine.memory()
         facts["shared_memory"] = machine.shared_memory()
         facts["kernels"] = _kernel_facts()
-        facts["tiers"] = look_at_tiers()
+        facts["tiers"] = look_at_tiers() + look_at_service()
         facts["address"] = next(iter(own_addresses()), None)
         facts["dataset"] = None if path is None else _dataset_facts(path, db)
     return facts
@@ -432,6 +433,8 @@ def _node_rows(node: dict[str, Any], wants: dict[str, int]) -> list[tuple[str, s
 
 def _tier_words(tier: dict[str, Any]) -> str:
     where = f"{tier['where']} ({tier['file_system']})" if "file_system" in tier else tier["where"]
+    if "service" in tier:
+        return f"{where}, {tier['service'] or 'not found'}"
     return f"{where}, quota {tier['quota'] or 'unknown'}, {decimal_bytes(tier['free'])} free"
 
 

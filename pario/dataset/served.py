@@ -31,7 +31,7 @@ from pario.stage.grid import Grid
 from pario.stage.peers import OPEN, Peers, Servers
 from pario.stage.served import ServedTier
 
-__all__ = ["LOCK", "WHERE", "open_served", "packed", "read_servers", "unpacked", "written"]
+__all__ = ["LOCK", "WHERE", "look_at_service", "open_served", "packed", "read_servers", "unpacked", "written"]
 
 _log = logging.getLogger("pario")
 
@@ -157,7 +157,7 @@ def _ask(folder: str, path: str, identity: bytes, grid: Grid) -> tuple[_Told | N
     why = "it does not keep the dataset"
     try:
         directory = PrivateDirectory(root_of(folder))
-        servers = _find(directory)
+        servers = _find(directory, _START_S)
         address = servers.addresses[servers.node]
         assert address is not None  # it has written the file
         client = Client(address, servers.secret, _OPEN_S)
@@ -183,9 +183,23 @@ def _ask(folder: str, path: str, identity: bytes, grid: Grid) -> tuple[_Told | N
     return None, -1
 
 
-def _find(directory: PrivateDirectory) -> Servers:
+def look_at_service() -> list[dict[str, Any]]:
+    """What PARIO_SERVICE means on this node, as `tiers.look_at_tiers` says it of tiers; empty if it is not set."""
+    folder = service_folder(Options())
+    if not folder:
+        return []
+    facts: dict[str, Any] = {"where": f"service in {folder}", "service": "", "problem": ""}
+    try:
+        servers = _find(PrivateDirectory(root_of(here(folder))), wait_s=0.0)
+        facts["service"] = f"node {servers.node} of {len(servers.addresses)}"
+    except (OSError, ParioError, ValueError) as e:
+        facts["problem"] = str(e)
+    return [facts]
+
+
+def _find(directory: PrivateDirectory, wait_s: float) -> Servers:
     """Raises OSError (UnsafeError), ValueError."""
-    end = time.monotonic() + _START_S
+    end = time.monotonic() + wait_s
     while True:
         try:
             text = directory.read(WHERE)
@@ -198,7 +212,7 @@ def _find(directory: PrivateDirectory) -> Servers:
         except FileNotFoundError:
             pass
         if time.monotonic() > end:
-            raise FileNotFoundError(f"no service runs there (waited {_START_S:g} s)")
+            raise FileNotFoundError("no service runs there" + f" (waited {wait_s:g} s)" * (wait_s > 0))
         time.sleep(_LOOK_S)
 
 
