@@ -20,11 +20,11 @@ import pario
 from pario.comm.sockets import Address, Client
 from pario.comm.solo import Solo
 from pario.dataset import host as host_module
-from pario.dataset import served as served_module
 from pario.dataset.host import Host
-from pario.dataset.served import LOCK, WHERE, packed, read_servers, unpacked, written
 from pario.errors import OptionError, ParioError
 from pario.fetch.file import FileFetcher
+from pario.stage import asking
+from pario.stage.asking import LOCK, WHERE, packed, read_servers, unpacked, written
 from pario.stage.disk import lock_use
 from pario.stage.peers import OPEN, ROOM, Servers
 
@@ -70,7 +70,7 @@ Start = Callable[..., Host]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a service for this process's jobs."""
-    monkeypatch.setattr(served_module, "_START_S", 0.3)
+    monkeypatch.setattr(asking, "START_S", 0.3)
     hosts: list[Host] = []
 
     def begin(*tiers: pario.Tier, name: str = "service") -> Host:

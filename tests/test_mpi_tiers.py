@@ -12,10 +12,10 @@ import pytest
 
 import pario
 from pario.comm.world import get_world
-from pario.dataset import served as served_module
 from pario.dataset.host import Host
 from pario.errors import OptionError, PeerError, ReadError
 from pario.fetch.file import FileFetcher
+from pario.stage import asking
 
 pytestmark = pytest.mark.mpi
 
@@ -267,7 +267,7 @@ def test_a_node_without_a_service(world, path, services, monkeypatch):
     folder = world.bcast(str(Path(os.environ["PARIO_SERVICE"]).parent))
     monkeypatch.setenv("PARIO_SERVICE", f"{folder}/$PARIO_NODE")
     monkeypatch.setenv("PARIO_NODE", str(node) if node < nodes - 1 else "x")
-    monkeypatch.setattr(served_module, "_START_S", 0.2)
+    monkeypatch.setattr(asking, "START_S", 0.2)
     with pario.Loader(path, 16, pario.decode.Raw(shape=(SIZE,)), options=options(None)) as loader:
         assert epoch(loader) == list(range(N))
         assert "tiers" not in loader.stats()

@@ -26,9 +26,8 @@ from pario.comm.base import AnyWorld, together
 from pario.comm.sockets import Client
 from pario.comm.solo import Solo
 from pario.dataset.file import DataFile
-from pario.dataset.served import LOCK, WHERE, packed, unpacked, written
-from pario.dataset.staging import CHUNK_BYTES, COPIES, Stage, kept_chunks, open_stage
-from pario.dataset.tiers import automatic_bytes, here, identity_of, wanted_tiers
+from pario.dataset.staging import COPIES, Stage, kept_chunks, open_stage
+from pario.dataset.tiers import automatic_bytes, wanted_tiers
 from pario.errors import OptionError, ParioError
 from pario.fetch.pool import STOP_S
 from pario.fetch.resolve import FETCHERS
@@ -37,6 +36,7 @@ from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import Options, Tier
 from pario.plan.placement import Placement, assign
+from pario.stage.asking import CHUNK_BYTES, LOCK, WHERE, here, identity_of, packed, unpacked, written
 from pario.stage.disk import lock_use, root_of
 from pario.stage.peers import ASSIGN, OPEN, ROOM, Peers, Servers
 from pario.stage.service import Service

@@ -13,15 +13,16 @@ import numpy as np
 from pario.comm.base import AnyWorld, together
 from pario.comm.sockets import Address
 from pario.dataset.file import DataFile
-from pario.dataset.tiers import OpenTiers, identity_of, same_disks, share_memory, wanted_tiers
+from pario.dataset.tiers import OpenTiers, same_disks, share_memory, wanted_tiers
 from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
 from pario.fetch.direct import DirectFetcher
 from pario.format.meta import Snapshot
 from pario.locate.base import Index
-from pario.options import MiB, Options
+from pario.options import Options
 from pario.plan.placement import NOBODY, Placement, assign
+from pario.stage.asking import CHUNK_BYTES, identity_of
 from pario.stage.base import AnyTier
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
@@ -31,12 +32,9 @@ from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
 
-__all__ = ["CHUNK_BYTES", "COPIES", "Stage", "kept_chunks", "open_stage"]
+__all__ = ["COPIES", "Stage", "kept_chunks", "open_stage"]
 
 _log = logging.getLogger("pario")
-
-#: One chunk is one read, which FUSE and many network file systems carry in one request (see Options.read_bytes).
-CHUNK_BYTES = MiB
 
 #: Nodes tell each other what they hold if that is at most so many bits: 8 MiB on each rank.
 _MOST_BITS = 64 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from dataclasses import replace
@@ -11,9 +10,8 @@ from typing import Any, TypeVar
 from pario import machine
 from pario.comm.base import AnyWorld
 from pario.errors import OptionError, ParioError
-from pario.fetch.base import Fetcher
-from pario.format.meta import Snapshot
 from pario.options import Options, Tier, read_tiers
+from pario.stage.asking import here
 from pario.stage.disk import DiskTier
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
@@ -23,8 +21,6 @@ from pario.text import decimal_bytes
 __all__ = [
     "OpenTiers",
     "automatic_bytes",
-    "here",
-    "identity_of",
     "look_at_tiers",
     "same_disks",
     "service_folder",
@@ -79,14 +75,6 @@ def service_folder(options: Options) -> str:
     return "" if options.tiers == () or not options.peers else os.environ.get("PARIO_SERVICE", "")
 
 
-def here(folder: str) -> str:
-    """The folder on this node: its path may name variables, as $TMPDIR. Raises OptionError."""
-    where = os.path.expandvars(folder)
-    if "$" in where:
-        raise OptionError(f"folder {folder!r} names a variable that is not set on this node")
-    return where
-
-
 def wanted_tiers(options: Options) -> tuple[Tier, ...]:
     """Raises OptionError."""
     text = os.environ.get("PARIO_TIERS", "")
@@ -137,13 +125,6 @@ def _existing(path: str) -> str:
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return path
-
-
-def identity_of(store: Fetcher, snapshot: Snapshot) -> bytes:
-    """bytes[32] that tell this state of the file from all others. (Device numbers differ between mounts.)"""
-    status = store.files[0].status()
-    words = f"pario 1 {status.st_ino} {status.st_size} {status.st_mtime_ns} ".encode()
-    return hashlib.sha256(words + store.pread(0, 2 * snapshot.page_size)).digest()
 
 
 def _make_memory(wanted: tuple[Tier, ...], grid: Grid) -> MemoryTier | None:

@@ -1,0 +1,184 @@
+"""Asks the service of this node for a dataset (pario/dataset/host.py answers).
+
+    FOLDER/pario-UID/service        where the services are, and the secret that proves who asks; readable by this user
+                     service.lock   byte 0 is locked by the service while it lives, byte k by whoever uses dataset k
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import struct
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pario.comm.sockets import Address, Client
+from pario.errors import OptionError, ParioError
+from pario.fetch.base import Fetcher
+from pario.format.meta import Snapshot
+from pario.kernels.private import PrivateDirectory
+from pario.options import MiB
+from pario.stage.disk import lock_use, root_of
+from pario.stage.grid import Grid
+from pario.stage.peers import OPEN, Servers
+
+__all__ = [
+    "CHUNK_BYTES",
+    "LOCK",
+    "WHERE",
+    "Told",
+    "ask_service",
+    "find_servers",
+    "here",
+    "identity_of",
+    "packed",
+    "read_servers",
+    "unpacked",
+    "written",
+]
+
+_log = logging.getLogger("pario")
+
+#: One chunk is one read, which FUSE and many network file systems carry in one request (see Options.read_bytes).
+CHUNK_BYTES = MiB
+
+#: names of the files
+WHERE, LOCK = "service", "service.lock"
+
+#: Seconds for a service that is about to start, and for one that opens a dataset on a slow store.
+START_S = 10.0
+_LOOK_S = 0.1
+_OPEN_S = 60.0
+#: A dataset that nobody uses may go between the answer and the lock.
+_TRIES = 3
+
+
+def here(folder: str) -> str:
+    """The folder on this node: its path may name variables, as $TMPDIR. Raises OptionError."""
+    where = os.path.expandvars(folder)
+    if "$" in where:
+        raise OptionError(f"folder {folder!r} names a variable that is not set on this node")
+    return where
+
+
+def identity_of(store: Fetcher, snapshot: Snapshot) -> bytes:
+    """bytes[32] that tell this state of the file from all others. (Device numbers differ between mounts.)"""
+    status = store.files[0].status()
+    words = f"pario 1 {status.st_ino} {status.st_size} {status.st_mtime_ns} ".encode()
+    return hashlib.sha256(words + store.pread(0, 2 * snapshot.page_size)).digest()
+
+
+def written(servers: Servers) -> bytes:
+    """For the file that `read_servers` reads."""
+    words = {"node": servers.node, "addresses": servers.addresses, "secret": servers.secret.hex()}
+    return json.dumps(words).encode()
+
+
+def read_servers(text: bytes) -> Servers:
+    """Raises ValueError."""
+    try:
+        words = json.loads(text)
+        addresses = [Address(a, b, tuple(hosts), port) for a, b, hosts, port in words["addresses"]]
+        return Servers(int(words["node"]), addresses, bytes.fromhex(words["secret"]))
+    except (KeyError, TypeError) as e:
+        raise ValueError(f"not written by a service: {e}") from e
+
+
+def packed(words: dict[str, Any], raw: bytes = b"") -> bytes:
+    """A message of words, and of bytes that would be long as words."""
+    head = json.dumps(words).encode()
+    return struct.pack("<I", len(head)) + head + raw
+
+
+def unpacked(message: bytes) -> tuple[dict[str, Any], bytes]:
+    """Raises ValueError."""
+    if len(message) < 4:
+        raise ValueError("a message that is too short")
+    end = 4 + int.from_bytes(message[:4], "little")
+    words = json.loads(message[4:end])
+    if not isinstance(words, dict):
+        raise ValueError("a message without words")
+    return words, message[end:]
+
+
+class Told(NamedTuple):
+    """What a service has said of a dataset.
+
+    paths : of its memory tier's files, or None
+    budget : of that tier, in bytes
+    owners, keeps : see `Placement` and `Stage`
+    """
+
+    servers: Servers
+    paths: tuple[str, str] | None
+    budget: int
+    owners: np.ndarray
+    keeps: np.ndarray
+
+
+def ask_service(folder: str, path: str, identity: bytes, grid: Grid, **more: Any) -> tuple[Told | None, int]:
+    """What the service says, and the descriptor whose lock tells it that the dataset is in use. None: there is no
+    service, or it cannot serve this dataset; a warning says why.
+
+    folder : of the service on this node; path : of the data file
+    more : fill=True: the service is to bring the dataset, as this process will not ask for chunks
+    """
+    lock = -1
+    why = "it does not keep the dataset"
+    try:
+        directory = PrivateDirectory(root_of(folder))
+        servers = find_servers(directory, START_S)
+        address = servers.addresses[servers.node]
+        assert address is not None  # it has written the file
+        client = Client(address, servers.secret, _OPEN_S)
+        try:
+            lock = directory.open_file(LOCK)
+            slots: set[int] = set()
+            for _ in range(_TRIES):
+                words, raw = unpacked(client.call(OPEN, packed({"path": path, "identity": identity.hex(), **more})))
+                if words.get("problem"):
+                    why = words["problem"]
+                    break
+                if words["slot"] in slots:  # it was in use when this was said
+                    return _told(servers, words, raw, grid), lock
+                slots.add(words["slot"])
+                lock_use(lock, alone=False, byte=words["slot"])
+        finally:
+            client.close()
+    except (OSError, ParioError, ValueError, KeyError) as e:
+        why = str(e)
+    if lock >= 0:
+        os.close(lock)
+    _log.warning("the service in %s is not used for %s: %s", folder, path, why)
+    return None, -1
+
+
+def find_servers(directory: PrivateDirectory, wait_s: float) -> Servers:
+    """Raises OSError (UnsafeError), ValueError."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            text = directory.read(WHERE)
+            lock = directory.open_file(LOCK)
+            try:
+                if not lock_use(lock, alone=True, byte=0):
+                    return read_servers(text)
+            finally:
+                os.close(lock)
+        except FileNotFoundError:
+            pass
+        if time.monotonic() > end:
+            raise FileNotFoundError("no service runs there" + f" (waited {wait_s:g} s)" * (wait_s > 0))
+        time.sleep(_LOOK_S)
+
+
+def _told(servers: Servers, words: dict[str, Any], raw: bytes, grid: Grid) -> Told:
+    """Raises ValueError."""
+    paths, copies = words["paths"], int(words["copies"])
+    owners = np.frombuffer(raw, np.int32, grid.chunks * copies).reshape(grid.chunks, copies)
+    keeps = np.unpackbits(np.frombuffer(raw, np.uint8, offset=owners.nbytes), count=grid.chunks).astype(bool)
+    return Told(servers, paths and (paths[0], paths[1]), int(words["budget"]), owners, keeps)
