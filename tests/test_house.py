@@ -75,7 +75,10 @@ KNOWN_TO = {
 }
 #: folders that show names of their own: pario.decode.Datum; `import pario.lmdb as lmdb`
 FACES = ("decode/__init__.py", "lmdb/__init__.py")
-ENVIRONMENT = ("kernels/jit.py", "dataset/tiers.py", "comm/launcher.py", "locate/sidecar.py", "bench/")
+ENVIRONMENT = (
+    *("kernels/jit.py", "dataset/tiers.py", "lmdb/served.py", "comm/launcher.py", "locate/sidecar.py"),
+    "bench/",
+)
 SCREEN = ("cli.py", "commands/", "demo/")
 
 #: runs the user's script, as Python itself would

@@ -38,9 +38,11 @@ from pario.options import Options, Tier
 from pario.plan.placement import Placement, assign
 from pario.stage.asking import CHUNK_BYTES, LOCK, WHERE, here, identity_of, packed, unpacked, written
 from pario.stage.disk import lock_use, root_of
+from pario.stage.fill import Filler
 from pario.stage.peers import ASSIGN, OPEN, ROOM, Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
+from pario.stats.rank import RankStats
 from pario.threads import Workers
 
 __all__ = ["Host"]
@@ -71,9 +73,12 @@ class _Dataset:
     stage: Stage
     slot: int
     used_at: float
+    filler: Filler | None = None
     meeting: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> None:
+        if self.filler is not None:
+            self.filler.stop(STOP_S)
         self.stage.part(STOP_S)
         self.file.close(STOP_S)
         self.stage.close()
@@ -214,11 +219,14 @@ class Host:
     def _answer_open(self, body: bytes) -> bytes:
         """Raises ValueError."""
         path, identity = _asked(body)
+        fill = unpacked(body)[0].get("fill")
         try:
             dataset = self._opened(path, identity)
             with dataset.meeting:
                 if dataset.stage.placement is None:
                     self._meet(dataset)
+                if fill and dataset.filler is None:
+                    dataset.filler = self._filler(dataset)
         except (ParioError, OSError) as e:
             return packed({"problem": str(e)})
         stage = dataset.stage
@@ -250,6 +258,28 @@ class Host:
         more = room if self._options.copies == "auto" else 0
         keeps = kept_chunks(placement, self.number, np.arange(chunks), more)
         stage.share(placement, peers, keeps, keeps)
+
+    def _filler(self, dataset: _Dataset) -> Filler | None:
+        """Brings what this node keeps in memory, for processes that do not ask for chunks. Raises ParioError."""
+        stage = dataset.stage
+        assert stage.fetcher is not None
+        assert stage.keeps is not None  # it has met the other services
+        if stage.memory is None:
+            return None
+
+        def failed(error: BaseException) -> None:
+            _log.warning("%s was not brought as a whole: %s", dataset.path, error)
+
+        chunks = np.flatnonzero(stage.keeps)
+        return Filler(
+            stage.fetcher,
+            stage.memory,
+            iter(chunks.tolist()),
+            chunks,
+            threads=self._options.inflight,
+            stats=RankStats(),
+            failed=failed,
+        )
 
     def _placed(self, dataset: _Dataset) -> np.ndarray:
         """i32[chunks, copies]: see `Placement`. Raises OSError, ValueError, ParioError."""

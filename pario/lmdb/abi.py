@@ -23,7 +23,11 @@ WAITED = ERROR + ERROR_WORDS
 
 #: The other meta page: where it stands in the file, and its bytes when the snapshot was taken (as many as META_BYTES).
 OTHER_AT, OTHER = WAITED + 1, WAITED + 2
-STORE_WORDS = OTHER + 1
+
+#: The node's copy (stage/memory.py): its file, the states of its chunks (0: there is none), and a chunk's bytes as a
+#: power of two.
+COPY_FD, COPY_STATES, CHUNK_BITS = OTHER + 1, OTHER + 2, OTHER + 3
+STORE_WORDS = CHUNK_BITS + 1
 
 #: A long value to be read: first page of its overflow run, bytes, address; and what the run's header must repeat in
 #: format 3, its transaction and pages.

@@ -11,14 +11,12 @@ from pario.errors import MissingError, ParioError
 from pario.format.tree import database_names
 from pario.lmdb import errors
 from pario.lmdb.database import _Database
-from pario.lmdb.native import later
 from pario.lmdb.real import real
+from pario.lmdb.served import use_service
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
 
 __all__ = ["Environment", "version"]
-
-_is_newest: Any = later("is_newest", globals(), "_is_newest")
 
 #: Pages that one environment keeps in memory at most: the branch and leaf pages of some 10 million large records.
 CACHE_BYTES = 64 << 20
@@ -123,6 +121,7 @@ class Environment:
         wanted = self._arguments["lib_version"]
         if wanted >= 0 and (store.snapshot.version > 1) != (wanted == 1):
             raise errors.InvalidError(f"{path}: data format {store.snapshot.version}, not that of lib_version={wanted}")
+        use_service(store)
         self._file = file
         self._set(store)
 
@@ -147,7 +146,7 @@ class Environment:
                 self._open()
                 assert self._store is not None
                 return self._store
-            if _is_newest(store.at):
+            if store.is_newest():
                 return store
             return self._set(Store(store.file, self._arguments["cache_bytes"]))
         except ParioError as e:

@@ -72,7 +72,7 @@ from pario.lmdb.abi import (
     WAY,
 )
 from pario.lmdb.capi import WILLNEED, as_words, fadvise, intc, pages_of, scratch_memory
-from pario.lmdb.pages import cached, data_at, fail, page_at
+from pario.lmdb.pages import cached, data_at, fail, is_in_copy, page_at
 
 #: Leaves that a scan asks for ahead.
 LEAVES_AHEAD = 64
@@ -176,10 +176,9 @@ def _ask_ahead(g, pool, o, pgno, i, step, ahead):  # type: ignore[no-untyped-def
                 last += step
                 j += step
                 asked += 1
-            fadvise(
-                intc(g[FD]), types.int64(min(first, last) * size), types.int64((abs(last - first) + 1) * size),
-                intc(WILLNEED),
-            )  # fmt: skip
+            start, nbytes = min(first, last) * size, (abs(last - first) + 1) * size
+            if not is_in_copy(g, start, nbytes):
+                fadvise(intc(g[FD]), types.int64(start), types.int64(nbytes), intc(WILLNEED))
         asked += 1
         j += step
     ahead[1], ahead[2] = pgno, j

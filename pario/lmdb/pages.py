@@ -8,10 +8,14 @@ import numpy as np
 from numba import carray, types
 
 from pario.format.layout import NUM_METAS, P_BRANCH, P_LEAF, P_LEAF2
+from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, SOUND, VERSION, check_page, u16
 from pario.kernels.pack import copy_bytes
 from pario.lmdb.abi import (
+    CHUNK_BITS,
+    COPY_FD,
+    COPY_STATES,
     DAMAGED,
     DEPTH,
     ERROR,
@@ -140,6 +144,41 @@ def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _copy_state(g, first, last):  # type: ignore[no-untyped-def]
+    """A number that stays the same as long as the node's copy holds these chunks; 0: it does not hold all of them."""
+    states = as_words(g[COPY_STATES], last + 1)
+    full_fence()
+    total = np.int64(0)
+    for chunk in range(first, last + 1):
+        if states[chunk] & 1 == 0:
+            return np.int64(0)
+        total += states[chunk]
+    full_fence()
+    return total
+
+
+@inner
+def is_in_copy(g, offset, nbytes):  # type: ignore[no-untyped-def]
+    """Whether the node's copy holds these bytes now."""
+    if g[COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
+        return False
+    return _copy_state(g, offset >> g[CHUNK_BITS], (offset + nbytes - 1) >> g[CHUNK_BITS]) != 0
+
+
+@inner
+def from_copy(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
+    """Read from the node's copy, which was compared with our snapshot when it was made. False: it does not hold all."""
+    if g[COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
+        return False
+    first, last = offset >> g[CHUNK_BITS], (offset + nbytes - 1) >> g[CHUNK_BITS]
+    state = _copy_state(g, first, last)
+    if state == 0:
+        return False
+    got = preadv(intc(g[COPY_FD]), uintp(vectors), intc(m), types.int64(offset))
+    return got == nbytes and _copy_state(g, first, last) == state
+
+
+@inner
 def read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
     if failure[2]:
         return fail(g, FAILED, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[2], 0)
@@ -164,6 +203,23 @@ def check_snapshot(g):  # type: ignore[no-untyped-def]
     if memcmp(uintp(scratch + 16), uintp(g[META]), uintp(nbytes)) != 0:
         return fail(g, OVERTAKEN, 0, g[META_AT], 0, 0, 0)
     return OK
+
+
+@inner
+def read_of_snapshot(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
+    """Read bytes that are those of our snapshot: from the node's copy, or like `read`, and then the look at the
+    snapshot. OK, SHORT, FAILED or OVERTAKEN."""
+    if g[COPY_STATES] != 0:
+        if nbytes <= SHORT_READ:
+            done = from_copy(g, vectors, m, nbytes, offset)
+        else:
+            thread = save_thread()
+            done = from_copy(g, vectors, m, nbytes, offset)
+            restore_thread(thread)
+        if done:
+            return OK
+    status = read(g, vectors, m, nbytes, offset)
+    return check_snapshot(g) if status == OK else status
 
 
 @inner
@@ -253,7 +309,7 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
         scratch = scratch_memory()
         vectors = as_words(scratch, 2)
         vectors[0], vectors[1] = page.ctypes.data, size
-        if read(g, scratch, 1, size, pgno * size) != OK or check_snapshot(g) != OK:
+        if read_of_snapshot(g, scratch, 1, size, pgno * size) != OK:
             return np.int64(-1)
         found = check_page(page, 0, pgno, rules, g)
         if found != SOUND:

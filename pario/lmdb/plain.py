@@ -222,6 +222,7 @@ _INSTEAD: dict[str, Any] = {
     "_first_byte_first": _first_byte_first,
     "prefetch": lambda buf, at: None,
     "copy_bytes": _copy_bytes,
+    "full_fence": lambda: None,  # the interpreter's lock is one
     # capi.py
     "as_words": as_words,
     "as_bytes": _as_bytes,

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,9 @@ from pario.lmdb import abi, errors
 from pario.lmdb.native import later
 from pario.threads import Workers
 
+if TYPE_CHECKING:
+    from pario.stage.memory import MemoryTier
+
 __all__ = ["DataFile", "Handle", "Store"]
 
 #: A file whose meta pages change at every look is looked at so often.
@@ -71,6 +74,7 @@ _SHARE_BYTES = 256 << 10
 
 _fill: Any = later("fill", globals(), "_fill")
 _after_values: Any = later("after_values", globals(), "_after_values")
+_is_newest: Any = later("is_newest", globals(), "_is_newest")
 
 
 class DataFile(PosixFetcher):
@@ -103,7 +107,7 @@ class Store:
     metas_at, metas : where both meta pages stand in the file, and their bytes when the snapshot was taken
     """
 
-    __slots__ = ("__weakref__", "_arrays", "at", "file", "handles", "metas", "metas_at", "snapshot", "words")
+    __slots__ = ("__weakref__", "_arrays", "_copy", "at", "file", "handles", "metas", "metas_at", "snapshot", "words")
 
     def __init__(self, file: DataFile, cache_bytes: int) -> None:
         self.file = file
@@ -141,12 +145,27 @@ class Store:
         words[abi.TABLE], words[abi.MASK] = table.ctypes.data, places - 1
         words[abi.PAGE_OF], words[abi.LIVES] = page_of.ctypes.data, lives.ctypes.data
         self.words = words
+        self._copy: _Copy | None = None
         self.at = words.buffer_info()[0]
         self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main, named=False)}
 
     def close(self) -> None:
         """Every later call says "closed"."""
         self.words[abi.OPEN] = 0
+
+    def is_newest(self) -> bool:
+        """Whether nobody has committed since the snapshot was taken; False also if unsure."""
+        return bool(_is_newest(self.at))
+
+    def read_copy(self, tier: MemoryTier, lease: int) -> None:
+        """From now on read what `tier` holds from there.
+
+        lease : a descriptor to close in the end
+        """
+        self._copy = _Copy(tier, lease)  # as long as anybody reads: the system gives numbers of files to others
+        words = self.words
+        words[abi.COPY_FD], words[abi.CHUNK_BITS] = tier.files[0], tier.grid.chunk_bytes.bit_length() - 1
+        words[abi.COPY_STATES] = tier.states.address
 
     def handle(self, name: bytes | None) -> Handle | None:
         """The database of this name, None if there is none.
@@ -320,6 +339,16 @@ class Store:
                         raise page.fault(f"duplicate {j} of item {i} has data of its own", node.data_start)
         if any(page.kind == "leaf" and page.node(i).flags & F_DUPDATA for i in range(page.n)):
             raise page.fault("duplicates of keys in a database without (no MDB_DUPSORT)")
+
+
+class _Copy:
+    """A tier of the node's service, and what tells the service that it is in use."""
+
+    def __init__(self, tier: MemoryTier, lease: int) -> None:
+        self._tier, self._lease = tier, lease
+
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        _close(self._lease)
 
 
 def _parts(jobs: np.ndarray, most: int) -> list[np.ndarray]:

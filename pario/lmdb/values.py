@@ -63,7 +63,18 @@ from pario.lmdb.capi import (
     uintp,
 )
 from pario.lmdb.moves import dup_path, dup_tree, moved, node_of, sub_page
-from pario.lmdb.pages import check_snapshot, data_at, error, fail, page_at, read, read_failed, read_waiting, try_now
+from pario.lmdb.pages import (
+    check_snapshot,
+    data_at,
+    error,
+    fail,
+    from_copy,
+    page_at,
+    read_failed,
+    read_of_snapshot,
+    read_waiting,
+    try_now,
+)
 
 #: Values with at most this many bytes between them are read by one call, of at most so many bytes and vectors.
 GAP_BYTES = 16 << 10
@@ -122,9 +133,7 @@ def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     vectors = as_words(scratch, 4)
     vectors[0], vectors[1] = scratch + 32, g[HEADER]
     vectors[2], vectors[3] = intp(bytes_start(value)), nbytes
-    status = read(g, scratch, 2, g[HEADER] + nbytes, run * g[PAGE_SIZE])
-    if status == OK:
-        status = check_snapshot(g)
+    status = read_of_snapshot(g, scratch, 2, g[HEADER] + nbytes, run * g[PAGE_SIZE])
     if status == OK and not _right_header(g, as_bytes(scratch + 32, 32), 0, run, nbytes, txnid, pages):
         status = fail(g, BAD_RUN, run, run * g[PAGE_SIZE], nbytes, txnid, pages)
     if status != OK:
@@ -226,10 +235,11 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
     """Read values to where they belong, neighbours by one call. Needs no lock, touches no Python object.
 
     jobs : i64[m, JOB_WORDS], ascending by page
-    failure : i64[4] = (offset, bytes there, errno, bytes wanted), or of a BAD_RUN its job
+    failure : i64[4] = (offset, bytes there, errno, bytes wanted); otherwise (of a BAD_RUN its job, whether the file was
+        read, -, -)
 
-    What is in the page cache is read first. Then the kernel is asked for all the rest at once, so that the storage has
-    many reads to work on, and the rest is read. Returns OK, SHORT, FAILED or BAD_RUN.
+    What is in the node's copy or in the page cache is read first. Then the kernel is asked for all the rest at once, so
+    that the storage has many reads to work on, and the rest is read. Returns OK, SHORT, FAILED or BAD_RUN.
     """
     n = len(jobs)
     size = g[PAGE_SIZE]
@@ -240,11 +250,15 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
     m_late = 0
     headers_at, junk_at, vectors_at = headers.ctypes.data, junk.ctypes.data, vectors.ctypes.data
     first = 0
+    file_read = 0
     while first < n:
         after, m, nbytes = _plan_run(g, jobs, first, headers_at, junk_at, vectors)
-        if not (g[NOWAIT] and try_now(g, vectors_at, m, nbytes, jobs[first, 0] * size)):
-            late[m_late] = first
-            m_late += 1
+        start = jobs[first, 0] * size
+        if not from_copy(g, vectors_at, m, nbytes, start):
+            file_read = 1
+            if not (g[NOWAIT] and try_now(g, vectors_at, m, nbytes, start)):
+                late[m_late] = first
+                m_late += 1
         first = after
     if m_late > 1:
         for i in range(m_late):
@@ -257,6 +271,7 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
             failure[3] = nbytes
             return FAILED if failure[2] else SHORT
     g[WAITED] += m_late
+    failure[1] = file_read
     for i in range(n):
         if not _right_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1], jobs[i, 3], jobs[i, 4]):
             failure[0] = i
@@ -295,7 +310,7 @@ def values_read(g, job, status, failure):  # type: ignore[no-untyped-def]
     """The status of a reading of values, after the look at the snapshot. job : what a BAD_RUN is about"""
     if status in (FAILED, SHORT):
         return read_failed(g, failure, failure[3])
-    if check_snapshot(g) != OK:
+    if failure[1] != 0 and check_snapshot(g) != OK:
         return g[ERROR]
     if status == BAD_RUN:
         return fail(g, BAD_RUN, job[0], job[0] * g[PAGE_SIZE], job[1], job[3], job[4])

@@ -31,6 +31,8 @@ class ChunkStates:
     """Maps the states in an open file of `ChunkStates.nbytes(chunks)` bytes.
 
     writes : this process may call the methods of the writer, one thread at a time; the others any thread may call
+
+    address : of the chunks' states in memory, i64 each
     """
 
     def __init__(self, fd: int, chunks: int, *, writes: bool) -> None:
@@ -39,6 +41,7 @@ class ChunkStates:
         self._head = np.frombuffer(words, dtype=np.int32, count=_HEAD_BYTES // 4)
         self._states = np.frombuffer(words, dtype=np.int64, offset=_HEAD_BYTES)
         self._address = self._head.ctypes.data + 4 * _NEWS
+        self.address = int(self._states.ctypes.data)
         self._writes = writes
 
     @staticmethod
