@@ -66,6 +66,7 @@ PARTS: dict[str, tuple[Command, Command]] = {
         ("benchmarks.failures", "--rows", "{dir}/failures.json"),
     ),
     "model": ((), ("benchmarks.model", "--stored", "--docs")),
+    "model-tiers": ((), ("benchmarks.model", "--tiers", "--docs")),
 }
 
 

@@ -20,6 +20,7 @@ FILLED_BY = {
     "study": "benchmarks/study.py",
     "bars": "benchmarks/tables.py",
     "model": "benchmarks/model/__main__.py",
+    "model-tiers": "benchmarks/model/__main__.py",
     "failures": "benchmarks/failures.py",
     "startup": "benchmarks/startup.py",
     "mutants": "benchmarks/mutants.py",

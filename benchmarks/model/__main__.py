@@ -4,6 +4,7 @@
     python -m benchmarks.model --docs                 and into docs/model.md and docs/figures/model.svg
     python -m benchmarks.model --stored               with the stored parameters, without the search
     python -m benchmarks.model --study study.json     only: a study's cells beside what the model says of this machine
+    python -m benchmarks.model --tiers [--docs]       only: tiers and peers, and docs/model-tiers.md
 
 Needs scipy, and matplotlib for the figure: pip install "pario[model]".
 """
@@ -17,7 +18,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from benchmarks.model import calibrate, here, report
+from benchmarks.model import calibrate, here, report, tier_report
+from pario.bench.marked import fill_marked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model", description=__doc__.split("\n")[0])
     parser.add_argument("--stored", action="store_true", help="no search: the parameters of the last one")
     parser.add_argument("--docs", action="store_true", help="fill docs/model.md and draw its figure")
+    parser.add_argument("--tiers", action="store_true", help="only: nodes that keep and share what they read")
     parser.add_argument("--study", help="JSON of `python -m pario bench study`")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args(argv)
@@ -33,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.study:
         rows = here.compare(json.loads(Path(options.study).read_text()))
         print(report.here_table({"case": row.case, "measured": row.measured, "model": row.model} for row in rows))
+        return 0
+    if options.tiers:
+        _tiers(options.docs)
         return 0
 
     begin = time.monotonic()
@@ -49,6 +55,14 @@ def main(argv: list[str] | None = None) -> int:
         report.figure(document, ROOT / "docs" / "figures" / "model.svg")
     print(f"{time.monotonic() - begin:.0f} s", file=sys.stderr)
     return 0
+
+
+def _tiers(docs: bool) -> None:
+    tables, page = tier_report.tables(), ROOT / "docs" / "model-tiers.md"
+    for name, table in tables.items():
+        print(f"\n## {name}\n\n{table}")
+    if docs:
+        page.write_text(fill_marked(page.read_text(), "model-tiers", tables))
 
 
 if __name__ == "__main__":
