@@ -17,7 +17,7 @@ from wire import Wire
 
 from pario.comm import server as server_module
 from pario.comm import sockets
-from pario.comm.server import Reply, Server
+from pario.comm.server import SLOW, Reply, Server
 from pario.comm.sockets import Address, Client, Part
 
 SECRET = b"s" * 32
@@ -226,7 +226,7 @@ def test_slow_requests_do_not_keep_others_waiting(serve: Callable[..., Server]) 
             go_on.wait(10)
         return echo(kind, body)
 
-    server = Server(SECRET, answer, threads=1, most_bytes=10, most_links=8, limit_s=2.0, network=False, slow=(5,))
+    server = Server(SECRET, answer, threads=1, most_bytes=10, most_links=8, limit_s=2.0, network=False, sorts={5: SLOW})
     client = Client(server.address, SECRET, 5.0)
     slow = client.ask(5, b"a")
     assert ask(client, 1, b"b") == (2, b"b")

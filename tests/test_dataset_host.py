@@ -11,21 +11,23 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import numpy as np
 import pytest
 
 import pario
-from pario.comm.sockets import Address, Client
+import pario.lmdb
+from pario.comm.sockets import Address, Client, machine_id
 from pario.comm.solo import Solo
 from pario.dataset import host as host_module
 from pario.dataset.host import Host
-from pario.errors import OptionError, ParioError
+from pario.errors import OptionError, ParioError, ReadError
 from pario.fetch.file import FileFetcher
-from pario.stage import asking
+from pario.stage import asking, service
 from pario.stage.asking import LOCK, WHERE, packed, read_servers, unpacked, written
-from pario.stage.disk import lock_use
+from pario.stage.disk import is_used
 from pario.stage.peers import OPEN, ROOM, Servers
 
 N = 1500
@@ -71,6 +73,7 @@ Start = Callable[..., Host]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a service for this process's jobs."""
     monkeypatch.setattr(asking, "START_S", 0.3)
+    monkeypatch.setattr(asking, "_missed", {})
     hosts: list[Host] = []
 
     def begin(*tiers: pario.Tier, name: str = "service") -> Host:
@@ -95,6 +98,11 @@ def check_epoch(loader: pario.Loader, n: int = N) -> None:
 
 def options(**more: object) -> pario.Options:
     return pario.Options(slot_bytes=256 << 10, block_bytes=64 << 10, mix_blocks=4, **more)  # type: ignore[arg-type]
+
+
+def look(path: str, **more: object) -> bytes:
+    """A request for a dataset."""
+    return packed({"path": path, "identity": "00" * 32, "file_bytes": 1 << 20, **more})
 
 
 def job(path: str, shuffle: object = "global", epochs: int = 2, n: int = N) -> dict[str, object]:
@@ -243,13 +251,11 @@ def test_a_service_that_sees_another_file(path: str, start: Start) -> None:
     assert address is not None
     client = Client(address, servers.secret, 10.0)
     file = os.path.join(path, "data.mdb")
-    for words, problem in (
-        ({"path": file, "identity": "00" * 32}, "another state of the file"),
-        ({"path": file + "x", "identity": "00" * 32}, "no such file"),
-    ):
-        found, _ = unpacked(client.call(OPEN, packed(words)))
+    for body, problem in ((look(file), "another state of the file"), (look(file + "x"), "no such file")):
+        found, _ = unpacked(client.call(OPEN, body))
         assert problem in found["problem"]
-    for body in (b"", b"\xff" * 8, packed({}), packed({"path": 3, "identity": "zz"}), packed({"identity": "00"})):
+    wrong = (look(file, identity=3), look(file, identity="zz"), look(file, file_bytes=-1), look(file, file_bytes="x"))
+    for body in (b"", b"\xff" * 8, packed({}), *wrong):
         for kind in (OPEN, ROOM):
             with pytest.raises(OSError, match=r"closed|reset"):
                 client.call(kind, body)
@@ -305,9 +311,95 @@ def test_a_service_that_dies(path: str, process: subprocess.Popen[str], how: sig
             assert loader.stats()["store_bytes"] == 0
 
 
+def test_nobody_waits_for_the_word_of_a_service_that_has_died(
+    path: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says for ever that chunks are on their way, and brings none."""
+    host = start()
+
+    def promise(dataset: Any) -> None:
+        dataset.stage.memory.announce(True)
+
+    monkeypatch.setattr(host, "_fill", promise)
+    with pario.lmdb.open(path, readonly=True, lock=False), pario.Loader(path, 32, options=options()) as loader:
+        assert host._service is not None
+        host._service.close()
+        check_epoch(loader)
+        assert loader.stats()["store_bytes"] > 0
+
+
+def test_while_a_dataset_is_being_opened_others_are_served(
+    path: str, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those who want to open it wait for longer than requests may be old."""
+    monkeypatch.setattr(service, "LIMIT_S", 0.4)
+    second, host = make(tmp_path / "y.lmdb"), start(pario.Tier("memory", "64 MiB"))
+    job(path)
+    open_now, go_on = Host._open, threading.Event()
+
+    def slowly(self: Host, asked: Any) -> Any:
+        go_on.wait(20)
+        return open_now(self, asked)
+
+    monkeypatch.setattr(Host, "_open", slowly)
+    found: list[int] = []
+
+    def reads() -> None:
+        with pario.lmdb.open(second, readonly=True, lock=False) as env, env.begin() as txn:
+            found.append(txn.get(b"%06d" % 3) == value(3))
+
+    others = [threading.Thread(target=reads) for _ in range(20)]
+    for each in others:
+        each.start()
+    for _ in range(2):
+        assert job(path)["store_bytes"] == 0
+    time.sleep(0.5)
+    assert not found
+    go_on.set()
+    for each in others:
+        each.join(30)
+    assert found == [True] * 20
+    assert len(host.state()) == 2
+    assert asking._missed == {}
+
+
+def test_what_could_not_be_brought_is_tried_again(path: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, read = start(), FileFetcher.read
+
+    def refuse(*_: object) -> None:
+        raise ReadError("no", path=path)
+
+    monkeypatch.setattr(FileFetcher, "read", refuse)
+    for held in (0, os.path.getsize(os.path.join(path, "data.mdb"))):
+        with pario.lmdb.open(path, readonly=True, lock=False):
+            (dataset,) = host._open_now()
+            assert dataset.filler is not None
+            end = time.monotonic() + 20
+            while not dataset.filler.is_over:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        assert host.state()[0]["held_bytes"] >= held
+        assert held or host.state()[0]["held_bytes"] == 0
+        monkeypatch.setattr(FileFetcher, "read", read)
+
+
+def test_a_service_that_does_not_come_is_waited_for_once(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "START_S", 1.0)
+    monkeypatch.setenv("PARIO_SERVICE", str(tmp_path / "nobody"))
+    begin = time.monotonic()
+    for _ in range(8):
+        with pario.lmdb.open(path, readonly=True, lock=False):
+            pass
+    assert 1.0 <= time.monotonic() - begin < 4.0
+
+
 def test_what_is_written_is_read() -> None:
-    servers = Servers(1, [Address("m", "l", ("h",), 5), Address("n", "k", (), 0)], b"s" * 32)
+    servers = Servers(1, [Address("m", "l", ("h",), 5), Address(machine_id(), "k", (), 0)], b"s" * 32)
     assert read_servers(written(servers)) == servers
+    with pytest.raises(ValueError, match="another machine"):
+        read_servers(written(servers._replace(node=0)))
     for text in (b"", b"[]", b"{}", b'{"node": 0, "addresses": [[1]], "secret": "00"}'):
         with pytest.raises(ValueError):
             read_servers(text)
@@ -324,8 +416,9 @@ def test_a_lease_ends_with_its_process(path: str, start: Start, monkeypatch: pyt
     assert child.stdout is not None
     assert child.stdout.readline() == "1\n"
     lock = os.open(Path(host.folder) / f"pario-{os.geteuid()}" / LOCK, os.O_RDWR)
-    assert not lock_use(lock, alone=True, byte=1)
+    (dataset,) = host._open_now()
+    assert is_used(lock, byte=dataset.slot)
     child.kill()
     child.communicate()
-    assert lock_use(lock, alone=True, byte=1)
+    assert not is_used(lock, byte=dataset.slot)
     os.close(lock)

@@ -103,7 +103,7 @@ def test_what_the_service_has_is_not_read_from_the_file(path: str, serve: Serve)
 
 def test_before_the_service_has_anything(path: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     host = serve()
-    monkeypatch.setattr(host, "_filler", lambda dataset: None)
+    monkeypatch.setattr(host, "_fill", lambda dataset: None)
     assert read_all(path)
     assert [each["held_bytes"] for each in host.state()] == [0]
 
@@ -122,7 +122,7 @@ def test_memory_that_is_given_back_while_it_is_read(path: str, serve: Serve) -> 
     wrong = []
     with pario.lmdb.open(path, readonly=True, lock=False) as env, env.begin() as txn:
         wait_until_whole(host)
-        (dataset,) = host._datasets.values()
+        (dataset,) = host._open_now()
         memory, fetcher = dataset.stage.memory, dataset.stage.fetcher
         assert memory is not None
         assert fetcher is not None

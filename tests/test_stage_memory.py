@@ -141,3 +141,15 @@ def test_closing_waits_with_the_descriptors_for_a_write(tier: MemoryTier, monkey
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(tier.files[0])
     assert not tier.put(1, chunk_of(1))
+
+
+def test_a_forked_process_closes_its_own_part() -> None:
+    tier = MemoryTier.made(GRID, GRID.file_bytes * 2)
+    assert tier.put(1, chunk_of(1))
+    child = os.fork()
+    if not child:
+        tier.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert read(tier, *GRID.span(1)) == chunk_of(1).tobytes()
+    tier.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hmac
 import logging
+import math
 import os
 import secrets
 import select
@@ -16,7 +17,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -41,7 +42,7 @@ from pario.comm.sockets import (
 from pario.errors import ParioError
 from pario.threads import Workers, start_thread
 
-__all__ = ["Reply", "Server"]
+__all__ = ["PATIENT", "SLOW", "Reply", "Server"]
 
 _log = logging.getLogger("pario")
 
@@ -49,6 +50,10 @@ _log = logging.getLogger("pario")
 _PROVE_S = 5.0
 #: As many may stand in line to connect, if the system allows that.
 _BACKLOG = 1024
+#: sorts of requests, and names of the threads that answer them
+_QUICK, SLOW, PATIENT = "serve", "slow", "open"
+#: Patient requests mostly wait for something that another one of them does.
+_PATIENT_THREADS = 64
 #: Strangers at one time; a further one takes the place of the oldest.
 _MOST_STRANGERS = 64
 
@@ -68,7 +73,8 @@ class Server:
     most_bytes : of the body of a request
     most_links : connections at one time
     limit_s : a client that takes nothing for so long is given up, and a request that has waited so long is not answered
-    slow : kinds of requests that may take long; other threads, as many, answer them
+    sorts : SLOW for kinds of requests that may take long, PATIENT for those that may take longer than `limit_s`, and
+        whose clients wait for that: each sort has threads of its own
     network : reachable from other machines, on the job's interface (launcher.own_addresses)
 
     Raises OSError, ParioError if the system refuses a socket or a thread.
@@ -84,7 +90,7 @@ class Server:
         most_links: int,
         limit_s: float,
         network: bool,
-        slow: Container[int] = (),
+        sorts: Mapping[int, str] | None = None,
     ) -> None:
         self._secret, self._answer = secret, answer
         self._most_bytes, self._most_links, self._limit_s = most_bytes, most_links, limit_s
@@ -98,8 +104,9 @@ class Server:
         self._poll = select.epoll()  # any thread may change it while another one waits
         self._ready: dict[int, Callable[[], None]] = {}  # what to do if something comes, by descriptor
         self._bell, self._rope = socket.socketpair()
-        self._workers = {slow: Workers(f"pario-{name}", threads) for slow, name in ((False, "serve"), (True, "slow"))}
-        self._slow = slow
+        most = {_QUICK: threads, SLOW: threads, PATIENT: max(threads, _PATIENT_THREADS)}
+        self._workers = {name: Workers(f"pario-{name}", n) for name, n in most.items()}
+        self._sorts = dict(sorts or {})
         try:
             self.address = self._listen(network)
             self._watch(self._bell, self._heard)
@@ -232,7 +239,9 @@ class Server:
         link.busy = True
         with self._lock:
             self._links[link] = self._links.pop(link, None)
-        self._workers[kind in self._slow].put(partial(self._serve, link, kind, body, time.monotonic()))
+        sort = self._sorts.get(kind, _QUICK)
+        limit_s = math.inf if sort == PATIENT else self._limit_s
+        self._workers[sort].put(partial(self._serve, link, kind, body, time.monotonic() + limit_s))
         return True
 
     def _send_strangers_away(self) -> None:
@@ -245,9 +254,9 @@ class Server:
 
     # -- the threads that answer ---------------------------------------------------------------------------------------
 
-    def _serve(self, link: _Link, kind: int, body: memoryview, came: float) -> None:
+    def _serve(self, link: _Link, kind: int, body: memoryview, until: float) -> None:
         try:
-            if time.monotonic() - came > self._limit_s:
+            if time.monotonic() > until:
                 raise TimeoutError("the client has given up")
             reply = self._answer(kind, body)
             send(link.sock, reply.kind, reply.parts)
@@ -259,9 +268,9 @@ class Server:
         link.busy = False
         self._watch_again(link)
 
-    def load(self, *, slow: bool) -> int:
-        """Requests of this sort that are answered now, or wait for that."""
-        return self._workers[slow].load
+    def load(self) -> int:
+        """Slow requests that are answered now, or wait for that."""
+        return self._workers[SLOW].load
 
     def _drop(self, link: _Link) -> None:
         with self._lock:

@@ -147,7 +147,7 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
 
     \b
     Examples:
-      export PARIO_SERVICE=/tmp/pario
+      export PARIO_SERVICE=/tmp
       python -m pario serve --tiers memory:auto &
       srun --ntasks-per-node=1 --overlap python -m pario serve --tiers memory:auto,/local/nvme:400GiB &
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 import threading
@@ -27,6 +28,9 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
     options = Options(
         tiers=read_tiers(tiers) if tiers is not None else None, copies=copies if copies == "auto" else _number(copies)
     )
+    # Each connection is a file, and so are the tiers; what the system allows at most is what a service needs.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: end.set())
@@ -37,9 +41,11 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
         return 0
     nodes = counted(world.nodes, "node")
     _say(f"{node_name()}: node {host.number} of {nodes}; jobs find it by  export PARIO_SERVICE={host.folder}")
-    end.wait()
-    found = host.state()
-    host.close()
+    try:
+        end.wait()
+        found = host.state()
+    finally:
+        host.close()
     for each in found:
         _say(
             f"{node_name()}: {each['path']}: {decimal_bytes(each['store_bytes'])} read from the store, "

@@ -1,11 +1,14 @@
 """The service of a node as a process of its own: it keeps copies of datasets for all jobs of this user on the node.
 
     job --> OPEN --> service of its node --> ASSIGN --> first service --> ROOM --> all services
-                                                       computes once who keeps what
+                                                        computes once who keeps what
     job --> READ, BRING, KEEP --> the services, as in peers.py; what the own node keeps in memory it maps
 
 A dataset stays as long as there is room. If another one needs its memory, the one that was used least recently goes,
 unless a job on this node holds its lock or another node has asked for it within the last minute.
+
+No two services wait for each other: OPEN and ASSIGN have threads of their own at each service (comm/server.py), and
+whoever answers ROOM asks nobody.
 """
 
 from __future__ import annotations
@@ -22,23 +25,24 @@ from typing import Any
 
 import numpy as np
 
+from pario import machine
 from pario.comm.base import AnyWorld, together
 from pario.comm.sockets import Client
 from pario.comm.solo import Solo
 from pario.dataset.file import DataFile
-from pario.dataset.staging import COPIES, Stage, kept_chunks, open_stage
+from pario.dataset.staging import COPIES, MOST_BITS, Stage, kept_chunks, open_stage
 from pario.dataset.tiers import automatic_bytes, wanted_tiers
 from pario.errors import OptionError, ParioError
 from pario.fetch.pool import STOP_S
 from pario.fetch.resolve import FETCHERS
 from pario.fetch.snapshot import read_snapshot
-from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import Options, Tier
 from pario.plan.placement import Placement, assign
 from pario.stage.asking import CHUNK_BYTES, LOCK, WHERE, here, identity_of, packed, unpacked, written
-from pario.stage.disk import lock_use, root_of
+from pario.stage.disk import is_used, lock_use, root_of
 from pario.stage.fill import Filler
+from pario.stage.grid import Grid
 from pario.stage.peers import ASSIGN, OPEN, ROOM, Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
@@ -52,10 +56,35 @@ _log = logging.getLogger("pario")
 _MEMORY = "memory"
 #: A dataset that another node has used within so many seconds is in use.
 _USED_S = 60.0
-#: Seconds for another service to open a dataset.
-_OPEN_S = 30.0
+#: Seconds for another service to open a dataset, and for the first one to hear that of all: one after another below the
+#: minute that a job waits (asking.py).
+_ROOM_S, _ASSIGN_S = 10.0, 30.0
+#: So often the first service makes sure that all others have a dataset open.
+_LOOK_S = 10.0
 #: Processes that may ask one service: ranks of a large node, and one of each other node.
 _CLIENTS = 256
+
+
+@dataclass
+class _Asked:
+    """What a request is about. fill : see `asking.ask_service`"""
+
+    path: str
+    identity: bytes
+    file_bytes: int
+    fill: bool
+    look: bool
+
+    @classmethod
+    def read(cls, body: bytes) -> _Asked:
+        """Raises ValueError."""
+        words, _ = unpacked(body)
+        try:
+            path, identity = os.fspath(words["path"]), bytes.fromhex(words["identity"])
+            Grid(int(words["file_bytes"]), CHUNK_BYTES).checked()
+            return cls(path, identity, int(words["file_bytes"]), bool(words.get("fill")), bool(words.get("look")))
+        except (KeyError, TypeError, ParioError) as e:
+            raise ValueError(f"a request without a dataset: {e}") from e
 
 
 @dataclass
@@ -63,16 +92,20 @@ class _Dataset:
     """A dataset that is open here.
 
     slot : the byte of the lock file that jobs lock while they use it
+    memory_bytes : of the memory that it was given when it was opened; what is given back under pressure stays with the
+        system until the dataset goes
     used_at : when somebody asked for it, on the monotonic clock
+    alone : the first service has not said who keeps what
     """
 
     path: str
     identity: bytes
     file: DataFile
-    snapshot: Snapshot
     stage: Stage
     slot: int
+    memory_bytes: int
     used_at: float
+    alone: bool = True
     filler: Filler | None = None
     meeting: threading.Lock = field(default_factory=threading.Lock)
 
@@ -98,14 +131,27 @@ class Host:
     def __init__(self, folder: str, options: Options, world: AnyWorld) -> None:
         self.number: int | None = None
         self.served_bytes = 0
-        self._lock = threading.RLock()  # guards what follows
-        self._datasets: dict[bytes, _Dataset] = {}
-        self._slots = 0
+        self._counting = threading.Lock()  # guards the one above; no thread holds it for long
+        self._lock = threading.Lock()  # guards the two below, neither
+        self._datasets: dict[bytes, Future[_Dataset]] = {}
+        self._closed = False
+        self._opening = threading.Lock()  # one dataset is opened, or closed for another one, at a time
+        self._slots = secrets.randbelow(1 << 40)  # jobs of an earlier service may still hold locks
         self._placements: dict[bytes, np.ndarray] = {}
-        self._placing = threading.Lock()
+        self._looked: dict[bytes, float] = {}
+        self._placing = threading.Lock()  # guards the two above
         self._askers = Workers("pario-room", 16)
         self._service: Service | None = None
+        self._clients: list[Client] = []
+        self._lock_file = -1
         self._solo = Solo()
+        try:
+            self._begin(folder, options, world)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, folder: str, options: Options, world: AnyWorld) -> None:
         with together(world, "starting the service"):
             if world.is_leader:
                 self._start(folder, options)
@@ -124,12 +170,13 @@ class Host:
                 )
         mine = (world.node, self._service.address) if self._service is not None else None
         everybody = sorted(each for each in world.allgather(mine) if each is not None)
-        if self._service is None:
-            return
-        self.number = world.node
-        self._servers = Servers(world.node, [address for _, address in everybody], secret)
-        self._clients = [Client(address, secret, _OPEN_S) for _, address in everybody]
-        self._directory.write(WHERE, written(self._servers))
+        with together(world, "starting the service"):
+            if self._service is not None:
+                self.number = world.node
+                self._servers = Servers(world.node, [address for _, address in everybody], secret)
+                self._clients = [Client(address, secret, _ROOM_S) for _, address in everybody]
+                self._first = Client(everybody[0][1], secret, _ASSIGN_S)
+                self._directory.write(WHERE, written(self._servers))
 
     def _start(self, folder: str, options: Options) -> None:
         """Raises OptionError, ParioError, OSError."""
@@ -141,204 +188,250 @@ class Host:
         self.memory_bytes: int = automatic_bytes() if wanted is None else wanted
         self._options = replace(options, peers=True)
         self.folder = here(folder)
+        found = machine.file_system(self.folder)
+        if found.shared:
+            raise OptionError(
+                f"{self.folder} is on a file system that other nodes share ({found.type})",
+                hint="Each node has its own service: name a folder on a disk of the node, as /tmp.",
+            )
         self._directory = PrivateDirectory(root_of(self.folder))
         self._lock_file = self._directory.open_file(LOCK)
         if not lock_use(self._lock_file, alone=True, byte=0):
-            os.close(self._lock_file)
             raise ParioError("another service of yours runs there", path=self.folder)
+        with suppress(FileNotFoundError):  # of one that died
+            self._directory.remove(WHERE)
 
     # -- datasets ------------------------------------------------------------------------------------------------------
 
     def _known(self, identity: bytes) -> StagedFetcher | None:
-        dataset = self._datasets.get(identity)
-        if dataset is None:
+        future = self._datasets.get(identity)
+        if future is None or not future.done() or future.exception() is not None:
             return None
+        dataset = future.result()
         dataset.used_at = time.monotonic()
         return dataset.stage.fetcher
 
-    def _opened(self, path: str, identity: bytes) -> _Dataset:
+    def _open_now(self) -> list[_Dataset]:
+        with self._lock:
+            futures = list(self._datasets.values())
+        return [future.result() for future in futures if future.done() and future.exception() is None]
+
+    def _opened(self, asked: _Asked) -> _Dataset:
         """Raises ParioError, OSError."""
         with self._lock:
-            dataset = self._datasets.get(identity)
-            if dataset is None:
-                dataset = self._datasets[identity] = self._open(path, identity)
-            dataset.used_at = time.monotonic()
-            return dataset
+            if self._closed:
+                raise ParioError("the service ends", path=asked.path)
+            future = self._datasets.get(asked.identity)
+            mine: Future[_Dataset] | None = None
+            if future is None:
+                future = mine = self._datasets[asked.identity] = Future()
+        if mine is not None:
+            try:
+                mine.set_result(self._open(asked))
+            except BaseException as e:
+                with self._lock:
+                    self._datasets.pop(asked.identity, None)
+                mine.set_exception(e)
+        dataset = future.result()
+        dataset.used_at = time.monotonic()
+        return dataset
 
-    def _open(self, path: str, identity: bytes) -> _Dataset:
-        options = self._options
+    def _open(self, asked: _Asked) -> _Dataset:
+        options, path = self._options, asked.path
         file = DataFile(path, self._solo, options, FETCHERS[options.fetch])
         try:
             file.open()
             file.share(True)
-            snapshot = read_snapshot(file.pool.fetcher)
-            if identity_of(file.pool.fetcher, snapshot) != identity:
+            fetcher = file.pool.fetcher
+            snapshot = read_snapshot(fetcher)
+            identity = identity_of(fetcher, snapshot)
+            if identity != asked.identity or snapshot.file_bytes != asked.file_bytes:
                 raise ParioError("the service's node sees another state of the file", path=path)
-            tiers = self._tiers_for(snapshot.file_bytes)
-            stage = open_stage(file, self._solo, snapshot, replace(options, tiers=tiers)) if tiers else None
-            if stage is None:
-                raise ParioError("no tier of the service has room for another dataset", path=path)
+            with self._opening:
+                tiers = self._tiers_for(snapshot.file_bytes)
+                stage = open_stage(file, self._solo, snapshot, replace(options, tiers=tiers)) if tiers else None
+                if stage is None:
+                    raise ParioError("no tier of the service has room for another dataset", path=path)
+                given = stage.memory.budget if stage.memory is not None else 0
+                self._slots += 1
+                return _Dataset(path, identity, file, stage, self._slots, given, time.monotonic())
         except BaseException:
             file.close(STOP_S)
             raise
-        self._slots += 1
-        return _Dataset(path, identity, file, snapshot, stage, self._slots, time.monotonic())
 
     def _tiers_for(self, file_bytes: int) -> tuple[Tier, ...]:
         """Those that have room left, of the size that is left."""
-        left = self._memory_left()
-        unused = sorted(self._datasets.values(), key=lambda dataset: dataset.used_at)
-        for dataset in unused:
-            if left >= file_bytes:
+        wanted = min(file_bytes, self.memory_bytes)
+        for dataset in sorted(self._open_now(), key=lambda dataset: dataset.used_at):
+            if self._memory_left() >= wanted:
                 break
-            if self._is_unused(dataset):
+            if dataset.memory_bytes and self._is_unused(dataset):
                 _log.info("%s makes room for another dataset", dataset.path)
-                del self._datasets[dataset.identity]
+                with self._lock:
+                    self._datasets.pop(dataset.identity, None)
                 dataset.close()
-                left = self._memory_left()
+        left = self._memory_left()
         memory = (Tier(_MEMORY, left),) if left >= CHUNK_BYTES else ()
         return (*memory, *(tier for tier in self._tiers if tier.where != _MEMORY))
 
     def _memory_left(self) -> int:
-        tiers = (dataset.stage.memory for dataset in self._datasets.values())
-        return self.memory_bytes - sum(tier.budget for tier in tiers if tier is not None)
+        return self.memory_bytes - sum(dataset.memory_bytes for dataset in self._open_now())
 
     def _is_unused(self, dataset: _Dataset) -> bool:
         if time.monotonic() < dataset.used_at + _USED_S:
             return False
         with suppress(OSError):
-            lock = self._directory.open_file(LOCK)  # closing it ends the lock
-            try:
-                return lock_use(lock, alone=True, byte=dataset.slot)
-            finally:
-                os.close(lock)
+            return not is_used(self._lock_file, byte=dataset.slot)
         return False
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _answer_open(self, body: bytes) -> bytes:
         """Raises ValueError."""
-        path, identity = _asked(body)
-        fill = unpacked(body)[0].get("fill")
+        asked = _Asked.read(body)
         try:
-            dataset = self._opened(path, identity)
-            with dataset.meeting:
-                if dataset.stage.placement is None:
-                    self._meet(dataset)
-                if fill and dataset.filler is None:
-                    dataset.filler = self._filler(dataset)
+            dataset = self._opened(asked)
+            if not asked.look:
+                with dataset.meeting:
+                    self._meet(dataset, body)
+                    if asked.fill:
+                        self._fill(dataset)
         except (ParioError, OSError) as e:
             return packed({"problem": str(e)})
         stage = dataset.stage
+        words: dict[str, Any] = {"slot": dataset.slot}
+        if asked.look:
+            return packed(words)
         assert stage.placement is not None
-        assert stage.keeps is not None  # set together
+        assert stage.keeps is not None  # they have met
         owners = np.ascontiguousarray(stage.placement.owners)
         memory = stage.memory
-        words = {
-            "slot": dataset.slot,
+        words |= {
             "paths": memory.paths if memory is not None else None,
             "budget": memory.budget if memory is not None else 0,
+            "chunks": stage.grid.chunks,
             "copies": owners.shape[1],
         }
-        return packed(words, owners.tobytes() + np.packbits(stage.keeps).tobytes())
+        return packed(words, b"" if asked.fill else owners.tobytes() + np.packbits(stage.keeps).tobytes())
 
-    def _meet(self, dataset: _Dataset) -> None:
-        """Find out which services keep which chunks; this one alone if the first of them does not answer."""
+    def _meet(self, dataset: _Dataset, body: bytes) -> None:
+        """Find out which services keep which chunks; as long as the first of them does not say, this one is alone.
+
+        body : of the request
+        """
         assert self.number is not None
-        stage, chunks = dataset.stage, dataset.stage.grid.chunks
+        stage, chunks, nodes = dataset.stage, dataset.stage.grid.chunks, len(self._clients)
         room = max(tier.room() for tier in stage.tiers)
         try:
-            owners = self._placed(dataset)
+            # Also if it is known: the first service sees to it that all others have the dataset open.
+            owners = self._placed(dataset, body)
+            if not dataset.alone:
+                return
+            dataset.alone = False
         except (OSError, ValueError, ParioError) as e:
-            _log.warning("%s is kept by this node alone: %s", dataset.path, e)
-            rooms = [room if node == self.number else 0 for node in range(len(self._clients))]
+            _log.warning("%s: the first service does not say who keeps what: %s", dataset.path, e)
+            if stage.placement is not None:
+                return
+            rooms = [room if node == self.number else 0 for node in range(nodes)]
             owners = assign(_seed(dataset.identity), np.arange(chunks), rooms, 1).owners
-        placement = Placement(owners=owners, nodes=len(self._clients))
+        placement = Placement(owners=owners, nodes=nodes)
         peers = Peers(placement, self._servers, serves=True, identity=dataset.identity, grid=stage.grid)
-        more = room if self._options.copies == "auto" else 0
-        keeps = kept_chunks(placement, self.number, np.arange(chunks), more)
+        keeps = kept_chunks(
+            placement, self.number, np.arange(chunks), room if self._options.copies == "auto" else 0
+        )
+        earlier = stage.peers
         stage.share(placement, peers, keeps, keeps)
+        if earlier is not None:
+            earlier.close()
 
-    def _filler(self, dataset: _Dataset) -> Filler | None:
-        """Brings what this node keeps in memory, for processes that do not ask for chunks. Raises ParioError."""
+    def _fill(self, dataset: _Dataset) -> None:
+        """Bring what this node keeps in memory, for processes that do not ask for chunks. Raises ParioError."""
         stage = dataset.stage
         assert stage.fetcher is not None
         assert stage.keeps is not None  # it has met the other services
-        if stage.memory is None:
-            return None
+        chunks = np.flatnonzero(stage.keeps & ~stage.held())
+        if stage.memory is None or not len(chunks) or not (dataset.filler is None or dataset.filler.is_over):
+            return
 
         def failed(error: BaseException) -> None:
             _log.warning("%s was not brought as a whole: %s", dataset.path, error)
 
-        chunks = np.flatnonzero(stage.keeps)
-        return Filler(
+        dataset.filler = Filler(
             stage.fetcher,
             stage.memory,
             iter(chunks.tolist()),
-            chunks,
+            np.flatnonzero(stage.keeps),
             threads=self._options.inflight,
             stats=RankStats(),
             failed=failed,
         )
 
-    def _placed(self, dataset: _Dataset) -> np.ndarray:
+    def _placed(self, dataset: _Dataset, body: bytes) -> np.ndarray:
         """i32[chunks, copies]: see `Placement`. Raises OSError, ValueError, ParioError."""
-        asked = packed({"path": dataset.path, "identity": dataset.identity.hex()})
-        answer = self._answer_assign(asked) if self.number == 0 else self._clients[0].call(ASSIGN, asked)
-        words, raw = unpacked(answer)
+        words, raw = unpacked(self._answer_assign(body) if self.number == 0 else self._first.call(ASSIGN, body))
         if words.get("problem"):
             raise ParioError(words["problem"])
-        chunks, copies = dataset.stage.grid.chunks, int(words["copies"])
+        chunks, copies = dataset.stage.grid.chunks, int(words.get("copies", 0))
         return np.frombuffer(raw, np.int32, chunks * copies).reshape(chunks, copies)
 
     def _answer_assign(self, body: bytes) -> bytes:
         """By the first service. Raises ValueError."""
-        path, identity = _asked(body)
+        asked = _Asked.read(body)
         try:
             with self._placing:
-                owners = self._placements.get(identity)
-                if owners is None:
-                    owners = self._placements[identity] = self._place_all(path, identity, body)
+                owners = self._placements.get(asked.identity)
+                if owners is None or time.monotonic() > self._looked[asked.identity] + _LOOK_S:
+                    found = self._ask_all(asked, body)
+                    if owners is None:
+                        owners = self._placements[asked.identity] = found
+                    self._looked[asked.identity] = time.monotonic()
         except (ParioError, OSError) as e:
             return packed({"problem": str(e)})
         return packed({"copies": owners.shape[1]}, owners.tobytes())
 
-    def _place_all(self, path: str, identity: bytes, asked: bytes) -> np.ndarray:
-        """Raises ParioError, OSError."""
-        grid = self._opened(path, identity).stage.grid
+    def _ask_all(self, asked: _Asked, body: bytes) -> np.ndarray:
+        """Let all services open the dataset; who would keep what if that were decided now. Raises OptionError."""
+        grid = Grid(asked.file_bytes, CHUNK_BYTES)
         answers: list[Future[bytes]] = [
-            self._askers.call(self._answer_room, asked)
+            self._askers.call(self._answer_room, body)
             if node == self.number
-            else self._askers.call(client.call, ROOM, asked)
+            else self._askers.call(client.call, ROOM, body)
             for node, client in enumerate(self._clients)
         ]
-        rooms, held = [0] * len(answers), np.zeros((len(answers), grid.chunks), bool)
+        rooms = [0] * len(answers)
+        tell = len(answers) * grid.chunks <= MOST_BITS
+        held = np.zeros((len(answers), grid.chunks), bool) if tell else None
         for node, future in enumerate(answers):
             try:
                 words, raw = unpacked(future.result())
                 if words.get("problem"):
                     raise ParioError(words["problem"])
                 rooms[node] = int(words["room"])
-                if raw:
+                if raw and held is not None:
                     held[node] = np.unpackbits(np.frombuffer(raw, np.uint8), count=grid.chunks)
             except (OSError, ValueError, KeyError, ParioError) as e:
-                _log.warning("node %d keeps nothing of %s: %s", node, path, e)
+                _log.warning("node %d keeps nothing of %s: %s", node, asked.path, e)
         copies = COPIES if self._options.copies == "auto" else int(self._options.copies)
-        return np.ascontiguousarray(assign(_seed(identity), np.arange(grid.chunks), rooms, copies, held=held).owners)
+        placed = assign(_seed(asked.identity), np.arange(grid.chunks), rooms, copies, held=held)
+        return np.ascontiguousarray(placed.owners)
 
     def _answer_room(self, body: bytes) -> bytes:
         """Raises ValueError."""
-        path, identity = _asked(body)
         try:
-            stage = self._opened(path, identity).stage
+            stage = self._opened(_Asked.read(body)).stage
         except (ParioError, OSError) as e:
             return packed({"problem": str(e)})
-        return packed({"room": max(tier.room() for tier in stage.tiers)}, stage.held_bits())
+        tell = len(self._clients) * stage.grid.chunks <= MOST_BITS
+        return packed({"room": max(tier.room() for tier in stage.tiers)}, stage.held_bits() if tell else b"")
+
+    def _count(self, nbytes: int) -> None:
+        with self._counting:
+            self.served_bytes += nbytes
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def state(self) -> list[dict[str, Any]]:
-        """What became of each dataset: path, store_bytes, held_bytes."""
+        """What became of each dataset: path, file_bytes, store_bytes, held_bytes."""
         return [
             {
                 "path": dataset.path,
@@ -346,37 +439,28 @@ class Host:
                 "store_bytes": dataset.stage.store_bytes,
                 "held_bytes": int(dataset.stage.held().sum()) * dataset.stage.grid.chunk_bytes,
             }
-            for dataset in self._datasets.values()
+            for dataset in self._open_now()
         ]
-
-    def _count(self, nbytes: int) -> None:
-        with self._lock:
-            self.served_bytes += nbytes
 
     def close(self) -> None:
         """Jobs that go on read the store for what they cannot find elsewhere. Idempotent."""
-        service, self._service = self._service, None
-        if service is None:
-            return
-        with suppress(OSError):
-            self._directory.remove(WHERE)
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self.number is not None:
+            with suppress(OSError):
+                self._directory.remove(WHERE)
+            self._first.close()
         for client in self._clients:
             client.close()
-        service.close()
+        if self._service is not None:
+            self._service.close()
         self._askers.end(0, cancel=True)
-        for dataset in self._datasets.values():
+        for dataset in self._open_now():
             dataset.close()
-        self._datasets.clear()
-        os.close(self._lock_file)
-
-
-def _asked(body: bytes) -> tuple[str, bytes]:
-    """(path, identity) of a request. Raises ValueError."""
-    words, _ = unpacked(body)
-    try:
-        return os.fspath(words["path"]), bytes.fromhex(words["identity"])
-    except (KeyError, TypeError) as e:
-        raise ValueError("a request without a dataset") from e
+        if self._lock_file >= 0:
+            os.close(self._lock_file)
 
 
 def _seed(identity: bytes) -> int:

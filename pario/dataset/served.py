@@ -13,6 +13,7 @@ from pario.dataset.file import DataFile
 from pario.dataset.staging import Stage
 from pario.dataset.tiers import service_folder, share_memory
 from pario.errors import ParioError
+from pario.fetch.snapshot import read_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import Options
@@ -40,19 +41,44 @@ def open_served(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Op
         return None
     grid = Grid(file_bytes, CHUNK_BYTES)
     told: Told | None = None
-    lease = -1
-    with together(world, "looking for the service of the node"):
-        if world.is_leader:
-            told, lease = ask_service(here(folder), os.path.abspath(file.path), identity, grid)
-    told = world.node_bcast(told)
-    groups = set(world.allgather(told and told.servers.secret))
-    if told is None or len(groups) > 1:
-        if lease >= 0:
-            os.close(lease)
-        if world.rank == 0 and (told is not None or len(groups) > 1):
-            _log.warning("the service of the nodes is not used: some have none, or one that was started separately")
-        return None
-    memory = share_memory(_attached(grid, told) if world.is_leader else None, ServedTier, grid, world)
+    lease, memory = -1, None
+    try:
+        with together(world, "looking for the service of the node"):
+            # What the identity is of must be what the ranks read.
+            if world.is_leader and read_snapshot(file.pool.fetcher) == snapshot:
+                told, lease = ask_service(here(folder), os.path.abspath(file.path), identity, grid)
+        told = world.node_bcast(told)
+        groups = set(world.allgather(told and told.servers.secret))
+        if told is None or len(groups) > 1:
+            if world.rank == 0 and len(groups) > 1:
+                _log.warning("no node uses its service: some have none, or one that was started separately")
+            _close(lease)
+            return None
+        memory = share_memory(_attached(grid, told) if world.is_leader else None, ServedTier, grid, world)
+        return _stage(file, snapshot, options, identity, told, memory, lease)
+    except BaseException:
+        _close(lease)
+        if memory is not None:
+            memory.close()
+        raise
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+def _stage(
+    file: DataFile,
+    snapshot: Snapshot,
+    options: Options,
+    identity: bytes,
+    told: Told,
+    memory: ServedTier | None,
+    lease: int,
+) -> Stage:
+    """Let the file be read through the service."""
+    grid = Grid(snapshot.file_bytes, CHUNK_BYTES)
     tiers = [memory] if memory is not None else []
     stage = Stage([*tiers], memory, None, snapshot, options, identity, grid, everywhere=True)
     placement = Placement(owners=told.owners, nodes=len(told.servers.addresses))

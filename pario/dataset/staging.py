@@ -32,12 +32,12 @@ from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
 
-__all__ = ["COPIES", "Stage", "kept_chunks", "open_stage"]
+__all__ = ["COPIES", "MOST_BITS", "Stage", "kept_chunks", "open_stage"]
 
 _log = logging.getLogger("pario")
 
 #: Nodes tell each other what they hold if that is at most so many bits: 8 MiB on each rank.
-_MOST_BITS = 64 << 20
+MOST_BITS = 64 << 20
 #: So many copies of a chunk other nodes know of, if the quotas have room for them; further ones serve their own node.
 COPIES = 4
 
@@ -146,7 +146,7 @@ class Stage:
             room = max(tier.room() for tier in self.tiers)
             # Others cannot ask a node that does not serve: what it keeps is its own affair.
             address = self.service.address if self.service is not None else None
-            told = world.node, address, room, self.held_bits() if world.nodes * grid.chunks <= _MOST_BITS else b""
+            told = world.node, address, room, self.held_bits() if world.nodes * grid.chunks <= MOST_BITS else b""
         nodes = sorted((each for each in world.allgather(told) if each is not None), key=lambda each: each[0])
         # Chunks without records are the first ones to have no node. An index that still grows does not know them.
         worth = np.arange(grid.chunks)
@@ -231,8 +231,11 @@ class Stage:
         held = self.held()
         if self.placement is not None:  # what other processes keep they bring as soon as anybody needs it
             assert self._brings is not None  # set together
-            kept = (self.placement.owners[used] != NOBODY).any(axis=1) | held[used]
-            return bool((held | ~self._brings)[used].all() and kept.all())
+            assert self.peers is not None
+            owners = self.placement.owners[used]
+            kept = (owners != NOBODY).any(axis=1) | held[used]
+            mine = (owners[:, 0] == self.peers.node) & self._brings[used]  # for which this process asks the store
+            return bool((held[used] | ~mine).all() and kept.all())
         return bool(held[used].all())
 
     def state(self) -> dict[str, Any]:

@@ -9,20 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import struct
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.comm.sockets import Address, Client
+from pario.comm.sockets import Address, Client, machine_id
 from pario.errors import OptionError, ParioError
 from pario.fetch.base import Fetcher
 from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import MiB
-from pario.stage.disk import lock_use, root_of
+from pario.stage.disk import is_used, lock_use, root_of
 from pario.stage.grid import Grid
 from pario.stage.peers import OPEN, Servers
 
@@ -43,6 +45,9 @@ __all__ = [
 
 _log = logging.getLogger("pario")
 
+#: when a service was waited for in vain, by directory
+_missed: dict[str, float] = {}
+
 #: One chunk is one read, which FUSE and many network file systems carry in one request (see Options.read_bytes).
 CHUNK_BYTES = MiB
 
@@ -53,6 +58,8 @@ WHERE, LOCK = "service", "service.lock"
 START_S = 10.0
 _LOOK_S = 0.1
 _OPEN_S = 60.0
+#: A service that did not come is not waited for again within so many seconds.
+_MISSED_S = 60.0
 #: A dataset that nobody uses may go between the answer and the lock.
 _TRIES = 3
 
@@ -83,9 +90,13 @@ def read_servers(text: bytes) -> Servers:
     try:
         words = json.loads(text)
         addresses = [Address(a, b, tuple(hosts), port) for a, b, hosts, port in words["addresses"]]
-        return Servers(int(words["node"]), addresses, bytes.fromhex(words["secret"]))
-    except (KeyError, TypeError) as e:
+        servers = Servers(int(words["node"]), addresses, bytes.fromhex(words["secret"]))
+        here = addresses[servers.node]
+    except (KeyError, TypeError, IndexError) as e:
         raise ValueError(f"not written by a service: {e}") from e
+    if here.machine != machine_id():
+        raise ValueError("the service there is that of another machine, with which this one shares the folder")
+    return servers
 
 
 def packed(words: dict[str, Any], raw: bytes = b"") -> bytes:
@@ -125,31 +136,31 @@ def ask_service(folder: str, path: str, identity: bytes, grid: Grid, **more: Any
     service, or it cannot serve this dataset; a warning says why.
 
     folder : of the service on this node; path : of the data file
-    more : fill=True: the service is to bring the dataset, as this process will not ask for chunks
+    more : fill=True: the service is to bring the dataset, as this process will not ask for chunks, nor other nodes
     """
+    asked = {"path": path, "identity": identity.hex(), "file_bytes": grid.file_bytes}
     lock = -1
-    why = "it does not keep the dataset"
     try:
         directory = PrivateDirectory(root_of(folder))
-        servers = find_servers(directory, START_S)
+        servers = _await_servers(directory)
         address = servers.addresses[servers.node]
-        assert address is not None  # it has written the file
+        assert address is not None  # `find_servers` has looked at it
         client = Client(address, servers.secret, _OPEN_S)
         try:
             lock = directory.open_file(LOCK)
-            slots: set[int] = set()
+            slot = -1
             for _ in range(_TRIES):
-                words, raw = unpacked(client.call(OPEN, packed({"path": path, "identity": identity.hex(), **more})))
-                if words.get("problem"):
-                    why = words["problem"]
-                    break
-                if words["slot"] in slots:  # it was in use when this was said
+                found, _raw = _call(client, {**asked, "look": True})
+                if found["slot"] != slot:
+                    slot = int(found["slot"])
+                    lock_use(lock, alone=False, byte=slot)
+                words, raw = _call(client, {**asked, **more})
+                if words["slot"] == slot:  # it was in use when this was said
                     return _told(servers, words, raw, grid), lock
-                slots.add(words["slot"])
-                lock_use(lock, alone=False, byte=words["slot"])
+            why = "it does not keep the dataset"
         finally:
             client.close()
-    except (OSError, ParioError, ValueError, KeyError) as e:
+    except (OSError, ParioError, ValueError, KeyError, TypeError, IndexError) as e:
         why = str(e)
     if lock >= 0:
         os.close(lock)
@@ -157,28 +168,54 @@ def ask_service(folder: str, path: str, identity: bytes, grid: Grid, **more: Any
     return None, -1
 
 
+def _call(client: Client, words: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Raises ParioError with what the service says, OSError, ValueError."""
+    body = packed(words)
+    try:
+        found, raw = unpacked(client.call(OPEN, body))
+    except TimeoutError:
+        raise
+    except OSError:  # the connection was closed: there were too many
+        found, raw = unpacked(client.call(OPEN, body))
+    if found.get("problem"):
+        raise ParioError(str(found["problem"]))
+    return found, raw
+
+
+def _await_servers(directory: PrivateDirectory) -> Servers:
+    """`find_servers`, which may be about to start; but nobody waits for them twice. Raises OSError, ValueError."""
+    waited = _missed.get(directory.path, -math.inf) > time.monotonic() - _MISSED_S
+    try:
+        return find_servers(directory, 0.0 if waited else START_S)
+    except FileNotFoundError:
+        _missed[directory.path] = time.monotonic()
+        raise
+
+
 def find_servers(directory: PrivateDirectory, wait_s: float) -> Servers:
-    """Raises OSError (UnsafeError), ValueError."""
+    """Raises FileNotFoundError if there are none, OSError (UnsafeError), ValueError."""
     end = time.monotonic() + wait_s
     while True:
-        try:
-            text = directory.read(WHERE)
+        with suppress(FileNotFoundError):
             lock = directory.open_file(LOCK)
             try:
-                if not lock_use(lock, alone=True, byte=0):
-                    return read_servers(text)
+                lives = is_used(lock, byte=0)
             finally:
                 os.close(lock)
-        except FileNotFoundError:
-            pass
+            if lives:  # and has removed what an earlier one has written
+                return read_servers(directory.read(WHERE))
         if time.monotonic() > end:
             raise FileNotFoundError("no service runs there" + f" (waited {wait_s:g} s)" * (wait_s > 0))
         time.sleep(_LOOK_S)
 
 
 def _told(servers: Servers, words: dict[str, Any], raw: bytes, grid: Grid) -> Told:
-    """Raises ValueError."""
-    paths, copies = words["paths"], int(words["copies"])
-    owners = np.frombuffer(raw, np.int32, grid.chunks * copies).reshape(grid.chunks, copies)
-    keeps = np.unpackbits(np.frombuffer(raw, np.uint8, offset=owners.nbytes), count=grid.chunks).astype(bool)
+    """Raises ValueError, KeyError, TypeError."""
+    paths, chunks, copies = words["paths"], int(words["chunks"]), int(words["copies"])
+    if chunks != grid.chunks:
+        raise ValueError(f"it divides the file into {chunks} chunks, this job into {grid.chunks}")
+    owners, keeps = np.empty((chunks, 0), np.int32), np.zeros(chunks, bool)
+    if raw:
+        owners = np.frombuffer(raw, np.int32, chunks * copies).reshape(chunks, copies)
+        keeps = np.unpackbits(np.frombuffer(raw, np.uint8, offset=owners.nbytes), count=chunks).astype(bool)
     return Told(servers, paths and (paths[0], paths[1]), int(words["budget"]), owners, keeps)

@@ -36,7 +36,7 @@ from pario.stage.base import AnyTier, Counts
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.map import ChunkMap, block_sums
 
-__all__ = ["FILES", "DiskTier", "lock_use", "root_of"]
+__all__ = ["FILES", "DiskTier", "is_used", "lock_use", "root_of"]
 
 #: of a copy, in the order in which they may be removed
 FILES = ("data", "map", "path", "lock")
@@ -335,6 +335,12 @@ def lock_use(lock: int, *, alone: bool, byte: int = _USE) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def is_used(lock: int, *, byte: int) -> bool:
+    """Whether another open file, of this process or another one, holds `lock_use` of this byte. Raises OSError."""
+    found = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, byte))
+    return bool(struct.unpack_from("@h", found)[0] != fcntl.F_UNLCK)
 
 
 def _used_lock(folder: PrivateDirectory) -> int:

@@ -102,6 +102,11 @@ class Filler:
         if first:
             self._failed(error)
 
+    @property
+    def is_over(self) -> bool:
+        """No thread brings chunks any more."""
+        return not self._active
+
     def stop(self, limit_s: float = math.inf) -> bool:
         """Bring no more; returns whether the threads ended within `limit_s` seconds. Idempotent."""
         self._stopped = True  # without the lock: the garbage collector may call this in a thread that holds it

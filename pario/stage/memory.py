@@ -56,11 +56,13 @@ class MemoryTier(AnyTier):
     """
 
     name = "memory"
+    _states_kind: type[ChunkStates] = ChunkStates
 
     def __init__(self, grid: Grid, files: tuple[int, int], *, budget: int = 0) -> None:
         self.grid = grid.checked()
         self.counts = Counts()
         self.fills = budget > 0
+        self._pid = os.getpid()
         self.budget = budget
         self.files = files
         self.held_bytes = 0
@@ -78,7 +80,7 @@ class MemoryTier(AnyTier):
                 sealed = False
             if not sealed or os.fstat(fd).st_size != nbytes:
                 raise ParioError(f"descriptor {fd} is no sealed memory of {nbytes:,} bytes")
-        self.states = ChunkStates(files[1], grid.chunks, writes=self.fills)
+        self.states = self._states_kind(files[1], grid.chunks, writes=self.fills)
         kernel_view = mmap.mmap(files[0], sizes[0], flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         self.kernel_view = np.frombuffer(kernel_view, dtype=np.uint8, count=grid.file_bytes)
         view = mmap.mmap(files[0], sizes[0], prot=mmap.PROT_READ)
@@ -262,7 +264,7 @@ class MemoryTier(AnyTier):
         with self._lock:
             if not self._open:
                 return
-            if self.fills:
+            if self.fills and self._pid == os.getpid():  # a forked process has no say
                 self.states.announce(False)
                 for chunk in np.flatnonzero(self.held()).tolist():
                     self.states.drop(chunk)

@@ -179,6 +179,7 @@ class Peers:
     servers : of the nodes
     serves : this process is the one that answers for its node
     kept : bool[chunks]: what the node's service, another process, is to bring for this one; None: nothing
+    node : of this process
     identity : bytes[32] of the state of the data file
     count(bytes) : called for what came, by any thread
     """
@@ -196,7 +197,7 @@ class Peers:
     ) -> None:
         self._count, self._kept = count, kept
         self.counts = PeerCounts()
-        self._placement, self._node, self._serves = placement, servers.node, serves
+        self._placement, self.node, self._serves = placement, servers.node, serves
         addresses, secret = servers.addresses, servers.secret
         self._identity, self._grid = identity, grid
         self._clients = [Client(each, secret, LIMIT_S) if each is not None else None for each in addresses]
@@ -328,14 +329,14 @@ class Peers:
         owners = [int(node) for node in self._placement.owners[chunk] if node >= 0]
         responsible = next((node for node in owners if self._is_me(node) or self._is_up(node)), None)
         tried = set()
-        if self._kept is not None and self._kept[chunk] and self._can_ask(self._node):
-            tried.add(self._node)
-            yield self._node, KEEP
+        if self._kept is not None and self._kept[chunk] and self._can_ask(self.node):
+            tried.add(self.node)
+            yield self.node, KEEP
         if responsible is not None and self._is_me(responsible):  # this process is to bring it
             tried.add(responsible)
             responsible = None
         if not keeps:
-            nearest = next(filter(self._can_ask, self._placement.sources(chunk, self._node)), None)
+            nearest = next(filter(self._can_ask, self._placement.sources(chunk, self.node)), None)
             if nearest is not None and nearest != responsible and nearest not in tried:
                 tried.add(nearest)
                 yield nearest, READ
@@ -350,7 +351,7 @@ class Peers:
         return self._is_up(node) and not self._is_me(node)
 
     def _is_me(self, node: int) -> bool:
-        return self._serves and node == self._node
+        return self._serves and node == self.node
 
     def _is_up(self, node: int) -> bool:
         return self._clients[node] is not None and not self._closed and time.monotonic() >= self._rests_until[node]

@@ -7,14 +7,24 @@ from collections.abc import Callable
 import numpy as np
 
 from pario.stage.memory import MemoryTier
+from pario.stage.states import ChunkStates
 
 __all__ = ["ServedTier"]
+
+
+class _States(ChunkStates):
+    """The service's word that chunks are on their way is nothing to wait for: it may have died since."""
+
+    def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
+        check()
+        return self.generations(chunks) is not None
 
 
 class ServedTier(MemoryTier):
     """Memory that the service fills. This process reads it, and asks the service for chunks; see `ask_by`."""
 
     name = "service"
+    _states_kind = _States
     _ask: Callable[[int], bool] | None = None
 
     def ask_by(self, ask: Callable[[int], bool], budget: int) -> None:

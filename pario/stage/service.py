@@ -10,11 +10,24 @@ from functools import partial
 
 import numpy as np
 
-from pario.comm.server import Reply, Server
+from pario.comm.server import PATIENT, SLOW, Reply, Server
 from pario.comm.sockets import Address, Part
 from pario.records import EXTENT
 from pario.stage.grid import Grid
-from pario.stage.peers import ABSENT, BRING, HERE, KEEP, LATER, LIMIT_S, MOST_BYTES, MOST_EXTENTS, OPEN, READ
+from pario.stage.peers import (
+    ABSENT,
+    ASSIGN,
+    BRING,
+    HERE,
+    KEEP,
+    LATER,
+    LIMIT_S,
+    MOST_BYTES,
+    MOST_EXTENTS,
+    OPEN,
+    READ,
+    ROOM,
+)
 from pario.stage.staged import StagedFetcher
 from pario.threads import Workers
 
@@ -68,7 +81,7 @@ class Service:
             most_links=16 + 8 * clients,
             limit_s=LIMIT_S / 2,
             network=network,
-            slow=(BRING, KEEP, OPEN),
+            sorts={BRING: SLOW, KEEP: SLOW, ROOM: SLOW, OPEN: PATIENT, ASSIGN: PATIENT},
         )
 
     @property
@@ -105,7 +118,7 @@ class Service:
             if not any(tier.has(chunk) for tier in staged.tiers):
                 under_way[chunk] = self._brought(staged, chunk, kind)
         # The more requests wait for a thread, the sooner this asker is told to come again.
-        patience = _BRING_S * min(1.0, self._threads / max(1, self._server.load(slow=True)))
+        patience = _BRING_S * min(1.0, self._threads / max(1, self._server.load()))
         _, late = wait(under_way.values(), patience)
         return [chunk for chunk, future in under_way.items() if future in late]
 
