@@ -121,8 +121,8 @@ def memory_tier(done: Job) -> dict[str, Any]:
     return json.loads(line[4:])[0]
 
 
-@pytest.mark.parametrize("shuffle", [False, "global", "block"])
-def test_twenty_epochs_take_what_was_stated(tmp_path: Path, memory_group: Group, shuffle: bool | str) -> None:
+@pytest.mark.parametrize("shuffle", ["global", "block"])
+def test_twenty_epochs_take_what_was_stated(tmp_path: Path, memory_group: Group, shuffle: str) -> None:
     """The tier's quota, the ring's slots and the index; and nothing grows."""
     quota, ring, records = 48 * MiB, 4 * 4 * MiB, 400
     path = make_set(tmp_path, records)
@@ -191,7 +191,7 @@ class Taker:
 @pytest.mark.parametrize("when", ["while it fills", "when it is full"])
 def test_another_program_takes_most_of_what_is_free(tmp_path: Path, memory_group: Group, when: str) -> None:
     """At 3 GB/s, or as fast as the machine hands memory out."""
-    group, records = memory_group(700 * MiB), 3000
+    group, records = memory_group(700 * MiB), 2500
     path = make_set(tmp_path, records)
     takers: list[Taker] = []
 
@@ -199,7 +199,7 @@ def test_another_program_takes_most_of_what_is_free(tmp_path: Path, memory_group
         takers.append(Taker(group, 0.8))
         print(f"{takers[0].nbytes / 1e6:.0f} MB at {takers[0].rate() / 1e9:.2f} GB/s")
 
-    job = {"path": path, "records": records, "batch": 4, "shuffle": "global", "epochs": 3}
+    job = {"path": path, "records": records, "batch": 4, "shuffle": "global", "epochs": 2}
     job |= {"tiers": [["memory", "400 MiB"]], "step": 30}
     try:
         watched = Watched(tmp_path, group)
