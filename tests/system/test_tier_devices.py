@@ -163,7 +163,7 @@ def test_a_disk_that_others_fill(path: str, tmp_path: Path) -> None:
     def fill() -> None:
         disk = os.statvfs(where)
         with open(f"{where}/others", "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize)
+            os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - MiB)
 
     with ext4(tmp_path, 64 * MiB) as where:
         tier = run(path, tmp_path, where, fill, when="filling")

@@ -202,10 +202,9 @@ def test_another_program_takes_most_of_what_is_free(tmp_path: Path, memory_group
     job = {"path": path, "records": records, "batch": 4, "shuffle": "global", "epochs": 2}
     job |= {"tiers": [["memory", "400 MiB"]], "step": 30}
     try:
-        watched = Watched(tmp_path, group)
-        done = watched.run(1, job, {"step" if when == "while it fills" else "epoch 0": take})
+        done = Watched(tmp_path, group).run(1, job, {"step" if when == "while it fills" else "epoch 0": take})
     finally:
         for taker in takers:
             taker.end()
     assert "memory is short" in done.output
-    assert memory_tier(done)["held_bytes"] < watched.most_shared - 40 * MiB, "it was given back"
+    assert memory_tier(done)["held_bytes"] < 360 * MiB, "a part was given back, or not taken"
