@@ -183,9 +183,7 @@ def check(batch):
     table.row("another program fills /dev/shm", "mid-epoch", "every record is right", ended)
 
 
-def test_a_memory_limit_below_the_ring(
-    path: str, tmp_path: Path, memory_group: Callable[[int], MemoryGroup]
-) -> None:
+def test_a_memory_limit_below_the_ring(path: str, tmp_path: Path, memory_group: Callable[[int], MemoryGroup]) -> None:
     """As a batch system sets it: an error on all ranks instead of the kernel's SIGKILL."""
     code = """
 import pario.loader.build
