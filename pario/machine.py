@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 __all__ = [
     "FileSystem",
+    "MemoryGauge",
     "Share",
     "allowed_cores",
     "boot",
@@ -35,6 +36,10 @@ _KINDS = {
     "overlay": "a container's layers",
     "fuse.fuse-overlayfs": "a container's layers",
 }
+#: files of a control group, of version 2 and of version 1
+_LIMIT, _USED = ("memory.max", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
+#: Bytes of the longest of the kernel's files that are read at once.
+_MOST_TEXT = 32 << 10
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -122,13 +127,17 @@ def free_memory(*, swap: bool = True) -> int | None:
 def memory_limits() -> Iterator[tuple[int, int]]:
     """(limit, bytes left) of each limited control group around this process: a job's, a container's."""
     for folder in _groups("memory"):
-        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
-        used = _number(folder, "memory.current", "memory.usage_in_bytes")
+        limit = _number(folder, *_LIMIT)
+        used = _number(folder, *_USED)
         if limit is not None and used is not None:
-            # Cached file pages count as used, but the kernel drops them when a program needs memory.
-            stat = dict(line.split()[:2] for line in _lines(os.path.join(folder, "memory.stat")))
-            names = ("active_file", "inactive_file")
-            yield limit, limit - used + sum(int(stat.get(f"total_{name}") or stat.get(name) or 0) for name in names)
+            yield limit, limit - used + _cached_bytes(_lines(os.path.join(folder, "memory.stat")))
+
+
+def _cached_bytes(lines: list[str]) -> int:
+    """Of a control group's statistics. Cached file pages count as used, but the kernel drops them when a program needs
+    memory."""
+    stat = dict(line.split()[:2] for line in lines)
+    return sum(int(stat.get(f"total_{name}") or stat.get(name) or 0) for name in ("active_file", "inactive_file"))
 
 
 def memory(*, swap: bool = True) -> tuple[int, int]:
@@ -140,9 +149,56 @@ def memory(*, swap: bool = True) -> tuple[int, int]:
     return total, max(0, min([total if free is None else free, total, *(left for _, left in limits)]))
 
 
-def _meminfo() -> dict[str, int]:
-    """In bytes."""
-    lines = (line.partition(":") for line in _lines("/proc/meminfo"))
+class MemoryGauge:
+    """`memory(swap=False)` for a thread that asks often and acts at once. The files stay open, and each costs one
+    system call: after every one of them the interpreter may let other threads run first, for 5 ms each. Limits are
+    those of the moment at which this was made."""
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        self._info = self._open("/proc/meminfo")
+        self._total = _meminfo().get("MemTotal", 0)
+        self._groups: list[tuple[int, int, int]] = []
+        for folder in _groups("memory"):
+            limit = _number(folder, *_LIMIT)
+            used = max(self._open(os.path.join(folder, name)) for name in _USED)
+            stat = self._open(os.path.join(folder, "memory.stat"))
+            if limit is not None and limit < self._total and used >= 0:
+                self._groups.append((limit, used, stat))
+
+    def read(self) -> tuple[int, int]:
+        """See `memory`."""
+        free = _meminfo(self._lines(self._info)).get("MemAvailable")
+        total, available = self._total, self._total if free is None else free
+        for limit, used, stat in self._groups:
+            total = min(total, limit)
+            found = self._lines(used)
+            if found:
+                available = min(available, limit - int(found[0]) + _cached_bytes(self._lines(stat)))
+        return total, max(0, available)
+
+    def _open(self, path: str) -> int:
+        """-1 if that is refused."""
+        try:
+            self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            return -1
+        return self._files[-1]
+
+    def _lines(self, fd: int) -> list[str]:
+        try:
+            return os.pread(fd, _MOST_TEXT, 0).decode().splitlines()
+        except OSError:
+            return []
+
+    def __del__(self) -> None:
+        for fd in self._files:
+            os.close(fd)
+
+
+def _meminfo(found: list[str] | None = None) -> dict[str, int]:
+    """In bytes; of these lines, or of now."""
+    lines = (line.partition(":") for line in (_lines("/proc/meminfo") if found is None else found))
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in lines}
 
 

@@ -27,7 +27,7 @@ from pario.errors import OptionError, ParioError, ReadError
 from pario.fetch.file import FileFetcher
 from pario.stage import asking, service
 from pario.stage.asking import LOCK, WHERE, packed, read_servers, unpacked, written
-from pario.stage.disk import is_used
+from pario.stage.disk_files import is_used
 from pario.stage.peers import OPEN, ROOM, Servers
 
 N = 1500

@@ -72,3 +72,23 @@ def test_a_handle_that_is_closed(handles: tuple[AnyTier, AnyTier]) -> None:
     assert read(first, 0, 10) is None
     assert not first.put(1, chunk_of(1))
     assert read(second, 0, GRID.chunk_bytes) in (chunk_of(0).tobytes(), None), "memory goes with the one that fills it"
+
+
+def test_nothing_is_announced_before_it_is_there(
+    handles: tuple[AnyTier, AnyTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks while a chunk is being written gets nothing, from either handle."""
+    first, second = handles
+    found: list[object] = []
+    pwrite = os.pwrite
+
+    def asked_meanwhile(fd: int, data: memoryview, offset: int) -> int:
+        found.extend([read(second, 5, 100), read(first, 5, 100), first.lend(5, 100), second.held()[0] or None])
+        return pwrite(fd, data[:50_000], offset)
+
+    monkeypatch.setattr(os, "pwrite", asked_meanwhile)
+    assert first.put(0, chunk_of(0))
+    assert len(found) >= 3 * 4, "it was written in parts"
+    assert found == [None] * len(found)
+    for each in handles:
+        assert read(each, 0, GRID.chunk_bytes) == chunk_of(0).tobytes()

@@ -12,7 +12,8 @@ import pytest
 from tiers import CHUNKS, DATA, GRID, chunk_of
 
 from pario.stage.copies import Copy, copies_below, remove, verify
-from pario.stage.disk import FILES, DiskTier, root_of
+from pario.stage.disk import DiskTier
+from pario.stage.disk_files import FILES, root_of
 
 ROOM = 1 << 30
 

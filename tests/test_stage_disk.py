@@ -21,7 +21,7 @@ from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
 from pario.errors import OptionError
 from pario.kernels.private import UnsafeError
-from pario.stage import disk
+from pario.stage import disk, disk_files
 from pario.stage.disk import DiskTier
 from pario.stage.grid import BLOCK_BYTES, Grid
 
@@ -254,9 +254,9 @@ def test_who_dies_while_it_puts_leaves_no_chunk_and_no_lock(tmp_path: Path) -> N
 
 def test_whoever_was_stopped_holding_a_lock_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = opened(tmp_path)
-    monkeypatch.setattr(disk, "_LOCK_S", 0.05)
+    monkeypatch.setattr(disk_files, "_LOCK_S", 0.05)
     with open(tmp_path / f"pario-{os.geteuid()}" / "quota") as file:
-        disk.fcntl.flock(file, disk.fcntl.LOCK_EX)
+        disk_files.fcntl.flock(file, disk_files.fcntl.LOCK_EX)
         assert not tier.put(0, chunk_of(0))
     assert tier.counts.errors == 1
     assert tier.put(0, chunk_of(0))

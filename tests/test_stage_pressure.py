@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ CHUNK = GRID.chunk_bytes
 def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """[total, available] bytes, as the machine says."""
     found = [24 * GB, 12 * GB]
-    monkeypatch.setattr("pario.machine.memory", lambda **_: tuple(found))
+    monkeypatch.setattr("pario.machine.MemoryGauge", lambda: SimpleNamespace(read=lambda: tuple(found)))
     return found
 
 
@@ -38,6 +39,7 @@ def tier(memory: list[int]) -> Iterator[MemoryTier]:
 def watch(tier: MemoryTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[PressureWatch]:
     """Looks when the test says so."""
     monkeypatch.setattr("pario.stage.pressure._EVERY_S", 1000.0)
+    monkeypatch.setattr("pario.stage.pressure._LEAST_S", 1000.0)
     made = PressureWatch(tier)
     yield made
     made.close()
@@ -96,3 +98,81 @@ def test_memory_that_is_given_back_is_free(tier: MemoryTier) -> None:
     assert tier.held_bytes == before - 1234 - 2 * CHUNK
     assert tier.shrink(1 << 40) == before - 1234 - 2 * CHUNK
     assert np.count_nonzero(tier.held()) == 0
+
+
+# -- before it grows -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def growing(memory: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryTier]:
+    """An empty tier that is watched, of a machine that keeps 2 chunks available."""
+    for name in ("_EVERY_S", "_LEAST_S"):
+        monkeypatch.setattr(f"pario.stage.pressure.{name}", 1000.0)
+    memory[:] = 20 * CHUNK, 20 * CHUNK
+    made = MemoryTier.made(GRID, 1 << 30)
+    watch = PressureWatch(made)
+    yield made
+    watch.close()
+    made.close()
+
+
+def test_it_takes_no_more_than_others_leave(
+    growing: MemoryTier, memory: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    memory[1] = 6 * CHUNK
+    assert growing.put(0, chunk_of(0))
+    memory[1] = 2 * CHUNK  # another program is faster than the next look
+    assert growing.put(1, chunk_of(1)), "half of what was there was promised"
+    assert not growing.put(2, chunk_of(2))
+    assert growing.is_full
+    assert growing.held().tolist() == [True, True, False, False, False], "nothing need be given back"
+    assert growing.put(1, chunk_of(1)), "it is here"
+    memory[1] = 20 * CHUNK
+    assert not growing.put(2, chunk_of(2)), "once it was short of memory it stays as it is"
+    assert len([line for line in caplog.messages if "takes no more" in line]) == 1
+
+
+def test_it_gives_back_when_it_asks_too_late(growing: MemoryTier, memory: list[int]) -> None:
+    memory[1] = 6 * CHUNK
+    assert growing.put(0, chunk_of(0))
+    assert growing.put(1, chunk_of(1))
+    memory[1] = CHUNK
+    assert not growing.put(2, chunk_of(2))
+    assert not growing.held().any()
+
+
+def test_with_enough_it_asks_rarely(growing: MemoryTier, memory: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    memory[:] = 24 * GB, 12 * GB
+    asked: list[int] = []
+    admit = growing.admit
+    growing.admit = lambda nbytes: (asked.append(memory[1]), admit(nbytes))[1]  # type: ignore[func-returns-value]
+    assert growing.put(0, chunk_of(0))
+    memory[1] = 0
+    for chunk in range(1, CHUNKS):
+        assert growing.put(chunk, chunk_of(chunk)), "5 GB were promised"
+    assert len(asked) == CHUNKS
+
+
+def test_the_less_there_is_the_more_often_it_looks(memory: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nobody takes all of it in between, at 3 GB/s."""
+    looks: list[float] = []
+
+    def read() -> tuple[int, int]:
+        looks.append(time.monotonic())
+        return memory[0], memory[1]
+
+    monkeypatch.setattr("pario.machine.MemoryGauge", lambda: SimpleNamespace(read=read))
+    tier = MemoryTier.made(GRID, 1 << 30)
+    watch = PressureWatch(tier)
+    time.sleep(0.5)
+    assert not looks, "an empty tier has nothing to give"
+    memory[:] = GB, 240 * 10**6  # which lasts 80 ms
+    assert tier.put(0, chunk_of(0))
+    time.sleep(1.0)
+    seen, looks[:] = len(looks), []
+    memory[:] = 24 * GB, 12 * GB
+    time.sleep(1.0)
+    watch.close()
+    assert seen > 20, "every 10 ms; on a slow machine less often"
+    assert len(looks) < 10
+    tier.close()

@@ -40,7 +40,7 @@ from pario.kernels.private import PrivateDirectory
 from pario.options import Options, Tier
 from pario.plan.placement import Placement, assign
 from pario.stage.asking import CHUNK_BYTES, LOCK, WHERE, here, identity_of, packed, unpacked, written
-from pario.stage.disk import is_used, lock_use, root_of
+from pario.stage.disk_files import is_used, lock_use, root_of
 from pario.stage.fill import Filler
 from pario.stage.grid import Grid
 from pario.stage.peers import ASSIGN, OPEN, ROOM, Peers, Servers

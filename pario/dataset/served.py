@@ -20,7 +20,7 @@ from pario.options import Options
 from pario.plan.placement import Placement
 from pario.records import EXTENT
 from pario.stage.asking import CHUNK_BYTES, Told, ask_service, find_servers, here, identity_of
-from pario.stage.disk import root_of
+from pario.stage.disk_files import root_of
 from pario.stage.grid import Grid
 from pario.stage.peers import Peers
 from pario.stage.served import ServedTier

@@ -24,7 +24,7 @@ from pario.fetch.base import Fetcher
 from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import MiB
-from pario.stage.disk import is_used, lock_use, root_of
+from pario.stage.disk_files import is_used, lock_use, root_of
 from pario.stage.grid import Grid
 from pario.stage.peers import OPEN, Servers
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from pario.errors import ParioError
 from pario.kernels.private import PrivateDirectory
-from pario.stage.disk import FILES, DiskTier, lock_use, root_of
+from pario.stage.disk import DiskTier
+from pario.stage.disk_files import FILES, lock_use, root_of
 from pario.stage.grid import Grid
 from pario.stage.map import read_head
 

@@ -12,6 +12,8 @@
   other damage, since each block is verified on every read.
 * Space is allocated before it is written, with the quota locked: processes that put at the same time stay within it
   together, and a full disk is noticed before half a chunk is written.
+* A disk may stop answering, for minutes or for good. What the page cache has is read at once. Everything else is done
+  by threads that can be left behind, with memory of their own (patience.py).
 * Nothing is evicted and nothing is unlinked here: what this job does not need, another one may be reading. `pario cache
   clean` removes copies that nobody uses (copies.py).
 * Everything lies in a directory of this user's that nobody else can write (kernels/private.py).
@@ -21,34 +23,46 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import logging
 import os
-import struct
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from pario.errors import OptionError
 from pario.kernels.private import PrivateDirectory
 from pario.stage.base import AnyTier, Counts
+from pario.stage.disk_files import Claims, DiskFiles, Room, locked, root_of
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.map import ChunkMap, block_sums
+from pario.stage.patience import Patience, StalledError, Step
 
-__all__ = ["FILES", "DiskTier", "is_used", "lock_use", "root_of"]
+__all__ = ["DiskTier"]
 
-#: of a copy, in the order in which they may be removed
-FILES = ("data", "map", "path", "lock")
+_log = logging.getLogger("pario")
+
+T = TypeVar("T")
 
 #: After so many failed system calls in a row a tier is left alone for so many seconds; so is one without room.
 _MOST_ERRORS, _REST_S = 3, 30.0
+#: A disk that has not answered for so many seconds is left alone until it does, and for _REST_S at least. (Busy ones
+#: answer within one or two.)
+_STALL_S = 4.0
 #: How long to wait for another process that brings a chunk, and how often to look. (A store answers in milliseconds.)
 _BRING_S, _LOOK_S = 8.0, 0.002
-#: How long to wait for another process that holds a lock.
-_LOCK_S = 5.0
-#: the byte of the lock file that says who uses the copy
-_USE = 1 << 62
+#: For a read of what the page cache has, and no more; 0 if this Python does not know it.
+_NOW: int = getattr(os, "RWF_NOWAIT", 0)
+#: About so many bytes are read by one call of a thread that can be left behind.
+_CALL_BYTES = 4 << 20
+
+
+#: (offset, u8[nbytes] for the bytes)
+_Wanted = tuple[int, np.ndarray]
+#: the bytes, or why they are not here
+_Found = np.ndarray | OSError | None
 
 
 class DiskTier(AnyTier):
@@ -77,24 +91,29 @@ class DiskTier(AnyTier):
                 f"a quota of {quota:,} bytes does not hold one chunk of {grid.chunk_bytes:,}",
                 hint="Give the tier more, or leave it out",
             )
-        self._quota, self._floor = quota, floor
-        self._root = root_of(folder)
-        self._folder = PrivateDirectory(os.path.join(self._root, identity.hex()))
-        self._files: _Files | None = _Files(self._folder, PrivateDirectory(self._root))
-        with _locked(self._files.map):  # two processes may make it at the same time
-            needs = ChunkMap.nbytes(grid) if not os.fstat(self._files.map).st_size else 0
-            if needs and (self._used() + needs > quota or not self._above_floor(self._files.map, needs)):
-                raise OSError(errno.ENOSPC, f"there is no room for the map of its chunks ({needs:,} bytes)", folder)
-            self._map = ChunkMap(self._files.map, identity, grid)
-            if self._map.is_new:  # whatever lies there is unknown
-                os.ftruncate(self._files.data, 0)
-                self._folder.write("path", os.fsencode(path))
-        self._lock = threading.Lock()
-        self._busy: set[int] = set()  # chunks that threads of this process are putting
-        self._mine: set[int] = set()  # those of them that `bringing` has claimed
+        root = root_of(folder)
+        self._folder = PrivateDirectory(os.path.join(root, identity.hex()))
+        self._room = Room(root, quota, floor)
+        self._claims = Claims()
+        self._patience = Patience("pario-disk", _STALL_S)
+        self._files: DiskFiles | None = self._patience.call(lambda _: self._opened(identity, path))
+        self._reads_now = bool(_NOW)
         self._failed, self._rests_until = 0, 0.0
         self._refused, self._full_until = 0, 0.0
         self._dropped: set[int] = set()  # damaged chunks: their room is taken already
+
+    def _opened(self, identity: bytes, path: str) -> DiskFiles:
+        """Raises OSError."""
+        files, grid = DiskFiles(self._folder, PrivateDirectory(self._room.root)), self.grid
+        with locked(files.map):  # two processes may make it at the same time
+            needs = ChunkMap.nbytes(grid) if not os.fstat(files.map).st_size else 0
+            if needs and not self._room.has(files.map, needs):
+                raise OSError(errno.ENOSPC, f"there is no room for the map of its chunks ({needs:,} bytes)", self.name)
+            files.chunks = ChunkMap(files.map, identity, grid)
+            if files.chunks.is_new:  # whatever lies there is unknown
+                os.ftruncate(files.data, 0)
+                self._folder.write("path", os.fsencode(path))
+        return files
 
     @property
     def is_full(self) -> bool:
@@ -105,16 +124,26 @@ class DiskTier(AnyTier):
         files = self._files
         try:
             if files is not None and not self._rests():
-                return self._map.held()
-        except OSError:
-            self._fails()
+                return self._patience.call(lambda _: files.chunks.held())
+        except OSError as e:
+            self._fails(e)
         return np.zeros(self.grid.chunks, dtype=bool)
 
     def has(self, chunk: int) -> bool:
+        files = self._files
+        if files is None or self._rests():
+            return False
         try:
-            return self._files is not None and not self._rests() and self._map.has(chunk)
-        except OSError:
-            self._fails()
+            return self._now(lambda: files.chunks.has(chunk, _NOW))
+        except BlockingIOError:
+            pass
+        except OSError as e:
+            self._fails(e)
+            return False
+        try:
+            return self._patience.call(lambda _: files.chunks.has(chunk))
+        except OSError as e:
+            self._fails(e)
             return False
 
     def put(self, chunk: int, data: np.ndarray) -> bool:
@@ -122,273 +151,201 @@ class DiskTier(AnyTier):
         if data.dtype != np.uint8 or data.shape != (nbytes,):
             raise ValueError(f"chunk {chunk} has {nbytes} bytes, got {data.shape} of {data.dtype}")
         files = self._files
-        if files is None or self._rests() or self._takes_nothing():
+        refuses = self._refused >= _MOST_ERRORS and time.monotonic() < self._full_until
+        if files is None or self._rests() or refuses:
             return False
+        data = data.copy()  # the caller's memory may have other contents when a call that was left behind writes it
         try:
-            with self._claimed(files, chunk) as mine:
-                if not mine or self._map.has(chunk):
-                    return mine
-                if chunk not in self._dropped and not self._allocated(files, offset, nbytes):
-                    self.counts.refused += 1
-                    self._full_until = time.monotonic() + _REST_S
-                    return False
-                data = np.ascontiguousarray(data)
-                _write(files.data, data, offset)
-                self._map.add(chunk, block_sums(data))
-                self._dropped.discard(chunk)
+            return self._patience.call(lambda _: self._put(files, chunk, offset, data))
+        except StalledError as e:
+            self._fails(e)
         except OSError:  # reading may go on: a disk may have become read-only
             self.counts.errors += 1
             self._refused += 1
             if self._refused >= _MOST_ERRORS:
                 self._full_until = time.monotonic() + _REST_S
-            return False
+        return False
+
+    def _put(self, files: DiskFiles, chunk: int, offset: int, data: np.ndarray) -> bool:
+        """Raises OSError. If its caller has left it behind, others may put the chunk at the same time: with the same
+        bytes."""
+        with self._claims.claimed(files, chunk) as mine:
+            if not mine or files.chunks.has(chunk):
+                return mine
+            if chunk not in self._dropped and not self._room.allocated(files, offset, len(data), self.grid.file_bytes):
+                self.counts.refused += 1
+                self._full_until = time.monotonic() + _REST_S
+                return False
+            _write(files.data, data, offset)
+            files.chunks.add(chunk, block_sums(data))
+            self._dropped.discard(chunk)
         self._refused = 0
         self.counts.puts += 1
-        self.counts.put_bytes += nbytes
+        self.counts.put_bytes += len(data)
         return True
 
     def read(self, offset: int, out: np.ndarray) -> bool:
         end = offset + len(out)
         if not 0 <= offset <= end <= self.grid.file_bytes:
             raise IndexError(f"bytes {offset} to {end} of a file of {self.grid.file_bytes}")
-        files = self._files
-        if files is None or self._rests():
-            return False
-        try:
-            right = self._read(files, offset, end, out)
-        except OSError:
-            self._fails()
-            return False
-        if right:  # else nothing was read: the chunk is not here
+        return self._read_all([(offset, out)])[0]
+
+    def read_many(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        columns = zip(extents["offset"].tolist(), extents["nbytes"].tolist(), starts.tolist(), strict=True)
+        return np.array(self._read_all([(offset, out[at : at + n]) for offset, n, at in columns]), bool)
+
+    def _read_all(self, wanted: list[_Wanted]) -> list[bool]:
+        """Which of these are here, and right; they were read."""
+        files, right = self._files, [False] * len(wanted)
+        if files is None:
+            return right
+        later: list[int] = []
+        for k, (offset, out) in enumerate(wanted):
+            if self._rests():
+                return right
+            try:
+                right[k] = self._copied(self._now(partial(self._read, files, offset, len(out), _NOW, out)), out)
+            except BlockingIOError:
+                later.append(k)
+            except OSError as e:
+                self._fails(e)
+        most = max(1, _CALL_BYTES // max(BLOCK_BYTES, max((len(out) for _, out in wanted), default=0)))
+        for at in range(0, len(later), most):
+            part = later[at : at + most]
+            asked = [(wanted[k][0], len(wanted[k][1])) for k in part]
+            if self._rests():
+                break
+            try:
+                found = self._patience.call(partial(self._read_each, files, asked))
+            except OSError as e:
+                self._fails(e)
+                break
+            for k, each in zip(part, found, strict=True):
+                right[k] = self._copied(each, wanted[k][1])
+        return right
+
+    def _copied(self, found: _Found, out: np.ndarray) -> bool:
+        """What came of a read: note it, and copy the bytes unless they are there already. By whoever needs them: a
+        thread that was left behind must not write there."""
+        if isinstance(found, OSError):
+            self._fails(found)
+        elif isinstance(found, np.ndarray):
+            if found is not out:
+                out[:] = found
             self._failed = 0
             self.counts.reads += 1
             self.counts.read_bytes += len(out)
-        return right
+            return True
+        return False
 
-    def _read(self, files: _Files, offset: int, end: int, out: np.ndarray) -> bool:
-        """All blocks that hold these bytes, verified. Raises OSError."""
-        chunk_bytes = self.grid.chunk_bytes
-        if not all(self._map.has(chunk) for chunk in range(offset // chunk_bytes, -(-end // chunk_bytes))):
-            return False
+    def _read_each(self, files: DiskFiles, asked: list[tuple[int, int]], step: Step) -> list[_Found]:
+        """`_read` for each (offset, nbytes), into new memory."""
+        found: list[_Found] = []
+        for offset, nbytes in asked:
+            try:
+                data = self._read(files, offset, nbytes, 0, None)
+                # What is kept until the last one is read should be no more than what was asked for.
+                found.append(data.copy() if data is not None and nbytes < BLOCK_BYTES else data)
+            except OSError as e:
+                found.append(e.with_traceback(None))  # which would keep the files open
+            step()
+        return found
+
+    def _read(
+        self, files: DiskFiles, offset: int, nbytes: int, flags: int, out: np.ndarray | None
+    ) -> np.ndarray | None:
+        """These bytes, in new memory if not in `out`, from blocks that were verified; None if they are not here.
+        Raises OSError.
+
+        flags : for reading, as of preadv
+        """
+        chunk_bytes, end = self.grid.chunk_bytes, offset + nbytes
+        if not all(files.chunks.has(chunk, flags) for chunk in range(offset // chunk_bytes, -(-end // chunk_bytes))):
+            return None
         first, last = offset // BLOCK_BYTES, -(-end // BLOCK_BYTES)
         begin, until = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.grid.file_bytes)
-        whole = (begin, until) == (offset, end) and out.flags.c_contiguous
-        blocks = out if whole else np.empty(until - begin, dtype=np.uint8)
-        got = _read(files.data, blocks, begin)
-        wrong = self._map.sums(first, last).copy()
+        if out is not None and (begin, until) == (offset, end) and out.flags.c_contiguous:
+            blocks = out
+        else:
+            blocks = np.empty(until - begin, dtype=np.uint8)
+        got = _read(files.data, blocks, begin, flags)
+        wrong = files.chunks.sums(first, last).copy()
         found = block_sums(blocks[:got])
         wrong[: len(found)] ^= found
         wrong[got // BLOCK_BYTES :] |= got < len(blocks)  # whatever their sums: a map may be wrong, too
         if wrong.any():
+            if flags:  # to be noted in the map, by a thread that can be left behind
+                raise BlockingIOError
             for chunk in {(first + int(block)) * BLOCK_BYTES // chunk_bytes for block in np.flatnonzero(wrong)}:
                 self.counts.damaged += 1
                 self._dropped.add(chunk)
-                self._map.drop(chunk)
-            return False
-        if not whole:
-            out[:] = blocks[offset - begin : end - begin]
-        return True
+                files.chunks.drop(chunk)
+            return None
+        return blocks if blocks is out else blocks[offset - begin : end - begin]
+
+    def _now(self, work: Callable[[], T]) -> T:
+        """What work() returns, which reads with _NOW; BlockingIOError if that is not to be had at once."""
+        if self._reads_now:
+            try:
+                return work()
+            except OSError as e:
+                if e.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                    raise
+                self._reads_now = False
+        raise BlockingIOError
 
     def room(self) -> int:
         files = self._files
-        if files is None:
+        if files is None or self._rests():
             return 0
         try:
-            disk = os.fstatvfs(files.data)
-            free = int(disk.f_bavail * disk.f_frsize - self._floor * disk.f_blocks * disk.f_frsize)
-            more = min(self._quota - self._used(), free) // self.grid.chunk_bytes
-        except OSError:
-            self._fails()
+            return self._patience.call(lambda _: self._most(files))
+        except OSError as e:
+            self._fails(e)
             return 0
-        return min(self.grid.chunks, int(self.held().sum()) + max(0, more))
+
+    def _most(self, files: DiskFiles) -> int:
+        """Raises OSError."""
+        more = self._room.free(files.data) // self.grid.chunk_bytes
+        return min(self.grid.chunks, int(files.chunks.held().sum()) + max(0, more))
 
     def close(self) -> None:
-        self._files = None  # what other threads have under way keeps the files open until it is done
-
-    # -- room ----------------------------------------------------------------------------------------------------------
-
-    def _allocated(self, files: _Files, offset: int, nbytes: int) -> bool:
-        """Take room for a chunk. False if quota or disk have none. Raises OSError."""
-        fd = files.data
-        with self._lock, _locked(files.quota):
-            if self._used() + nbytes > self._quota or not self._above_floor(fd, nbytes):
-                return False
-            if os.fstat(fd).st_size < self.grid.file_bytes:
-                os.ftruncate(fd, self.grid.file_bytes)
-            try:
-                os.posix_fallocate(fd, offset, nbytes)
-            except OSError as e:
-                if e.errno in _FULL:
-                    return False
-                raise
-        return True
-
-    def _used(self) -> int:
-        """Bytes of all datasets of this user below the folder."""
-        used = 0
-        with os.scandir(self._root) as entries:
-            for entry in entries:
-                for name in ("data", "map"):
-                    with contextlib.suppress(OSError):
-                        status = os.stat(os.path.join(entry.path, name), follow_symlinks=False)
-                        used += 512 * status.st_blocks
-        return used
-
-    def _above_floor(self, fd: int, nbytes: int) -> bool:
-        disk = os.fstatvfs(fd)
-        room = disk.f_bavail * disk.f_frsize - nbytes >= self._floor * disk.f_blocks * disk.f_frsize
-        return room and (disk.f_files == 0 or disk.f_favail >= self._floor * disk.f_files)
+        files, self._files = [self._files], None
+        # What other threads have under way keeps the files open until it is done. Closing may have to wait, too.
+        with contextlib.suppress(OSError):
+            self._patience.call(lambda _: files.clear())
+        self._patience.end()
 
     # -- who puts, and what fails --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def bringing(self, chunk: int) -> Iterator[None]:
         files, end = self._files, time.monotonic() + _BRING_S
-        if files is None or self._map.knows(chunk):
+        if files is None or files.chunks.knows(chunk) or self._rests():
             yield
             return
-        while not (mine := self._claim(files, chunk)) and time.monotonic() < end and not self.has(chunk):
+        while not (mine := self._claims.claim(files, chunk, lasting=True)) and not self.has(chunk):
+            if time.monotonic() > end or self._rests():  # whoever brings it may be waiting for this disk
+                break
             time.sleep(_LOOK_S)
-        with self._lock:
-            self._mine.update([chunk] if mine else [])
         try:
             yield
         finally:
             if mine:
-                with self._lock:
-                    self._mine.discard(chunk)
-                self._let_go(files, chunk)
+                self._claims.let_go(files, chunk)
 
-    @contextlib.contextmanager
-    def _claimed(self, files: _Files, chunk: int) -> Iterator[bool]:
-        """True if nobody else, in this process or another one, puts this chunk meanwhile."""
-        with self._lock:
-            already = chunk in self._mine
-        mine = already or self._claim(files, chunk)
-        try:
-            yield mine
-        finally:
-            if mine and not already:
-                self._let_go(files, chunk)
-
-    def _claim(self, files: _Files, chunk: int) -> bool:
-        with self._lock:
-            if chunk in self._busy:
-                return False
-            self._busy.add(chunk)
-        try:
-            # Of an open file description: it ends with the process, and closing another descriptor does not end it.
-            fcntl.fcntl(files.lock, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK, chunk))
-        except OSError:
-            with self._lock:
-                self._busy.discard(chunk)
-            return False
-        return True
-
-    def _let_go(self, files: _Files, chunk: int) -> None:
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(files.lock, fcntl.F_OFD_SETLK, _range(fcntl.F_UNLCK, chunk))
-        with self._lock:
-            self._busy.discard(chunk)
-
-    def _fails(self) -> None:
+    def _fails(self, error: OSError) -> None:
         self.counts.errors += 1
-        self._failed += 1
+        before, self._failed = self._failed, self._failed + 1
+        if isinstance(error, StalledError):
+            self._failed = _MOST_ERRORS
+            if before < _MOST_ERRORS:
+                _log.warning("tier %s does not answer (%s): it is not used until it does", self.name, error)
         if self._failed >= _MOST_ERRORS:
             self._rests_until = time.monotonic() + _REST_S
 
-    def _takes_nothing(self) -> bool:
-        return self._refused >= _MOST_ERRORS and time.monotonic() < self._full_until
-
     def _rests(self) -> bool:
-        return self._failed >= _MOST_ERRORS and time.monotonic() < self._rests_until
-
-
-class _Files:
-    """The open files of a tier; they are closed with the last reference to them."""
-
-    def __init__(self, folder: PrivateDirectory, root: PrivateDirectory) -> None:
-        self._open: list[int] = []
-        self._open.append(_used_lock(folder))
-        for directory, name in ((folder, "map"), (folder, "data"), (root, "quota")):
-            self._open.append(directory.open_file(name))
-        self.lock, self.map, self.data, self.quota = self._open
-
-    def __del__(self) -> None:
-        for fd in self._open:
-            os.close(fd)
-
-
-def root_of(folder: str) -> str:
-    """Where this user's copies lie below a tier's folder."""
-    return os.path.join(os.path.abspath(folder), f"pario-{os.geteuid()}")
-
-
-def lock_use(lock: int, *, alone: bool, byte: int = _USE) -> bool:
-    """Note in an open lock file that this process uses what it stands for, as others may, or that nobody else does.
-    False: others do, or one does alone. It ends when the descriptor is closed.
-
-    byte : of the file; by default the one that stands for a copy
-    """
-    try:
-        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK if alone else fcntl.F_RDLCK, byte))
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_used(lock: int, *, byte: int) -> bool:
-    """Whether another open file, of this process or another one, holds `lock_use` of this byte. Raises OSError."""
-    found = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _range(fcntl.F_WRLCK, byte))
-    return bool(struct.unpack_from("@h", found)[0] != fcntl.F_UNLCK)
-
-
-def _used_lock(folder: PrivateDirectory) -> int:
-    """The open lock file of a copy that this process uses from now on. Raises OSError."""
-    now = os.path.join(folder.path, "lock")
-    for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # whoever removed the copy meanwhile removed this file, too
-            lock = folder.open_file("lock")
-            try:
-                if lock_use(lock, alone=False) and os.path.samestat(os.fstat(lock), os.stat(now)):
-                    os.utime(lock)
-                    return lock
-            except BaseException:
-                os.close(lock)
-                raise
-            os.close(lock)
-        time.sleep(0.01)
-    raise OSError(errno.EBUSY, "the copy is being removed", folder.path)
-
-
-#: Looks at a copy that is being removed, which takes a moment.
-_TRIES = 20
-
-#: The disk, or the user's share of it, is full.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def _range(kind: int, chunk: int) -> bytes:
-    """struct flock for the byte of a chunk."""
-    return struct.pack("@hhqqi4x", kind, os.SEEK_SET, chunk, 1, 0)
-
-
-@contextlib.contextmanager
-def _locked(fd: int) -> Iterator[None]:
-    """Whoever holds this lock does so for some system calls. Raises OSError after a while: it may have been stopped."""
-    end = time.monotonic() + _LOCK_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.002)
-    try:
-        yield
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        return self._patience.has_left_calls or (self._failed >= _MOST_ERRORS and time.monotonic() < self._rests_until)
 
 
 def _write(fd: int, data: np.ndarray, offset: int) -> None:
@@ -398,11 +355,11 @@ def _write(fd: int, data: np.ndarray, offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
-def _read(fd: int, out: np.ndarray, offset: int) -> int:
+def _read(fd: int, out: np.ndarray, offset: int, flags: int) -> int:
     """Bytes read: all, or fewer at the end of the file."""
     view, got = memoryview(out), 0
     while got < len(out):
-        done = os.preadv(fd, [view[got:]], offset + got)
+        done = os.preadv(fd, [view[got:]], offset + got, flags)
         if done == 0:
             break
         got += done

@@ -62,20 +62,28 @@ class ChunkMap:
         """Whether this process has seen that the chunk is there. No system call."""
         return bool(self._known[chunk])
 
-    def has(self, chunk: int) -> bool:
-        """Whether the chunk is there."""
-        if not self._known[chunk] and os.pread(self._fd, 1, self._states_at + chunk) == b"\1":
+    def has(self, chunk: int, flags: int = 0) -> bool:
+        """Whether the chunk is there.
+
+        flags : for reading, as of preadv
+        """
+        if not self._known[chunk] and self._pread(1, self._states_at + chunk, flags) == b"\1":
             first, end = self._grid.blocks_of(chunk)
-            sums = os.pread(self._fd, 8 * (end - first), _HEAD_BYTES + 8 * first)
+            sums = self._pread(8 * (end - first), _HEAD_BYTES + 8 * first, flags)
             if len(sums) == 8 * (end - first):
                 with self._lock:
                     self._sums[first:end] = np.frombuffer(sums, dtype=np.uint64)
                     self._known[chunk] = True
         return bool(self._known[chunk])
 
+    def _pread(self, nbytes: int, offset: int, flags: int) -> bytearray:
+        memory = bytearray(nbytes)
+        del memory[os.preadv(self._fd, [memory], offset, flags) :]
+        return memory
+
     def held(self) -> np.ndarray:
         """bool[chunks]: all that are there."""
-        states = np.frombuffer(os.pread(self._fd, self._grid.chunks, self._states_at), dtype=np.uint8)
+        states = np.frombuffer(self._pread(self._grid.chunks, self._states_at, 0), dtype=np.uint8)
         held = self._known.copy()
         held[: len(states)] |= states == 1
         return held

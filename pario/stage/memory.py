@@ -16,6 +16,7 @@ import mmap
 import os
 import platform
 import threading
+from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -48,6 +49,7 @@ class MemoryTier(AnyTier):
     fills : this process made it, and alone puts chunks
     budget : bytes that its chunks may take, if this process fills it
     held_bytes : of the chunks that are here or on their way, in the process that fills it
+    admit(bytes) : asked before the tier takes more; False: there is no memory for it now
     states : of the chunks
     view : u8[file_bytes], read-only: the file's bytes, where their chunks are held. Whoever uses it asks `states`
         before and after
@@ -66,6 +68,7 @@ class MemoryTier(AnyTier):
         self.budget = budget
         self.files = files
         self.held_bytes = 0
+        self.admit: Callable[[int], bool] = lambda nbytes: True
         # Guards the one above and the one below, and writing to the states. The garbage collector may call `close`
         # while this thread holds it.
         self._lock = threading.RLock()
@@ -144,11 +147,13 @@ class MemoryTier(AnyTier):
         offset, nbytes = self.grid.span(chunk)
         if data.dtype != np.uint8 or data.shape != (nbytes,):
             raise ValueError(f"chunk {chunk} has {nbytes} bytes, got {data.shape} of {data.dtype}")
+        # Whoever is asked may let this tier shrink, and takes its own lock first.
+        admitted = self.is_full or self.states.has(chunk) or self.admit(nbytes)
         with self._lock:
             if chunk in self._busy:
                 return False
             self._busy.add(chunk)  # first of all: from here on the files stay open
-            here, room = self.states.has(chunk), self.held_bytes + nbytes <= self.budget
+            here, room = self.states.has(chunk), admitted and self.held_bytes + nbytes <= self.budget
             if not self._open or not self.fills or here or not room:
                 self._busy.discard(chunk)
                 self._close_files()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_groups import MemoryGroup
 from required import skip_or_fail
 
 from pario.bench import cache
@@ -63,3 +64,20 @@ def slow() -> Iterator[Callable[..., LatencyStore]]:
                 raise
 
         yield mount
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Callable[[int], MemoryGroup]]:
+    """memory_group(bytes): a control group with this memory limit; gone after the test."""
+    with ExitStack() as stack:
+
+        def make(nbytes: int) -> MemoryGroup:
+            try:
+                made = MemoryGroup(nbytes)
+            except OSError as reason:
+                skip_or_fail(f"no control group with a memory limit can be made: {reason}")
+                raise
+            stack.callback(made.remove)
+            return made
+
+        yield make

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from failing import RECORDS, Ended, Table, check, make_set, run
+from memory_groups import MemoryGroup
 from required import skip_or_fail
 
 from pario.bench.stores.latency import LatencyStore
@@ -183,37 +183,7 @@ def check(batch):
     table.row("another program fills /dev/shm", "mid-epoch", "every record is right", ended)
 
 
-@pytest.fixture
-def memory_group() -> Iterator[Callable[[int], tuple[str, ...]]]:
-    """memory_group(bytes): what starts a command in a control group with this memory limit."""
-    made = []
-
-    def limit(nbytes: int) -> tuple[str, ...]:
-        name = f"pario-test-{os.getpid()}"
-        for top, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-            group = Path(top) / name
-            try:
-                group.mkdir()
-                made.append(group)
-                (group / file).write_text(str(nbytes))
-            except OSError:
-                continue
-            return ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
-        skip_or_fail("no control group with a memory limit can be made")
-        raise AssertionError
-
-    yield limit
-    for group in made:
-        end = time.monotonic() + 5
-        while group.exists() and time.monotonic() < end:
-            with suppress(OSError):
-                group.rmdir()
-            time.sleep(0.05)
-
-
-def test_a_memory_limit_below_the_ring(
-    path: str, tmp_path: Path, memory_group: Callable[[int], tuple[str, ...]]
-) -> None:
+def test_a_memory_limit_below_the_ring(path: str, tmp_path: Path, memory_group: Callable[[int], MemoryGroup]) -> None:
     """As a batch system sets it: an error on all ranks instead of the kernel's SIGKILL."""
     code = """
 import pario.loader.build
@@ -223,6 +193,6 @@ def noted(*args, **options):
     return Slots(*args, **options)
 pario.loader.build.Slots = noted
 """
-    ended = run(path, tmp_path, code=code, options={"slots": 40000}, prefix=memory_group(1500 << 20))
+    ended = run(path, tmp_path, code=code, options={"slots": 40000}, prefix=memory_group(1500 << 20).prefix)
     check(ended, dict.fromkeys(EVERYBODY, "ParioError|PeerError"), "memory limit is too small.*--mem")
     table.row("a memory limit below the ring (cgroup)", "start-up", "`ParioError` on all ranks", ended, EVERYBODY)

@@ -99,6 +99,8 @@ def test_later_epochs_ask_the_store_for_nothing(
     assert done.status == 0, done.output
     assert "does not answer" not in done.output
     first, later = counted
+    assert first["open"] <= NODES, "each node opens the file once, and looks at nothing on behalf of others"
+    assert sum(first[name] for name in METADATA) <= 4 * NODES
     assert first["bytes"] <= 1.02 * size + 64 * 8192
     assert set(later.values()) == {0}, later
 

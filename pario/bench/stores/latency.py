@@ -98,6 +98,10 @@ class LatencyStore:
         """
         self._ask(do="fault", short=nbytes, only=only, from_byte=from_byte)
 
+    def refuse_writes(self, number: int = errno.EIO, only: str = "") -> None:
+        """Let writes fail with this errno until `heal`."""
+        self._ask(do="fault", write_errno=number, only=only)
+
     def heal(self) -> None:
         """End all faults at once."""
         self._ask(do="heal")
@@ -336,6 +340,9 @@ class _Operations:
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         self._spend(path, "write", self._read_s)
+        for fault in self._faults:
+            if fault["only"] in path and "write_errno" in fault:
+                raise OSError(fault["write_errno"], os.strerror(fault["write_errno"]))
         return os.pwrite(fh, data, offset)
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
