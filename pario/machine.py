@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "fair_threads",
     "file_system",
     "free_memory",
+    "last_cache_bytes",
     "lock_holders",
     "memory",
     "memory_limits",
@@ -106,6 +108,17 @@ def read_ahead_bytes(device: int) -> int | None:
         for line in _lines(f"{sysfs}/{queue}/read_ahead_kb"):
             return int(line) << 10
     return None
+
+
+@cache
+def last_cache_bytes() -> int | None:
+    """Size of the largest cache of this node's processors; None if it is unknown."""
+    sizes = []
+    for number in range(8):
+        for line in _lines(f"/sys/devices/system/cpu/cpu0/cache/index{number}/size"):
+            if line.endswith("K") and line[:-1].isdigit():
+                sizes.append(int(line[:-1]) << 10)
+    return max(sizes, default=None)
 
 
 def shared_memory() -> tuple[int, int] | None:

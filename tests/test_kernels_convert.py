@@ -43,7 +43,7 @@ def test_crop(shape: tuple[int, int, int], flip: bool) -> None:
         inside = np.s_[:, top : top + oh, left : left + ow]
         turn = np.s_[:, :, ::-1] if flip else np.s_[:]
         out = guarded(channels * oh * ow, np.uint8)
-        crop_u8(src, 5, shape, out, GUARD, window)
+        crop_u8(src, 5, shape, out, GUARD, window, False)
         inner(out, pixels[inside][turn])
         for kind, mean in means.items():
             full = np.broadcast_to(mean.reshape({MEAN_PIXEL: shape}.get(kind, (-1, 1, 1))), shape)
@@ -90,13 +90,27 @@ def test_neighbouring_records_draw_independently() -> None:
         assert abs((flips[lag:] * flips[:-lag]).mean()) < 0.08
 
 
+def test_rows_past_the_caches() -> None:
+    """Of any length, from and to any address: the same bytes, and none beside them."""
+    data = RNG.integers(0, 256, 5000, dtype=np.uint8)
+    failed = np.empty(9, np.int64)
+    for nbytes in (*range(0, 300, 7), 31, 32, 33, 127, 128, 129, 160, 4096):
+        for shift in (0, 1, 13, 31):
+            starts = RNG.integers(0, 5000 - nbytes, 3)
+            out = guarded(shift + 3 * nbytes, np.uint8)
+            rows = out[GUARD + shift : len(out) - GUARD]
+            assert pack_rows(data, starts, np.full(3, nbytes), rows, nbytes, failed, True) == 0
+            right = [np.full(shift, 99, np.uint8), *(data[at : at + nbytes] for at in starts)]
+            inner(out, np.concatenate(right))
+
+
 def test_pack_rows_and_spans_keep_inside_their_bounds() -> None:
     data = RNG.integers(0, 256, 100, dtype=np.uint8)
     data.flags.writeable = False
     starts = np.array([0, 90, 91, -1, 50, 2**62])
     nbytes = np.array([10, 10, 10, 10, 9, 10])
     out, failed = guarded(60, np.uint8), np.empty(6, np.int64)
-    assert pack_rows(data, starts, nbytes, out[GUARD:-GUARD], 10, failed) == 4
+    assert pack_rows(data, starts, nbytes, out[GUARD:-GUARD], 10, failed, False) == 4
     assert failed[:4].tolist() == [2, 3, 4, 5]
     right = np.full((6, 10), 99, np.uint8)
     right[0], right[1] = data[:10], data[90:]

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from pario import machine
 from pario.errors import DecodeError
 from pario.records import Records
 
-__all__ = ["ArraySpec", "Decoder", "Draw", "Failures", "Verbatim", "describe", "extent", "shown"]
+__all__ = ["ArraySpec", "Decoder", "Draw", "Failures", "Verbatim", "describe", "extent", "past_caches", "shown"]
 
 #: shape with the first axis, dtype
 ArraySpec = tuple[tuple[int, ...], np.dtype]
@@ -25,6 +26,9 @@ ArraySpec = tuple[tuple[int, ...], np.dtype]
 Failures = list[tuple[int, str]]
 
 _U64 = (1 << 64) - 1
+
+#: Batches of a rank in use at the same time: the one that is written, the one that the script has, the one before it.
+_BATCHES = 3
 
 
 def _mix(x: int) -> int:
@@ -158,6 +162,13 @@ _MAGICS = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "give a function as decoder"),
 )
 _PICKLE = "give a function as decoder that calls pickle.loads(b), if you trust who wrote it: unpickling runs code"
+
+
+def past_caches(rows: np.ndarray) -> bool:
+    """Whether the rows of a batch are to be written past the processor's caches, because these do not hold as many
+    batches as are in use."""
+    cache = machine.last_cache_bytes()
+    return cache is not None and _BATCHES * rows.nbytes > cache
 
 
 def describe(record: np.ndarray) -> tuple[str, str]:

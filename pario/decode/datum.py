@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pario.decode import image as images
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, describe, extent
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, describe, extent, past_caches
 from pario.decode.columns import columns, flat
 from pario.errors import DecodeError, OptionError
 from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
@@ -252,7 +252,7 @@ class Datum(Decoder):
         rows, labels = out["data"], out["label"]
         common = data, starts, nbytes, ids, draw.key, self._geometry
         if self._as_bytes:
-            n = datum_u8(*common, flat(rows), labels, failed)
+            n = datum_u8(*common, flat(rows), labels, failed, past_caches(rows))
         elif spec.source == "data":
             n = datum_f32(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
         else:
@@ -307,7 +307,7 @@ class Datum(Decoder):
             top, left, flip = draw_window(draw.key, int(records.ids[i]), h, w, height, width, *self._chance())
             window = top, left, height, width, flip
             if self._as_bytes:
-                crop_u8(planes, 0, (channels, h, w), flat(out["data"][i]), 0, window)
+                crop_u8(planes, 0, (channels, h, w), flat(out["data"][i]), 0, window, False)
             else:
                 kind = int(self._geometry[7])
                 row = flat(out["data"][i], np.float32)

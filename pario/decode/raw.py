@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, extent
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, extent, past_caches
 from pario.decode.columns import columns, flat
 from pario.errors import DecodeError, OptionError
 from pario.kernels.pack import pack_rows, pack_spans
@@ -92,7 +92,8 @@ class Raw(Decoder):
             return [(int(i), "lies outside the bytes that were read") for i in failed[:n]]
         shape = self._learnt()
         want = math.prod(shape) * self.dtype.itemsize
-        n = pack_rows(data, starts, nbytes, flat(out["data"]), want, failed)
+        rows = out["data"]
+        n = pack_rows(data, starts, nbytes, flat(rows), want, failed, past_caches(rows))
         return [(int(i), self._why(int(nbytes[i]), want)) for i in failed[:n]]
 
     def verbatim(self) -> Verbatim:

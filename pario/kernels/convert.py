@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from pario.kernels.jit import kernel
-from pario.kernels.pack import copy_bytes
+from pario.kernels.pack import copy_bytes, move_bytes
 from pario.kernels.permute import mix64
 
 __all__ = ["MEAN_CHANNEL", "MEAN_ONE", "MEAN_PIXEL", "crop_f32", "crop_u8", "draw_window", "hwc_to_chw", "mix"]
@@ -44,8 +44,10 @@ def draw_window(key, record, height, width, out_height, out_width, random, mirro
 
 
 @kernel
-def crop_u8(src, at, shape, out, to, window):  # type: ignore[no-untyped-def]
+def crop_u8(src, at, shape, out, to, window, streams):  # type: ignore[no-untyped-def]
     """out u8[to:] = the window of src u8[at:].
+
+    streams : a window that is the whole record goes past the caches (pack.settle is the caller's business)
 
     shape : (channels, height, width) of the source
     window : (top, left, height, width, flip): where it begins in the source, its size, whether it is mirrored left to
@@ -54,7 +56,7 @@ def crop_u8(src, at, shape, out, to, window):  # type: ignore[no-untyped-def]
     channels, height, width = shape
     top, left, out_height, out_width, flip = window
     if out_height == height and out_width == width and not flip:
-        copy_bytes(out, to, src, at, channels * height * width)
+        move_bytes(out, to, src, at, channels * height * width, streams)
         return
     last = np.uint64(out_width - 1)
     for c in range(channels):

@@ -19,7 +19,7 @@ import numpy as np
 
 from pario.kernels.convert import crop_f32, crop_u8, draw_window
 from pario.kernels.jit import kernel
-from pario.kernels.pack import copy_bytes
+from pario.kernels.pack import copy_bytes, settle
 
 __all__ = [
     "BAD_GROUP",
@@ -216,9 +216,10 @@ def fits(geometry, channels, height, width, values):  # type: ignore[no-untyped-
 
 
 @kernel
-def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed):  # type: ignore[no-untyped-def]
+def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed, streams):  # type: ignore[no-untyped-def]
     """Rows of out u8[n * row] and labels i64[n] from records with `data`.
 
+    streams : rows that are whole records go past the caches (pack.stream_bytes)
     Leaves the rows of other records unchanged, writes their numbers to failed i64[n], and returns how many. The same
     holds for `datum_f32` and `datum_floats`.
     """
@@ -235,7 +236,8 @@ def datum_u8(data, starts, nbytes, ids, draw, geometry, out, labels, failed):  #
             draw, ids[i], height, width, geometry[3], geometry[4], geometry[5], geometry[6]
         )
         window = (top, left, geometry[3], geometry[4], flip)
-        crop_u8(data, at, (channels, height, width), out, i * row, window)
+        crop_u8(data, at, (channels, height, width), out, i * row, window, streams)
+    settle(streams)
     return n
 
 
