@@ -206,6 +206,7 @@ def _used_lock(folder: PrivateDirectory) -> int:
 #: Looks at a copy that is being removed, which takes a moment.
 _TRIES = 20
 
+
 def _range(kind: int, chunk: int) -> bytes:
     """struct flock for the byte of a chunk."""
     return struct.pack("@hhqqi4x", kind, os.SEEK_SET, chunk, 1, 0)
