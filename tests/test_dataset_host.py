@@ -113,8 +113,13 @@ def job(path: str, shuffle: object = "global", epochs: int = 2, n: int = N) -> d
         return loader.stats()
 
 
-@pytest.mark.parametrize("shuffle", [False, "global", "block"])
-@pytest.mark.parametrize("where", ["memory", "a part in memory", "a part in memory, the rest on disk", "disk"])
+@pytest.mark.parametrize(
+    ("shuffle", "where"),
+    [
+        *((False, "memory"), ("global", "memory"), ("block", "a part in memory")),
+        *(("global", "a part in memory, the rest on disk"), ("block", "disk")),
+    ],
+)
 def test_one_job_after_another_reads_the_store_once(
     path: str, tmp_path: Path, store_bytes: list[int], start: Start, shuffle: object, where: str
 ) -> None:

@@ -20,7 +20,7 @@ from pario.records import EXTENT
 from pario.stage.disk import DiskTier
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.memory import MemoryTier
-from pario.stage.peers import ABSENT, READ, Peers
+from pario.stage.peers import ABSENT, READ, Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 
@@ -49,8 +49,15 @@ class Node:
     def __init__(self, path: str) -> None:
         self.tier = MemoryTier.made(GRID, 1 << 26)
         self.store = Store(path)
-        self.staged = StagedFetcher(self.store, None, [self.tier], read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
-        self.service = Service(self.staged, IDENTITY, SECRET, threads=2, clients=2, network=True)
+        self.staged = StagedFetcher(
+            self.store,
+            None,  # type: ignore[arg-type]
+            [self.tier],
+            grid=GRID,
+            read_bytes=1 << 20,
+            count=lambda *_: None,
+        )
+        self.service = Service({IDENTITY: self.staged}.get, SECRET, threads=2, clients=2, network=True)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         out = np.full(nbytes, 0xEE, np.uint8)
@@ -72,7 +79,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node
     placement = assign(7, range(GRID.chunks), [GRID.chunks, 0], 1)
     addresses = [node.service.address for node in made]
     for k, node in enumerate(made):
-        peers = Peers(placement, k, addresses, serves=True, secret=SECRET, identity=IDENTITY, grid=GRID)
+        peers = Peers(placement, Servers(k, addresses, SECRET), serves=True, identity=IDENTITY, grid=GRID)
         node.staged.join(peers, np.full(GRID.chunks, k == 0))
     yield made
     for node in made:
@@ -155,7 +162,7 @@ def test_whom_to_ask_is_not_searched_for() -> None:
         grid = Grid(chunks * BLOCK_BYTES, BLOCK_BYTES)
         placement = assign(7, range(chunks), [chunks, chunks], 1)
         nowhere = sockets.Address("another machine", "", ("127.0.0.1",), 1)
-        peers = Peers(placement, 0, [nowhere] * 2, serves=False, secret=SECRET, identity=IDENTITY, grid=grid)
+        peers = Peers(placement, Servers(0, [nowhere] * 2, SECRET), serves=False, identity=IDENTITY, grid=grid)
         begin = time.process_time()
         for k in range(1000):
             assert list(peers._whom(k * chunks // 1000, False))
