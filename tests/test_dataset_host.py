@@ -19,6 +19,7 @@ import pytest
 
 import pario
 import pario.lmdb
+from pario.cli import main
 from pario.comm.sockets import Address, Client, machine_id
 from pario.comm.solo import Solo
 from pario.dataset import host as host_module
@@ -172,11 +173,15 @@ def test_without_a_service_a_job_warns_and_uses_its_own_tiers(
     assert "no service runs there" in caplog.text
 
 
-def test_tiers_that_are_switched_off_switch_the_service_off(path: str, start: Start) -> None:
+def test_tiers_of_its_own_let_a_job_do_without_the_service(path: str, tmp_path: Path, start: Start) -> None:
     host = start()
     with pario.Loader(path, 32, options=options(tiers=())) as loader:
         check_epoch(loader)
         assert "tiers" not in loader.stats()
+    with pario.Loader(path, 32, options=options(tiers=(pario.Tier("memory"),))) as loader:
+        check_epoch(loader)
+        assert [tier["name"] for tier in loader.stats()["tiers"]] == ["memory"]
+    assert main(["stage", path, "--to", str(tmp_path / "disk")]) == 0
     assert host.state() == []
 
 

@@ -71,8 +71,8 @@ class OpenTiers:
 
 
 def service_folder(options: Options) -> str:
-    """Where the service of each node can be found; "": the tiers are this job's own."""
-    return "" if options.tiers == () or not options.peers else os.environ.get("PARIO_SERVICE", "")
+    """Where the service of each node can be found; "": the tiers are this job's own, as are those that it names."""
+    return "" if options.tiers is not None or not options.peers else os.environ.get("PARIO_SERVICE", "")
 
 
 def wanted_tiers(options: Options) -> tuple[Tier, ...]:
