@@ -12,6 +12,7 @@ import pytest
 
 import pario
 from pario.comm.world import get_world
+from pario.dataset import host as host_module
 from pario.dataset.host import Host
 from pario.errors import OptionError, PeerError, ReadError
 from pario.fetch.file import FileFetcher
@@ -257,6 +258,25 @@ def test_a_job_of_all_ranks_and_a_service_on_each_node(world, path, store_bytes,
                 assert epoch(loader) == list(range(N))
             assert [tier["name"] for tier in loader.stats()["tiers"]] == ["service"]
     assert sum(world.allgather(sum(n for n in store_bytes if n > 8192))) <= 1.02 * size or nodes * part < 1
+
+
+def test_a_dataset_that_a_service_has_let_go(world, path, services, monkeypatch):
+    """The next job that opens it, on whichever node, brings it back on all of them."""
+    host = services(0.5)
+    monkeypatch.setattr(host_module, "_LOOK_S", 0.0)
+    for _ in range(2):
+        if world.rank == 0:
+            with pario.Loader(
+                path, 16, pario.decode.Raw(shape=(SIZE,)), comm="self", shuffle="block", options=options(None)
+            ) as loader:
+                assert epoch(loader) == list(range(N))
+        world.barrier()
+        if host.number:
+            (dataset,) = host._open_now()
+            assert dataset.stage.held().any()
+            del host._datasets[dataset.identity]
+            dataset.close()
+        world.barrier()
 
 
 def test_a_node_without_a_service(world, path, services, monkeypatch):
