@@ -163,15 +163,15 @@ def main() -> int:
         Section("jobs_time", f"{JOBS} jobs, {EPOCHS} epochs each: time of the slowest job", "cold store"),
         Section("jobs_differ", f"{JOBS} jobs of 2, 5, 10 and 10 epochs: bytes at the store ÷ the data", "cold store"),
     ]
+    out = options.out or Path(options.data) / "jobs.json"
     begin = time.monotonic()
     for which in [options.only] if options.only else RECORDS:
         with latency_store(Path(bench.sets[which].path)) as store:
             for shuffle in ["block"] if options.smoke else SHUFFLES:
                 same(bench, store, which, shuffle, sections)
                 different(bench, store, which, shuffle, sections[2])
-    sections[0].seconds = time.monotonic() - begin
-    out = options.out or Path(options.data) / "jobs.json"
-    save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
+                sections[0].seconds = time.monotonic() - begin
+                save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
     return 1 if not options.smoke and any(row.met is False for section in sections for row in section.rows) else 0
 
 
