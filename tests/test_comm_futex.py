@@ -165,7 +165,7 @@ def test_fence_of_other_processors() -> None:
     full_fence()
     assert full_fence() is None
     llvm = "".join(full_fence.inspect_llvm().values())
-    if llvm:  # empty when it came from the disk cache
+    if "define" in llvm:  # nothing is defined when it came from the disk cache
         assert "fence seq_cst" in llvm
 
 
