@@ -272,6 +272,8 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
             return FAILED if failure[2] else SHORT
     g[WAITED] += m_late
     failure[1] = file_read
+    # Numba frees an array after its last use, and does not count its address: until here the system has written to it.
+    failure[2] = 0 * len(junk)
     for i in range(n):
         if not _right_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1], jobs[i, 3], jobs[i, 4]):
             failure[0] = i
