@@ -19,6 +19,7 @@ __all__ = [
     "core_quota",
     "fair_threads",
     "file_system",
+    "file_system_of",
     "free_memory",
     "last_cache_bytes",
     "lock_holders",
@@ -73,22 +74,34 @@ def file_system(path: str) -> FileSystem:
         real = os.path.dirname(real)
     found = FileSystem("unknown", "local", "/", "", False)
     # Later lines are mounted over earlier ones.
-    for where, type_, source, options in _mounts():
+    for _, each, _ in _mounts():
+        where = each.mounted_at
         if (real == where or real.startswith(where.rstrip("/") + "/")) and len(where) >= len(found.mounted_at):
-            kind = _KINDS.get(type_) or ("FUSE" if type_.split(".")[0] in ("fuse", "fuseblk") else "local")
-            found = FileSystem(type_, kind, where, source, "ro" in options)
+            found = each
     return found
 
 
-def _mounts() -> Iterator[tuple[str, str, str, set[str]]]:
-    """(mount point, type, source, options) of every mount."""
+def file_system_of(path: str, device: int) -> FileSystem:
+    """The file system of an open file, without a request to the storage.
+
+    path : how it was opened, for a file system that has several devices; device : its `st_dev`
+    """
+    number = f"{os.major(device)}:{os.minor(device)}"
+    found = [each for mounted, each, _ in _mounts() if mounted == number]
+    return found[-1] if found else file_system(path)
+
+
+def _mounts() -> Iterator[tuple[str, FileSystem, set[str]]]:
+    """(device as MAJOR:MINOR, what is mounted, options) of every mount."""
     # "id parent device root PLACE OPTIONS tags... - TYPE SOURCE OPTIONS"
     for line in _lines("/proc/self/mountinfo"):
         head, _, tail = line.partition(" - ")
         fields, more = head.split(), tail.split()
         if len(fields) >= 6 and len(more) >= 3:
             mounted_at, source = (_ESCAPED.sub(lambda m: chr(int(m[1], 8)), word) for word in (fields[4], more[1]))
-            yield mounted_at, more[0], source, {*fields[5].split(","), *more[2].split(",")}
+            kind = _KINDS.get(more[0]) or ("FUSE" if more[0].split(".")[0] in ("fuse", "fuseblk") else "local")
+            options = {*fields[5].split(","), *more[2].split(",")}
+            yield fields[2], FileSystem(more[0], kind, mounted_at, source, "ro" in options), options
 
 
 def boot() -> str:
@@ -245,16 +258,16 @@ def _groups(controller: str) -> Iterator[str]:
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             paths[name] = path
-    for mounted_at, type_, _, options in _mounts():
-        if type_ == "cgroup2" and "" in paths:
+    for _, mount, options in _mounts():
+        if mount.type == "cgroup2" and "" in paths:
             path = paths[""]
-        elif type_ == "cgroup" and controller in options and controller in paths:
+        elif mount.type == "cgroup" and controller in options and controller in paths:
             path = paths[controller]
         else:
             continue
-        folder = os.path.normpath(mounted_at + path)
+        folder = os.path.normpath(mount.mounted_at + path)
         # In a container the path may be the host's: the mounted root is then the container's own group.
-        while folder.startswith(mounted_at):
+        while folder.startswith(mount.mounted_at):
             if os.path.isdir(folder):
                 yield folder
             folder = os.path.dirname(folder)

@@ -104,7 +104,8 @@ class Options:
             later epochs hit the page cache. With `shuffle="block"` on a fast local disk "direct" may read a cold file
             up to 1.5 times as fast.
         tiers: copies of the dataset on the node, nearest first, so that every byte leaves the store once: `Tier`s
-            (docs/tiers.md). (): none. None: as the environment variable PARIO_TIERS says, none without it.
+            (docs/tiers.md). (): none. None: as the environment variable PARIO_TIERS says; without it one of memory for
+            a file that other nodes see, too, if a quarter of the nodes' memory has room for it.
         peers: with tiers on several nodes, nodes read from each other what another one keeps, so that every byte leaves
             the store once per job. False: each node for itself.
         copies: how many nodes keep a chunk, with `peers`. "auto": as many as the quotas have room for, so that a node

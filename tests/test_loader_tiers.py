@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ import numpy as np
 import pytest
 
 import pario
+from pario.comm.solo import Solo
+from pario.dataset.tiers import tiers_by_default
 from pario.errors import OptionError, ReadError
 from pario.fetch.file import FileFetcher
+from pario.fetch.posix import PosixFetcher
+from pario.machine import FileSystem
 from pario.options import read_tiers
 from pario.stage.memory import MemoryTier
 
@@ -68,6 +73,98 @@ def check_epoch(loader: pario.Loader) -> None:
             assert batch["data"][a:b].tobytes() == value(i)
             seen.append(i)
     assert sorted(seen) == list(range(N))
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files lie on a file system that other nodes see, whose page cache the kernel does not tell about."""
+    lustre = FileSystem("lustre", "parallel", "/", "", False)
+    monkeypatch.setattr(pario.machine, "file_system_of", lambda path, device: lustre)
+    monkeypatch.setattr(PosixFetcher, "cached_share", lambda *_: None)
+    monkeypatch.delenv("PARIO_TIERS", raising=False)
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_a_shared_file_is_kept_in_memory_by_default(path: str, store_bytes: list[int], shuffle: Any) -> None:
+    with pario.Loader(path, 32, shuffle=shuffle) as loader:
+        check_epoch(loader)
+        assert [tier["name"] for tier in loader.stats()["tiers"]] == ["memory"]
+        store_bytes.clear()
+        check_epoch(loader)
+        assert store_bytes == []
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("why", ["options", "environment", "recipe", "a local file", "in the page cache", "too large"])
+def test_none_by_default(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    caplog.set_level("INFO", "pario")
+    if why == "environment":
+        monkeypatch.setenv("PARIO_TIERS", "")
+    elif why == "a local file":
+        monkeypatch.undo()
+        monkeypatch.delenv("PARIO_TIERS", raising=False)
+    elif why == "in the page cache":
+        monkeypatch.setattr(PosixFetcher, "cached_share", lambda *_: 1.0)
+    elif why == "too large":
+        monkeypatch.setattr(pario.machine, "memory", lambda **_: (8 * MiB, 4 * MiB))
+    options = pario.Options(tiers=() if why == "options" else None)
+    with pario.Loader(path, 32, options=options, recipe="prov" if why == "recipe" else "auto") as loader:
+        check_epoch(loader)
+        assert "tiers" not in loader.stats()
+    assert ("PARIO_TIERS" in caplog.text) == (why == "too large")
+
+
+class _Nodes(Solo):
+    """This process is the first of two nodes; `other` is what the second one tells."""
+
+    other: Any = None
+
+    def allgather(self, obj: Any) -> list[Any]:
+        return [obj, None, self.other]
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(
+    ("other", "peers", "kept"),
+    [
+        ((True, False, 5 * MiB), True, True),  # 2 MiB here and 5 there hold 6 MiB
+        ((True, False, 5 * MiB), False, False),
+        ((True, False, 3 * MiB), True, False),
+        ((False, False, 5 * MiB), True, False),
+        ((True, True, 5 * MiB), True, True),  # one page cache holds it, the other does not
+    ],
+)
+def test_by_default_if_all_nodes_together_have_room(
+    path: str, monkeypatch: pytest.MonkeyPatch, other: Any, peers: bool, kept: bool
+) -> None:
+    monkeypatch.setattr(pario.machine, "memory", lambda **_: (64 * MiB, 8 * MiB))
+    world = _Nodes()
+    world.other = other
+    with pario.Reader(path, comm="self") as reader:
+        wanted = tiers_by_default(reader.file, 6 * MiB, pario.Options(peers=peers), world)
+    assert wanted == ((pario.Tier("memory", "auto"),) if kept else ())
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_long_wait_is_explained(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pario")
+    monkeypatch.setattr("pario.supply.memory._SAY_S", 0.0)
+    monkeypatch.setattr("pario.supply.memory._LOOK_S", 0.01)
+    slow = FileFetcher.read
+
+    def read(self: FileFetcher, *what: Any) -> None:
+        time.sleep(0.1)
+        slow(self, *what)
+
+    monkeypatch.setattr(FileFetcher, "read", read)
+    with pario.Loader(path, 32, shuffle="global") as loader:
+        check_epoch(loader)
+    assert caplog.text.count("the next batch needs more") == 1
 
 
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])

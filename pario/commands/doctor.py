@@ -85,7 +85,7 @@ def _rank_facts(world: AnyWorld, path: str | None, db: str | None) -> dict[str, 
         facts["memory"] = machine.memory()
         facts["shared_memory"] = machine.shared_memory()
         facts["kernels"] = _kernel_facts()
-        facts["tiers"] = look_at_tiers() + look_at_service()
+        facts["tiers"] = look_at_tiers(path) + look_at_service()
         facts["address"] = next(iter(own_addresses()), None)
         facts["dataset"] = None if path is None else _dataset_facts(path, db)
     return facts

@@ -180,7 +180,7 @@ class Host:
 
     def _start(self, folder: str, options: Options) -> None:
         """Raises OptionError, ParioError, OSError."""
-        self._tiers = wanted_tiers(options)
+        self._tiers = wanted_tiers(options) or ()
         if not self._tiers:
             raise OptionError("a service needs tiers", hint='Pass --tiers "memory:auto", or set PARIO_TIERS.')
         memory = next((tier for tier in self._tiers if tier.where == _MEMORY), None)

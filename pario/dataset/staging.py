@@ -13,7 +13,7 @@ import numpy as np
 from pario.comm.base import AnyWorld, together
 from pario.comm.sockets import Address
 from pario.dataset.file import DataFile
-from pario.dataset.tiers import OpenTiers, same_disks, share_memory, wanted_tiers
+from pario.dataset.tiers import OpenTiers, same_disks, share_memory, tiers_by_default, wanted_tiers
 from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
@@ -282,15 +282,18 @@ def kept_chunks(placement: Placement, node: int, worth: np.ndarray, room: int) -
 
 
 def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Options) -> Stage | None:
-    """Open the tiers that the options or PARIO_TIERS want; None if they want none, or if none can be used.
+    """Open the tiers that the options or PARIO_TIERS name, or those by default; None if there are to be none, or if
+    none can be used.
 
     From then on `file` reads through them. Collective over `world`. All ranks raise, OptionError where it
     was noticed, if tiers cannot be meant; a tier that its storage refuses is left out, with a warning.
     """
     with together(world, "looking at the tiers"):
         wanted = wanted_tiers(options) if world.rank == 0 else ()
-        identity = identity_of(file.pool.fetcher, snapshot) if wanted else b""
+        identity = identity_of(file.pool.fetcher, snapshot) if world.rank == 0 and wanted != () else b""
     wanted, identity, file_bytes = world.bcast((wanted, identity, snapshot.file_bytes))
+    if wanted is None:
+        wanted = tiers_by_default(file, file_bytes, options, world)
     if not wanted:
         return None
     grid = Grid(file_bytes, CHUNK_BYTES)

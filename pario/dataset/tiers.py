@@ -7,9 +7,13 @@ import os
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from pario import machine
 from pario.comm.base import AnyWorld
+from pario.dataset.file import DataFile
 from pario.errors import OptionError, ParioError
+from pario.fetch.base import Fetcher
 from pario.options import Options, Tier, read_tiers
 from pario.stage.asking import here
 from pario.stage.disk import DiskTier
@@ -25,6 +29,7 @@ __all__ = [
     "same_disks",
     "service_folder",
     "share_memory",
+    "tiers_by_default",
     "wanted_tiers",
 ]
 
@@ -38,6 +43,11 @@ _SHARE_OF_MEMORY = 4
 _MEMORY = "memory"
 #: a disk's automatic quota: the tier's floor of free space is the limit
 _UNLIMITED = 1 << 62
+
+#: What nobody has named, for a file that other nodes see, too.
+_BY_DEFAULT = (Tier(_MEMORY, "auto"),)
+#: The page cache holds a file if it has this fraction of a sample of this many bytes, evenly over the file.
+_CACHED, _SAMPLE = 0.98, 64
 
 
 class OpenTiers:
@@ -75,11 +85,15 @@ def service_folder(options: Options) -> str:
     return "" if options.tiers is not None or not options.peers else os.environ.get("PARIO_SERVICE", "")
 
 
-def wanted_tiers(options: Options) -> tuple[Tier, ...]:
-    """Raises OptionError."""
-    text = os.environ.get("PARIO_TIERS", "")
+def wanted_tiers(options: Options) -> tuple[Tier, ...] | None:
+    """What the options or PARIO_TIERS name, which may be no tiers at all; None if neither is given.
+
+    Raises OptionError."""
+    text = os.environ.get("PARIO_TIERS")
+    if options.tiers is None and text is None:
+        return None
     try:
-        wanted = options.tiers if options.tiers is not None else read_tiers(text)
+        wanted = options.tiers if options.tiers is not None else read_tiers(text or "")
     except OptionError as e:
         raise OptionError(f"PARIO_TIERS={text!r}: {e.what}", hint=e.hint) from None
     folders = [here(tier.where) for tier in wanted if tier.where != _MEMORY]
@@ -95,13 +109,55 @@ def wanted_tiers(options: Options) -> tuple[Tier, ...]:
     return wanted
 
 
-def look_at_tiers() -> list[dict[str, Any]]:
+def tiers_by_default(file: DataFile, file_bytes: int, options: Options, world: AnyWorld) -> tuple[Tier, ...]:
+    """The tiers of a dataset for which none are named: one of memory if other nodes see the file, too, the nodes have
+    room for all of it, and their page caches do not hold it yet. Collective over `world`, the same on all ranks.
+
+    Elsewhere the first epoch loses more than the later ones of a short job gain: a file in the page cache takes two to
+    five times as long once (docs/tiers.md).
+    """
+    found: tuple[bool, bool, int] | None = None
+    if world.is_leader:
+        fetcher = file.pool.fetcher
+        shared = all(machine.file_system_of(each.path, each.status().st_dev).shared for each in fetcher.files)
+        found = shared, shared and _is_cached(fetcher), automatic_bytes()
+    nodes = [node for node in world.allgather(found) if node is not None]
+    rooms = [min(room, file_bytes) for _, _, room in nodes]
+    room = sum(rooms) if options.peers else min(rooms)
+    if not all(shared for shared, _, _ in nodes) or all(cached for _, cached, _ in nodes):
+        return ()
+    if room < file_bytes:
+        if world.rank == 0:
+            _log.info(
+                "%s has %s, for which a quarter of the nodes' memory has no room: every epoch reads it from the store. "
+                "Name disks of the nodes in PARIO_TIERS to keep copies there",
+                file.path,
+                decimal_bytes(file_bytes),
+            )
+        return ()
+    if world.rank == 0:
+        _log.info("%s is kept in the memory of the nodes; PARIO_TIERS= switches that off", file.path)
+    return _BY_DEFAULT
+
+
+def _is_cached(fetcher: Fetcher) -> bool:
+    """The page cache of this node holds the file, as far as the kernel tells."""
+    offsets = np.linspace(0, max(0, fetcher.nbytes - 1), _SAMPLE).astype(np.int64)
+    return (fetcher.cached_share(offsets, _CACHED) or 0.0) >= _CACHED
+
+
+def look_at_tiers(path: str | None) -> list[dict[str, Any]]:
     """What PARIO_TIERS means on this node: per tier where, quota, free (bytes) and problem ("" if it can be used), and
-    for folders file_system. Makes nothing."""
+    for folders file_system. Makes nothing.
+
+    path : a data file, for which there may be a tier by default
+    """
     try:
         wanted = wanted_tiers(Options())
     except OptionError as e:
         return [{"where": "PARIO_TIERS", "quota": "", "free": 0, "problem": str(e)}]
+    if wanted is None:
+        wanted = _BY_DEFAULT if path is not None and machine.file_system(path).shared else ()
     found = []
     for tier in wanted:
         facts: dict[str, Any] = {"where": tier.where, "quota": str(tier.quota), "problem": ""}

@@ -9,6 +9,7 @@ The tier may give a chunk back at any time: a step that used one is decoded agai
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +27,12 @@ from pario.stage.fill import Filler
 from pario.stage.memory import MemoryTier
 from pario.supply.base import Ahead, Context, Parts
 from pario.supply.seat import SeatSource
+from pario.text import decimal_bytes
 from pario.threads import Workers
 
 __all__ = ["MemorySource"]
+
+_log = logging.getLogger("pario")
 
 #: Batches of this size are prepared by several threads even if the caller does nothing else: their bytes take longer
 #: than the interpreter, whose lock the threads share. (Epochs of an idle caller, one thread -> two on two cores: 197 KB
@@ -37,6 +41,8 @@ _LARGE_BATCH_BYTES = 4 << 20
 
 #: A rank that waits for a chunk looks so often whether the others still live, in seconds.
 _LOOK_S = 0.2
+#: After so many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
+_SAY_S = 20.0
 
 
 class MemorySource(SeatSource):
@@ -53,6 +59,7 @@ class MemorySource(SeatSource):
         super().__init__(context, work)
         self._context = context
         self._memory = memory
+        self._said = context.world.rank != 0
         self._view = memory.kernel_view if own_kernels else memory.view
         self._states = memory.states
         self._reader = context.reader
@@ -116,7 +123,7 @@ class MemorySource(SeatSource):
         else:
             begins, lengths = self._checked.spans(offsets, nbytes)
             chunks = self._memory.grid.chunks_at(begins, lengths)
-            self._states.wait(chunks, check, _LOOK_S)
+            self._states.wait(chunks, self._saying(check), _LOOK_S)
             waited = time.perf_counter()
             failures = self._decode_here(records, arrays, lambda: self._states.generations(chunks))
         if failures is None:  # the tier has given a chunk back, or had no room for it
@@ -128,6 +135,22 @@ class MemorySource(SeatSource):
             self._stats.decode += time.perf_counter() - waited
             self._stats.node_bytes += int(nbytes.sum())
         return Parts(arrays, ids, failures)
+
+    def _saying(self, check: Callable[[], None]) -> Callable[[], None]:
+        """`check`, which also says once that a long wait has a reason."""
+        begin = time.perf_counter()
+
+        def look() -> None:
+            check()
+            if not self._said and time.perf_counter() - begin > _SAY_S:
+                self._said = True
+                _log.info(
+                    "%s: %s of it are in this node's memory, and the next batch needs more (docs/tiers.md)",
+                    self._reader.path,
+                    decimal_bytes(int(self._memory.held().sum()) * self._memory.grid.chunk_bytes),
+                )
+
+        return look
 
     def _decode_here(
         self, records: Records, arrays: dict[str, np.ndarray], state: Callable[[], object]

@@ -152,7 +152,7 @@ def measured(what):
     seconds = time.monotonic() - begin
     return count, seconds, (processor() - used) / seconds
 # A ring that holds a few steps, so that all wait for the store until the end.
-options = pario.Options(slot_bytes=1 << 20, slots=3)
+options = pario.Options(tiers=(), slot_bytes=1 << 20, slots=3)
 with pario.Loader(store, 4, shuffle="global", options=options) as loader:
     steps = iter(loader)
     next(steps)

@@ -37,7 +37,7 @@ def bytes_of(store: LatencyStore) -> int:
 
 def test_the_store_is_slow(folder: Path, slow: Callable[..., LatencyStore]) -> None:
     store = slow(folder, read_s=0.005, bytes_per_s=BYTES_PER_S)
-    options = pario.Options(slot_bytes=256 << 10, slots=3, inflight=4)
+    options = pario.Options(tiers=(), slot_bytes=256 << 10, slots=3, inflight=4)
     with pario.Loader(store.folder, 20, options=options) as loader:
         before, begin = bytes_of(store), time.perf_counter()
         for _batch in loader:
@@ -60,7 +60,7 @@ def test_the_store_is_slow(folder: Path, slow: Callable[..., LatencyStore]) -> N
 
 def test_the_store_is_idle(folder: Path, slow: Callable[..., LatencyStore]) -> None:
     store = slow(folder, read_s=0.005, bytes_per_s=None)
-    options = pario.Options(slot_bytes=256 << 10, slots=3, inflight=4)
+    options = pario.Options(tiers=(), slot_bytes=256 << 10, slots=3, inflight=4)
     with pario.Loader(store.folder, 20, options=options) as loader:
         for _batch in loader:
             time.sleep(0.05)
@@ -74,7 +74,7 @@ def test_the_store_is_idle(folder: Path, slow: Callable[..., LatencyStore]) -> N
 def test_bytes_of_several_ranks(folder: Path, slow: Callable[..., LatencyStore]) -> None:
     store = slow(folder, read_s=0.005, bytes_per_s=BYTES_PER_S)
     words = ["-m", "pario", "bench", store.folder, "-b", "20", "--report", "--json", "--epochs", "2"]
-    ended = run_job(3, words, limit_s=60, env={"MPIR_CVAR_NUM_CLIQUES": "2"})
+    ended = run_job(3, words, limit_s=60, env={"MPIR_CVAR_NUM_CLIQUES": "2", "PARIO_TIERS": ""})
     assert ended.status == 0, ended.output
     report = json.loads(ended.output.splitlines()[-1])["report"]
     read = sum(rank["bytes_read"] for rank in report["ranks"])

@@ -144,13 +144,14 @@ def _run(world: AnyWorld, task: dict[str, Any]) -> dict[str, Any]:
 
 def _loader(task: dict[str, Any]) -> Loader:
     decoder: Decoder = Datum() if task["decoder"] == "datum" else Raw()
+    given = {name: value for name, value in task["options"].items() if name != "stagger"}
     return Loader(
         task["path"],
         task["batch"],
         decoder,
         shuffle=False if task["order"] == "none" else task["order"],
         seed=task["seed"],
-        options=Options(**{name: value for name, value in task["options"].items() if name != "stagger"}),
+        options=Options(**{"tiers": (), **given}),  # ways of reading the store are compared
         recipe=_recipe(task["recipe"], task["options"].get("stagger")),
         save_index=task["save_index"],
     )
