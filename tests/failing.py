@@ -66,7 +66,7 @@ def pausing(call, place):
     return paused
 # Through the ring, as from a parallel file system, unless a test says otherwise.
 small = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 64 << 10, "own_rows": "never"}
-options = pario.Options(**{**small, **job["options"]})
+options = pario.Options(**{"tiers": (), **small, **job["options"]})
 decode = None
 epochs, pause = job["epochs"], job["pause_s"]
 note("start")
