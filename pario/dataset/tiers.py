@@ -114,7 +114,7 @@ def tiers_by_default(file: DataFile, file_bytes: int, options: Options, world: A
     room for all of it, and their page caches do not hold it yet. Collective over `world`, the same on all ranks.
 
     Elsewhere the first epoch loses more than the later ones of a short job gain: a file in the page cache takes two to
-    five times as long once (docs/tiers.md).
+    six times as long once (docs/tiers.md).
     """
     found: tuple[bool, bool, int] | None = None
     if world.is_leader:
