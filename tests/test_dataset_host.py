@@ -301,8 +301,17 @@ def test_the_command(path: str, process: subprocess.Popen[str], store_bytes: lis
     assert f"{size / 1e6:.1f} MB"[:3] in said.split("read from the store")[0].split(": ")[-1]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-@pytest.mark.parametrize("when", ["in the first epoch", "later"])
+@pytest.mark.parametrize(
+    ("when", "how"),
+    [
+        ("in the first epoch", signal.SIGSTOP),
+        ("later", signal.SIGKILL),
+        pytest.param("in the first epoch", signal.SIGKILL, marks=pytest.mark.full),
+        pytest.param("in the first epoch", signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param("later", signal.SIGSTOP, marks=pytest.mark.full),
+        pytest.param("later", signal.SIGTERM, marks=pytest.mark.full),
+    ],
+)
 def test_a_service_that_dies(path: str, process: subprocess.Popen[str], how: signal.Signals, when: str) -> None:
     """Every record right, at most ten seconds lost; what was there stays, what was not comes from the store."""
     with pario.Loader(path, 32, shuffle="block", options=options()) as loader:

@@ -72,6 +72,7 @@ def test_two_ranks_get_the_same_result(whole, tmp_path):
     np.testing.assert_allclose(weights(tmp_path), weights(folder), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.full
 def test_resumed_on_another_number_of_ranks_it_ends_the_same(whole, tmp_path):
     folder, _ = whole
     for name in ("train.lmdb", "test.lmdb"):
