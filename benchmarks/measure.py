@@ -38,13 +38,15 @@ def launch(
     nodes: int = 1,
     group: Group | None = None,
     timeout_s: float = 300,
+    python: str = sys.executable,
 ) -> dict[str, Any]:
     """Run a worker module and return its JSON line.
 
     ranks : 1 runs without a launcher and without MPI
+    python : the interpreter of another environment, for what cannot live in this one
     nodes : emulated nodes (MPICH's MPIR_CVAR_NUM_CLIQUES: ranks of different cliques share no memory)
     """
-    command = [sys.executable, "-m", module, *arguments]
+    command = [python, "-m", module, *arguments]
     if ranks > 1:
         command = [mpiexec(), "-n", str(ranks), *command]
     child = subprocess.Popen(

@@ -27,8 +27,8 @@ BARS = {"3k": 1.0, "197k": 0.95}
 UNIT: dict[str, Any] = {"unit": 1e3, "name": "k records/s"}
 
 
-def _rate(run: dict[str, Any], first: bool) -> float:
-    """Records/s of the first epoch, or the middle one of the later ones."""
+def rate_of(run: dict[str, Any], first: bool = False) -> float:
+    """Records/s of the middle one of the later epochs, or of the first."""
     epochs = range(1) if first else range(1, len(run["ranks"][0]["epochs"]))
     rates = sorted(records_of(run, i) / epoch_seconds(run, i) for i in epochs)
     return rates[len(rates) // 2]
@@ -45,7 +45,7 @@ def later(bench: Bench, section: Section, ranks: tuple[int, ...]) -> None:
                         more = ("--order", order, "--variant", variant, "--epochs", "4")
                         sides[variant] = partial(bench.py_lmdb, which, *more, ranks=n)
                     found = interleave(sides, bench.rounds)
-                rates = {name: [_rate(run, first=False) for run in runs] for name, runs in found.items()}
+                rates = {name: [rate_of(run) for run in runs] for name, runs in found.items()}
                 tight = max(TIGHT, key=lambda variant: sorted(rates[variant])[bench.rounds // 2])
                 case = f"{held.name}, {SHUFFLES[shuffle]}, {n} {'rank' if n == 1 else 'ranks'}"
                 compare(section, case, rates["pario"], rates[tight], BARS[which], f"py-lmdb {tight}", **UNIT)
@@ -55,7 +55,7 @@ def _first_epoch(bench: Bench, which: str, shuffle: str, state: str, *more: str)
     held = bench.sets[which]
     (cache.drop_file if state == "cold" else cache.warm_file)(held.file)
     run = bench.pario(held.path, which, shuffle, "--warmup", bench.small[which].path, *more)
-    return _rate(run, first=True)
+    return rate_of(run, first=True)
 
 
 def first(bench: Bench, section: Section, state: str) -> None:
