@@ -19,8 +19,10 @@ _TIMES = 2
 #: A hurried window lasts at least so many latencies, and so many seconds.
 _LATENCIES = 2.0
 _HURRIED_S = 0.02
+#: No read takes less, whatever the clock says.
+_TICK_S = 1e-9
 #: A steady one lasts at least so many latencies: a power of two times WINDOW_S, so that all jobs have the same ones.
-_STEADY_LATENCIES = 4.0
+_STEADY_LATENCIES = 2.0
 
 
 class Depth:
@@ -94,20 +96,20 @@ class Depth:
 
     def _enough(self) -> int:
         """Reads that a window must have."""
-        at_once = min(self._most, self.knob.value)
+        at_once = max(1, min(self._most, self.knob.value))
         return at_once if self._law.drains else max(_LEAST_READS, _TIMES * at_once)
 
     def _number(self, now: float) -> int:
-        """The steady window of this moment, counted from the same second in all jobs."""
+        """The steady window of this moment, counted from the same moment in all jobs."""
         return math.floor((now + self._day) / self._length)
 
     def _close_window(self, now: float) -> bool:
         self.note_full()
         elapsed = now - self._since
         window = Window(
-            number=self._number(now),
+            number=self._number(now) * round(self._length / WINDOW_S),
             seconds=elapsed,
-            latency=self._seconds / self._reads,
+            latency=max(self._seconds / self._reads, _TICK_S),
             nbytes=self._nbytes / self._reads,
             most=self._most,
             in_flight=self._all_seconds / elapsed,

@@ -12,7 +12,7 @@ ToN 14(6), 2006). Done differently:
   after the latency has jumped: a queue shrinks with the depth, a slower store does not.
 * A job that halves its own depth cannot tell the queue of others from a slow store. So all jobs measure at the same
   time: windows end at multiples of their length on the day's clock, and windows of certain numbers are for probes.
-* The reads that a job keeps in queues grow with the square root of its depth. In proportion to it, a large job would
+* The reads that a job keeps in queues grow with the cube root of its depth. In proportion to it, a large job would
   stay large for ever; a fixed number is lost in the noise of a large depth.
 """
 
@@ -30,17 +30,20 @@ __all__ = ["WINDOW_S", "FastProbe", "Law", "Window"]
 #: Seconds of a window in the steady state.
 WINDOW_S = 0.25
 
-#: Reads that a job keeps waiting in the store's queue, times the square root of its depth.
-_QUEUED = 0.9
+#: Reads that a job keeps waiting in the store's queue: at least one, and so many times the cube root of its depth, less
+#: one.
+_QUEUED = 1.8
 
-#: Every window whose number is a multiple of this is a probe, if the latency is steady ...
+#: A window whose number is a multiple of this is a probe, if the latency is steady ...
 _PROBE_EVERY = 12
 #: ... and of this one, if the latency has jumped, or if the base latency comes from few reads.
 _DOUBTS_EVERY = 2
 #: The latency has jumped if it exceeds that of the window before by this factor.
 _JUMP = 1.5
 #: At half the depth a queue's latency falls towards one half. Above this part of it there was none.
-_NO_QUEUE = 0.8
+_NO_QUEUE = 0.85
+#: Half of so many reads would still queue in front of a disk that serves one by one.
+_FEW = 6
 #: Reads of a size that differs by this factor have another latency.
 _OTHER_SIZE = 2.0
 #: Reads in flight, as a multiple of what the consumer needs.
@@ -53,7 +56,7 @@ _MEMORY = 0.7
 class Window:
     """What the reads of a short time said.
 
-    number : of the window that follows, counted since the epoch of the day's clock: the same in all jobs
+    number : of the window that follows, in units of WINDOW_S since midnight or another moment that all jobs know
     seconds : its length
     latency : mean seconds of one read, of those begun in this window
     nbytes : mean bytes of one read
@@ -93,7 +96,7 @@ class Law(ABC):
 class _Mode(Enum):
     START = 1  # double until reads queue
     STEADY = 2
-    PROBE = 3  # this window runs at half the depth
+    PROBE = 3  # this window runs at half the depth or less
 
 
 class FastProbe(Law):
@@ -109,6 +112,7 @@ class FastProbe(Law):
         self._doubts = False  # probe soon
         self._fine = 0.0  # the depth before it was rounded
         self._wanted = 0  # the depth that was asked for last
+        self._doubled = False  # since the start
         self._idle = False  # the consumer is the limit
         self._needed = self._over = 0.0  # seconds of reads while it was, over so many seconds; older ones count less
 
@@ -163,9 +167,10 @@ class FastProbe(Law):
         refused = depth < self._wanted
         self._wanted = 0 if refused else 2 * depth
         if self._queued(depth, window) < _aim(depth) and not refused:
-            self._before = window.latency
+            self._before, self._doubled = window.latency, True
             return Setting(2 * depth, f"reads do not queue yet: {_ms(window.latency)} each")
-        self._mode, self._doubts, self._wanted = _Mode.STEADY, not refused, 0
+        # A base latency that comes from the few reads of a few threads is doubtful.
+        self._mode, self._doubts, self._wanted, self._doubled = _Mode.STEADY, self._doubled and not refused, 0, False
         return self._follow(depth, window)
 
     def _steady(self, depth: int, window: Window) -> Setting:
@@ -174,7 +179,8 @@ class FastProbe(Law):
         if depth > 1 and not window.number % (_DOUBTS_EVERY if self._doubts else _PROBE_EVERY):
             self._mode, self._full_depth, self._doubts = _Mode.PROBE, depth, False
             self._before = window.latency
-            return Setting(depth // 2, f"measures how long a read takes without a queue, with half of {depth}")
+            fewer = depth // 2 if depth > _FEW else 1
+            return Setting(fewer, f"{fewer} instead of {depth}, to measure a read without a queue")
         if self._probed:
             self._probed[-1] = min(self._probed[-1], window.latency)
         self._base = min(self._base, window.latency)
@@ -213,7 +219,7 @@ class FastProbe(Law):
 
 def _aim(depth: int) -> float:
     """Reads of so many in flight that should wait in queues."""
-    return _QUEUED * math.sqrt(depth)
+    return max(1.0, _QUEUED * depth ** (1 / 3) - 1)
 
 
 def _ms(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -95,7 +96,7 @@ class ReadPool:
             if not self._readers.put(lambda: done(None, 0.0), urgent=urgent):
                 raise self._closed()
             return
-        job = _Job(reads, out, starts, done)
+        job = _Job(reads, out, starts, done, self.UNIT_BYTES)
         with self._lock:
             if self._readers.has_ended:
                 raise self._closed()
@@ -142,6 +143,9 @@ class ReadPool:
                 self._reading -= 1
                 turned = self._depth.end(begin, now, last - first, job.nbytes(first, last), failed=error is not None)
                 ended = job.part_ended(error, now - begin)
+                if error is not None:
+                    with suppress(ValueError):  # all its reads are taken
+                        self._jobs.remove(job)
             if turned:
                 self._resize()
             if ended:
@@ -154,7 +158,7 @@ class ReadPool:
                 self._active -= 1
                 return None
             job = self._jobs[0]
-            first, last = job.take(self.inflight, self.UNIT_BYTES, self._reads_per_part())
+            first, last = job.take(self.inflight, self._reads_per_part())
             if not job.left:
                 self._jobs.popleft()
             self._reading += 1
@@ -222,11 +226,15 @@ class _Job:
         out: np.ndarray,
         starts: np.ndarray,
         done: Callable[[BaseException | None, float], None],
+        unit_bytes: int,
     ) -> None:
         self.reads, self.out, self.starts, self.done = reads, out, starts, done
         self.error: BaseException | None = None
         self.seconds = 0.0
-        self._ends = np.cumsum(reads["nbytes"])  # bytes up to the end of each read
+        # Bytes up to the end of each read. Each counts as if it were longer by a unit: where the way to the storage is
+        # long, a few short ones must not stand in line behind each other.
+        self._costs = [0, *np.cumsum(reads["nbytes"] + unit_bytes).tolist()]
+        self._unit_bytes = unit_bytes
         self._next = 0
         self._parts = 0  # under way
 
@@ -235,31 +243,25 @@ class _Job:
         """Reads that nobody has taken."""
         return len(self.reads) - self._next
 
-    def take(self, threads: int, unit_bytes: int, most: int) -> tuple[int, int]:
-        """The next reads [first, last): as many as each of `threads` gets, at most `most`, for at least a unit.
-
-        Each read counts as if it were longer by a unit: where the way to the storage is long, a few short ones must not
-        stand in line behind each other.
-        """
-        first, n = self._next, len(self.reads)
+    def take(self, threads: int, most: int) -> tuple[int, int]:
+        """The next reads [first, last): as many as each of `threads` gets, at most `most`."""
+        first, costs = self._next, self._costs
         last = first + 1
-        if most > 1 and last < n:
-            before = int(self._ends[first - 1]) if first else 0
-            aim = max(unit_bytes, (int(self._ends[-1]) + n * unit_bytes) // threads)
-            # cost of reads [first, k] = ends[k] - before + (k + 1 - first) * unit_bytes
-            limit = min(n, first + most, first + max(1, aim // unit_bytes))
-            cost = self._ends[first:limit] - before + np.arange(1, limit - first + 1) * unit_bytes
-            last = first + max(1, int(np.searchsorted(cost, aim, "right")))
+        if most > 1:
+            aim = costs[first] + max(self._unit_bytes, costs[-1] // threads)
+            last = max(last, min(first + most, bisect_right(costs, aim) - 1))
         self._next = last
         self._parts += 1
         return first, last
 
     def nbytes(self, first: int, last: int) -> int:
-        return int(self._ends[last - 1]) - (int(self._ends[first - 1]) if first else 0)
+        return self._costs[last] - self._costs[first] - (last - first) * self._unit_bytes
 
     def part_ended(self, error: BaseException | None, seconds: float) -> bool:
         """Returns whether the job has ended with it."""
         self.seconds += seconds
         self.error = self.error or error
+        if error is not None:
+            self._next = len(self.reads)  # the rest is of no use
         self._parts -= 1
         return not self._parts and not self.left
