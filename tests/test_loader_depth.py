@@ -40,7 +40,8 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("name", ["caffe_datum", "variable_sizes", "dupsort"])
 def test_the_records_are_the_same(dataset, name, shuffle, restless) -> None:
     made = dataset(name)
-    options = pario.Options(inflight=(1, 20), slot_bytes=64 << 10, slots=3, own_rows="never", block_bytes=16 << 10, mix_blocks=4)
+    small = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 16 << 10, "mix_blocks": 4}
+    options = pario.Options(inflight=(1, 20), own_rows="never", **small)
     expected = [value for _, value in made.truth]
     with pario.Loader(made.path, 7, shuffle=shuffle, db=made.db, options=options) as loader:
         for _ in range(2):
