@@ -140,6 +140,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="cells whose name has this text")
     parser.add_argument("--stores", default=",".join(STORES).replace(", ", " "), help="names without commas")
+    parser.add_argument("--whole", action="store_true", help="all records of the sets: epochs of ten seconds or more")
     parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand")
     parser.add_argument("--out", help="JSON file (default: tuning.json in the data folder)")
     parser.add_argument("--smoke", action="store_true", help="tiny data, one store, once: does it run at all?")
@@ -160,7 +161,11 @@ def main() -> int:
         section = Section(store, f"{store}: best depth by hand ÷ auto, of times", "no page cache, or dropped")
         begin = time.monotonic()
         for cell in (cell for cell in chosen if cell.store == store):
-            held = bench.small[cell.which] if options.smoke else data.make(options.data, cell.which, cell.records)
+            held = (
+                bench.small[cell.which]
+                if options.smoke
+                else data.make(options.data, cell.which, None if options.whole else cell.records)
+            )
             bench.index(held.path)
             add(cell, held, measure(bench, cell, held, search), section)
         section.seconds = time.monotonic() - begin

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pario.control.depth import Depth
+from pario.control.knobs import START_DEPTH
 
 
 class Store:
@@ -112,7 +113,7 @@ class Job:
         return self.nbytes * sum(first <= when < last for when in self.done) / (last - first)
 
     def mean_depth(self, first: float, last: float) -> float:
-        return _mean([(0.0, 2), *self.depths], first, last)
+        return _mean([(0.0, START_DEPTH), *self.depths], first, last)
 
     def mean_latency(self, first: float, last: float) -> float:
         found = [latency for when, latency in self.latencies if first <= when < last]
