@@ -76,7 +76,7 @@ class Depth:
         self._most = max(self._most, in_flight)
 
     def end(self, begin: float, now: float, reads: int, nbytes: int, *, failed: bool = False) -> bool:
-        """Reads have ended that one thread made one after the other since `begin`. Returns whether the depth changed."""
+        """One thread has made these reads, one after the other, since `begin`. Returns whether the depth changed."""
         seconds = now - begin
         latency = seconds / reads
         self.latency += (latency - self.latency) * (0.125 if self.latency else 1.0)
