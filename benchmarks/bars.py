@@ -223,9 +223,9 @@ def _inflight(bench: Bench) -> int:
     for knob in bench.knobs:
         if knob.startswith("inflight="):
             return int(knob.split("=")[1])
-    from pario.options import Options
+    from pario.options import USUAL_INFLIGHT
 
-    return Options().inflight
+    return USUAL_INFLIGHT
 
 
 def warm(bench: Bench, section: Section) -> None:

@@ -9,7 +9,20 @@ from typing import Literal, get_args
 
 from pario.errors import OptionError
 
-__all__ = ["RECIPES", "KiB", "MiB", "Options", "Policy", "Recipe", "Shuffle", "Tier", "find_recipe", "read_tiers"]
+__all__ = [
+    "MOST_INFLIGHT",
+    "RECIPES",
+    "USUAL_INFLIGHT",
+    "KiB",
+    "MiB",
+    "Options",
+    "Policy",
+    "Recipe",
+    "Shuffle",
+    "Tier",
+    "find_recipe",
+    "read_tiers",
+]
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -26,6 +39,12 @@ OWN_ROWS = ("auto", "never", "always")
 #: what `Recipe` takes
 Supplies = Literal["auto", "synchronous", "per_rank"]
 Locate = Literal["auto", "walk", "sidecar", "cursor", "speculate"]
+
+#: Reads in flight that are tried with `inflight="auto"`: one thread each, which costs address space for its stack.
+MOST_INFLIGHT = 64
+
+#: Reads in flight, with `inflight="auto"`, where nothing is tuned: of tiers and services.
+USUAL_INFLIGHT = 8
 
 #: Slots of the ring with shuffle="block", each of a whole pool of blocks: no step waits for more than these.
 BLOCK_SLOTS = 3
@@ -94,7 +113,9 @@ class Options:
         slots: slots in the ring of one node; one is consumed while the others fill. `shuffle="block"` always has 3,
             each for at least a whole pool (`block_bytes * mix_blocks`, divided among the nodes).
         readers_per_node: ranks of one node that read (LMDBIO found one enough up to 16 cores).
-        inflight: prefetch depth: reads in flight at once per reading rank, one thread each.
+        inflight: prefetch depth: reads in flight at once per reading rank, one thread each. "auto": as many, up to 64,
+            as keep the store busy or the consumer supplied, found by measuring while epochs run (docs/tuning.md). A
+            number pins it, a pair (least, most) gives bounds.
         read_bytes: the longest single read. FUSE and many network file systems carry 1 MiB in one request, and a group
             of 8 MiB then occupies all threads. Measured on a store that answers in 20 ms: 3 KB records came at 0.93 of
             its bandwidth, with 4 MiB at 0.85; local disks showed no difference.
@@ -140,7 +161,7 @@ class Options:
     slot_bytes: int = 8 * MiB
     slots: int = 6
     readers_per_node: int = 1
-    inflight: int = 8
+    inflight: int | str | tuple[int, int] = "auto"
     read_bytes: int = MiB
     gap_bytes: int = 16 * KiB
     fetch: str = "auto"
@@ -165,7 +186,6 @@ class Options:
             "slot_bytes": 64 * KiB,
             "slots": 2,
             "readers_per_node": 1,
-            "inflight": 1,
             "read_bytes": 4 * KiB,
             "gap_bytes": 0,
             "block_bytes": 4 * KiB,
@@ -178,6 +198,7 @@ class Options:
             value = getattr(self, field.name)
             if field.name in least and (not isinstance(value, int) or value < least[field.name]):
                 raise OptionError(f"{field.name} must be an integer of at least {least[field.name]}, got {value!r}")
+        self.inflight_bounds  # noqa: B018  raises OptionError
         if self.mix_blocks & (self.mix_blocks - 1):
             raise OptionError(f"mix_blocks must be a power of two, got {self.mix_blocks!r}")
         if self.metrics_file is not None and not isinstance(self.metrics_file, str):
@@ -196,6 +217,27 @@ class Options:
             raise OptionError(f'copies must be a number of nodes from 1 on, or "auto", got {copies!r}')
         if not self.alive_seconds > 0:
             raise OptionError(f"alive_seconds must be above 0, got {self.alive_seconds!r}")
+
+    @property
+    def inflight_bounds(self) -> tuple[int, int]:
+        """The fewest and the most reads in flight of a reading rank; equal if the number is pinned."""
+        given = self.inflight
+        if given == "auto":
+            return 1, MOST_INFLIGHT
+        pair = (given, given) if isinstance(given, int) else given
+        if isinstance(pair, tuple) and len(pair) == 2:
+            least, most = pair
+            if all(isinstance(n, int) and not isinstance(n, bool) for n in pair) and 1 <= least <= most:
+                return least, most
+        raise OptionError(
+            f'inflight must be "auto", an integer of at least 1, or a pair (least, most) of them, got {given!r}'
+        )
+
+    @property
+    def usual_inflight(self) -> int:
+        """Reads in flight where no measurement decides: what is pinned, or 8 if the bounds permit that."""
+        least, most = self.inflight_bounds
+        return max(least, min(USUAL_INFLIGHT, most))
 
 
 @dataclass(frozen=True)

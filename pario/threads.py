@@ -41,7 +41,8 @@ def start_thread(name: str, target: Callable[..., None], *arguments: Any) -> thr
 
 
 class Workers:
-    """Up to `most` threads that take units of work from one queue; each starts when there is work for it.
+    """Up to `most` threads that take units of work from one queue; each starts when there is work for it. `resize`
+    changes their number.
 
     If the system refuses another thread, fewer do the work, and a warning says so once per process.
 
@@ -51,6 +52,7 @@ class Workers:
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
+        self._granted = most  # as far as is known
         self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._urgent: deque[Unit] = deque()
         self._lock = threading.RLock()  # the garbage collector may call `end` inside `put`
@@ -80,6 +82,19 @@ class Workers:
                     unit = _nothing  # wakes a waiting thread; a busy one checks `_urgent` first
                 self._queue.put(unit)
         return True
+
+    def resize(self, most: int) -> None:
+        """From now on up to `most` threads. Surplus ones end when they have done the unit that they are at."""
+        with self._lock:
+            if self._ended:
+                return
+            self._most = self._granted = most
+            idle = max(0, len(self._threads) - most)
+            self._under_way += idle
+            for _ in range(idle):
+                self._queue.put(_nothing)  # wakes one that waits
+            with suppress(ParioError):  # those that are there do the work
+                self._grow()
 
     def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Future[Any]:
         """Call function(*arguments, **more) in a thread. After `end` the future is cancelled."""
@@ -126,20 +141,25 @@ class Workers:
         return self._under_way
 
     @property
+    def granted(self) -> int:
+        """How many threads there may be, as far as is known: fewer than asked for if the system has refused one."""
+        return self._granted
+
+    @property
     def has_ended(self) -> bool:
         return self._ended
 
     def _grow(self) -> None:
         """Start the threads that are missing."""
         while len(self._threads) < min(self._under_way, self._most):
-            name = f"{self._name}-{len(self._threads)}"
+            name = f"{self._name}-{len(self._threads)}"  # may be that of one which is just ending
             try:
                 self._threads.append(start_thread(name, self._work))
             except ParioError as e:
                 if not self._threads:
                     raise
                 _warn(f"{len(self._threads)} of {self._most} threads named {self._name} do the work: {e}")
-                self._most = len(self._threads)
+                self._most = self._granted = len(self._threads)
 
     def _work(self) -> None:
         while (unit := self._queue.get()) is not None:
@@ -148,6 +168,9 @@ class Workers:
             del unit  # it refers to its submitter, and the next one may never come
             with self._lock:
                 self._under_way -= 1
+                if len(self._threads) > self._most:  # never after `end`, which takes the list
+                    self._threads.remove(threading.current_thread())
+                    return
 
     def _run_urgent(self) -> None:
         with suppress(IndexError):

@@ -38,7 +38,7 @@ FLOORS = [
     {"kernels", "errors", "machine", "records", "text"},
     {"threads"},
     {"options", "buffers", "stats", "format", "comm", "decode"},
-    {"plan"},
+    {"plan", "control"},
     {"fetch"},
     {"locate", "stage"},
     {"dataset"},

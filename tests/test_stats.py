@@ -79,6 +79,11 @@ CASES = {
         [reader(0, read=10, share=8.0, depth=8)],
         "the store was the slow part: it gave 200 MB/s with 4 reads in flight; rank 0 waited for bytes 80% of the time",
     ),
+    "a depth that was found by measuring": (
+        [reader(0, read=9.8, share=6.0, depth=4, tuned=True), rank(1, share=6.4, depth=4, tuned=True)],
+        "the store was the slow part: it gave 204 MB/s with 4 reads in flight; the ranks waited for bytes 62% of the "
+        "time",
+    ),
     "reading, but not the store": (
         [reader(0, read=9.5, reading=2.0, share=7.0)],
         "reading was the slow part, and not for the store: 211 MB/s, with a read under way only 21% of that time; "
@@ -397,6 +402,7 @@ def test_metrics_file(path: str, tmp_path: Path, values: list[bytes]) -> None:
         assert found["pario_node_bytes_total"][0] == sum(map(len, values))
         assert found["pario_loop_seconds_total"][0] == pytest.approx(report.seconds)
         assert found["pario_reads_in_flight"][0] > 0
+        assert found["pario_prefetch_depth"][0] == report.ranks[0].depth
         assert found["pario_rank_skew_ratio"] == (1.0, {"dataset": f"{path}/data.mdb"})
         inode = file.stat().st_ino
         for _batch in loader:
@@ -426,3 +432,19 @@ def test_metrics_that_cannot_be_written(
         for _batch in loader:
             pass
     assert "metrics not written" in caplog.text
+
+
+def test_the_depth_and_its_reason() -> None:
+    """One line, of the rank with most reads in flight; none where the user has set the number."""
+
+    def lines(*readers: RankStats) -> list[str]:
+        return [line.strip() for line in str(Report("/x", readers)).splitlines() if "inflight is" in line]
+
+    one = reader(0, read=9.8, depth=26, depth_reason="so", tuned=True)
+    other = reader(1, read=9.8, depth=7, depth_reason="otherwise", tuned=True)
+    assert lines(one) == ["inflight is 26 now on rank 0: so"]
+    assert lines(other, one, rank(2, tuned=True)) == ["inflight is 26 now on rank 0: so (7 to 26 on 2 reading ranks)"]
+    assert lines(reader(0, read=9.8, depth=26, depth_reason="set by the user")) == []
+    assert lines(reader(0, read=9.8, depth=2, tuned=True, own=True)) == []
+    assert Report("/x", [one]).since(Report("/x", [one])).ranks[0].depth == 26
+    assert "depth" not in Report("/x", [one]).total

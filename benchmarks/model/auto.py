@@ -48,7 +48,7 @@ def auto_s(machine: Machine, work: Workload, step_s: float, options: Options | N
             self.left: dict[int, int] = {}
 
         def go_on(self) -> None:
-            while self.under_way < options.inflight:
+            while self.under_way < options.usual_inflight:
                 if not self.reads:
                     if self.group >= min(groups, used_up + options.slots):
                         return
@@ -125,12 +125,12 @@ def walk_s(machine: Machine, work: Workload, records: int, options: Options | No
     def go_on(node: int, number: int) -> None:
         if number < each:
             leaf = node * leaves // work.nodes + number
-            more = lambda: go_on(node, number + options.inflight)  # noqa: E731
+            more = lambda: go_on(node, number + options.usual_inflight)  # noqa: E731
             offset = leaf * KEYS_PER_LEAF * work.record
             store.read(links[node], (offset, PAGE), more, window=1, byte_s=pread_s(machine, PAGE))
 
     for node in range(work.nodes):
-        for number in range(options.inflight):
+        for number in range(options.usual_inflight):
             go_on(node, number)
     store.clock.run()
     return store.clock.now * leaves / (each * work.nodes)

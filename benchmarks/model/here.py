@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.model.auto import auto_s
 from benchmarks.model.engine import Link, Machine, Store
 from benchmarks.model.recipes import Workload, ior, reading_s
-from pario.options import RECIPES, Options
+from pario.options import RECIPES, USUAL_INFLIGHT, Options
 
 __all__ = ["STORES", "Row", "compare", "known"]
 
@@ -47,7 +47,7 @@ STORES = {
     "disk": _DISK,
     "throttled": replace(_DISK, shared_rate=200e6),
     # read calls reach the store in requests of 1 MiB
-    "latency": replace(_LATE, depth=Options().inflight, ahead=1),
+    "latency": replace(_LATE, depth=USUAL_INFLIGHT, ahead=1),
     # the kernel asks for 128 KiB, and for the next 128 KiB when half of it is used; of a mount it has so few requests
     # under way that 16 preads at once got 35 MB/s
     "latency-cached": replace(_LATE, block=128 * KIB, depth=2, ahead=2, shared_rate=35e6),

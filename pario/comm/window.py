@@ -25,7 +25,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -169,10 +169,13 @@ class Ring:
         futex.fence()
         return stop is None or not stop.is_set()
 
-    def is_done(self, at_least_steps: int) -> bool:
-        """True if every rank of the node has finished this many steps: `wait_done` without waiting."""
+    def is_done(self, at_least_steps: int, by: Callable[[Iterable[bool]], bool] = all) -> bool:
+        """True if every rank of the node has finished this many steps: `wait_done` without waiting.
+
+        by : any: one of them has
+        """
         first = self._done_at
-        done = all(self._words[first + LINE * rank] >= at_least_steps for rank in range(len(self._done_address)))
+        done = by(self._words[first + LINE * rank] >= at_least_steps for rank in range(len(self._done_address)))
         futex.fence()
         return done
 

@@ -320,7 +320,7 @@ class _Bench(click.Command):
 )
 @click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep per batch, for a training step.")
 @click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
-@click.option("--inflight", type=int, help="Reads in flight per reading rank.")
+@click.option("--inflight", type=int, help="Reads in flight per reading rank; without, as measured.")
 @click.option("--readers-per-node", type=int, help="Number of reading ranks per node.")
 @click.option("--report", is_flag=True, help="Print what each rank did, and the slow part.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")

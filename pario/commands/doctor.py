@@ -420,8 +420,8 @@ def _node_rows(node: dict[str, Any], wants: dict[str, int]) -> list[tuple[str, s
         ),
         (
             "threads",
-            f"{options.inflight} for reading on 1 rank per node (they wait for the storage), {decoding} per rank for "
-            "decoders of images and functions",
+            f"as many for reading as keep the storage busy, up to {options.inflight_bounds[1]} on 1 rank per node "
+            f"(they wait for it), {decoding} per rank for decoders of images and functions",
         ),
         ("memory", f"{decimal_bytes(total)}, of it {decimal_bytes(available)} available"),
         ("/dev/shm", "missing" if shared is None else f"{decimal_bytes(shared[1])} of {decimal_bytes(shared[0])} free"),
@@ -457,8 +457,8 @@ def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:
         index = "made at every start; it cannot be saved"
     size = f"{decimal_bytes(dataset['bytes'])}, {counted(dataset['records'], 'entry', 'entries')}"
     reading = (
-        f"1 rank per node, {options.inflight} reads of up to {decimal_bytes(options.read_bytes)} in flight, "
-        "through the page cache; no lock is taken"
+        f"1 rank per node, as many reads of up to {decimal_bytes(options.read_bytes)} in flight as keep the storage "
+        "busy, through the page cache; no lock is taken"
     )
     if dataset["read_ahead_bytes"]:
         reading += (

@@ -87,7 +87,7 @@ def _bring(reader: Reader, chunks: np.ndarray) -> None:
         if disk.is_full:
             break
         under_way.append(pool.call(fetcher.bring, chunk))
-        if len(under_way) >= 2 * pool.inflight:
+        if len(under_way) >= 2 * reader.options.usual_inflight:
             under_way.popleft().result()
             bar.update(disk.grid.chunk_bytes)
     for future in under_way:

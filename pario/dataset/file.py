@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from pario.comm.base import AnyWorld
+from pario.control.knobs import START_DEPTH, Knob
 from pario.errors import ClosedError, FileError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.fetch.file import FileFetcher
@@ -33,6 +34,7 @@ class DataFile:
     path : the data file; known after `share`
     feeders : number of ranks that read for this node (`Options.readers_per_node`)
     feeder : this rank's number among them, or None
+    knob : reads that this rank may have in flight, if it reads
     opened : the threads that read it, on a rank that has opened it so far; `pool` opens it
     """
 
@@ -43,7 +45,8 @@ class DataFile:
     ) -> None:
         self._given = given
         self._world = world
-        self._inflight = options.inflight
+        self.knob = Knob("reads in flight", *options.inflight_bounds, START_DEPTH)
+        self._calls = options.usual_inflight
         self._fetcher = fetcher
         self._through: Callable[[Fetcher], Fetcher] = _unchanged
         self.opened: ReadPool | None = None
@@ -60,7 +63,7 @@ class DataFile:
 
     def open(self) -> None:
         """Open what the path leads to; on the leader of a node."""
-        self.opened = ReadPool(open_dataset(self._given, self._fetcher), self._inflight)
+        self.opened = ReadPool(open_dataset(self._given, self._fetcher), self.knob, self._calls)
 
     def share(self, goes_on: bool) -> None:
         """Tell the ranks of this node which file their leader has opened; those that read for the node open it.
@@ -123,7 +126,7 @@ class DataFile:
                     raise
                 continue
             if os.path.samestat(fetcher.status(), self._status):
-                return ReadPool(self._through(fetcher), self._inflight)
+                return ReadPool(self._through(fetcher), self.knob, self._calls)
             fetcher.close()
         raise SnapshotError(
             "the file was replaced after another rank of this node had opened it",

@@ -162,7 +162,7 @@ class Host:
                 self._service = Service(
                     self._known,
                     secret,
-                    threads=options.inflight,
+                    threads=options.usual_inflight,
                     clients=_CLIENTS,
                     network=True,
                     count=self._count,
@@ -361,7 +361,7 @@ class Host:
             stage.memory,
             iter(chunks.tolist()),
             np.flatnonzero(stage.keeps),
-            threads=self._options.inflight,
+            threads=self._options.usual_inflight,
             stats=RankStats(),
             failed=failed,
         )

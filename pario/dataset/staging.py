@@ -197,7 +197,7 @@ class Stage:
             return Service(
                 {self._identity: self.fetcher}.get,
                 secret,
-                threads=self._options.inflight,
+                threads=self._options.usual_inflight,
                 clients=world.size,
                 network=True,
                 count=lambda nbytes: self.count_peers(served=nbytes),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from itertools import pairwise
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from pario.errors import ClosedError, OptionError
+from pario.control.depth import Depth
+from pario.control.knobs import Knob
+from pario.errors import ClosedError, ParioError
 from pario.fetch.base import Fetcher
 from pario.threads import Workers
 
@@ -25,22 +29,54 @@ STOP_S = 1.0
 class ReadPool:
     """Threads that keep up to `inflight` reads of one fetcher in flight.
 
-    A job is cut into units of neighbouring reads. Each unit runs in one call without the GIL, so that thousands of
-    small reads cost no interpreter time and a few long ones still use all threads.
+    The reads of a job are handed to the threads in parts of neighbours. Each part is read in one call without the GIL,
+    so that thousands of small reads cost no interpreter time and a few long ones still use all threads. The slower the
+    reads, the shorter the parts: a part that takes long could not be divided when more threads come.
+
+    inflight : a fixed number, or a knob that follows what is measured (pario/control)
+    calls : how many functions that `call` starts run at once
     """
 
     #: Cost of the hand-over to a thread (about 10 us) and of the way to the storage, in bytes.
     UNIT_BYTES = 256 << 10
+    #: Seconds that a part takes if its reads take less.
+    UNIT_S = 2e-3
     #: Up to this many reads, of bytes that the kernel has probably prefetched, need no other threads.
     INLINE_READS = 64
 
-    def __init__(self, fetcher: Fetcher, inflight: int) -> None:
-        if inflight < 1:
-            raise OptionError(f"inflight must be at least 1, got {inflight!r}")
+    def __init__(self, fetcher: Fetcher, inflight: int | Knob, calls: int | None = None) -> None:
+        knob = Knob("inflight", inflight, inflight, inflight) if isinstance(inflight, int) else inflight
         self.fetcher = fetcher
-        self.inflight = inflight
-        self._readers = Workers("pario-read", inflight)
-        self._callers = Workers("pario-call", inflight)
+        self.knob = knob
+        self._depth = Depth(knob, day=time.time() - time.perf_counter())
+        self._lock = threading.RLock()  # guards all of the depth but its knob, and the two below
+        self._jobs: deque[_Job] = deque()  # with reads that no thread has taken yet
+        self._active = 0  # threads that take parts, or will when they have started
+        self._reading = 0
+        self._readers = Workers("pario-read", self.inflight)
+        self._callers = Workers("pario-call", calls or knob.most)
+
+    @property
+    def inflight(self) -> int:
+        """Reads that may be in flight now."""
+        return self.knob.value
+
+    def follow(self, is_full: Callable[[], bool]) -> None:
+        """From now on `is_full()` says whether enough prefetched bytes wait for the consumer, so that more reads in
+        flight would not help. Called in any thread, under a lock: it must not wait."""
+        with self._lock:
+            self._depth.is_full = is_full
+
+    def unfollow(self, is_full: Callable[[], bool]) -> None:
+        """Ask this one no more."""
+        with self._lock:
+            if self._depth.is_full == is_full:
+                self._depth.is_full = None
+
+    def note_full(self) -> None:
+        """Ask that now: prefetched bytes are about to become more."""
+        with self._lock:
+            self._depth.note_full()
 
     def submit(
         self,
@@ -56,23 +92,92 @@ class ReadPool:
         urgent : ahead of all others that wait for a thread
         Raises ClosedError after `close`, ParioError if the system grants not even one thread.
         """
-        m = len(reads)
-        units: list[Callable[[], None]] = []
-        if m == 0:
-            units.append(lambda: done(None, 0.0))
-        else:
-            # Each read counts as if it were longer: where the way to the storage is long, a few short ones must not
-            # stand in line behind each other.
-            cost = np.cumsum(reads["nbytes"] + self.UNIT_BYTES)
-            aim = max(self.UNIT_BYTES, int(cost[-1]) // self.inflight)
-            # Units end where the running sum passes a multiple of the target.
-            ends = np.flatnonzero(np.diff(cost // aim)) + 1
-            cuts = [0, *ends.tolist(), m]
-            job = _Job(len(cuts) - 1, done)
-            for first, last in pairwise(cuts):
-                units.append(_unit(self.fetcher, reads[first:last], out, starts[first:last], job))
-        if not self._readers.put(*units, urgent=urgent):
-            raise self._closed()
+        if len(reads) == 0:
+            if not self._readers.put(lambda: done(None, 0.0), urgent=urgent):
+                raise self._closed()
+            return
+        job = _Job(reads, out, starts, done, self.UNIT_BYTES)
+        with self._lock:
+            if self._readers.has_ended:
+                raise self._closed()
+            if urgent:
+                self._jobs.appendleft(job)
+            else:
+                self._jobs.append(job)
+            try:
+                self._wake(len(reads))
+            except BaseException:
+                self._jobs.remove(job)
+                raise
+
+    def _wake(self, reads: int) -> None:
+        """Let threads come for so many more reads. Raises ParioError."""
+        more = min(self.inflight - self._active, reads)
+        if more > 0:
+            self._active += more
+            came = False
+            try:
+                came = self._readers.put(*[self._run] * more)
+            finally:
+                if not came:
+                    self._active -= more
+            if not came:
+                raise self._closed()
+            self._heed_refusal()
+
+    def _heed_refusal(self) -> None:
+        if self._readers.granted < self.inflight:
+            self.knob.limit(self._readers.granted, "the system refuses another thread")
+
+    def _run(self) -> None:
+        """Read part after part while there are any, and this thread is not one too many."""
+        while (part := self._take()) is not None:
+            job, first, last, begin = part
+            error: BaseException | None = None
+            try:
+                self.fetcher.read(job.reads[first:last], job.out, job.starts[first:last])
+            except BaseException as e:
+                error = e
+            now = time.perf_counter()
+            with self._lock:
+                self._reading -= 1
+                turned = self._depth.end(begin, now, last - first, job.nbytes(first, last), failed=error is not None)
+                ended = job.part_ended(error, now - begin)
+                if error is not None:
+                    with suppress(ValueError):  # all its reads are taken
+                        self._jobs.remove(job)
+            if turned:
+                self._resize()
+            if ended:
+                job.done(job.error, job.seconds)
+            del part, job  # they refer to their submitter, and the next one may never come
+
+    def _take(self) -> tuple[_Job, int, int, float] | None:
+        with self._lock:
+            if self._active > self.inflight or not self._jobs:
+                self._active -= 1
+                return None
+            job = self._jobs[0]
+            first, last = job.take(self.inflight, self._reads_per_part())
+            if not job.left:
+                self._jobs.popleft()
+            self._reading += 1
+            begin = time.perf_counter()
+            self._depth.begin(begin, self._reading)
+            return job, first, last, begin
+
+    def _reads_per_part(self) -> int:
+        latency = self._depth.latency
+        return max(1, int(self.UNIT_S / latency)) if latency else 1
+
+    def _resize(self) -> None:
+        """The depth has changed: threads that are too many end, those that are missing come."""
+        with self._lock:
+            self._readers.resize(self.inflight)
+            self._heed_refusal()
+            if self._jobs and not self._readers.has_ended:
+                with suppress(ParioError):  # those that are there do the work
+                    self._wake(sum(job.left for job in self._jobs))
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         """Like `Fetcher.read`, spread over the threads; returns when all bytes are there."""
@@ -94,13 +199,13 @@ class ReadPool:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call `function` in another thread, for work that reads by itself. It may wait for reads of this pool, so the
-        pool's threads do not run it. At most `inflight` calls run at once. Raises ClosedError after `close`."""
+        pool's threads do not run it. At most `calls` run at once. Raises ClosedError after `close`."""
         if self._callers.has_ended:
             raise self._closed()
         return self._callers.call(function, *arguments)
 
     def close(self, limit_s: float = math.inf) -> bool:
-        """Finish queued units, then end the threads; accepts no more jobs. The fetcher stays open.
+        """Finish queued jobs, then end the threads; accepts no more jobs. The fetcher stays open.
 
         Returns whether the threads ended within `limit_s`: a stalled store keeps them.
         """
@@ -113,33 +218,50 @@ class ReadPool:
 
 
 class _Job:
-    """Counts the remaining units of one submission."""
+    """The reads of one submission: which are taken, and which have ended. Not thread-safe."""
 
-    def __init__(self, units: int, done: Callable[[BaseException | None, float], None]) -> None:
-        self._left = units
-        self._seconds = 0.0
-        self._done = done
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        reads: np.ndarray,
+        out: np.ndarray,
+        starts: np.ndarray,
+        done: Callable[[BaseException | None, float], None],
+        unit_bytes: int,
+    ) -> None:
+        self.reads, self.out, self.starts, self.done = reads, out, starts, done
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+        # Bytes up to the end of each read. Each counts as if it were longer by a unit: where the way to the storage is
+        # long, a few short ones must not stand in line behind each other.
+        self._costs = [0, *np.cumsum(reads["nbytes"] + unit_bytes).tolist()]
+        self._unit_bytes = unit_bytes
+        self._next = 0
+        self._parts = 0  # under way
 
-    def unit_finished(self, error: BaseException | None, seconds: float) -> None:
-        with self._lock:
-            self._seconds += seconds
-            self._error = self._error or error
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._done(self._error, self._seconds)
+    @property
+    def left(self) -> int:
+        """Reads that nobody has taken."""
+        return len(self.reads) - self._next
 
+    def take(self, threads: int, most: int) -> tuple[int, int]:
+        """The next reads [first, last): as many as each of `threads` gets, at most `most`."""
+        first, costs = self._next, self._costs
+        last = first + 1
+        if most > 1:
+            aim = costs[first] + max(self._unit_bytes, costs[-1] // threads)
+            last = max(last, min(first + most, bisect_right(costs, aim) - 1))
+        self._next = last
+        self._parts += 1
+        return first, last
 
-def _unit(fetcher: Fetcher, reads: np.ndarray, out: np.ndarray, starts: np.ndarray, job: _Job) -> Callable[[], None]:
-    def run() -> None:
-        error: BaseException | None = None
-        begin = time.perf_counter()
-        try:
-            fetcher.read(reads, out, starts)
-        except BaseException as e:
-            error = e
-        job.unit_finished(error, time.perf_counter() - begin)
+    def nbytes(self, first: int, last: int) -> int:
+        return self._costs[last] - self._costs[first] - (last - first) * self._unit_bytes
 
-    return run
+    def part_ended(self, error: BaseException | None, seconds: float) -> bool:
+        """Returns whether the job has ended with it."""
+        self.seconds += seconds
+        self.error = self.error or error
+        if error is not None:
+            self._next = len(self.reads)  # the rest is of no use
+        self._parts -= 1
+        return not self._parts and not self.left

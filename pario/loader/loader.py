@@ -104,10 +104,14 @@ class Loader:
             grow=shuffle is False,  # the other orders need the whole index before the first record
         )
         self._life = Lifetime(world, reader)
+        knob = reader.file.knob
         self._stats = RankStats(
-            rank=world.rank, node=world.node, reader=reader.file.feeder is not None, depth=given.options.inflight
+            rank=world.rank,
+            node=world.node,
+            reader=reader.file.feeder is not None,
+            tuned=not knob.is_pinned,
         )
-        self._meeting = Meeting(world, reader.path, self._stats, given.options.metrics_file)
+        self._meeting = Meeting(world, reader.path, self._stats, given.options.metrics_file, knob)
         try:
             built = build(self._life, given, share, self._stats, self._meeting)
         except BaseException as e:

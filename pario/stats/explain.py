@@ -81,7 +81,9 @@ def _store(ranks: Sequence[RankStats], readers: Sequence[RankStats], busy: Seque
             f"reading was the slow part, and not for the store: {_rate(readers)}, with a read under way only "
             f"{flight / len(readers):.0%} of that time; {_waits(ranks, wall)}"
         )
-    depth, reads = sum(reader.depth for reader in readers), sum(reader.reads for reader in readers)
+    # A tuned depth is where it is because of the store.
+    depth = sum(0 if reader.tuned else reader.depth for reader in readers)
+    reads = sum(reader.reads for reader in readers)
     if depth and reads and flight >= _TAKEN * depth:
         # Figures for a single prefetch depth cannot tell whether a read is slow by itself or queues behind others.
         latency = seconds(sum(reader.reading for reader in readers) / reads)

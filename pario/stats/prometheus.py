@@ -69,14 +69,16 @@ class _Collector:
             yield counter
         ready = GaugeMetricFamily("pario_ready_slots", "Full slots ahead of a rank, mean.", labels=labels)
         flight = GaugeMetricFamily("pario_reads_in_flight", "Reads in flight at once, mean.", labels=labels)
+        depth = GaugeMetricFamily("pario_prefetch_depth", "Reads that may be in flight at once, now.", labels=labels)
         for rank in report.ranks:
             ready.add_metric(labelled(rank), rank.ready_mean)
             if rank.reader:
                 flight.add_metric(labelled(rank), rank.in_flight)
+                depth.add_metric(labelled(rank), rank.depth)
         skew = GaugeMetricFamily(
             "pario_rank_skew_ratio",
             "Busy time of the slowest rank, as a multiple of the median rank's.",
             labels=labels[:1],
         )
         skew.add_metric((report.path,), report.skew[1])
-        yield from (ready, flight, skew)
+        yield from (ready, flight, depth, skew)

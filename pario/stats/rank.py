@@ -24,7 +24,9 @@ class RankStats:
     node: int = 0
     reader: bool = False  # this rank reads for its node
     ahead: bool = False  # batches are prepared while the caller works, so decoding alone does not delay it
-    depth: int = 0  # prefetch depth: reads that this rank may have in flight, Options.inflight
+    depth: int = 0  # prefetch depth: reads that this rank may have in flight now (Options.inflight)
+    depth_reason: str = ""  # why it is not another one
+    tuned: bool = False  # it follows what is measured
     copies: bool = False  # decoding only copies bytes into the batch
     own: bool = False  # this rank's last loop took its records straight from the page cache, without the node's ring
 
@@ -114,7 +116,7 @@ class RankStats:
 
 
 #: the fields that add up
-COUNTED = tuple(field.name for field in fields(RankStats))[8:]
+COUNTED = tuple(field.name for field in fields(RankStats))[10:]
 
 
 def total(ranks: Iterable[RankStats]) -> dict[str, float]:

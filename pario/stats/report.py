@@ -98,6 +98,7 @@ class Report:
         lines = [table(rows)]
         if len(self.ranks) > 1:
             lines.append(f"  skew: rank {rank} was busy {ratio:.2f} times as long as the median rank")
+        lines += [f"  {words}" for words in _depths([r for r in self.ranks if r.reader and r.tuned and not r.own])]
         came, served = sum(r.peer_bytes for r in self.ranks), sum(r.served_bytes for r in self.ranks)
         if came or served:
             busiest = max(self.ranks, key=lambda r: r.served_bytes)
@@ -106,6 +107,15 @@ class Report:
                 f"{decimal_bytes(busiest.served_bytes)}"
             )
         return "\n".join([*lines, "", self.sentence[0].upper() + self.sentence[1:] + "."])
+
+
+def _depths(readers: Sequence[RankStats]) -> list[str]:
+    """One line about the tuned prefetch depths: of one rank with the reason, of several as a range."""
+    if not readers:
+        return []
+    first, last = min(readers, key=lambda r: r.depth), max(readers, key=lambda r: r.depth)
+    one = f"inflight is {last.depth} now on rank {last.rank}: {last.depth_reason}"
+    return [one if len(readers) == 1 else f"{one} ({first.depth} to {last.depth} on {len(readers)} reading ranks)"]
 
 
 _HEAD = (

@@ -91,7 +91,7 @@ class MemorySource(SeatSource):
                 context.ring.fail(context.world.rank, describe(error))
 
         chunks = self._first_uses(work, held)
-        threads, stats = context.options.inflight, context.stats
+        threads, stats = context.options.usual_inflight, context.stats
         return Filler(stage.fetcher, memory, chunks, used, threads=threads, stats=stats, failed=failed)
 
     def _first_uses(self, work: Work, seen: np.ndarray) -> Iterator[int]:

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pario.comm.farewell import describe
+from pario.comm.window import Ring
 from pario.errors import ParioError, RankError
 from pario.plan.coalesce import Reads, coalesce
-from pario.plan.schedule import node_share
+from pario.plan.schedule import Schedule, node_share
 from pario.plan.stream import Work
 from pario.supply.base import Context
 from pario.threads import start_thread
@@ -46,6 +47,22 @@ class Group:
     offsets: np.ndarray
     nbytes: np.ndarray
     reads: Reads
+
+
+class _IsFull:
+    """Whether so much of the ring waits for the fastest rank of this node that faster reading would not help."""
+
+    def __init__(self, ring: Ring, schedule: Schedule) -> None:
+        self._ring = ring
+        self._schedule = schedule
+        self._oldest = 0  # the first group that every rank still needs
+
+    def __call__(self) -> bool:
+        ring, schedule = self._ring, self._schedule
+        while self._oldest < schedule.groups and ring.is_done(schedule.group_release_tick(self._oldest), by=any):
+            self._oldest += 1
+        # One is being taken; behind it, half of the others.
+        return ring.full_slots(self._oldest) > max(1, (ring.slots - 1) // 2)
 
 
 class RingWriter:
@@ -75,6 +92,7 @@ class RingWriter:
         self._idle = threading.Condition()  # guards the three below, and the stats that the pool's threads update
         self._under_way = 0
         self._busy_since = 0.0  # while reads are in flight: `read` is counted up to this time
+        self._is_full = _IsFull(self._ring, self._schedule)
         self._thread: threading.Thread | None = None
         self.ended: Future[None] | None = None  # done when the thread has read everything that is needed
         self._pool.fetcher.let_read_ahead(False)
@@ -84,10 +102,12 @@ class RingWriter:
     def start(self) -> None:
         """Start a thread that reads the whole epoch."""
         ended = self.ended = Future()
+        self._pool.follow(self._is_full)
         try:
             self._thread = start_thread("pario-fill", self._run, ended)
         except ParioError:
             self.ended = None
+            self._pool.unfollow(self._is_full)
             raise
 
     def stop(self, limit_s: float = math.inf) -> bool:
@@ -106,6 +126,7 @@ class RingWriter:
         with self._idle:
             while self._under_way:
                 self._idle.wait()
+        self._pool.unfollow(self._is_full)
         ended.set_result(None)
 
     def _read_all(self) -> None:
@@ -225,6 +246,7 @@ class RingWriter:
     def _publish(self, group: Group, seconds: float) -> None:
         """seconds : sum of its reads' times"""
         self._end_read(seconds)  # count first: the rank that takes the bytes may read the stats next
+        self._pool.note_full()
         self._ring.publish(group.number, self._schedule.group_ready_ticks(group.number))
 
     def _check(self, group: Group, data: np.ndarray) -> None:

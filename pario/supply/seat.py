@@ -86,7 +86,7 @@ class SeatSource(Source):
         if share.crowded or batch_bytes is None or 4 * batch_bytes > options.held_bytes:
             return None
         # One per core, in as much memory as the node's ring has; at least one.
-        steps = max(1, min(share.threads, options.inflight, self._ahead_bytes // batch_bytes))
+        steps = max(1, min(share.threads, options.usual_inflight, self._ahead_bytes // batch_bytes))
         # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
         # cold.
         self._held.held_bytes += steps * (batch_bytes * 9 // 8 + 2 * PAGE)

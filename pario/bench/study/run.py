@@ -31,7 +31,7 @@ from pario.bench.study.stores import Store, open_store
 from pario.comm.solo import Solo
 from pario.dataset.reader import Reader
 from pario.locate.sidecar import sidecar_places
-from pario.options import RECIPES, Options
+from pario.options import RECIPES, USUAL_INFLIGHT
 
 __all__ = ["Study", "Watcher"]
 
@@ -251,7 +251,7 @@ class Study:
             if not loop.in_order and store.in_flight is not None:
                 batch = 1  # a record may take a second there
         elif store.in_flight is not None:
-            options = {"inflight": max(1, min(Options().inflight, store.in_flight // cell.nodes)), **options}
+            options = {"inflight": max(1, min(USUAL_INFLIGHT, store.in_flight // cell.nodes)), **options}
         return {
             "path": store.folder(made, recipe),
             "recipe": "" if loop else recipe,

@@ -1,0 +1,179 @@
+"""The prefetch depth that pario finds by itself against the best one found by hand, on slow stores and on the disk.
+
+    python -m benchmarks.tuning --data DIR [--rounds 5] [--only TEXT] [--stores NAME,NAME] [--out DIR/tuning.json]
+
+Each cell is a store, a set, an order and a number of nodes. First one run per depth of `HAND` finds the best one by
+hand; then that depth and "auto" run in turns. A run is a new process that reads EPOCHS epochs from a store without a
+page cache (the disk: its pages are dropped before): in the first, "auto" begins with two reads in flight. The table has
+the best by hand ÷ "auto", of times, and the rate of "auto" as a part of the store's bandwidth. Needs root, fuse3 and
+mfusepy, but for the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import data
+from benchmarks.measure import Row, Section, interleave, save
+from benchmarks.sides import BATCH, SHUFFLES, Bench, epoch_seconds
+from pario.bench import cache
+from pario.bench.stores.latency import latency_store
+
+EPOCHS = 2
+HAND = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """read_s : seconds of a read; None: the bare disk
+    bytes_per_s : bandwidth of all readers together
+    records : of each set, so that an epoch takes a second or a few
+    """
+
+    read_s: float | None
+    bytes_per_s: float | None
+    records: dict[str, int]
+
+
+STORES = {
+    "20 ms, 200 MB/s": Kind(0.020, 200e6, {"3k": 60_000, "197k": 1_000}),
+    "5 ms, 1.5 GB/s": Kind(0.005, 1.5e9, {"3k": 60_000, "197k": 1_000}),
+    "5 ms, 18 MB/s": Kind(0.005, 18e6, {"3k": 4_000, "197k": 100}),
+    "disk, cold": Kind(None, None, {"3k": 60_000, "197k": 1_000}),
+}
+#: Records of 3 KB in random order are a read each: fewer of them.
+SCATTERED = 4_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    store: str
+    which: str
+    shuffle: str
+    nodes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.which}, {SHUFFLES[self.shuffle]}, {self.nodes} node{'s' * (self.nodes > 1)}"
+
+    @property
+    def records(self) -> int:
+        most = STORES[self.store].records[self.which]
+        return min(most, SCATTERED) if (self.which, self.shuffle) == ("3k", "global") else most
+
+
+def cells() -> Iterator[Cell]:
+    for store, which, shuffle, nodes in itertools.product(STORES, ("3k", "197k"), SHUFFLES, (1, 2)):
+        yield Cell(store, which, shuffle, nodes)
+
+
+@contextmanager
+def mounted(kind: Kind, held: data.DataSet) -> Iterator[str]:
+    """The folder to read."""
+    if kind.read_s is None:
+        yield held.path
+    else:
+        with latency_store(held.path, read_s=kind.read_s, bytes_per_s=kind.bytes_per_s) as store:
+            yield store.folder
+
+
+def measure(bench: Bench, cell: Cell, held: data.DataSet, search: tuple[int, ...]) -> dict[str, Any]:
+    """Seconds of every epoch: {"hand": depth, "search": {depth: seconds}, "runs": {side: [run]}}"""
+    kind = STORES[cell.store]
+    with mounted(kind, held) as folder:
+
+        def run(inflight: int | str) -> dict[str, Any]:
+            if kind.read_s is None:
+                cache.drop_file(held.file)
+            epochs = EPOCHS if kind.read_s is not None else 1
+            more = ("--epochs", str(epochs), "--warmup", bench.small[cell.which].path, "--set", f"inflight={inflight}")
+            found = bench.pario(folder, cell.which, cell.shuffle, *more, ranks=cell.nodes, nodes=cell.nodes)
+            readers = [rank["stats"] for rank in found["ranks"]]
+            return {
+                "seconds": [epoch_seconds(found, epoch) for epoch in range(epochs)],
+                "depth": [rank["depth"] for rank in readers],
+                "reads": sum(rank["reads"] for rank in readers),
+            }
+
+        tried = {depth: run(depth)["seconds"][-1] for depth in search}
+        hand = min(tried, key=tried.__getitem__)
+        sides = {"hand": partial(run, hand), "auto": partial(run, "auto")}
+        return {"hand": hand, "search": tried, "runs": interleave(sides, bench.rounds)}
+
+
+def _row(case: str, found: list[float], ours: str = "", theirs: str = "", bar: float | None = None) -> Row:
+    return Row(
+        case, statistics.median(found), min(found), max(found), ">=" if bar else "", bar, ours=ours, theirs=theirs
+    )
+
+
+def add(cell: Cell, held: data.DataSet, found: dict[str, Any], section: Section) -> None:
+    runs, kind = found["runs"], STORES[cell.store]
+    section.raw[cell.name] = found
+    depths = sorted({depth for run in runs["auto"] for depth in run["depth"]})
+    for epoch in range(len(runs["auto"][0]["seconds"])):
+        auto = [run["seconds"][epoch] for run in runs["auto"]]
+        hand = [run["seconds"][epoch] for run in runs["hand"]]
+        ratio = [theirs / ours for ours, theirs in zip(auto, hand, strict=True)]
+        rates = [held.file_bytes / seconds for seconds in auto]
+        ours = f"{statistics.median(rates) / 1e6:,.0f} MB/s"
+        if kind.bytes_per_s:
+            ours += f", {statistics.median(rates) / kind.bytes_per_s:.2f} of the store's"
+        said = f"{ours}, depth {depths[0]} to {depths[-1]} at the end"
+        section.add(_row(f"{cell.name}, epoch {epoch}", ratio, said, f"inflight={found['hand']}", 0.95))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="cells whose name has this text")
+    parser.add_argument("--stores", default=",".join(STORES).replace(", ", " "), help="names without commas")
+    parser.add_argument("--whole", action="store_true", help="all records of the sets: epochs of ten seconds or more")
+    parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand")
+    parser.add_argument("--out", help="JSON file (default: tuning.json in the data folder)")
+    parser.add_argument("--smoke", action="store_true", help="tiny data, one store, once: does it run at all?")
+    options = parser.parse_args()
+    bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
+    names = [name for name in STORES if name.replace(", ", " ") in options.stores.split(",")]
+    chosen = [cell for cell in cells() if cell.store in names and options.only in cell.name]
+    search = tuple(int(depth) for depth in options.hand.split(","))
+    if options.smoke:
+        chosen, search = [Cell("disk, cold", "197k", "global", 1)], (1, 8)
+    if not chosen:
+        parser.error("no such cell")
+    for which, n in {"3k": 4000, "197k": 100}.items():
+        bench.small[which] = data.make(options.data, which, n)
+        bench.index(bench.small[which].path)
+    sections = []
+    for store in dict.fromkeys(cell.store for cell in chosen):
+        section = Section(store, f"{store}: best depth by hand ÷ auto, of times", "no page cache, or dropped")
+        begin = time.monotonic()
+        for cell in (cell for cell in chosen if cell.store == store):
+            held = (
+                bench.small[cell.which]
+                if options.smoke
+                else data.make(options.data, cell.which, None if options.whole else cell.records)
+            )
+            bench.index(held.path)
+            add(cell, held, measure(bench, cell, held, search), section)
+        section.seconds = time.monotonic() - begin
+        sections.append(section)
+    out = options.out or Path(options.data) / "tuning.json"
+    save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH, cores=os.cpu_count())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Live knobs and what turns them: control laws and measurements, without clocks, files or MPI."""

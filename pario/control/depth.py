@@ -1,0 +1,121 @@
+"""The prefetch depth of one reading rank: a knob, windows in which its reads are measured, a law that turns it.
+
+All times are handed in, so that a simulated store can drive it as well as a real one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from pario.control.knobs import Knob
+from pario.control.tuner import WINDOW_S, FastProbe, Law, Window
+
+__all__ = ["Depth"]
+
+#: A window has at least this many reads, and at least as many as were in flight: the whole queue has been renewed.
+_LEAST_READS = 8
+_TIMES = 2
+#: A hurried window lasts at least so many latencies, and so many seconds.
+_LATENCIES = 2.0
+_HURRIED_S = 0.02
+#: No read takes less, whatever the clock says.
+_TICK_S = 1e-9
+#: A steady one lasts at least so many latencies: a power of two times WINDOW_S, so that all jobs have the same ones.
+_STEADY_LATENCIES = 2.0
+
+
+class Depth:
+    """How many reads may be in flight. Not thread-safe but for `knob`: its owner calls it under a lock.
+
+    knob : the depth; a pinned one stays, whatever is measured
+    law : turns it
+    day : what to add to the times that are handed in, for seconds of the day's clock
+    """
+
+    def __init__(self, knob: Knob, law: Law | None = None, *, day: float = 0.0) -> None:
+        self._day = day
+        self._length = WINDOW_S  # seconds of steady windows
+        self.knob = knob
+        self._law = law or FastProbe()
+        #: the number of groups that wait for the consumer is large enough; None: nobody prefetches
+        self.is_full: Callable[[], bool] | None = None
+        #: seconds of one read, of the last ones; 0: none was made yet
+        self.latency = 0.0
+        self._open_window(0.0)
+        self._begun = False
+
+    def _open_window(self, now: float) -> None:
+        self._since = now
+        if self._law.hurried:
+            self._until = now + max(_HURRIED_S, _LATENCIES * self.latency)
+        else:
+            self._length = WINDOW_S
+            while self._length < _STEADY_LATENCIES * self.latency:
+                self._length *= 2
+            self._until = (self._number(now) + 1) * self._length - self._day
+        self._reads = 0  # begun in this window
+        self._seconds = 0.0  # theirs
+        self._nbytes = 0
+        self._all_seconds = 0.0
+        self._all_reads = 0
+        self._most = 0
+        self._was_short = False  # of prefetched groups
+        self._failed = False
+
+    def note_full(self) -> None:
+        """Called when a group is about to be published: the moment when fewest wait for the consumer."""
+        if self.is_full is not None and not self.is_full():
+            self._was_short = True
+
+    def begin(self, now: float, in_flight: int) -> None:
+        """A read begins, with which so many are in flight."""
+        if not self._begun:
+            self._begun = True
+            self._open_window(now)
+        self._most = max(self._most, in_flight)
+
+    def end(self, begin: float, now: float, reads: int, nbytes: int, *, failed: bool = False) -> bool:
+        """One thread has made these reads, one after the other, since `begin`. Returns whether the depth changed."""
+        seconds = now - begin
+        latency = seconds / reads
+        self.latency += (latency - self.latency) * (0.125 if self.latency else 1.0)
+        if self.knob.is_pinned:
+            return False
+        self._all_seconds += max(0.0, min(seconds, now - self._since))
+        self._all_reads += reads
+        self._failed = self._failed or failed
+        if begin >= self._since:
+            self._reads += reads
+            self._seconds += seconds
+            self._nbytes += nbytes
+        if now < self._until or self._reads < self._enough():
+            return False
+        return self._close_window(now)
+
+    def _enough(self) -> int:
+        """Reads that a window must have."""
+        at_once = max(1, min(self._most, self.knob.value))
+        return at_once if self._law.drains else max(_LEAST_READS, _TIMES * at_once)
+
+    def _number(self, now: float) -> int:
+        """The steady window of this moment, counted from the same moment in all jobs."""
+        return math.floor((now + self._day) / self._length)
+
+    def _close_window(self, now: float) -> bool:
+        self.note_full()
+        elapsed = now - self._since
+        window = Window(
+            number=self._number(now) * round(self._length / WINDOW_S),
+            seconds=elapsed,
+            latency=max(self._seconds / self._reads, _TICK_S),
+            nbytes=self._nbytes / self._reads,
+            most=self._most,
+            in_flight=self._all_seconds / elapsed,
+            rate=self._all_reads / elapsed,
+            full=self.is_full is not None and not self._was_short,
+            failed=self._failed,
+        )
+        changed = self.knob.turn(*self._law.step(self.knob.value, window))
+        self._open_window(now + self.latency if self._law.drains else now)
+        return changed

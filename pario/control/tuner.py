@@ -1,0 +1,226 @@
+"""Control laws of the prefetch depth: measurements in, a depth out. No clock, no threads: a trace can be replayed.
+
+A store answers a read in `base` seconds if nothing waits in front of it. With w reads in flight and w / base below what
+the store can serve, each more read in flight adds throughput. Beyond that point reads queue: the latency R grows with w
+and the rate does not. So w * (1 - base / R) of the w reads wait in queues, and a law looks for the depth at which a few
+do: fewer waste the store, more only delay everybody who shares it.
+
+The law follows FAST TCP (Wei, Jin, Low, Hegde, "FAST TCP: motivation, architecture, algorithms, performance", IEEE/ACM
+ToN 14(6), 2006). Done differently:
+
+* `base` is not the smallest latency ever seen. A window at half the depth measures it again from time to time, and soon
+  after the latency has jumped: a queue shrinks with the depth, a slower store does not.
+* A job that halves its own depth cannot tell the queue of others from a slow store. So all jobs measure at the same
+  time: windows end at multiples of their length on the day's clock, and windows of certain numbers are for probes.
+* The reads that a job keeps in queues grow with the cube root of its depth. In proportion to it, a large job would
+  stay large for ever; a fixed number is lost in the noise of a large depth.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+
+from pario.control.knobs import Setting
+
+__all__ = ["WINDOW_S", "FastProbe", "Law", "Window"]
+
+#: Seconds of a window in the steady state.
+WINDOW_S = 0.25
+
+#: Reads that a job keeps waiting in the store's queue: at least one, and so many times the cube root of its depth, less
+#: one.
+_QUEUED = 1.8
+
+#: A window whose number is a multiple of this is a probe, if the latency is steady ...
+_PROBE_EVERY = 12
+#: ... and of this one, if the latency has jumped, or if the base latency comes from few reads.
+_DOUBTS_EVERY = 2
+#: The latency has jumped if it exceeds that of the window before by this factor.
+_JUMP = 1.5
+#: At half the depth a queue's latency falls towards one half. Above this part of it there was none.
+_NO_QUEUE = 0.85
+#: Half of so many reads would still queue in front of a disk that serves one by one.
+_FEW = 6
+#: Reads of a size that differs by this factor have another latency.
+_OTHER_SIZE = 2.0
+#: Reads in flight, as a multiple of what the consumer needs.
+_SPARE = 1.25
+#: The consumer takes groups in bursts: what it needs is a mean over several windows.
+_MEMORY = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What the reads of a short time said.
+
+    number : of the window that follows, in units of WINDOW_S since midnight or another moment that all jobs know
+    seconds : its length
+    latency : mean seconds of one read, of those begun in this window
+    nbytes : mean bytes of one read
+    most : most reads in flight at once
+    in_flight : mean reads in flight, over all the time
+    rate : reads finished per second
+    full : prefetched groups were waiting for the consumer all the time: a deeper prefetch helps nobody
+    failed : a read failed
+    """
+
+    number: int
+    seconds: float
+    latency: float
+    nbytes: float
+    most: int
+    in_flight: float
+    rate: float
+    full: bool = False
+    failed: bool = False
+
+
+class Law(ABC):
+    """One job's control of its prefetch depth.
+
+    hurried : the next window may end as soon as it has seen enough reads, and need not end with those of other jobs
+    drains : the next window begins when the reads have ended that are in flight now
+    """
+
+    hurried = True
+    drains = False
+
+    @abstractmethod
+    def step(self, depth: int, window: Window) -> Setting:
+        """The next depth, after a window that ran with `depth`. The caller keeps it within its bounds."""
+
+
+class _Mode(Enum):
+    START = 1  # double until reads queue
+    STEADY = 2
+    PROBE = 3  # this window runs at half the depth or less
+
+
+class FastProbe(Law):
+    """FAST with probes of the base latency (see the module)."""
+
+    def __init__(self) -> None:
+        self._mode = _Mode.START
+        self._base = math.inf
+        self._probed: list[float] = []  # the latencies of the last two probes
+        self._before = 0.0  # latency of the last window at full depth
+        self._full_depth = 1  # the depth before the probe
+        self._size = 0.0  # bytes of a read, to which these latencies belong
+        self._doubts = False  # probe soon
+        self._fine = 0.0  # the depth before it was rounded
+        self._wanted = 0  # the depth that was asked for last
+        self._doubled = False  # since the start
+        self._idle = False  # the consumer is the limit
+        self._needed = self._over = 0.0  # seconds of reads while it was, over so many seconds; older ones count less
+
+    @property
+    def hurried(self) -> bool:  # type: ignore[override]
+        return self._mode is not _Mode.STEADY and not self._idle
+
+    @property
+    def drains(self) -> bool:  # type: ignore[override]
+        return self._mode is _Mode.PROBE
+
+    @property
+    def base(self) -> float:
+        """Seconds of a read that waits for no other."""
+        return self._base
+
+    def step(self, depth: int, window: Window) -> Setting:
+        if not self._size / _OTHER_SIZE <= window.nbytes <= self._size * _OTHER_SIZE:
+            self._forget(window.nbytes)
+        self._idle = window.full
+        if window.failed:
+            self._mode = _Mode.STEADY
+            return Setting(max(1, depth // 2), "a read failed")
+        if window.full:
+            return self._shrink(depth, window)
+        self._needed = self._over = 0.0
+        if self._mode is _Mode.PROBE:
+            return self._probe_ended(window)
+        if 2 * window.most < depth:
+            return Setting(depth, f"no more than {window.most} reads were there to be made at once")
+        return self._start(depth, window) if self._mode is _Mode.START else self._steady(depth, window)
+
+    def _forget(self, nbytes: float) -> None:
+        """Latencies of reads of another size say nothing."""
+        self._size, self._base, self._before = nbytes, math.inf, 0.0
+        self._probed.clear()
+        self._mode = _Mode.START
+
+    def _shrink(self, depth: int, window: Window) -> Setting:
+        """The consumer is the limit."""
+        depth = self._full_depth if self._mode is _Mode.PROBE else depth
+        self._mode = _Mode.START  # when it is not the limit any more, be quick
+        self._base = min(self._base, window.latency)
+        self._before = 0.0
+        self._needed = _MEMORY * self._needed + window.in_flight * window.seconds
+        self._over = _MEMORY * self._over + window.seconds
+        enough = max(1, math.ceil(_SPARE * self._needed / self._over))
+        return Setting(min(depth, max(enough, depth // 2)), "the consumer is slower than the store")
+
+    def _start(self, depth: int, window: Window) -> Setting:
+        self._base = min(self._base, window.latency)
+        refused = depth < self._wanted
+        self._wanted = 0 if refused else 2 * depth
+        if self._queued(depth, window) < _aim(depth) and not refused:
+            self._before, self._doubled = window.latency, True
+            return Setting(2 * depth, f"reads do not queue yet: {_ms(window.latency)} each")
+        # A base latency that comes from the few reads of a few threads is doubtful.
+        self._mode, self._doubts, self._wanted, self._doubled = _Mode.STEADY, self._doubled and not refused, 0, False
+        return self._follow(depth, window)
+
+    def _steady(self, depth: int, window: Window) -> Setting:
+        if self._before and window.latency > _JUMP * self._before:
+            self._doubts = True
+        if depth > 1 and not window.number % (_DOUBTS_EVERY if self._doubts else _PROBE_EVERY):
+            self._mode, self._full_depth, self._doubts = _Mode.PROBE, depth, False
+            self._before = window.latency
+            fewer = depth // 2 if depth > _FEW else 1
+            return Setting(fewer, f"{fewer} instead of {depth}, to measure a read without a queue")
+        if self._probed:
+            self._probed[-1] = min(self._probed[-1], window.latency)
+        self._base = min(self._base, window.latency)
+        if depth == 1 and self._doubts:  # nothing of its own can queue
+            self._base, self._doubts = window.latency, False
+        found = self._follow(depth, window)
+        if 3 * self._queued(depth, window) < _aim(depth) and found.value > depth:  # much less than a moment ago
+            self._mode = _Mode.START
+        return found
+
+    def _probe_ended(self, window: Window) -> Setting:
+        depth, self._mode = self._full_depth, _Mode.STEADY
+        if window.latency > _NO_QUEUE * self._before:  # it was no queue: the store has become slower
+            self._base, self._probed = window.latency, [window.latency]
+            self._mode = _Mode.START
+            return Setting(depth, f"the store takes {_ms(window.latency)} for a read, whatever the depth")
+        self._probed = [*self._probed[-1:], window.latency]
+        self._base = min(self._probed)
+        return Setting(depth, self._reason())
+
+    def _follow(self, depth: int, window: Window) -> Setting:
+        """FAST's step: half way to the depth at which as many reads queue as should."""
+        self._before = window.latency
+        if round(self._fine) != depth:
+            self._fine = depth
+        aim = self._fine * self._base / window.latency + _aim(depth)
+        self._fine = max(1.0, min(2.0 * depth, 0.5 * self._fine + 0.5 * aim))
+        return Setting(round(self._fine), self._reason())
+
+    def _queued(self, depth: int, window: Window) -> float:
+        return depth * (1 - self._base / window.latency)
+
+    def _reason(self) -> str:
+        return f"as many as keep the store busy; a read without a queue takes {_ms(self._base)}"
+
+
+def _aim(depth: int) -> float:
+    """Reads of so many in flight that should wait in queues."""
+    return max(1.0, _QUEUED * depth ** (1 / 3) - 1)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

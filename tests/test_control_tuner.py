@@ -1,0 +1,169 @@
+"""The control law of the prefetch depth, against simulated stores whose best depth is known from arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from simulated_store import Job, Store, jain
+
+from pario.control.depth import Depth
+from pario.control.knobs import START_DEPTH, Knob
+from pario.control.tuner import FastProbe, Window
+
+#: seconds of latency, bytes per second, bytes of a read
+FUSE = 0.020, 200e6, 197_000
+FUSE_LONG = 0.020, 200e6, 1 << 20
+LUSTRE = 0.005, 1.5e9, 1 << 20
+HARD_DISK = 0.005, 18e6, 197_000
+
+
+def depth(least: int = 1, most: int = 64) -> Depth:
+    return Depth(Knob("reads in flight", least, most, START_DEPTH))
+
+
+def one_job(kind: tuple[float, float, int], jitter: float = 0.3, **how: float) -> tuple[Store, Job]:
+    latency, bytes_per_s, nbytes = kind
+    store = Store(latency, bytes_per_s, jitter=jitter)
+    job = Job(store, nbytes, depth(), **how)  # type: ignore[arg-type]
+    job.start()
+    return store, job
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+@pytest.mark.parametrize("kind", [FUSE, FUSE_LONG, LUSTRE, HARD_DISK])
+def test_the_store_is_busy_with_few_reads(kind, jitter) -> None:
+    store, job = one_job(kind, jitter)
+    store.run(8)
+    cap = store.bytes_per_s
+    assert job.time_to(0.9 * cap, 0) <= 1
+    assert job.rate(2, 8) >= (0.95 if jitter == 0 else 0.92) * cap
+    # Of few reads one or two wait: half of four is a queue of two.
+    assert job.mean_depth(2, 8) <= max(1.6 * store.smallest_depth(kind[2]), store.smallest_depth(kind[2]) + 2.5)
+
+
+def test_where_no_depth_is_enough() -> None:
+    """Small reads: as many as there may be, although each probe says that half of them are as fast."""
+    store, job = one_job((0.020, 200e6, 4096))
+    store.run(10)
+    assert job.mean_depth(3, 10) >= 58
+    assert job.rate(3, 10) >= 0.9 * 64 * 4096 / 0.020
+
+
+def test_a_store_that_becomes_slower_and_faster() -> None:
+    latency, bytes_per_s, nbytes = FUSE
+    store, job = one_job(FUSE)
+    store.run(4)
+    store.bytes_per_s = bytes_per_s / 3
+    store.run(10)
+    assert job.time_to(0.9 * store.bytes_per_s, 4) <= 5
+    assert job.mean_depth(7, 10) <= 2 * store.smallest_depth(nbytes)
+    store.bytes_per_s = bytes_per_s
+    store.run(16)
+    assert job.time_to(0.9 * bytes_per_s, 10) <= 5
+    store.latency = 3 * latency
+    store.run(24)
+    assert job.time_to(0.9 * bytes_per_s, 16) <= 15
+    store.latency = latency
+    store.run(32)
+    assert job.time_to(0.9 * bytes_per_s, 24) <= 5
+    assert job.mean_depth(29, 32) <= 1.5 * store.smallest_depth(nbytes)
+
+
+@pytest.mark.parametrize("kind", [FUSE, FUSE_LONG, LUSTRE])
+def test_four_jobs_share_a_store(kind) -> None:
+    latency, bytes_per_s, nbytes = kind
+    store = Store(latency, bytes_per_s)
+    jobs = [Job(store, nbytes, depth()) for _ in range(4)]
+    for number, job in enumerate(jobs):
+        job.start(2.0 * number)
+    store.run(22)
+    rates = [job.rate(12, 22) for job in jobs]
+    assert jain(rates) >= 0.9
+    assert sum(rates) >= 0.95 * bytes_per_s
+    alone = latency + nbytes / bytes_per_s
+    assert max(job.mean_latency(12, 22) for job in jobs) <= 6 * alone
+
+
+@pytest.mark.parametrize("consumer_s", [0.040, 0.002, 0.0012])
+def test_no_more_than_the_consumer_needs(consumer_s) -> None:
+    """It never waits, and few reads are in flight: six groups of 42, as in a ring of six slots."""
+    store, job = one_job(FUSE, consumer_s=consumer_s, ahead=6 * 42, group=42)
+    store.run(16)
+    assert job.rate(8, 16) >= 0.97 * (42 * FUSE[2] * int(8 / consumer_s / 42)) / 8
+    needed = FUSE[0] / consumer_s
+    assert job.mean_depth(8, 16) <= max(2, 1.6 * needed)
+
+
+def test_a_consumer_that_becomes_fast_again() -> None:
+    store, job = one_job(FUSE, consumer_s=0.040, ahead=6 * 42, group=42)
+    store.run(12)
+    assert job.depth.knob.value <= 2
+    assert "consumer" in job.depth.knob.reason
+    job.consumer_s = 1e-5
+    store.run(18)
+    assert job.time_to(0.9 * store.bytes_per_s, 12) <= 3
+
+
+def test_a_pinned_depth_stays() -> None:
+    store = Store(*FUSE[:2])
+    job = Job(store, FUSE[2], depth(5, 5))
+    job.start()
+    store.run(3)
+    assert (job.depth.knob.setting.value, job.depths) == (5, [])
+    assert 0.015 < job.depth.latency < 0.030  # measured all the same, for the length of parts
+
+
+def test_bounds_are_kept() -> None:
+    store = Store(*FUSE[:2])
+    job = Job(store, FUSE[2], depth(4, 12))
+    job.start()
+    store.run(6)
+    assert {value for _, value in job.depths} <= set(range(4, 13))
+    assert job.mean_depth(2, 6) > 11
+
+
+# -- single windows ----------------------------------------------------------------------------------------------------
+
+QUIET = Window(1, 0.25, latency=0.02, nbytes=1e5, most=64, in_flight=64, rate=100)
+
+
+def test_a_failed_read_halves_it() -> None:
+    law = FastProbe()
+    assert law.step(9, replace(QUIET, failed=True)).value == 4
+    assert law.step(1, replace(QUIET, failed=True)).value == 1
+
+
+def test_reads_that_are_not_there_say_nothing() -> None:
+    found = FastProbe().step(32, replace(QUIET, most=5))
+    assert (found.value, found.reason) == (32, "no more than 5 reads were there to be made at once")
+
+
+def test_reads_of_another_size_begin_anew() -> None:
+    """Leaf pages before an epoch, and then records of a megabyte: their latency is no queue."""
+    law = FastProbe()
+    value = 2
+    for _ in range(2):
+        value = law.step(value, replace(QUIET, latency=0.001, nbytes=4096)).value
+    assert value == 8
+    assert law.step(8, replace(QUIET, latency=0.060, nbytes=1 << 20)).value == 16
+    assert law.base == 0.060
+
+
+def test_the_same_trace_gives_the_same_depths() -> None:
+    """A queue of one read per ms behind 20 ms, replayed."""
+
+    def replay() -> list[int]:
+        law, value, found = FastProbe(), START_DEPTH, []
+        for number in itertools.count():
+            value = law.step(value, replace(QUIET, number=number, latency=max(0.020, value * 1e-3))).value
+            found.append(value)
+            if number == 60:
+                return found
+
+    found = replay()
+    assert found == replay()
+    assert found[:4] == [4, 8, 16, 32]
+    assert all(21 <= value <= 32 or value in (12, 13) for value in found[6:])  # or a probe
+    assert set(found[6:]) & {12, 13}

@@ -1,0 +1,200 @@
+"""The pool of reading threads while its depth changes. The oracle is the content as the test wrote it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pario import threads
+from pario.control import depth
+from pario.control.knobs import Knob, Setting
+from pario.control.tuner import Law
+from pario.errors import ReadError
+from pario.fetch.pool import ReadPool, _Job
+from pario.fetch.posix import PosixFetcher
+from pario.records import EXTENT
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(1e-3)
+
+
+class Gated(PosixFetcher):
+    """Each read waits until it is let go; counts those that are under way."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.now = 0
+        self.parts: list[int] = []
+        self.gate = threading.Semaphore(0)
+        self._count = threading.Lock()
+
+    def read(self, reads, out, starts):
+        with self._count:
+            self.now += 1
+            self.parts.append(len(reads))
+        assert self.gate.acquire(timeout=20)
+        with self._count:
+            self.now -= 1
+        if int(reads["offset"][-1]) >= self.nbytes:
+            raise ReadError("nothing there", path=self.path)
+        super().read(reads, out, starts)
+
+
+class Still(Law):
+    """Leaves the depth to the test."""
+
+    def step(self, depth, window):
+        return Setting(depth, "a test")
+
+
+@pytest.fixture
+def gated(tmp_path, monkeypatch):
+    monkeypatch.setattr(depth, "FastProbe", Still)
+    file = tmp_path / "data.mdb"
+    np.arange(1 << 16, dtype=np.uint8).tofile(file)
+    one = Gated(str(file))
+    yield one
+    one.close()
+
+
+def names() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("pario-read")}
+
+
+def reads_of(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    reads = np.zeros(n, EXTENT)
+    reads["offset"], reads["nbytes"] = np.arange(n) * 16, 16
+    return reads, np.zeros(16 * n, np.uint8), np.arange(n) * 16
+
+
+def test_threads_come_and_go_while_a_job_runs(gated) -> None:
+    knob = Knob("reads in flight", 1, 8, 2)
+    pool = ReadPool(gated, knob)
+    reads, out, starts = reads_of(64)
+    done = threading.Event()
+    pool.submit(reads, out, starts, lambda error, seconds: done.set())
+    until(lambda: gated.now == 2)
+    assert len(names()) == 2
+    knob.turn(8, "a test")
+    pool._resize()
+    until(lambda: gated.now == 8)
+    assert len(names()) == 8
+    knob.turn(1, "a test")
+    pool._resize()
+    gated.gate.release(8)
+    until(lambda: len(names()) == 1)
+    until(lambda: gated.now == 1)
+    gated.gate.release(1000)
+    assert done.wait(20)
+    assert (out == np.arange(16 * 64, dtype=np.uint8)).all()
+    assert pool.close(20)
+    assert not names()
+
+
+def test_idle_threads_end_too(gated) -> None:
+    gated.gate.release(1000)
+    knob = Knob("reads in flight", 1, 6, 6)
+    pool = ReadPool(gated, knob)
+    reads, out, starts = reads_of(6)
+    together = threading.Barrier(6)  # so that all come
+    gated.read = lambda *_: together.wait(20)  # type: ignore[method-assign]
+    pool.read(reads, out, starts)
+    assert len(names()) == 6
+    knob.turn(2, "a test")
+    pool._resize()
+    until(lambda: len(names()) == 2)
+    together = threading.Barrier(2)
+    pool.read(reads, out, starts)  # with those that are left
+    assert len(names()) == 2
+    assert pool.close(20)
+
+
+def test_reads_that_take_long_go_one_by_one(gated) -> None:
+    """Nobody knows at first how long they take; short ones are then taken together."""
+    gated.gate.release(1 << 20)
+    pool = ReadPool(gated, 1)
+    reads, out, starts = reads_of(200)
+    pool.read(reads, out, starts)
+    assert gated.parts[0] == 1
+    assert max(gated.parts) > 1
+    gated.parts.clear()
+    pool._depth.latency = 0.02
+    pool._depth.end = lambda *_, **__: False  # type: ignore[method-assign]  # it stays so
+    pool.read(reads, out, starts)
+    assert gated.parts == [1] * 200
+    assert pool.close(20)
+
+
+def test_parts_of_a_job() -> None:
+    """Equal parts for all threads, none shorter than a unit."""
+    mib = 1 << 20
+    reads = np.zeros(8, EXTENT)
+    reads["nbytes"] = mib
+
+    def parts(threads: int, most: int = 100) -> list[int]:
+        job, found = _Job(reads, np.empty(0), np.empty(0), lambda *_: None, 256 << 10), []
+        while job.left:
+            first, last = job.take(threads, most)
+            assert job.nbytes(first, last) == (last - first) * mib
+            found.append(last - first)
+        return found
+
+    assert parts(8) == [1] * 8
+    assert parts(4) == [2] * 4
+    assert parts(3) == [2, 2, 2, 2]
+    assert parts(1) == [8]
+    assert parts(1, most=3) == [3, 3, 2]
+    assert parts(64) == [1] * 8
+
+
+def test_an_error_ends_the_job(gated) -> None:
+    """Once: when the reads have ended that are under way. No more begin. The pool is as good as before."""
+    pool, said = ReadPool(gated, 4), []
+    reads, out, starts = reads_of(64)
+    reads["offset"] += 1 << 16  # beyond the end
+    pool.submit(reads, out, starts, lambda error, seconds: said.append(error))
+    until(lambda: gated.now == 4)
+    gated.gate.release(1)
+    until(lambda: gated.now == 3)
+    assert not said
+    gated.gate.release(3)
+    until(lambda: bool(said))
+    assert [type(error) for error in said] == [ReadError]
+    assert sum(gated.parts) < 16
+    gated.gate.release(1000)
+    reads, out, starts = reads_of(64)
+    pool.read(reads, out, starts)
+    assert (out == np.arange(16 * 64, dtype=np.uint8)).all()
+    assert pool.close(20)
+    assert len(said) == 1
+
+
+def test_no_deeper_than_there_are_threads(gated, monkeypatch) -> None:
+    """The system grants three threads: the depth is no larger, and says why."""
+    gated.gate.release(1000)
+    start, left = threading.Thread.start, [3]
+
+    def started(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    monkeypatch.setattr(threads, "_warned", True)
+    knob = Knob("reads in flight", 1, 16, 8)
+    pool = ReadPool(gated, knob)
+    reads, out, starts = reads_of(64)
+    pool.read(reads, out, starts)
+    assert (out == np.arange(16 * 64, dtype=np.uint8)).all()
+    assert knob.value <= 3
+    assert knob.most == 3
+    assert pool.close(20)
