@@ -115,16 +115,17 @@ class Bucket:
                 if self._line[0] is not mine:
                     self._wait(mine, None)
                     continue
-                self._began = self._clock()
-                wait_s, which = self._missing(self._began, nbytes, operations)
+                began = self._clock()
+                wait_s, which = self._missing(began, nbytes, operations)
                 if wait_s <= 0:
                     break
-                self._which = which
+                self._began, self._which = began, which
                 self._wait(mine, wait_s)
-                self._waited[which] += self._clock() - max(self._began, self._since)
+                self._waited[which] += self._clock() - max(began, self._since)
                 self._began = None
         finally:
-            self._began = None
+            if self._line[0] is mine:
+                self._began = None
             self._line.remove(mine)
             if self._line:
                 self._line[0].notify()

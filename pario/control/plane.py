@@ -14,6 +14,7 @@ import pwd
 import secrets
 import select
 import socket
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -465,6 +466,8 @@ def listen(address: Address) -> socket.socket:
 
 def _make_room(path: str) -> None:
     """Remove the socket of a plane that has died. Raises OSError if one lives, or if it is something else."""
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
