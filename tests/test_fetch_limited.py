@@ -223,8 +223,8 @@ def test_all_that_a_loader_asks_for_is_counted(
     if tiers is not None:
         assert store[0] < 2_400_000, "the second epoch does not ask the store"
     assert counted[0] == store[0]
-    # Besides what the files see there are looks at the path, whether it was replaced.
-    assert store[1] <= counted[1] <= store[1] + 3
+    # Besides what the files see there are looks for a saved index, and whether the path leads elsewhere by now.
+    assert store[1] + 4 <= counted[1] <= store[1] + 12
     assert agent.is_over
 
 

@@ -6,6 +6,7 @@ import os
 import resource
 import secrets
 import signal
+import sys
 import time
 from typing import Any
 
@@ -77,7 +78,7 @@ def status(at: str | None, every_s: float | None, prometheus: bool) -> int:
         raise OptionError("which control plane?", hint="Pass --at ADDRESS, or set PARIO_CONTROL to it.")
     address = read_address(text)
     if every_s is None:
-        every_s = 1.0 if click.get_text_stream("stdout").isatty() and not prometheus else 0.0
+        every_s = 1.0 if sys.stdout.isatty() and not prometheus else 0.0
     line = connected(address, who(address), {"do": "status"}, _MOST_BYTES)
     try:
         state = line.first["status"]

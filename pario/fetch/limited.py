@@ -89,6 +89,9 @@ class LimitedFetcher(Fetcher):
             self._gate.take(sums[last] - sums[first], last - first)
             self._store.read(reads[first:last], out, starts[first:last])
 
+    def announce(self, operations: int) -> None:
+        self._gate.take(0, operations)
+
     def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
         return self._store.cached_share(offsets, enough)
 
