@@ -49,7 +49,7 @@ def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> 
         _replace(tell, f"{plane.address}\n")
     screen.say(f"the control plane listens; jobs join it by  export PARIO_CONTROL={plane.address}")
     plane.run()
-    screen.say(f"the control plane has ended after {plane.cycles:,} cycles")
+    screen.say(f"the control plane has ended, which {counted(plane.book.seen, 'job')} had joined")
     return 0
 
 

@@ -123,13 +123,13 @@ class Book:
 
     now : the plane starts; for one lease it grants what members hold from another one
 
-    members : their number
+    members : their number; seen : how many jobs there have been
     """
 
     def __init__(self, rules: Rules, now: float) -> None:
         self.rules = rules
         self.jobs: dict[tuple[str, str], Job] = {}
-        self.members = 0
+        self.members = self.seen = 0
         self._learns_until = now + rules.lease_s
 
     def learns(self, now: float) -> bool:
@@ -158,6 +158,7 @@ class Book:
         member.here, member.until, member.last = True, until, None
         if known is None and self.learns(now):
             member.holds = hello.holds
+        self.seen += key not in self.jobs
         self.jobs[key] = job
         job.members[hello.member] = member
         if known is None:
