@@ -3,6 +3,7 @@ die; and a plane that has just started."""
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -310,6 +311,8 @@ def test_a_clock_that_does_not_move(at: float) -> None:
         assert world.book.report(x, Report(at, (1e18, 1e18), (None, None)), world.now)
         world.step({y: 1e9})
         assert all(math.isfinite(member.rates[0]) and member.rates[0] > 0 for member in (x, y))
+    state = json.loads(json.dumps(world.book.state(world.now), allow_nan=False))
+    assert len(state) == 2
 
 
 def test_the_state_is_what_happened() -> None:

@@ -106,6 +106,18 @@ def test_never_more_than_the_rates_allow(steps: list[tuple[float, int, float]]) 
     assert all(wait <= 10**6 / min(rate for rate, _, _ in steps) + 1e-6 for wait in clock.waits)
 
 
+def test_a_debt_too_small_for_the_clock() -> None:
+    """At this time the next number of a clock is 2 ns away."""
+    bucket, clock = made((1e6, None))
+    clock.now = 1e7
+    bucket.take(100_000, 1)
+    bucket._tokens[0].level = -1e-5
+    bucket.take(1, 1)
+    assert clock.waits == []
+    bucket.take(10, 1)
+    assert clock.waits == [pytest.approx(1e-6, rel=0.1)]
+
+
 @pytest.mark.parametrize(("before", "after"), [(1000.0, 10.0), (10.0, 1000.0), (100.0, 100.0)])
 def test_a_new_rate_makes_nobody_wait_longer(before: float, after: float) -> None:
     tokens = Tokens(before, 0.0)

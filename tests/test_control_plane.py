@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +389,28 @@ def test_it_tells_its_state(tmp_path: Path) -> None:
         until(lambda: plane.cycles > 3)
         line.close()
     assert told[0]["policy"] == "max-min"
+
+
+def test_a_state_that_cannot_be_told_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def refused(state: dict[str, Any]) -> None:
+        raise ParioError("the disk is full")
+
+    with running(RULES, tell=refused) as plane:
+        until(lambda: caplog.records)
+        line = join(plane)
+        assert "grant" in line.first
+        line.close()
+    assert caplog.records[0].message == "the control plane cannot tell its state: the disk is full (said once)"
+
+
+def test_a_users_other_token_is_another_one() -> None:
+    """After SIGHUP connections that the old one has opened end."""
+    with running(RULES, read_rules=lambda: replace(RULES, secrets={"me": b"n" * 32})) as plane:
+        line = join(plane)
+        plane.reload()
+        closed(line.sock)
+        with pytest.raises(TurnedAwayError):
+            join(plane)
 
 
 def test_nothing_is_left_open() -> None:

@@ -54,7 +54,7 @@ JSON = st.recursive(
 KEYS = st.sampled_from(["at", "used", "demand", "grant", "safe", "lease", "every"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(KEYS, JSON) | JSON)
 def test_only_numbers_come_through(words: object) -> None:
     """Whatever somebody sends is a message of finite numbers from 0 on, or a WireError."""
@@ -68,7 +68,7 @@ def test_only_numbers_come_through(words: object) -> None:
         assert all(each is None or 0 <= each <= 1e18 for each in numbers)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_message(line: bytes) -> None:
     with suppress(WireError):

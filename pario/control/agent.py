@@ -88,22 +88,20 @@ class Agent:
     def joined(self) -> bool:
         return self._grant is not None and time.monotonic() < self._until
 
-    def hold(self) -> None:
-        """One more user; each calls `release` in the end."""
+    def hold(self) -> bool:
+        """One more user, each of which calls `release` in the end; False if this has ended."""
         with self._lock:
-            self._users += 1
+            self._users += not self._over
+            return not self._over
 
     def release(self) -> None:
         """With the last one the thread ends."""
         with self._lock:
             self._users -= 1
             last = self._users == 0
+            self._over |= last
         if last:
             self.close()
-
-    @property
-    def is_over(self) -> bool:
-        return self._over
 
     def close(self, limit_s: float = 1.0) -> None:
         """Whoever waits goes on. Idempotent."""

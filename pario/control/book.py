@@ -34,6 +34,8 @@ _SAFE = 1 / 20
 _NEW_S = 1.0
 #: Nobody is granted less: bytes/s, operations/s.
 _LEAST = (65536.0, 4.0)
+#: Nobody uses more, whatever it says of its clock.
+_MOST = 1e18
 #: Reports of one member in one second, at most; what is above is not looked at.
 _MOST_REPORTS = 100
 
@@ -85,7 +87,8 @@ class Member:
         last, self.last = self.last, report
         if last is not None and report.at > last.at:
             over = report.at - last.at
-            rates = [max(0.0, after - before) / over for after, before in zip(report.used, last.used, strict=True)]
+            gone = zip(report.used, last.used, strict=True)
+            rates = [min(max(0.0, after - before) / over, _MOST) for after, before in gone]
             self.seen.append((now, rates[0], rates[1]))
             self.now = rates
         while self.seen and self.seen[0][0] < now - _PEAK_S:

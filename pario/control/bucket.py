@@ -23,8 +23,8 @@ BYTES, OPERATIONS = 0, 1
 #: Seconds' worth of tokens that a bucket keeps: a reader that comes a little late loses nothing, and a window of one
 #: second sees at most a tenth more than the rate.
 BURST_S = 0.1
-#: A smaller debt is one of rounding.
-_NOTHING = 1e-6
+#: Nobody waits for less, which a clock may not even show; the debt stays.
+_SOON_S = 1e-6
 
 
 class Tokens:
@@ -44,7 +44,7 @@ class Tokens:
             return 0.0
         level = min(self.level + (now - self._at) * self.rate, self.rate * BURST_S)
         self.level, self._at = level, now
-        return -level / self.rate if level < -_NOTHING else 0.0
+        return -level / self.rate if level < -_SOON_S * self.rate else 0.0
 
     def spend(self, n: float) -> None:
         """After `wait_s` has returned 0 for this moment."""

@@ -56,7 +56,7 @@ def _held_agent() -> Agent | None:
         raise OptionError(f"PARIO_CONTROL: {e.what}", hint=e.hint) from None
     with _lock:
         agent = _agents.get(text)
-        if agent is None or agent.is_over:
+        if agent is None or not agent.hold():
             try:
                 agent = _agents[text] = Agent(address, who(address))
             except OptionError as e:
@@ -64,7 +64,7 @@ def _held_agent() -> Agent | None:
                     _warned.add(text)
                     _log.warning("the control plane at %s does not limit this process: %s", address, e)
                 return None
-        agent.hold()
+            agent.hold()
         return agent
 
 

@@ -116,13 +116,19 @@ class Plane:
                 if now >= told:
                     told = now + 1.0
                     self._send_away()
-                    if self._tell is not None:
-                        self._tell(self.state())
+                    self._tell_state()
                 if self._reload:
                     self._take_rules()
                 self._hear(max(0.0, cycle - self._clock()))
         finally:
             self._close()
+
+    def _tell_state(self) -> None:
+        if self._tell is not None:
+            try:
+                self._tell(self.state())
+            except ParioError as e:
+                self._say("cannot tell its state", str(e))
 
     def _hear(self, wait_s: float) -> None:
         for fd, what in self._poll.poll(wait_s):
@@ -152,10 +158,11 @@ class Plane:
         except ParioError as e:  # those that it has are better than none
             _log.error("the control plane keeps its rules: %s", e)
             return
+        before = self.book.rules.secrets
         self.book.reload(rules)
         _log.warning("the control plane has read its rules again")
         for client in list(self._clients.values()):
-            if client.uid is None and client.proven and client.user not in rules.secrets:
+            if client.uid is None and client.proven and rules.secrets.get(client.user) != before.get(client.user):
                 self._drop(client)
 
     def _cycle(self) -> None:

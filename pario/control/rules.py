@@ -227,7 +227,7 @@ def read_token(path: str) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
         raise OptionError(f"cannot read the token: {e.strerror}", path=path) from e
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OptionError("the token is no regular file", path=path)
@@ -236,7 +236,11 @@ def read_token(path: str) -> bytes:
         if status.st_mode & 0o077:
             mode = stat.S_IMODE(status.st_mode)
             raise OptionError(f"others may use the token (mode {mode:04o})", path=path, hint="chmod 600 it.")
-        secret = file.read(_MOST_SECRET + 1).strip()
+        secret = os.read(fd, _MOST_SECRET + 1).strip()
+    except OSError as e:
+        raise OptionError(f"cannot read the token: {e.strerror}", path=path) from e
+    finally:
+        os.close(fd)
     if not _LEAST_SECRET <= len(secret) <= _MOST_SECRET:
         raise OptionError(
             f"a token has {_LEAST_SECRET} to {_MOST_SECRET:,} characters, this one {len(secret):,}",
