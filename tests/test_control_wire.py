@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,8 +77,11 @@ def test_bytes_that_are_no_message(line: bytes) -> None:
 
 
 def test_a_grant_and_back() -> None:
-    grant = Grant((15e6, None), (1e6, 10.0), 5.0, 0.25)
-    assert grant_of(unpacked(packed(grant.words()))) == grant
+    for rates in ((15e6, None), (1 / 3, 1e17), (np.float64(7), 2)):
+        grant = Grant(rates, (1e6, 10.0), 5, 0.25)
+        assert grant_of(unpacked(packed(grant.words()))) == grant
+        assert grant_of(unpacked(grant.line())) == grant
+        assert grant.line().endswith(b"\n")
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,10 @@ class Member:
             self.now = rates
         while self.seen and self.seen[0][0] < now - _PEAK_S:
             self.seen.popleft()
-        self.peak = [max((each[k] for each in self.seen), default=0.0) for k in (1, 2)]
+        nbytes = operations = 0.0
+        for _, one, other in self.seen:
+            nbytes, operations = max(nbytes, one), max(operations, other)
+        self.peak = [nbytes, operations]
         self.wants = [math.inf if each is None else each for each in report.demand]
 
     def demand(self, which: int, capacity: float, foot: float, now: float) -> float:
@@ -305,5 +308,5 @@ class Book:
 
 
 def _or_none(rates: list[float]) -> Rates:
-    nbytes, operations = (None if math.isinf(each) else each for each in rates)
-    return nbytes, operations
+    nbytes, operations = rates
+    return None if nbytes == math.inf else nbytes, None if operations == math.inf else operations

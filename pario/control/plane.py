@@ -170,7 +170,7 @@ class Plane:
         self.book.share(begin)
         for member, client in list(self._members.items()):
             if client.is_due(member):
-                client.put(packed(self.book.grant(member).words()))
+                client.put(self.book.grant(member).line())
             if client.waiting > _MOST_WAITING:
                 self._drop(client)
             else:
@@ -401,8 +401,7 @@ class _Client:
     def is_due(self, member: Member) -> bool:
         """Whether it is to hear of its grant: it has reported, or the grant is another one."""
         now = [*member.rates, *member.safe]
-        same = self._sent and all(isclose(*pair, rel_tol=_SAME) for pair in zip(self._sent, now, strict=True))
-        if self.reported or not same:
+        if self.reported or not self._sent or not all(map(_is_same, self._sent, now)):
             self._sent, self.reported = now, False
             return True
         return False
@@ -427,6 +426,10 @@ class _Client:
         if not piece:
             raise OSError("closed")
         return list(self._lines.lines(piece))
+
+
+def _is_same(before: float, now: float) -> bool:
+    return isclose(before, now, rel_tol=_SAME)
 
 
 def _is_hex(text: str) -> bool:

@@ -6,6 +6,8 @@ wants is handed out, too, so that whoever wants more in a moment can begin at on
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 __all__ = ["POLICIES", "fitted", "fixed", "max_min", "weighted"]
@@ -30,16 +32,23 @@ def max_min(capacity: float, demands: np.ndarray, guarantees: np.ndarray | None 
         given = np.minimum(demands, fitted(guarantees, capacity))
     left = max(0.0, capacity - float(given.sum()))
     unmet = demands - given
-    order = np.argsort(unmet, kind="stable")
-    for k, one in enumerate(order.tolist()):
-        more = min(float(unmet[one]), left / (n - k))
-        given[one] += more
-        left -= more
+    given = given + np.minimum(unmet, _level(left, unmet))
+    left = max(0.0, capacity - float(given.sum()))
     active = demands > 0
     if not active.any():
         active[:] = True
-    given[active] += max(0.0, left) / int(active.sum())
+    given[active] += left / int(active.sum())
     return given
+
+
+def _level(left: float, unmet: np.ndarray) -> float:
+    """What each gets of it at most."""
+    ascending = np.sort(unmet)
+    before = np.cumsum(ascending) - ascending
+    # What each would get if all with smaller demands had theirs, and it and those behind it the same.
+    levels = (left - before) / np.arange(len(unmet), 0, -1)
+    short = np.flatnonzero(ascending > levels)
+    return max(0.0, float(levels[short[0]])) if len(short) else math.inf
 
 
 def weighted(capacity: float, weights: np.ndarray) -> np.ndarray:
