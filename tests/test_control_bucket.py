@@ -111,7 +111,7 @@ def test_a_debt_too_small_for_the_clock() -> None:
     bucket, clock = made((1e6, None))
     clock.now = 1e7
     bucket.take(100_000, 1)
-    bucket._tokens[0].level = -1e-5
+    bucket._bytes.level = -1e-5
     bucket.take(1, 1)
     assert clock.waits == []
     bucket.take(10, 1)

@@ -87,7 +87,7 @@ class Bucket:
         self._clock, self._wait, self._held_up = clock, wait, held_up
         self._lock = threading.Lock()
         now = clock()
-        self._tokens = [Tokens(rate, now) for rate in rates]
+        self._bytes, self._operations = (Tokens(rate, now) for rate in rates)
         self._line: deque[threading.Condition] = deque()
         self._open = True
         self.used = [0, 0]
@@ -99,11 +99,12 @@ class Bucket:
     def take(self, nbytes: int, operations: int) -> None:
         """Return when these may be asked of the store; at once after `close`."""
         with self._lock:
-            if self._open and (self._line or self._missing(self._clock(), nbytes, operations)[0] > 0):
+            if self._line or self._missing(self._clock(), nbytes, operations)[0] > 0:
                 self._stand_in_line(nbytes, operations)
-            for k, n in enumerate((nbytes, operations)):
-                self._tokens[k].spend(n)
-                self.used[k] += n
+            self._bytes.spend(nbytes)
+            self._operations.spend(operations)
+            self.used[BYTES] += nbytes
+            self.used[OPERATIONS] += operations
 
     def _stand_in_line(self, nbytes: int, operations: int) -> None:
         mine = threading.Condition(self._lock)
@@ -132,7 +133,9 @@ class Bucket:
 
     def _missing(self, now: float, nbytes: int, operations: int) -> tuple[float, int]:
         """(seconds to wait, for which resource)"""
-        bytes_s, operations_s = (tokens.wait_s(now) for tokens in self._tokens)
+        if not self._open:
+            return 0.0, BYTES
+        bytes_s, operations_s = self._bytes.wait_s(now), self._operations.wait_s(now)
         if not nbytes or operations_s > bytes_s:
             return (operations_s if operations else 0.0), OPERATIONS
         return bytes_s, BYTES
@@ -140,14 +143,14 @@ class Bucket:
     @property
     def rates(self) -> Rates:
         """As they are set now."""
-        return self._tokens[BYTES].rate, self._tokens[OPERATIONS].rate
+        return self._bytes.rate, self._operations.rate
 
     def set_rates(self, rates: Rates) -> None:
         """From now on, also for those who wait."""
         with self._lock:
             now = self._clock()
-            for tokens, rate in zip(self._tokens, rates, strict=True):
-                tokens.set_rate(rate, now)
+            self._bytes.set_rate(rates[BYTES], now)
+            self._operations.set_rate(rates[OPERATIONS], now)
             if self._line:
                 self._line[0].notify()
 
