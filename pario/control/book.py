@@ -65,6 +65,7 @@ class Hello:
 class Member:
     """One process. rates : its grant; until : the end of its lease; here : it is connected
 
+    second, reports : when the present second began, and how many reports came in it
     wants, peak : f64[2] per second, its claim (inf: as much as it can get) and the most it has used of late
     """
 
@@ -80,7 +81,8 @@ class Member:
     holds: Rates | None = None
     last: Report | None = None
     seen: deque[tuple[float, float, float]] = field(default_factory=deque)
-    reports: deque[float] = field(default_factory=deque)
+    second: float = -math.inf
+    reports: int = 0
 
     def use(self, report: Report, now: float) -> None:
         """Take a report."""
@@ -95,7 +97,8 @@ class Member:
             self.seen.popleft()
         nbytes = operations = 0.0
         for _, one, other in self.seen:
-            nbytes, operations = max(nbytes, one), max(operations, other)
+            nbytes = one if one > nbytes else nbytes
+            operations = other if other > operations else operations
         self.peak = [nbytes, operations]
         self.wants = [math.inf if each is None else each for each in report.demand]
 
@@ -186,10 +189,10 @@ class Book:
 
     def report(self, member: Member, report: Report, now: float) -> bool:
         """Take a report; False if this member sends too many."""
-        member.reports.append(now)
-        while member.reports[0] < now - 1.0:
-            member.reports.popleft()
-        if len(member.reports) > _MOST_REPORTS:
+        if now >= member.second + 1.0:
+            member.second, member.reports = now, 0
+        member.reports += 1
+        if member.reports > _MOST_REPORTS:
             return False
         member.use(report, now)
         member.until = now + self.rules.lease_s

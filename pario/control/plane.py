@@ -51,7 +51,7 @@ _PROVE_S, _MOST_STRANGERS = 5.0, 64
 _BACKLOG = 1024
 #: What a client has not taken yet; one that leaves more is given up.
 _MOST_WAITING = 256 << 10
-_PIECE = 16 << 10
+_PIECE = 4 << 10
 #: A grant that changes by a smaller part is told with the next report only.
 _SAME = 0.02
 #: Seconds between two questions for the state on one connection, at least.
@@ -112,10 +112,10 @@ class Plane:
                 now = self._clock()
                 if now >= cycle:
                     self._cycle()
+                    self._send_away()
                     cycle = max(cycle + self.book.rules.cycle_s, self._clock())
                 if now >= told:
                     told = now + 1.0
-                    self._send_away()
                     self._tell_state()
                 if self._reload:
                     self._take_rules()

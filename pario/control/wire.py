@@ -17,7 +17,6 @@ On a Unix socket the system tells who is at the other end, and a token is not ne
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 from collections.abc import Iterator
@@ -228,10 +227,10 @@ def _above_zero(rates: Rates) -> Rates:
 
 
 def _amount(value: Any, what: str) -> float:
-    # Python reads whole numbers of any length, which need not fit into a float.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MOST or math.isnan(value):
-        raise WireError(f"{what} is no amount")
-    return float(value)
+    # Python reads whole numbers of any length, which need not fit into a float; true and false are numbers to it, too.
+    if type(value) in (int, float) and 0 <= value <= _MOST:
+        return float(value)
+    raise WireError(f"{what} is no amount")
 
 
 class LineReader:
@@ -243,6 +242,9 @@ class LineReader:
 
     def lines(self, piece: bytes) -> Iterator[bytes]:
         """The lines that this piece completes. Raises WireError for one that is too long."""
+        if piece and not self._rest and piece.find(b"\n") == len(piece) - 1 <= self._most:  # one line, as nearly always
+            yield piece[:-1]
+            return
         *whole, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > self._most or any(len(line) > self._most for line in whole):
             raise WireError(f"a line of more than {self._most:,} bytes")
