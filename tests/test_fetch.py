@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from pario import options
+from pario.control.agent import Agent
+from pario.control.line import Who
+from pario.control.wire import Address
 from pario.errors import ClosedError, MissingError, OptionError, ReadError
 from pario.fetch.base import Form
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.joined import JoinedFetcher
+from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import FETCHERS, resolve
@@ -52,7 +56,11 @@ def paths(content, tmp_path_factory):
     return [str(file) for file in files]
 
 
-@pytest.fixture(params=[*FETCHERS, "joined", "joined, direct", "staged", "staged, direct"])
+#: over each of two fetchers
+OVER = ("joined", "staged", "limited")
+
+
+@pytest.fixture(params=[*FETCHERS, *OVER, *(f"{name}, direct" for name in OVER)])
 def fetcher(request, path, paths, monkeypatch):
     try:
         if request.param.startswith("staged"):
@@ -60,6 +68,9 @@ def fetcher(request, path, paths, monkeypatch):
             tiers = [MemoryTier.made(Grid(SIZE, 256 << 10), 1 << 20)]  # for a third of it
             store = FETCHERS["direct" if "direct" in request.param else "posix"](path)
             one = StagedFetcher(store, None, tiers, grid=tiers[0].grid, read_bytes=64 << 10, count=lambda *_: None)
+        elif request.param.startswith("limited"):
+            kind = FETCHERS["direct" if "direct" in request.param else "posix"]
+            one = open_limited(lambda: kind(path), Agent(Address("127.0.0.1", 1), Who("me", None, "a", "a", "n")))
         elif request.param.startswith("joined"):
             one = JoinedFetcher([FETCHERS["direct" if "direct" in request.param else "posix"](file) for file in paths])
         else:

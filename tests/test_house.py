@@ -77,6 +77,7 @@ KNOWN_TO = {
 FACES = ("decode/__init__.py", "lmdb/__init__.py")
 ENVIRONMENT = (
     *("kernels/jit.py", "dataset/tiers.py", "lmdb/served.py", "comm/launcher.py", "locate/sidecar.py"),
+    "control/joining.py",
     "bench/",
 )
 SCREEN = ("cli.py", "commands/", "demo/")

@@ -17,7 +17,7 @@ from pario.cli import main
 from pario.commands.jobscript import fill, knobs, names, template
 
 ROOT = Path(__file__).parents[1]
-NAMES = ["job_array", "read_bench", "train", "train_requeue", "train_staged"]
+NAMES = ["job_array", "read_bench", "shared_store", "train", "train_requeue", "train_staged"]
 
 
 def common(text: str) -> str:
@@ -148,7 +148,7 @@ def test_to_standard_output(here: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["trian"], "'trian' is none of job_array, read_bench, train, train_requeue, train_staged"),
+        (["trian"], "'trian' is none of job_array, read_bench, shared_store, train, train_requeue, train_staged"),
         (["train", "--array", "1"], "train has no --array; its knobs are DATA, SCRIPT,"),
         (["read_bench", "--set", "RUN=x"], "read_bench has no RUN; its knobs are DATA, BATCH_SIZE,"),
         (["train", "--set", "DATA"], "'DATA' is not KNOB=VALUE"),

@@ -20,6 +20,8 @@ from pario.errors import LauncherError
 __all__ = [
     "FIT_HINT",
     "Launcher",
+    "interface_address",
+    "job_name",
     "launched_rank",
     "launcher",
     "library",
@@ -29,6 +31,11 @@ __all__ = [
     "started_by_torch",
     "torch_ranks",
 ]
+
+#: Variables with a scheduler's number of the job, with that of the step in it, and with the job's name.
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "COBALT_JOBID", "JOB_ID")
+_STEPS = ("SLURM_STEP_ID", "PALS_APID", "PMIX_NAMESPACE")
+_JOB_NAMES = ("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME", "JOB_NAME")
 
 #: Variables with the number of processes.
 _SIZES = (
@@ -121,17 +128,43 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+def job_name() -> tuple[str, str]:
+    """(what tells this job apart from others of its user, its name): the same on all its ranks.
+
+    Both as PARIO_JOB says, else as the scheduler does: its job and the step in it. Without a scheduler the processes of
+    one launcher on one node are a job, and every other process is one for itself.
+    """
+    given = os.environ.get("PARIO_JOB", "")
+    job = next((os.environ[name] for name in _JOBS if os.environ.get(name)), "")
+    name = given or next((os.environ[name] for name in _JOB_NAMES if os.environ.get(name)), "") or "pario"
+    if given:
+        return f"{given} {job}".strip(), name
+    if job:
+        step = next((os.environ[name] for name in _STEPS if os.environ.get(name)), "")
+        return f"{job}.{step}" if step else job, name
+    number = os.getppid() if launcher().size > 1 else os.getpid()
+    return f"{node_name()}.{number}", name
+
+
 def own_addresses() -> list[str]:
     """This machine's IPv4 address towards the other nodes: that of the network interface PARIO_INTERFACE (ib0, hsn0),
     else the one that the system would use. Sends no packet and looks up no name; empty without a network."""
     name = os.environ.get("PARIO_INTERFACE", "")
+    if name:
+        found = interface_address(name)
+        return [found] if found else []
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if name:
-            request = struct.pack("256s", name.encode()[:15])
-            return [socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])]
         probe.connect(("192.0.2.1", 9))  # an address for documentation: only the route matters
         return [probe.getsockname()[0]]
     return []
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of a network interface; "" if there is no such interface, or if it has none."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", name.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    return ""
 
 
 def load_mpi() -> Any:

@@ -42,6 +42,7 @@ __all__ = [
     "Request",
     "exactly",
     "machine_id",
+    "peer_uid",
     "proof",
     "same_user",
     "send",
@@ -291,10 +292,15 @@ def _connect(sock: socket.socket, address: str | tuple[str, int]) -> None:
 
 def same_user(sock: socket.socket) -> bool:
     """False if the system knows that another user is at the other end."""
+    return peer_uid(sock) in (None, os.geteuid())
+
+
+def peer_uid(sock: socket.socket) -> int | None:
+    """Who is at the other end; None if the system does not know it."""
     if sock.family != socket.AF_UNIX:
-        return True
+        return None
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(uid == os.geteuid())
+    return int(uid)
 
 
 def _end(sock: socket.socket) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import pario
+from pario.commands.app_control import control
 from pario.options import FETCHERS, RECIPES
 
 __all__ = ["group"]
@@ -154,6 +155,9 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
     from pario.commands.serve import serve as run
 
     return run(folder, tiers, copies)
+
+
+group.add_command(control)
 
 
 @group.group()

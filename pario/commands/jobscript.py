@@ -19,6 +19,7 @@ _LESSONS = {
     "train_staged": "train_ddp",
     "train_requeue": "train_requeue",
     "job_array": "train_ddp",
+    "shared_store": "train_ddp",
 }
 _KNOB = re.compile(r"^([A-Z_]+)=(?:\$\{\1:-(?P<default>.*?)\}|(?P<list>\(.*?\)))(?P<rest> *#.*)?$", re.MULTILINE)
 

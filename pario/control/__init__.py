@@ -1,1 +1,1 @@
-"""Live knobs and what turns them: control laws and measurements, without clocks, files or MPI."""
+"""Decided while jobs run: how deep to prefetch, and what each of several jobs may ask of the store that they share."""

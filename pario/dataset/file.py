@@ -6,12 +6,15 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from pario.comm.base import AnyWorld
+from pario.control.joining import store_agent
 from pario.control.knobs import START_DEPTH, Knob
 from pario.errors import ClosedError, FileError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.fetch.file import FileFetcher
+from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.resolve import open_dataset
 from pario.options import Options
@@ -63,7 +66,9 @@ class DataFile:
 
     def open(self) -> None:
         """Open what the path leads to; on the leader of a node."""
-        self.opened = ReadPool(open_dataset(self._given, self._fetcher), self.knob, self._calls)
+        with store_agent() as gate:
+            fetcher = open_dataset(self._given, lambda path: open_limited(partial(self._fetcher, path), gate))
+        self.opened = ReadPool(fetcher, self.knob, self._calls)
 
     def share(self, goes_on: bool) -> None:
         """Tell the ranks of this node which file their leader has opened; those that read for the node open it.
@@ -120,12 +125,13 @@ class DataFile:
         another file by now; by the path if the system forbids that."""
         for via in (self._leaders_file, None):
             try:
-                fetcher = self._fetcher(self.path, via)
+                with store_agent() as gate:
+                    fetcher = open_limited(partial(self._fetcher, self.path, via), gate)
             except FileError:
                 if via is None:
                     raise
                 continue
-            if os.path.samestat(fetcher.status(), self._status):
+            if os.path.samestat(fetcher.files[0].status(), self._status):
                 return ReadPool(self._through(fetcher), self.knob, self._calls)
             fetcher.close()
         raise SnapshotError(

@@ -6,18 +6,21 @@ import logging
 import os
 import secrets
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pario.comm.base import AnyWorld, together
 from pario.comm.sockets import Address
+from pario.control.joining import store_agent
 from pario.dataset.file import DataFile
 from pario.dataset.tiers import OpenTiers, same_disks, share_memory, tiers_by_default, wanted_tiers
 from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
 from pario.fetch.direct import DirectFetcher
+from pario.fetch.limited import open_limited
 from pario.format.meta import Snapshot
 from pario.locate.base import Index
 from pario.options import Options
@@ -323,6 +326,7 @@ def _past_cache(store: Fetcher) -> Fetcher | None:
         return None
     (file,) = store.files
     try:
-        return DirectFetcher(store.path, f"/proc/self/fd/{file.fileno()}")
+        with store_agent() as gate:
+            return open_limited(partial(DirectFetcher, store.path, f"/proc/self/fd/{file.fileno()}"), gate)
     except ParioError:  # a file system without O_DIRECT
         return None

@@ -79,6 +79,11 @@ class Fetcher(ABC):
         short.
         """
 
+    def announce(self, operations: int) -> None:
+        """The caller is about to send so many metadata operations to the store by itself. Waits while the store is not
+        to be asked for more (limited.py)."""
+        return
+
     def let_read_ahead(self, on: bool) -> None:
         """Switch `reads_ahead`, while all of this file is read in order; no effect if it cannot be switched."""
         return

@@ -106,6 +106,10 @@ class Saved:
     keys: KeyTable | None = None
 
 
+#: of a look at a side-car: it is opened, and HDF5 reads what is in it
+_OPERATIONS = 4
+
+
 def find_saved(pool: ReadPool, snapshot: Snapshot, db: bytes | None, *, look: bool = True) -> Saved:
     """The first valid side-car of the open file; not collective. look=False: as if there were none."""
     (file,) = pool.fetcher.files
@@ -113,6 +117,7 @@ def find_saved(pool: ReadPool, snapshot: Snapshot, db: bytes | None, *, look: bo
     database = Database(file.path, snapshot, db, fingerprint=_fingerprint(status, snapshot, db))
     found = Saved(database, Trustees.of(status))
     for sidecar in _places(file.path, db) if look else ():
+        pool.fetcher.announce(_OPERATIONS)
         try:
             return _load(sidecar, found, pool)
         except FileNotFoundError:

@@ -88,6 +88,9 @@ class StagedFetcher(Fetcher):
     def pread(self, offset: int, nbytes: int) -> bytes:
         return self._store.pread(offset, nbytes)
 
+    def announce(self, operations: int) -> None:
+        self._store.announce(operations)
+
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         self._store.files[0].fileno()  # raises ClosedError, whatever the tiers hold
         offsets, nbytes, starts = self._pieces(reads, starts, out.nbytes)

@@ -121,7 +121,8 @@ def shellcheck(*paths: Path) -> None:
 
 def test_shellcheck_has_nothing_to_say() -> None:
     scripts = sorted(SCRIPTS.glob("*.slurm"))
-    assert {path.stem for path in scripts} == {"read_bench", "train", "train_staged", "train_requeue", "job_array"}
+    trainings = {"train", "train_staged", "train_requeue", "job_array", "shared_store"}
+    assert {path.stem for path in scripts} == {"read_bench", *trainings}
     shellcheck(*scripts)
 
 
@@ -211,6 +212,18 @@ def test_a_training_from_copies_on_the_nodes(cluster: Cluster, env: dict[str, st
         assert (done.state, done.status) == ("COMPLETED", 0), done.output
         assert re.search(rf"100\.0% of .* lie in .*/nvme on 4 nodes \({before} did before\)", done.output), done.output
         trained(done.output, 4)
+
+
+def test_four_jobs_share_a_store(cluster: Cluster, env: dict[str, str], tmp_path: Path) -> None:
+    """Each trains on a node of its own, and joins the control plane that the script starts."""
+    env |= {"CONTROL": str(tmp_path / "control"), "MPI_TYPE": "pmi2"}
+    done = cluster.run(*FOUR, SCRIPTS / "shared_store.slurm", cwd=tmp_path, env=env, limit_s=120)
+    assert (done.state, done.status) == ("COMPLETED", 0), done.output
+    for k in range(4):
+        mine = [line.removeprefix(f"job{k}: ") for line in done.output.splitlines() if line.startswith(f"job{k}: ")]
+        trained("\n".join(mine), 1)
+    assert "which 4 jobs had joined" in done.output, done.output
+    assert not list(tmp_path.glob("control-*")), "nothing is left of the token"
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])

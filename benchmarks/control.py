@@ -1,0 +1,462 @@
+"""The control plane: its cycle with a thousand clients, the cost of the token bucket, and PAIO's experiment.
+
+    python -m benchmarks.control [--only cycle|bucket|jobs] [--rounds 5] [--seconds 130] [--data DIR] [--json FILE]
+    python -m benchmarks.control --smoke        every part for some seconds, without bars
+
+cycle     1,000 connections from one process to a plane that is another one, each a job of its own. All report at
+          once, four times a second. The processor time of the plane per cycle holds all that it does for that: a
+          thousand reports read, shares computed, a thousand grants sent. Beside it the time from the first report to
+          the last grant of a plane that computes as often as it can; the clients' side, in Python too, is part of it.
+bucket    a file, read through a fetcher and through the same fetcher behind the bucket, in turn; the bucket's rates are
+          so high that nobody waits for tokens. From the disk past the page cache, with eight reads in flight; and, for
+          information, out of the page cache by one thread, which is as fast as a read can be.
+jobs      four jobs that read without computing from a disk throttled to 100 MB/s (blkio, as root), each with a
+          guarantee of 15, 20, 30, 35 %, started one after another, of 6, 5, 5, 4 epochs (PAIO, FAST'22, section 8.2).
+          Without a plane, with fixed shares, with max-min shares. What each reads is what the kernel counts for its
+          process (/proc/PID/io), in windows of one second.
+Exit status 1 if a bar is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import data
+from benchmarks.measure import ROOT, Row, Section, interleave, machine, ratios, save
+from pario.bench.cache import Unavailable
+from pario.bench.stores.throttled import Group, throttled_disk
+from pario.control.agent import Agent
+from pario.control.joining import user_name
+from pario.control.line import Line, Who
+from pario.control.wire import Address
+from pario.fetch.direct import DirectFetcher
+from pario.fetch.limited import open_limited
+from pario.fetch.pool import ReadPool
+from pario.fetch.posix import PosixFetcher
+from pario.records import EXTENT
+
+SECRET = b"benchmark" * 4
+USER = user_name()
+CLIENTS = 1000
+#: bars: seconds of a cycle; part of the rate; part of the windows; total time ÷ uncontrolled
+CYCLE_S, COST, WINDOWS, TOTAL = 0.050, 0.01, 0.95, 1.1
+STORE = 100e6
+#: PAIO's four jobs: guarantee as a part of the store, epochs
+JOBS = ((0.15, 6), (0.20, 5), (0.30, 5), (0.35, 4))
+#: of the reads, in bytes
+SIZES = (1 << 20, 192 << 10, 3 << 10)
+#: A window counts as met from this part of the guarantee on.
+MET = 0.95
+
+
+@contextmanager
+def plane(folder: Path, rules: str) -> Iterator[tuple[Address, int]]:
+    """A control plane in a process of its own; yields its address and its process."""
+    (folder / "token").write_bytes(SECRET)
+    (folder / "token").chmod(0o600)
+    (folder / "rules.toml").write_text(rules + f'\n[[user]]\nname = "{USER}"\ntoken = "token"\n')
+    told = folder / "address"
+    told.unlink(missing_ok=True)
+    words = ["control", "--rules", str(folder / "rules.toml"), "--at", "127.0.0.1:0", "--tell", str(told)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "pario", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    try:
+        end = time.monotonic() + 30
+        while not told.exists():
+            if child.poll() is not None or time.monotonic() > end:
+                raise RuntimeError("the control plane did not start")
+            time.sleep(0.02)
+        host, _, port = told.read_text().strip().rpartition(":")
+        yield Address(host, int(port)), child.pid
+    finally:
+        child.terminate()
+        child.wait(10)
+
+
+def processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# -- cycle -------------------------------------------------------------------------------------------------------------
+
+
+def cycle(folder: Path, clients: int, rounds: int) -> dict[str, Any]:
+    """rounds : of reports of all clients"""
+    rules = (
+        "lease_s = 10\ncycle_s = {}\n[store]\nbytes_per_s = 1e9\noperations_per_s = 1e5\n[limits]\n"
+        f"connections = {4 * clients}\nconnections_per_user = {2 * clients}\njobs_per_user = {2 * clients}\n"
+        '[[job]]\nname = "1*"\nbytes_per_s = 2e5\n'
+    )
+    found: dict[str, Any] = {"clients": clients, "rounds": rounds}
+    with plane(folder, rules.format(0.25)) as (address, pid):
+        lines = _join(address, clients)
+        _round(lines, 0, 0.25)
+        before, begin = processor_s(pid), time.monotonic()
+        for k in range(1, rounds + 1):
+            _round(lines, k, 0.25)
+            time.sleep(max(0.0, begin + 0.25 * k - time.monotonic()))
+        seconds = time.monotonic() - begin
+        found["processor_s"] = (processor_s(pid) - before) / (seconds / 0.25)
+        found["core"] = (processor_s(pid) - before) / seconds
+        _close(lines)
+    with plane(folder, rules.format(0.01)) as (address, _):
+        lines = _join(address, clients)
+        found["answered_s"] = [_round(lines, k, 0.25) for k in range(rounds)][1:]
+        _close(lines)
+    return found
+
+
+def _join(address: Address, clients: int) -> list[Line]:
+    return [
+        Line(
+            address,
+            Who(USER, SECRET, str(k), str(k), "node"),
+            {"do": "join", "member": f"{k:032x}", "job": str(k), "name": str(k), "node": "node", "holds": None},
+            1 << 16,
+        )
+        for k in range(clients)
+    ]
+
+
+def _close(lines: list[Line]) -> None:
+    for line in lines:
+        line.close()
+
+
+def _round(lines: list[Line], number: int, over_s: float) -> float:
+    """All report; seconds until all have a grant. Every third one wants more than it gets, each time another one."""
+    poll = select.epoll()
+    by_fd = {line.sock.fileno(): line for line in lines}
+    for line in lines:  # what has come since
+        poll.register(line.sock.fileno(), select.EPOLLIN)
+    for fd, _ in poll.poll(0, len(lines)):
+        by_fd[fd].sock.recv(1 << 16)
+    begin = time.monotonic()
+    for k, line in enumerate(lines):
+        hungry = (k + number) % 3 == 0
+        used = [1e6 * number * over_s, 10.0 * number * over_s]
+        line.send({"at": number * over_s + 1e-3, "used": used, "demand": [None if hungry else 1.25e6, 12.5]})
+    left = set(by_fd)
+    while left:
+        for fd, _ in poll.poll(5, len(lines)):
+            if by_fd[fd].come():
+                left.discard(fd)
+                poll.unregister(fd)
+        if time.monotonic() > begin + 10:
+            raise RuntimeError(f"{len(left)} clients got no grant within 10 s")
+    poll.close()
+    return time.monotonic() - begin
+
+
+# -- bucket ------------------------------------------------------------------------------------------------------------
+
+
+def bucket(folder: Path, rounds: int, mib: int) -> dict[str, Any]:
+    """mib : of the file, which is read through once per side and round"""
+    path = folder / "file"
+    path.write_bytes(bytes(mib << 20))
+    subprocess.run(["sync", str(path)], check=True)
+    found: dict[str, Any] = {}
+    with plane(folder, "[store]\nbytes_per_s = 1e15\noperations_per_s = 1e12\n") as (address, _):
+        agent = Agent(address, Who(USER, SECRET, "cost", "cost", "node"))
+        agent.hold()
+        agent.take(1, 1)
+        end = time.monotonic() + 10
+        while not agent.joined and time.monotonic() < end:
+            time.sleep(0.01)
+        assert agent.bucket.rates[0] is not None, "the plane has granted something"
+        for kind, nbytes in product(READS, SIZES):
+            if kind == "disk" and nbytes % 4096:
+                continue
+            sides: dict[str, Callable[[], float]] = {}
+            opened = []
+            for name, gate in (("plain", None), ("bucket", agent)):
+                fetcher_class = DirectFetcher if kind == "disk" else PosixFetcher
+                fetcher = open_limited(partial(fetcher_class, str(path)), gate)
+                opened.append(fetcher)
+                sides[name] = partial(READS[kind], fetcher, nbytes, mib << 20)
+                sides[name]()
+            found[f"{kind} {nbytes}"] = interleave(sides, rounds)
+            for fetcher in opened:
+                fetcher.close()
+        calls = 200_000
+        begin = time.perf_counter()
+        for _ in range(calls):
+            agent.take(1000, 1)
+        found["take_s"] = (time.perf_counter() - begin) / calls
+        agent.release()
+    path.unlink()
+    return found
+
+
+def _read_disk(fetcher: Any, nbytes: int, total: int) -> float:
+    """Seconds for the whole file, in reads of this size in random order, eight in flight."""
+    memory = np.empty((64 << 20) + 4096, np.uint8)
+    out = memory[-memory.ctypes.data % 4096 :][: 64 << 20]
+    reads = np.empty(total // nbytes, EXTENT)
+    reads["offset"] = np.random.default_rng(0).permutation(len(reads)) * nbytes
+    reads["nbytes"] = nbytes
+    per_call = len(out) // nbytes
+    starts = np.arange(per_call) * nbytes
+    pool = ReadPool(fetcher, 8)
+    begin = time.perf_counter()
+    for first in range(0, len(reads), per_call):
+        part = reads[first : first + per_call]
+        pool.read(part, out, starts[: len(part)])
+    seconds = time.perf_counter() - begin
+    pool.close()
+    return seconds
+
+
+def _read(fetcher: Any, nbytes: int, total: int) -> float:
+    """Seconds for the whole file, in reads of this size, 8 MiB in one call if they are small, as the ring does."""
+    per_call = max(1, min(total, (8 << 20) if nbytes < 64 << 10 else nbytes) // nbytes)
+    out = np.empty(per_call * nbytes, np.uint8)
+    starts = np.arange(per_call) * nbytes
+    reads = np.empty(per_call, EXTENT)
+    reads["nbytes"] = nbytes
+    begin = time.perf_counter()
+    for first in range(0, total - len(out) + 1, len(out)):
+        reads["offset"] = first + starts
+        fetcher.read(reads, out, starts)
+    return time.perf_counter() - begin
+
+
+READS = {"disk": _read_disk, "cached": _read}
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def work(path: str, nbytes: int) -> int:
+    """A job: waits for a line, then reads so much, in "global" order past the page cache, and ends."""
+    from pario import Loader, Options
+
+    options = Options(fetch="direct", slot_bytes=2 << 20, slots=4)
+    with Loader(path, 16, shuffle="global", options=options, comm="self") as loader:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        left = nbytes
+        while left > 0:
+            for batch in loader:
+                left -= int(batch["data"].nbytes)
+                if left <= 0:
+                    break
+    print("over", flush=True)
+    return 0
+
+
+def jobs(path: str, folder: Path, device: str, policy: str, total: float, stagger_s: float) -> dict[str, Any]:
+    """total : bytes of all jobs together; policy : "" without a plane. Per job the bytes of each window of a second."""
+    rules = f'policy = "{policy}"\nlease_s = 5\n[store]\nbytes_per_s = {STORE}\n' + "".join(
+        f'[[job]]\nname = "job{k}"\nbytes_per_s = {part * STORE}\n' for k, (part, _) in enumerate(JOBS)
+    )
+    epochs = sum(each for _, each in JOBS)
+    with ExitStack() as stack:
+        group = stack.enter_context(Group(device, int(STORE)))
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if policy:
+            address, _ = stack.enter_context(plane(folder, rules))
+            env |= {"PARIO_CONTROL": str(address), "PARIO_CONTROL_TOKEN": str(folder / "token")}
+        children: list[subprocess.Popen[str]] = []
+        for k, (_, each) in enumerate(JOBS):
+            command = [sys.executable, "-m", "benchmarks.control", "--work", path, str(int(total * each / epochs))]
+            child = subprocess.Popen(
+                group.command(command),
+                cwd=ROOT,
+                env=env | {"PARIO_JOB": f"job{k}"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(_end, child)
+            children.append(child)
+        for child in children:
+            assert child.stdout is not None
+            if child.stdout.readline() != "ready\n":
+                raise RuntimeError("a job did not start")
+        return _watch(children, stagger_s)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        child.kill()
+    child.communicate()
+
+
+def _watch(children: list[subprocess.Popen[str]], stagger_s: float) -> dict[str, Any]:
+    begin = time.monotonic()
+    starts, ends = [0.0] * len(children), [0.0] * len(children)
+    samples: list[list[tuple[float, int]]] = [[] for _ in children]
+    waiting, running = list(range(len(children))), set()
+    tick = 0
+    while waiting or running:
+        now = time.monotonic() - begin
+        while waiting and now >= stagger_s * waiting[0]:
+            k = waiting.pop(0)
+            stdin = children[k].stdin
+            assert stdin is not None
+            stdin.write("go\n")
+            stdin.flush()
+            starts[k] = now
+            running.add(k)
+        for k in sorted(running):
+            samples[k].append((now, _read_bytes(children[k].pid)))
+            if select.select([children[k].stdout], [], [], 0)[0]:
+                ends[k] = now
+                running.discard(k)
+        tick += 1
+        time.sleep(max(0.0, begin + tick * 0.25 - time.monotonic()))
+    return {"starts": starts, "ends": ends, "samples": samples, "seconds": max(ends)}
+
+
+def _read_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def windows(run: dict[str, Any]) -> list[list[float]]:
+    """Per job, bytes per second in each whole second of its life. The first one is left out: nothing is read yet when
+    it begins."""
+    found = []
+    for samples, start, end in zip(run["samples"], run["starts"], run["ends"], strict=True):
+        seconds, sums = np.array(samples, float).T
+        edges = np.arange(start + 1.0, end - 0.25, 1.0)
+        found.append(np.diff(np.interp(edges, seconds, sums)).tolist())
+    return found
+
+
+def met(run: dict[str, Any]) -> float:
+    """The part of all windows in which a job got what is guaranteed to it. All jobs want more than that."""
+    good = [
+        rate >= MET * part * STORE for (part, _), rates in zip(JOBS, windows(run), strict=True) for rate in rates
+    ]
+    return sum(good) / len(good)
+
+
+# -- all ---------------------------------------------------------------------------------------------------------------
+
+
+def measure_cycle(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
+    section = Section("cycle", "Control cycle", "")
+    sections.append(section)
+    clients = 40 if options.smoke else CLIENTS
+    found = cycle(folder, clients, 4 if options.smoke else 40)
+    section.raw = found
+    bar = None if options.smoke else CYCLE_S
+    own = found["processor_s"]
+    section.add(Row(f"{clients:,} clients, processor time", own, own, own, "<=" if bar else "", bar, "s",
+                    f"{found['core']:.1%} of a core"))  # fmt: skip
+    answered = found["answered_s"]
+    section.add(Row(f"{clients:,} clients, first report to last grant", statistics.median(answered), min(answered),
+                    max(answered), "", None, "s"))  # fmt: skip
+
+
+def measure_bucket(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
+    section = Section("bucket", "Cost of the bucket", "")
+    sections.append(section)
+    found = bucket(folder, 2 if options.smoke else options.rounds, 16 if options.smoke else 512)
+    section.raw = found
+    for case, one in found.items():
+        if case == "take_s":
+            continue
+        kind, nbytes = case.split()
+        cost = ratios(one["bucket"], one["plain"])
+        bar = 1 + COST if kind == "disk" and not options.smoke else None
+        best = min(one["bucket"]), min(one["plain"])
+        section.add(Row(f"{kind}, reads of {int(nbytes) >> 10} KiB, time ÷ without", cost["median"], cost["min"],
+                        cost["max"], "<=" if bar else "", bar, "×", f"best {best[0]:.4f} s",
+                        f"{best[1]:.4f} s"))  # fmt: skip
+    take = found["take_s"] * 1e6
+    section.add(Row("one call", take, take, take, unit="us"))
+
+
+def measure_jobs(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
+    section = Section("jobs", "Four jobs with guarantees on a store of 100 MB/s", "past the page cache")
+    sections.append(section)
+    seconds = 8.0 if options.smoke else options.seconds
+    try:
+        made = data.make(options.data or folder, "197k", 150 if options.smoke else 1000)
+        with throttled_disk(options.data or str(folder), (64 << 20) + 2 * made.file_bytes) as disk:
+            path = disk.copy(made.path)
+            runs = {
+                name: jobs(path, folder, disk.device, "" if name == "none" else name, STORE * seconds, seconds / 16)
+                for name in options.policies.split(",")
+            }
+    except Unavailable as reason:
+        section.note(f"not run: {reason}")
+        return
+    section.raw = runs
+    bars = not options.smoke
+    for name, run in runs.items():
+        part = met(run)
+        mine = name == "max-min" and bars
+        ends = ", ".join(f"{end:.0f}" for end in run["ends"])
+        section.add(Row(f"{name}: windows with the guarantee", part, part, part, ">=" if mine else "",
+                        WINDOWS if mine else None, "", f"jobs ended after {ends} s"))  # fmt: skip
+    for name in runs.keys() - {"none"}:
+        if "none" not in runs:
+            break
+        ratio = runs[name]["seconds"] / runs["none"]["seconds"]
+        mine = name == "max-min" and bars
+        section.add(Row(f"{name}: total time ÷ uncontrolled", ratio, ratio, ratio, "<=" if mine else "",
+                        TOTAL if mine else None, "×", f"{runs[name]['seconds']:.1f} s"))  # fmt: skip
+
+
+PARTS = {"cycle": measure_cycle, "bucket": measure_bucket, "jobs": measure_jobs}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.control", description=__doc__.split("\n")[0])
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=130.0, help="of a run of four jobs at the store's full rate")
+    parser.add_argument("--policies", default="none,static,max-min", help="static takes twice as long")
+    parser.add_argument("--data", help="a folder on a disk. Default: a temporary one")
+    parser.add_argument("--json")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--work", nargs=2, metavar=("PATH", "BYTES"), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    # Ended from outside, it must not leave a disk mounted.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.work:
+        return work(options.work[0], int(options.work[1]))
+    sections: list[Section] = []
+    for name, part in PARTS.items():
+        if options.only in (None, name):
+            print(f"{name}:", flush=True)
+            with tempfile.TemporaryDirectory(prefix="pario-control-", dir=options.data) as folder:
+                begin = time.monotonic()
+                part(options, Path(folder), sections)
+                sections[-1].seconds = time.monotonic() - begin
+    if options.json:
+        save(options.json, sections)
+    else:
+        print(json.dumps(machine()))
+    return 0 if all(row.met is not False for section in sections for row in section.rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

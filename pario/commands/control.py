@@ -1,0 +1,134 @@
+"""`control`: one process that shares a store among the jobs of a cluster, and a look at it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import signal
+import sys
+import time
+from typing import Any
+
+import click
+
+from pario.comm.launcher import own_addresses
+from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
+from pario.control.joining import plane_address, who
+from pario.control.line import connected
+from pario.control.metrics import metrics_text
+from pario.control.plane import Plane
+from pario.control.rules import read_rules
+from pario.control.wire import WireError, read_address
+from pario.errors import OptionError, ParioError
+
+__all__ = ["serve", "status"]
+
+#: of the table of a thousand jobs
+_MOST_BYTES = 16 << 20
+
+
+def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
+    """Until SIGTERM or SIGINT; SIGHUP reads the rules again."""
+    found = read_rules(rules)
+    if at is None:
+        at = f"{_own_address()}:0"
+    # Each connection is a file.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    def noted(state: dict[str, Any]) -> None:
+        if metrics is not None:
+            _replace(metrics, metrics_text(state))
+
+    plane = Plane(read_address(at), found, read_rules=lambda: read_rules(rules), tell=noted)
+    signal.signal(signal.SIGHUP, lambda *_: plane.reload())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: plane.stop())
+    if tell is not None:
+        _replace(tell, f"{plane.address}\n")
+    screen.say(f"the control plane listens; jobs join it by  export PARIO_CONTROL={plane.address}")
+    plane.run()
+    screen.say(f"the control plane has ended, which {counted(plane.book.seen, 'job')} had joined")
+    return 0
+
+
+def _own_address() -> str:
+    found = own_addresses()
+    if not found:
+        raise OptionError("this node has no network", hint="Pass --at HOST:PORT, or the path of a Unix socket.")
+    return found[0]
+
+
+def _replace(path: str, text: str) -> None:
+    """Readers see the old text or the new. Raises ParioError."""
+    half = f"{path}.{secrets.token_hex(4)}"
+    try:
+        with open(half, "x") as file:
+            file.write(text)
+        os.replace(half, path)
+    except OSError as e:
+        raise ParioError(f"cannot write: {e.strerror}", path=path) from e
+
+
+def status(at: str | None, every_s: float | None, prometheus: bool) -> int:
+    """every_s : the table is shown again and again; 0: once; None: again and again on a terminal"""
+    text = at or plane_address()
+    if not text:
+        raise OptionError("which control plane?", hint="Pass --at ADDRESS, or set PARIO_CONTROL to it.")
+    address = read_address(text)
+    if every_s is None:
+        every_s = 1.0 if sys.stdout.isatty() and not prometheus else 0.0
+    line = connected(address, who(address), {"do": "status"}, _MOST_BYTES)
+    try:
+        state = line.first["status"]
+        while True:
+            if every_s:
+                click.clear()
+            screen.say(metrics_text(state).rstrip("\n") if prometheus else status_text(state))
+            if not every_s:
+                return 0
+            time.sleep(max(0.1, every_s))
+            line.send({"ask": "status"})
+            state = line.next()["status"]
+    except (OSError, WireError, KeyError) as e:
+        raise ParioError(f"the control plane at {address} does not answer: {e}") from None
+    finally:
+        line.close()
+
+
+def status_text(state: dict[str, Any]) -> str:
+    """The table of `control status`. state : of `Plane.state`"""
+    nbytes, operations = state["capacity"]
+    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes is not None else []
+    words += [f"{operations:,.0f} operations/s"] if operations is not None else []
+    head = f"{' and '.join(words)} for {counted(len(state['jobs']), 'job')}"
+    about = f"{state['policy']}, lease {state['lease_s']:g} s; {counted(state['connections'], 'connection')}"
+    lines = [f"{head}, {about}, a cycle takes {seconds(state['cycle_s'])}"]
+    if state["learning"]:
+        lines.append("The plane has just started: jobs keep what an earlier one has granted, for one lease.")
+    if state["jobs"]:
+        rows = [("user", "job", "name", "nodes", "processes", "guaranteed", "granted", "used", "")]
+        rows += [
+            (
+                job["user"],
+                job["job"],
+                job["name"],
+                str(job["nodes"]),
+                str(job["members"]),
+                _both(job["guarantee"]),
+                _both(job["grant"]),
+                _both(job["used"]),
+                f"{job['lost']} not connected" if job["lost"] else "",
+            )
+            for job in sorted(state["jobs"], key=lambda job: (job["user"], job["job"]))
+        ]
+        lines.append(table(rows, left=3, words=True))
+    return "\n".join(lines)
+
+
+def _both(rates: list[float | None]) -> str:
+    nbytes, operations = rates
+    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes else []
+    words += [f"{operations:,.0f} op/s"] if operations else []
+    return ", ".join(words) or ("-" if rates == [0, 0] else "all")

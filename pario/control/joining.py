@@ -1,0 +1,109 @@
+"""Which control plane this process belongs to: PARIO_CONTROL, and what it tells the plane of itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pario.comm.launcher import job_name, node_name
+from pario.control.agent import Agent
+from pario.control.line import Who
+from pario.control.rules import read_token
+from pario.control.wire import Address, read_address
+from pario.errors import OptionError
+
+__all__ = ["plane_address", "store_agent", "token_path", "user_name", "who"]
+
+_log = logging.getLogger("pario")
+
+_lock = threading.RLock()
+#: of this process, by PARIO_CONTROL
+_agents: dict[str, Agent] = {}
+_warned: set[str] = set()
+
+
+def plane_address() -> str:
+    """What PARIO_CONTROL says; "" without it."""
+    return os.environ.get("PARIO_CONTROL", "")
+
+
+@contextmanager
+def store_agent() -> Iterator[Agent | None]:
+    """What stands before this process's reads of the store; None without PARIO_CONTROL.
+
+    It ends with the last that holds it. Raises OptionError if PARIO_CONTROL is no address. If there is no token that
+    could be used, a warning says so, and nothing is limited: the job is not stopped.
+    """
+    agent = _held_agent()
+    try:
+        yield agent
+    finally:
+        if agent is not None:
+            agent.release()
+
+
+def _held_agent() -> Agent | None:
+    text = plane_address()
+    if not text:
+        return None
+    try:
+        address = read_address(text)
+    except OptionError as e:
+        raise OptionError(f"PARIO_CONTROL: {e.what}", hint=e.hint) from None
+    with _lock:
+        agent = _agents.get(text)
+        if agent is None or not agent.hold():
+            try:
+                agent = _agents[text] = Agent(address, who(address))
+            except OptionError as e:
+                if text not in _warned:
+                    _warned.add(text)
+                    _log.warning("the control plane at %s does not limit this process: %s", address, e)
+                return None
+            agent.hold()
+        return agent
+
+
+def who(address: Address) -> Who:
+    """This process, for that plane. Raises OptionError without a token that could be used."""
+    path = token_path()
+    secret = None
+    if not address.path or os.path.exists(path):
+        secret = read_token(path)
+    return Who(user_name(), secret, *(_short(each) for each in (*job_name(), node_name())))
+
+
+def token_path() -> str:
+    """Where the user's token lies."""
+    given = os.environ.get("PARIO_CONTROL_TOKEN", "")
+    if given:
+        return os.path.expanduser(given)
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(config, "pario", "control.token")
+
+
+def user_name() -> str:
+    """As the system knows the user, or the number for one without a name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _short(text: str) -> str:
+    """As the plane takes it."""
+    return "".join(each if each.isprintable() else "?" for each in text)[:128] or "?"
+
+
+def _forked() -> None:
+    """Another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

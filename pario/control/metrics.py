@@ -1,0 +1,61 @@
+"""The state of a control plane as text for Prometheus' textfile collector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["metrics_text"]
+
+#: key of a job's state -> (name, help) for bytes and for operations
+_PER_JOB = {
+    "used": (
+        ("store_bytes_per_second", "Bytes per second that a job asked of the store, as it reported last."),
+        ("store_operations_per_second", "Operations per second that a job asked of the store, as it reported last."),
+    ),
+    "grant": (
+        ("granted_bytes_per_second", "Bytes per second that a job may ask of the store."),
+        ("granted_operations_per_second", "Operations per second that a job may ask of the store."),
+    ),
+    "guarantee": (
+        ("guaranteed_bytes_per_second", "Bytes per second that the rules guarantee a job."),
+        ("guaranteed_operations_per_second", "Operations per second that the rules guarantee a job."),
+    ),
+}
+_PLANE = {
+    "uptime_s": ("plane_uptime_seconds", "Seconds since the control plane was started."),
+    "connections": ("plane_connections", "Connections of the control plane."),
+    "cycle_s": ("plane_cycle_seconds", "Seconds that the last computing and sending of grants took."),
+}
+
+
+def metrics_text(state: dict[str, Any]) -> str:
+    """state : of `Plane.state`. No limit is +Inf."""
+    lines: list[str] = []
+
+    def gauge(name: str, what: str, values: list[tuple[str, float | None]]) -> None:
+        lines.extend([f"# HELP pario_control_{name} {what}", f"# TYPE pario_control_{name} gauge"])
+        lines.extend(f"pario_control_{name}{labels} {_number(value)}" for labels, value in values)
+
+    for key, (name, what) in _PLANE.items():
+        gauge(name, what, [("", state[key])])
+    capacity = zip(("bytes", "operations"), state["capacity"], strict=True)
+    for unit, value in capacity:
+        gauge(f"capacity_{unit}_per_second", f"{unit.capitalize()} per second that the jobs share.", [("", value)])
+    for key, both in _PER_JOB.items():
+        for which, (name, what) in enumerate(both):
+            gauge(name, what, [(_labels(job), job[key][which]) for job in state["jobs"]])
+    gauge("job_processes", "Processes of a job.", [(_labels(job), job["members"]) for job in state["jobs"]])
+    return "\n".join(lines) + "\n"
+
+
+def _labels(job: dict[str, Any]) -> str:
+    words = ",".join(f'{key}="{_escaped(str(job[key]))}"' for key in ("user", "job", "name"))
+    return f"{{{words}}}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float | None) -> str:
+    return "+Inf" if value is None else f"{value:.9g}"

@@ -1,0 +1,74 @@
+"""How a capacity is divided among those who want it: pure functions of arrays, one number per client.
+
+All take and return f64[n] in one unit, bytes/s or operations/s. A share may be larger than the demand: what nobody
+wants is handed out, too, so that whoever wants more in a moment can begin at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+__all__ = ["POLICIES", "fitted", "fixed", "max_min", "weighted"]
+
+#: names of the policies of a rules file
+POLICIES = ("max-min", "proportional", "static")
+
+
+def max_min(capacity: float, demands: np.ndarray, guarantees: np.ndarray | None = None) -> np.ndarray:
+    """First everybody's demand up to its guarantee; then the rest evenly, to nobody more than it wants; at last what
+    is left, evenly to those who want anything.
+
+    Whoever wants nothing gets nothing, unless nobody wants anything: then all get the same. The rest goes round in
+    ascending order of the unmet demands, without which an even division is not max-min fair (PAIO, FAST'22, visits the
+    jobs in the order of their arrival). Guarantees that exceed the capacity together shrink in proportion.
+    """
+    n = len(demands)
+    if not n:
+        return np.zeros(0)
+    given = np.zeros(n)
+    if guarantees is not None:
+        given = np.minimum(demands, fitted(guarantees, capacity))
+    left = max(0.0, capacity - float(given.sum()))
+    unmet = demands - given
+    given = given + np.minimum(unmet, _level(left, unmet))
+    left = max(0.0, capacity - float(given.sum()))
+    active = demands > 0
+    if not active.any():
+        active[:] = True
+    given[active] += left / int(active.sum())
+    return given
+
+
+def _level(left: float, unmet: np.ndarray) -> float:
+    """What each gets of it at most."""
+    ascending = np.sort(unmet)
+    before = np.cumsum(ascending) - ascending
+    # What each would get if all with smaller demands had theirs, and it and those behind it the same.
+    levels = (left - before) / np.arange(len(unmet), 0, -1)
+    short = np.flatnonzero(ascending > levels)
+    return max(0.0, float(levels[short[0]])) if len(short) else math.inf
+
+
+def weighted(capacity: float, weights: np.ndarray) -> np.ndarray:
+    """In proportion to the weights, whether it is used or not; evenly if nobody has a weight."""
+    total = float(weights.sum())
+    if total <= 0:
+        return np.full(len(weights), capacity / max(1, len(weights)))
+    return capacity * weights / total
+
+
+def fixed(capacity: float, guarantees: np.ndarray) -> np.ndarray:
+    """The guarantees and no more; whoever has none gets an even part of what they leave."""
+    given = fitted(guarantees, capacity)
+    without = guarantees <= 0
+    if without.any():
+        given[without] = (capacity - float(given.sum())) / int(without.sum())
+    return given
+
+
+def fitted(guarantees: np.ndarray, capacity: float) -> np.ndarray:
+    """The guarantees, smaller in proportion if they exceed the capacity together."""
+    total = float(guarantees.sum())
+    return guarantees * (capacity / total) if total > capacity else guarantees.astype(float)

@@ -1,0 +1,251 @@
+"""How a job and the control plane talk: lines of JSON, version 1.
+
+    plane --> {"pario-control": 1, "number": 32 random bytes}
+    job   --> {"user", "number", "proof", "do": "join", "member", "job", "name", "node", "holds"}     or "do": "status"
+    plane --> {"proof", "grant": ...}                  or {"refused": why}, and the end of the connection
+    job   --> {"at", "used", "demand"}                 a report; {"bye": 1} at the end
+    plane --> {"grant", "safe", "lease", "every"}      after a report, or because another job has come
+
+Bytes are written in hex, "no limit" and "as much as I can get" as null. Both sides prove that they know the user's
+token without sending it, as in comm/sockets.py. The proof names the address of the plane's end of the connection,
+which each side asks of its own system: a proof that was made for one plane is worth nothing at another one, and
+nothing at a second connection.
+
+On a Unix socket the system tells who is at the other end, and a token is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from pario.comm.launcher import interface_address
+from pario.comm.sockets import NUMBER_BYTES, proof
+from pario.control.bucket import Rates
+from pario.errors import OptionError
+
+__all__ = [
+    "VERSION",
+    "Address",
+    "Grant",
+    "LineReader",
+    "Report",
+    "WireError",
+    "answer_proof",
+    "ask_proof",
+    "grant_of",
+    "packed",
+    "rates_of",
+    "read_address",
+    "read_number",
+    "report_of",
+    "server_name",
+    "text_of",
+    "unpacked",
+]
+
+VERSION = 1
+#: No rate or counter is larger.
+_MOST = 1e18
+_MOST_TEXT = 128
+
+
+class WireError(Exception):
+    """What came is no message of this protocol."""
+
+
+class Address(NamedTuple):
+    """Where a plane listens.
+
+    host, port : TCP; path : of a Unix socket, "" for TCP
+    """
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+    @property
+    def family(self) -> int:
+        return socket.AF_UNIX if self.path else socket.AF_INET
+
+    @property
+    def target(self) -> str | tuple[str, int]:
+        """As the socket module takes it."""
+        return self.path or (self.host, self.port)
+
+
+class Report(NamedTuple):
+    """What a process says of itself.
+
+    at : seconds on its own clock; used : (bytes, operations) since it started
+    demand : bytes/s and operations/s that it wants; None: as much as it can get
+    """
+
+    at: float
+    used: tuple[float, float]
+    demand: Rates
+
+
+class Grant(NamedTuple):
+    """What a process may ask of the store.
+
+    rates : until the lease ends; safe : from then on
+    lease_s : how long that is; every_s : how often the plane wants to hear of it
+    """
+
+    rates: Rates
+    safe: Rates
+    lease_s: float
+    every_s: float
+
+    def words(self) -> dict[str, Any]:
+        return {"grant": self.rates, "safe": self.safe, "lease": self.lease_s, "every": self.every_s}
+
+    def line(self) -> bytes:
+        """As `packed(self.words())` makes it, in a third of the time: a plane sends thousands per second."""
+        rates = f"[{_number(self.rates[0])},{_number(self.rates[1])}]"
+        safe = f"[{_number(self.safe[0])},{_number(self.safe[1])}]"
+        return f'{{"grant":{rates},"safe":{safe},"lease":{self.lease_s!r},"every":{self.every_s!r}}}\n'.encode()
+
+
+def _number(rate: float | None) -> str:
+    return "null" if rate is None else repr(float(rate))
+
+
+def read_address(text: str) -> Address:
+    """HOST:PORT, INTERFACE:PORT, or the path of a Unix socket, which has a slash in it. Raises OptionError."""
+    if "/" in text:
+        return Address("", 0, os.path.abspath(os.path.expanduser(text)))
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise OptionError(
+            f"{text!r} is no address of a control plane",
+            hint="Write HOST:PORT, INTERFACE:PORT, or the path of a Unix socket (with a slash).",
+        )
+    return Address(interface_address(host) or host, int(port))
+
+
+def server_name(sock: socket.socket, *, mine: bool) -> bytes:
+    """The plane's address, as this end of the connection knows it. Raises OSError."""
+    found = sock.getsockname() if mine else sock.getpeername()
+    return (found if isinstance(found, str) else f"{found[0]}:{found[1]}").encode()
+
+
+def ask_proof(secret: bytes, user: str, name: bytes, server: bytes, client: bytes) -> bytes:
+    """What a job proves with. name : of the plane, see `server_name`; server, client : random bytes of both"""
+    return proof(secret, b"control client" + user.encode() + b"\0" + name, server, client)
+
+
+def answer_proof(secret: bytes, user: str, name: bytes, server: bytes, client: bytes) -> bytes:
+    """What the plane proves with."""
+    return proof(secret, b"control server" + user.encode() + b"\0" + name, server, client)
+
+
+def packed(words: dict[str, Any]) -> bytes:
+    """A line."""
+    return json.dumps(words, separators=(",", ":")).encode() + b"\n"
+
+
+def unpacked(line: bytes) -> dict[str, Any]:
+    """Raises WireError."""
+    try:
+        words = _decode(line.decode())
+    except (ValueError, RecursionError):
+        raise WireError("a line that is no JSON") from None
+    if not isinstance(words, dict):
+        raise WireError("a line that is no JSON object")
+    return words
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)
+
+
+#: made once: each costs as much as decoding three reports
+_decode = json.JSONDecoder(parse_constant=_no_number).decode
+
+
+def read_number(words: dict[str, Any], key: str, nbytes: int = NUMBER_BYTES) -> bytes:
+    """Bytes that are written in hex. Raises WireError."""
+    with suppress(TypeError, ValueError, KeyError):
+        found = bytes.fromhex(words[key])
+        if len(found) == nbytes:
+            return found
+    raise WireError(f"{key} is missing or not of {nbytes} bytes")
+
+
+def text_of(words: dict[str, Any], key: str) -> str:
+    """A short text without anything that a terminal would obey. Raises WireError."""
+    found = words.get(key)
+    if not isinstance(found, str) or not found or len(found) > _MOST_TEXT or not found.isprintable():
+        raise WireError(f"{key} is missing, too long or no text")
+    return found
+
+
+def rates_of(words: dict[str, Any], key: str) -> Rates:
+    """Two numbers from 0 on, or null for one without a limit. Raises WireError."""
+    found = words.get(key)
+    if not isinstance(found, list) or len(found) != 2:
+        raise WireError(f"{key} is missing or not two numbers")
+    nbytes, operations = (None if each is None else _amount(each, key) for each in found)
+    return nbytes, operations
+
+
+def report_of(words: dict[str, Any]) -> Report:
+    """Raises WireError."""
+    used = words.get("used")
+    if not isinstance(used, list) or len(used) != 2:
+        raise WireError("used is missing or not two numbers")
+    nbytes, operations = (_amount(each, "used") for each in used)
+    return Report(_amount(words.get("at"), "at"), (nbytes, operations), rates_of(words, "demand"))
+
+
+def grant_of(words: dict[str, Any]) -> Grant:
+    """Raises WireError."""
+    grant = Grant(
+        _above_zero(rates_of(words, "grant")),
+        _above_zero(rates_of(words, "safe")),
+        _amount(words.get("lease"), "lease"),
+        _amount(words.get("every"), "every"),
+    )
+    if not 0.1 <= grant.lease_s <= 1e5 or not 0.005 <= grant.every_s <= grant.lease_s:
+        raise WireError(f"a lease of {grant.lease_s:g} s, renewed every {grant.every_s:g} s")
+    return grant
+
+
+def _above_zero(rates: Rates) -> Rates:
+    if 0 in rates:
+        raise WireError("a rate of 0")
+    return rates
+
+
+def _amount(value: Any, what: str) -> float:
+    # Python reads whole numbers of any length, which need not fit into a float; true and false are numbers to it, too.
+    if type(value) in (int, float) and 0 <= value <= _MOST:
+        return float(value)
+    raise WireError(f"{what} is no amount")
+
+
+class LineReader:
+    """Lines out of what comes in pieces. most_bytes : of a line"""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._rest = b""
+
+    def lines(self, piece: bytes) -> Iterator[bytes]:
+        """The lines that this piece completes. Raises WireError for one that is too long."""
+        if piece and not self._rest and piece.find(b"\n") == len(piece) - 1 <= self._most:  # one line, as nearly always
+            yield piece[:-1]
+            return
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > self._most or any(len(line) > self._most for line in whole):
+            raise WireError(f"a line of more than {self._most:,} bytes")
+        yield from whole

@@ -1,0 +1,122 @@
+"""A fetcher that asks the control plane's token bucket before every request to the store.
+
+It counts what it asks for, bytes and operations: reads, and the opening of files and looks at them as operations. It
+cannot know which bytes the page cache holds, so those count, too. What would read without being asked, the kernel's
+read-ahead and rows straight from the page cache, is switched off.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from pario.errors import FileError
+from pario.fetch.base import Fetcher, OpenFile
+
+__all__ = ["Gate", "LimitedFetcher", "open_limited"]
+
+
+class Gate(Protocol):
+    """What stands before the store: `control.agent.Agent`."""
+
+    @property
+    def grain_bytes(self) -> int: ...
+
+    def take(self, nbytes: int, operations: int) -> None: ...
+
+    def hold(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+#: Operations of a look at a path that did not lead to a data file (resolve.py).
+_LOOKS = 2
+
+
+def open_limited(make: Callable[[], Fetcher], gate: Gate | None) -> Fetcher:
+    """The fetcher that `make` opens, behind the gate; as it is without one. Raises what `make` raises."""
+    if gate is None:
+        return make()
+    gate.take(0, 1)
+    try:
+        store = make()
+    except FileError:
+        gate.take(0, _LOOKS)
+        raise
+    return LimitedFetcher(store, gate)
+
+
+class LimitedFetcher(Fetcher):
+    """Reads behind a gate. store : is closed with this; gate : is held, and released when nobody needs this any more"""
+
+    def __init__(self, store: Fetcher, gate: Gate) -> None:
+        self._store, self._gate = store, gate
+        self.path, self.nbytes, self.align = store.path, store.nbytes, store.align
+        self._files = tuple(_LimitedFile(file, gate) for file in store.files)
+        gate.hold()
+        self._release = weakref.finalize(self, gate.release)
+        self._release.atexit = False
+
+    @property
+    def files(self) -> tuple[OpenFile, ...]:
+        return self._files
+
+    @property
+    def read_ahead_bytes(self) -> int:  # type: ignore[override]
+        return self._store.read_ahead_bytes
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        self._gate.take(nbytes, 1)
+        return self._store.pread(offset, nbytes)
+
+    def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        sizes = reads["nbytes"]
+        if len(sizes) == 1:  # a sum costs more than the bucket
+            self._gate.take(int(sizes[0]), 1)
+            self._store.read(reads, out, starts)
+            return
+        total, grain = int(sizes.sum()), self._gate.grain_bytes
+        if total <= grain:
+            self._gate.take(total, len(reads))
+            self._store.read(reads, out, starts)
+            return
+        ends = np.cumsum(sizes)
+        # Where the sum passes a multiple of the grain; each part is at least one read.
+        cuts = [0, *(np.flatnonzero(np.diff(ends // grain)) + 1).tolist(), len(reads)]
+        sums = [0, *ends.tolist()]
+        for first, last in pairwise(cuts):
+            self._gate.take(sums[last] - sums[first], last - first)
+            self._store.read(reads[first:last], out, starts[first:last])
+
+    def announce(self, operations: int) -> None:
+        self._gate.take(0, operations)
+
+    def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
+        return self._store.cached_share(offsets, enough)
+
+    def close(self) -> None:
+        self._store.close()
+        self._release()
+
+
+class _LimitedFile(OpenFile):
+    """Whose path is looked at through the gate."""
+
+    def __init__(self, file: OpenFile, gate: Gate) -> None:
+        self._file, self._gate = file, gate
+        self.path = file.path
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def status(self) -> os.stat_result:
+        return self._file.status()
+
+    def is_replaced(self) -> bool:
+        self._gate.take(0, 1)
+        return self._file.is_replaced()

@@ -1,0 +1,120 @@
+"""Control planes for tests: in a thread, or as a process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pario.control.agent import Agent
+from pario.control.line import Who
+from pario.control.plane import Plane
+from pario.control.rules import Rules
+from pario.control.wire import Address
+
+SECRET = b"s" * 32
+LOCAL = Address("127.0.0.1", 0)
+
+
+def who(job: str = "a", user: str = "me", secret: bytes | None = SECRET) -> Who:
+    return Who(user, secret, job, job, "node0")
+
+
+@contextlib.contextmanager
+def running(rules: Rules, address: Address = LOCAL, **more: object) -> Iterator[Plane]:
+    plane = Plane(address, rules, **more)  # type: ignore[arg-type]
+    thread = threading.Thread(target=plane.run, daemon=True)
+    thread.start()
+    try:
+        yield plane
+    finally:
+        plane.stop()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def until(true: Callable[[], object], limit_s: float = 5.0) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, f"not within {limit_s} s"
+        time.sleep(0.002)
+
+
+class Reader:
+    """A thread that reads without pause through an agent. nbytes : of a read"""
+
+    def __init__(self, agent: Agent, nbytes: int = 10_000) -> None:
+        self.agent, self._nbytes = agent, nbytes
+        agent.hold()
+        self._over = False
+        self.longest = 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over:
+            begin = time.monotonic()
+            self.agent.take(self._nbytes, 1)
+            self.longest = max(self.longest, time.monotonic() - begin)
+
+    def rate(self, seconds: float = 0.4) -> float:
+        """Bytes per second, from now on."""
+        before, begin = self.agent.bucket.used[0], time.monotonic()
+        time.sleep(seconds)
+        return (self.agent.bucket.used[0] - before) / (time.monotonic() - begin)
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join(5)
+        self.agent.release()
+        assert not self._thread.is_alive()
+
+
+class Process:
+    """A plane as `python -m pario control` starts it, always at the same address."""
+
+    def __init__(self, folder: Path, rules: str) -> None:
+        self.folder = folder
+        (folder / "me.token").write_bytes(SECRET)
+        (folder / "me.token").chmod(0o600)
+        (folder / "rules.toml").write_text(rules)
+        self.at = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        told = self.folder / "address"
+        told.unlink(missing_ok=True)
+        words = ["control", "--rules", str(self.folder / "rules.toml"), "--at", self.at, "--tell", str(told)]
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "pario", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )
+        until(lambda: told.exists() or self._child.poll() is not None, 30)
+        assert told.exists(), self._child.communicate()[0]
+        self.at = told.read_text().strip()
+        host, _, port = self.at.rpartition(":")
+        self.address = Address(host, int(port))
+
+    def signal(self, number: signal.Signals) -> None:
+        self._child.send_signal(number)
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.communicate(timeout=10)
+
+    def end(self) -> str:
+        """As its user ends it; what it said."""
+        self.signal(signal.SIGTERM)
+        said, _ = self._child.communicate(timeout=10)
+        assert self._child.returncode == 0, said
+        return said

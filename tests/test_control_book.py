@@ -1,0 +1,326 @@
+"""What a plane grants, on a clock that only the test moves: jobs that use what they get, that use less, that lie, that
+die; and a plane that has just started."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from pario.control.book import Book, Hello, Member, RefusedError
+from pario.control.rules import JobRule, Limits, Rules
+from pario.control.wire import Report
+
+CAPACITY = 100e6
+#: PAIO's four jobs
+GUARANTEES = {"a": 15e6, "b": 20e6, "c": 30e6, "d": 35e6}
+RULES = Rules((CAPACITY, None), jobs=tuple(JobRule(name, guarantee=(rate, 0.0)) for name, rate in GUARANTEES.items()))
+STEP_S = RULES.cycle_s
+
+
+class World:
+    """A plane and processes that do what they are granted."""
+
+    def __init__(self, rules: Rules = RULES, now: float = 0.0) -> None:
+        self.now = now
+        self.book = Book(rules, now - 1000.0)  # it has learnt what there was to learn
+        self.used: dict[Member, float] = {}
+
+    def join(self, job: str, number: int = 0, **more: object) -> Member:
+        hello = Hello("me", bytes([*job.encode()[:8], number]).ljust(16), job, job, f"node{number}", **more)  # type: ignore[arg-type]
+        member = self.book.join(hello, self.now)
+        self.used.setdefault(member, 0.0)
+        return member
+
+    def step(self, wants: dict[Member, float], claims: dict[Member, float | None] | None = None) -> None:
+        """One cycle: each uses what it wants and may, and reports like an agent, or claims something else."""
+        self.now += STEP_S
+        for member, want in wants.items():
+            rate = min(want, member.rates[0])
+            self.used[member] += rate * STEP_S
+            claim = None if want > member.rates[0] else 1.25 * rate
+            if claims is not None and member in claims:
+                claim = claims[member]
+            self.book.report(member, Report(self.now, (self.used[member], 0.0), (claim, None)), self.now)
+        self.book.share(self.now)
+
+    def steps(self, seconds: float, wants: dict[Member, float], **more: dict[Member, float | None]) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.step(wants, **more)
+
+
+def rates(*members: Member) -> list[float]:
+    return [round(member.rates[0] / 1e6, 1) for member in members]
+
+
+def test_guarantees_when_all_want_more() -> None:
+    world = World()
+    members = [world.join(name) for name in GUARANTEES]
+    world.steps(3, dict.fromkeys(members, 1e9))
+    assert rates(*members) == [15, 20, 30, 35]
+    # and nobody is limited where the store is not
+    assert all(math.isinf(member.rates[1]) for member in members)
+
+
+def test_leftovers_are_given_on_and_taken_back() -> None:
+    world = World()
+    a, d = world.join("a"), world.join("d")
+    world.steps(3, {a: 1e9, d: 1e9})
+    assert rates(a, d) == [40, 60]
+    world.steps(5, {a: 1e9, d: 1e6})  # d computes
+    assert rates(a)[0] >= 90
+    assert rates(d)[0] >= 35, "its guarantee waits for it"
+    world.step({a: 1e9, d: 1e9})
+    world.step({a: 1e9, d: 1e9})
+    assert rates(d)[0] >= 35
+    world.steps(2, {a: 1e9, d: 1e9})
+    assert rates(a, d) == [40, 60]
+
+
+def test_no_more_is_granted_than_there_is_to_jobs_that_use_it() -> None:
+    world = World()
+    members = [world.join(name) for name in ("a", "b", "x", "y")]
+    for k in range(40):
+        wants = {m: (1e9 if (k + j) % 3 else 5e6) for j, m in enumerate(members)}
+        world.step(wants)
+        if k > 8:
+            using = [m for m in members if m.now[0] > 1e6]
+            assert sum(m.rates[0] for m in using) <= CAPACITY * (1 + 35 / 100) + 1
+
+
+@pytest.mark.parametrize("claim", [None, 1e9, 1e18])
+def test_a_job_that_lies_takes_little(claim: float | None) -> None:
+    """It claims all there is and uses nothing; then it uses what it claims, and gets its fair share and no more."""
+    world = World()
+    liar, honest = world.join("x"), world.join("y")
+    world.steps(3, {liar: 0.0, honest: 1e9}, claims={liar: claim})
+    assert rates(honest)[0] >= 100 * (1 - 1 / 16) - 0.1
+    world.steps(3, {liar: 1e9, honest: 1e9}, claims={liar: 1e18})
+    assert rates(liar, honest) == [50, 50]
+
+
+def test_more_processes_gain_a_job_nothing() -> None:
+    world = World()
+    many = [world.join("x", k) for k in range(8)]
+    one = world.join("y")
+    world.steps(3, dict.fromkeys([*many, one], 1e9))
+    assert rates(one) == [50]
+    assert sum(member.rates[0] for member in many) == pytest.approx(50e6)
+
+
+def test_a_job_divides_its_share_by_what_its_processes_use() -> None:
+    world = World()
+    reader, idle = world.join("a", 0), world.join("a", 1)
+    other = world.join("d")
+    world.steps(4, {reader: 1e9, idle: 0.0, other: 1e9})
+    assert rates(other) == [60]
+    assert reader.rates[0] >= 0.85 * 40e6
+    assert idle.rates[0] >= 1e6, "it can begin at once"
+    world.steps(2, {reader: 0.0, idle: 1e9, other: 1e9})
+    assert idle.rates[0] >= 0.85 * 40e6 / 2
+    world.steps(3, {reader: 0.0, idle: 1e9, other: 1e9})
+    assert idle.rates[0] >= 0.85 * 40e6
+
+
+def test_a_job_grows_to_the_whole_store_within_two_seconds() -> None:
+    world = World()
+    idle, one = world.join("y"), world.join("x")
+    world.steps(5, {one: 0.0, idle: 0.0})
+    world.steps(2, {one: 1e9, idle: 0.0})
+    assert rates(one)[0] >= 90
+
+
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_jobs_share_is_given_on_when_its_lease_ends() -> None:
+    world = World()
+    a, d = world.join("a"), world.join("d")
+    world.steps(3, {a: 1e9, d: 1e9})
+    world.book.leave(d, world.now, bye=False)
+    world.steps(RULES.lease_s - 1, {a: 1e9})
+    assert rates(a) == [40], "it may still read: only the connection is gone"
+    world.steps(3, {a: 1e9})
+    assert rates(a) == [100]
+    assert [job["name"] for job in world.book.state(world.now)] == ["a"]
+
+
+def test_a_job_that_says_bye_gives_its_share_on_at_once() -> None:
+    world = World()
+    a, d = world.join("a"), world.join("d")
+    world.steps(3, {a: 1e9, d: 1e9})
+    world.book.leave(d, world.now, bye=True)
+    world.steps(1, {a: 1e9})
+    assert rates(a)[0] >= 80
+    assert world.book.members == 1
+
+
+def test_a_silent_job_wants_nothing_after_a_lease() -> None:
+    world = World()
+    x, y = world.join("x"), world.join("y")
+    world.steps(3, {x: 1e9, y: 1e9})
+    world.steps(RULES.lease_s + 2, {x: 1e9})
+    assert rates(x)[0] >= 99
+
+
+def test_a_connection_that_comes_back_is_the_same_member() -> None:
+    world = World()
+    a, d = world.join("a"), world.join("d")
+    world.steps(3, {a: 1e9, d: 1e9})
+    world.book.leave(d, world.now, bye=False)
+    assert world.join("d") is d
+    assert world.book.members == 2
+    world.steps(3, {a: 1e9, d: 1e9})
+    assert rates(a, d) == [40, 60]
+
+
+# -- a plane that has just started -------------------------------------------------------------------------------------
+
+
+def test_a_new_plane_grants_for_one_lease_what_jobs_hold() -> None:
+    world = World()
+    world.book = Book(RULES, world.now)
+    a = world.join("a", holds=(60e6, None))
+    d = world.join("d", holds=(40e6, None))
+    new = world.join("x")
+    world.steps(RULES.lease_s - 2 * STEP_S, {a: 1e9, d: 1e9, new: 1e9})
+    assert rates(a, d) == [60, 40]
+    assert rates(new)[0] <= 100 / 16
+    world.steps(3, {a: 1e9, d: 1e9, new: 1e9})
+    assert sum(member.rates[0] for member in (a, d, new)) == pytest.approx(CAPACITY)
+    assert a.rates[0] < 40e6
+
+
+def test_guarantees_hold_while_a_plane_learns() -> None:
+    """Jobs that went on at a safe rate hold nothing."""
+    world = World()
+    world.book = Book(RULES, world.now)
+    members = [world.join(name) for name in GUARANTEES]
+    world.steps(1, dict.fromkeys(members, 1e9))
+    assert rates(*members) == [15, 20, 30, 35]
+
+
+def test_nobody_can_claim_to_hold_more_than_there_is() -> None:
+    world = World()
+    world.book = Book(RULES, world.now)
+    liar = world.join("x", holds=(1e15, None))
+    a = world.join("a")
+    world.step({liar: 1e9, a: 1e9})
+    assert liar.rates[0] <= CAPACITY
+    assert rates(a) == [15]
+    world.steps(RULES.lease_s + 1, {liar: 1e9, a: 1e9})
+    assert rates(liar, a) == [42.5, 57.5]
+
+
+def test_what_is_held_is_asked_by_a_new_plane_only() -> None:
+    world = World()
+    x, y = world.join("x", holds=(99e6, None)), world.join("y")
+    world.steps(3, {x: 1e9, y: 1e9})
+    assert rates(x, y) == [50, 50]
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def test_safe_rates() -> None:
+    rules = Rules(
+        (CAPACITY, None),
+        jobs=(JobRule("a", guarantee=(15e6, 0.0)), JobRule("b", guarantee=(15e6, 0.0), safe=(2e6, None))),
+    )
+    world = World(rules)
+    a, b, x = world.join("a"), world.join("b"), world.join("x")
+    before = [world.book.grant(member).safe[0] for member in (a, b, x)]
+    world.steps(2, {a: 1e9, b: 1e9, x: 1e9})
+    assert [world.book.grant(member).safe[0] for member in (a, b, x)] == pytest.approx([15e6, 2e6, 5e6])
+    assert before == pytest.approx([15e6, 2e6, 5e6])
+    two = world.join("a", 1)
+    world.steps(4, {a: 1e9, two: 1e9, b: 1e9, x: 1e9})
+    assert a.safe[0] + two.safe[0] == pytest.approx(15e6)
+
+
+def test_the_most_that_a_rule_allows() -> None:
+    world = World(Rules((CAPACITY, None), jobs=(JobRule("x", most=(10e6, 50.0)),)))
+    x, y = world.join("x"), world.join("y")
+    world.steps(3, {x: 1e9, y: 1e9})
+    assert rates(x, y) == [10, 90]
+    assert x.rates[1] == 50
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("static", [15, 35]), ("proportional", [30, 70])])
+def test_other_policies(policy: str, expected: list[float]) -> None:
+    world = World(Rules((CAPACITY, None), policy, jobs=RULES.jobs))
+    a, d = world.join("a"), world.join("d")
+    world.steps(3, {a: 1e9, d: 0.0})
+    assert rates(a, d) == expected
+
+
+def test_operations_are_shared_like_bytes() -> None:
+    """One job opens ten thousand files; the other's guarantee of 300 operations/s holds."""
+    rules = Rules((None, 1000.0), jobs=(JobRule("quiet", guarantee=(0.0, 300.0)),))
+    world = World(rules)
+    storm, quiet = world.join("storm"), world.join("quiet")
+    used = {storm: 0.0, quiet: 0.0}
+    for _ in range(20):
+        world.now += STEP_S
+        for member, want in ((storm, 1e5), (quiet, 250.0)):
+            rate = min(want, member.rates[1])
+            used[member] += rate * STEP_S
+            claim = (None, None if want > rate else rate)
+            world.book.report(member, Report(world.now, (0.0, used[member]), claim), world.now)
+        world.book.share(world.now)
+        assert quiet.rates[1] >= 300
+    assert 650 <= storm.rates[1] <= 750
+    assert math.isinf(quiet.rates[0])
+
+
+def test_other_rules_while_jobs_run() -> None:
+    world = World()
+    a, d = world.join("a"), world.join("d")
+    world.steps(3, {a: 1e9, d: 1e9})
+    world.book.reload(Rules((50e6, None), jobs=(JobRule("a", guarantee=(40e6, 0.0)),)))
+    world.steps(3, {a: 1e9, d: 1e9})
+    assert rates(a, d) == [45, 5]
+
+
+def test_limits() -> None:
+    world = World(Rules((CAPACITY, None), limits=Limits(jobs_per_user=2, connections=3)))
+    world.join("x")
+    world.join("y")
+    with pytest.raises(RefusedError, match="user me has 2 jobs"):
+        world.join("z")
+    world.join("x", 1)
+    with pytest.raises(RefusedError, match="too many processes"):
+        world.join("x", 2)
+
+
+def test_a_member_that_reports_without_pause() -> None:
+    world = World()
+    member = world.join("x")
+    good = [world.book.report(member, Report(k / 1e3, (0, 0), (None, None)), world.now) for k in range(200)]
+    assert good == [True] * 100 + [False] * 100
+    assert world.book.report(member, Report(1.0, (0, 0), (None, None)), world.now + 2)
+
+
+@pytest.mark.parametrize("at", [0.0, -5.0, 1e-300])
+def test_a_clock_that_does_not_move(at: float) -> None:
+    """What a process says of its clock may be anything."""
+    world = World()
+    x, y = world.join("x"), world.join("y")
+    for _ in range(3):
+        assert world.book.report(x, Report(at, (1e18, 1e18), (None, None)), world.now)
+        world.step({y: 1e9})
+        assert all(math.isfinite(member.rates[0]) and member.rates[0] > 0 for member in (x, y))
+    state = json.loads(json.dumps(world.book.state(world.now), allow_nan=False))
+    assert len(state) == 2
+
+
+def test_the_state_is_what_happened() -> None:
+    world = World()
+    a, other = world.join("a", 0), world.join("a", 1)
+    world.steps(2, {a: 1e6, other: 1e6})
+    (job,) = world.book.state(world.now)
+    assert job["used"] == pytest.approx([2e6, 0.0])
+    assert (job["user"], job["name"], job["nodes"], job["members"], job["lost"]) == ("me", "a", 2, 2, 0)
+    assert job["guarantee"] == [15e6, 0.0]
+    assert job["grant"][1] is None

@@ -1,0 +1,114 @@
+"""Lines, addresses, and messages out of hostile bytes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pario.control.wire import (
+    Address,
+    Grant,
+    LineReader,
+    WireError,
+    answer_proof,
+    ask_proof,
+    grant_of,
+    packed,
+    read_address,
+    report_of,
+    unpacked,
+)
+from pario.errors import OptionError
+
+
+@given(st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line), max_size=8), st.data())
+def test_lines_come_as_they_were_sent(lines: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(line + b"\n" for line in lines)
+    reader, found, at = LineReader(100), [], 0
+    while at < len(stream):
+        n = data.draw(st.integers(1, 30))
+        found += list(reader.lines(stream[at : at + n]))
+        at += n
+    assert found == lines
+
+
+@pytest.mark.parametrize("pieces", [[b"x" * 11], [b"x" * 6, b"x" * 6], [b"x" * 11 + b"\n"], [b"a\n" + b"x" * 11]])
+def test_no_line_is_longer_than_allowed(pieces: list[bytes]) -> None:
+    reader = LineReader(10)
+    *good, last = pieces
+    for piece in good:
+        assert list(reader.lines(piece)) == []
+    with pytest.raises(WireError, match="a line of more than 10 bytes"):
+        list(reader.lines(last))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["at", "used", "demand", "grant", "safe", "lease", "every"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(KEYS, JSON) | JSON)
+def test_only_numbers_come_through(words: object) -> None:
+    """Whatever somebody sends is a message of finite numbers from 0 on, or a WireError."""
+    line = json.dumps(words).encode()
+    for read in (report_of, grant_of):
+        try:
+            found = read(unpacked(line))
+        except WireError:
+            continue
+        numbers = [found.at, *found.used, *found.demand] if read is report_of else [*found.rates, *found.safe]  # type: ignore[union-attr]
+        assert all(each is None or 0 <= each <= 1e18 for each in numbers)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message(line: bytes) -> None:
+    with suppress(WireError):
+        assert isinstance(unpacked(line), dict)
+
+
+def test_a_grant_and_back() -> None:
+    for rates in ((15e6, None), (1 / 3, 1e17), (np.float64(7), 2)):
+        grant = Grant(rates, (1e6, 10.0), 5, 0.25)
+        assert grant_of(unpacked(packed(grant.words()))) == grant
+        assert grant_of(unpacked(grant.line())) == grant
+        assert grant.line().endswith(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("head:7400", Address("head", 7400)),
+        ("10.0.0.1:0", Address("10.0.0.1", 0)),
+        ("lo:7400", Address("127.0.0.1", 7400)),
+        ("/run/pario/plane", Address("", 0, "/run/pario/plane")),
+    ],
+)
+def test_addresses(text: str, address: Address) -> None:
+    assert read_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["head", "head:", ":7400", "head:port", "head:70000", "head:-1", ""])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(OptionError, match="is no address of a control plane"):
+        read_address(text)
+
+
+def test_proofs_differ_in_all_that_they_bind() -> None:
+    """Secret, user, plane, the random bytes of both, and who proves."""
+    base = (b"s" * 32, "me", b"host:1", b"1" * 32, b"2" * 32)
+    changed = [(b"t" * 32, *base[1:]), (base[0], "you", *base[2:]), (*base[:2], b"host:2", *base[3:]),
+               (*base[:3], b"3" * 32, base[4]), (*base[:4], b"3" * 32)]  # fmt: skip
+    proofs = {ask_proof(*base), answer_proof(*base), *(ask_proof(*each) for each in changed)}
+    assert len(proofs) == 7
+    # No user's name runs into the plane's.
+    assert ask_proof(b"s" * 32, "me", b"x", *base[3:]) != ask_proof(b"s" * 32, "mex", b"", *base[3:])
