@@ -134,7 +134,7 @@ class Host:
         self._counting = threading.Lock()  # guards the one above; no thread holds it for long
         self._lock = threading.Lock()  # guards the two below, neither
         self._datasets: dict[bytes, Future[_Dataset]] = {}
-        self._closed = False
+        self._closed = self._told = False
         self._opening = threading.Lock()  # one dataset is opened, or closed for another one, at a time
         self._slots = secrets.randbelow(1 << 40)  # jobs of an earlier service may still hold locks
         self._placements: dict[bytes, np.ndarray] = {}
@@ -176,6 +176,7 @@ class Host:
                 self._servers = Servers(world.node, [address for _, address in everybody], secret)
                 self._clients = [Client(address, secret, _ROOM_S) for _, address in everybody]
                 self._first = Client(everybody[0][1], secret, _ASSIGN_S)
+                self._told = True
                 self._directory.write(WHERE, written(self._servers))
 
     def _start(self, folder: str, options: Options) -> None:
@@ -442,15 +443,22 @@ class Host:
             for dataset in self._open_now()
         ]
 
+    def retire(self) -> None:
+        """Jobs that come from now on do not find it. Idempotent."""
+        with self._lock:
+            told, self._told = self._told, False
+        if told:
+            with suppress(OSError):
+                self._directory.remove(WHERE)
+
     def close(self) -> None:
         """Jobs that go on read the store for what they cannot find elsewhere. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+        self.retire()
         if self.number is not None:
-            with suppress(OSError):
-                self._directory.remove(WHERE)
             self._first.close()
         for client in self._clients:
             client.close()
