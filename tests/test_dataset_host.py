@@ -191,6 +191,23 @@ def test_one_service_per_folder(start: Start) -> None:
         Host(host.folder, pario.Options(tiers=(pario.Tier("memory"),)), Solo())
 
 
+def test_a_service_that_retires(path: str, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has found it goes on, and it leaves alone what another one writes there later."""
+    host = start()
+    with pario.Loader(path, 32, options=options()) as loader:
+        check_epoch(loader)
+        host.retire()
+        check_epoch(loader)
+        assert loader.stats()["store_bytes"] == 0
+    job(path, epochs=1)
+    assert "no service runs there" in caplog.text
+    there = Path(host.folder) / f"pario-{os.geteuid()}" / WHERE
+    assert not there.exists()
+    there.write_bytes(b"of another one")
+    host.close()
+    assert there.exists()
+
+
 def test_a_service_without_tiers(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="needs tiers"):
         Host(str(tmp_path), pario.Options(tiers=()), Solo())

@@ -78,6 +78,7 @@ FACES = ("decode/__init__.py", "lmdb/__init__.py")
 ENVIRONMENT = (
     *("kernels/jit.py", "dataset/tiers.py", "lmdb/served.py", "comm/launcher.py", "locate/sidecar.py"),
     "control/joining.py",
+    "commands/run_service.py",  # what it starts is found through PARIO_SERVICE, by workers, too
     "bench/",
 )
 SCREEN = ("cli.py", "commands/", "demo/")

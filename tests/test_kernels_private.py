@@ -97,6 +97,17 @@ def test_a_link_of_ours_where_nobody_else_may_write(tmp_path: Path, target: str 
     assert "others may write into" in PrivateDirectory(str(tmp_path / "link" / "below")).problem()
 
 
+def test_a_file_that_is_not_to_be_made(tmp_path: Path) -> None:
+    folder = PrivateDirectory(str(tmp_path / "new"))
+    with pytest.raises(FileNotFoundError):
+        folder.open_file("a", make=False)
+    assert not (tmp_path / "new").exists()
+    os.close(folder.open_file("a"))
+    with pytest.raises(FileNotFoundError):
+        folder.open_file("b", make=False)
+    os.close(folder.open_file("a", make=False))
+
+
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")

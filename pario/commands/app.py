@@ -397,6 +397,7 @@ def run(
 
     In the script, `lmdb.open(..., readonly=True)` opens with pario: without a memory map, and faster on cold random
     reads. Environments opened for writing go to the real lmdb. The workers of a PyTorch DataLoader are covered, too.
+    With PARIO_TIERS set, all of them share a copy of the file in the node's memory (docs/tiers.md).
 
     \b
     Examples:

@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 from pario.comm.launcher import launched_rank
 from pario.commands.mpiexec import find_mpiexec
+from pario.commands.run_service import script_tiers, use_own_service
 from pario.commands.screen import screen
 from pario.machine import core_quota
 
@@ -26,10 +27,12 @@ def launch(ranks: int, module: bool, target: str, arguments: Sequence[str], *, o
     """Start the same command on `ranks` MPI ranks; returns mpiexec's exit status.
 
     Checks everything before it starts anything. oversubscribe : accept any number of ranks
+    Raises OptionError for a PARIO_TIERS that means nothing.
     """
     why = _missing(module, target) or ("" if oversubscribe else _too_many(ranks))
     mpiexec: list[str] = []
     if not why:
+        script_tiers()
         mpiexec, why = find_mpiexec()
     if why:
         screen.say(f"error: {why}", err=True)
@@ -39,11 +42,15 @@ def launch(ranks: int, module: bool, target: str, arguments: Sequence[str], *, o
 
 
 def run(module: bool, target: str, arguments: Sequence[str]) -> int:
-    """Run a script or a module as Python itself would, in this process."""
+    """Run a script or a module as Python itself would, in this process. Raises OptionError for a PARIO_TIERS that means
+    nothing, and what the script raises."""
     why = _missing(module, target)
     if why:
         screen.say(f"error: {why}", err=True)
         return 2
+    tiers = script_tiers()
+    if tiers:
+        use_own_service(tiers)  # begins while the script does
     from pario.kernels.jit import tell_cache_problem
     from pario.lmdb.hybrid import install
 

@@ -16,7 +16,7 @@ from pario.dataset.host import Host
 from pario.errors import OptionError
 from pario.options import Options, read_tiers
 
-__all__ = ["serve"]
+__all__ = ["allow_many_files", "serve"]
 
 
 def serve(folder: str | None, tiers: str | None, copies: str) -> int:
@@ -28,9 +28,7 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
     options = Options(
         tiers=read_tiers(tiers) if tiers is not None else None, copies=copies if copies == "auto" else _number(copies)
     )
-    # Each connection is a file, and so are the tiers; what the system allows at most is what a service needs.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: end.set())
@@ -53,6 +51,12 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
         )
     _say(f"{node_name()}: {decimal_bytes(host.served_bytes)} sent to other processes")
     return 0
+
+
+def allow_many_files() -> None:
+    """Each connection is a file, and so are the tiers; what the system allows at most is what a service needs."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _say(text: str) -> None:

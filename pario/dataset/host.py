@@ -122,7 +122,7 @@ class Host:
 
     folder : on a disk of the node, where jobs find the service; it may name variables, as $TMPDIR
     options : tiers (None: PARIO_TIERS), copies, inflight, fetch
-    served_bytes : sent to other processes; what jobs of this node read in its memory is not counted
+    served_bytes : sent to other processes, when it is closed; what jobs of this node read in its memory is not counted
     number : of this node among the services; None on a rank that is not its node's first one: it serves nobody
 
     Raises OptionError, ParioError, OSError, on all ranks together.
@@ -131,10 +131,9 @@ class Host:
     def __init__(self, folder: str, options: Options, world: AnyWorld) -> None:
         self.number: int | None = None
         self.served_bytes = 0
-        self._counting = threading.Lock()  # guards the one above; no thread holds it for long
-        self._lock = threading.Lock()  # guards the two below, neither
+        self._lock = threading.Lock()  # guards the two below; no thread holds it for long
         self._datasets: dict[bytes, Future[_Dataset]] = {}
-        self._closed = False
+        self._closed = self._told = False
         self._opening = threading.Lock()  # one dataset is opened, or closed for another one, at a time
         self._slots = secrets.randbelow(1 << 40)  # jobs of an earlier service may still hold locks
         self._placements: dict[bytes, np.ndarray] = {}
@@ -165,7 +164,6 @@ class Host:
                     threads=options.usual_inflight,
                     clients=_CLIENTS,
                     network=True,
-                    count=self._count,
                     more=more,
                 )
         mine = (world.node, self._service.address) if self._service is not None else None
@@ -176,6 +174,7 @@ class Host:
                 self._servers = Servers(world.node, [address for _, address in everybody], secret)
                 self._clients = [Client(address, secret, _ROOM_S) for _, address in everybody]
                 self._first = Client(everybody[0][1], secret, _ASSIGN_S)
+                self._told = True
                 self._directory.write(WHERE, written(self._servers))
 
     def _start(self, folder: str, options: Options) -> None:
@@ -424,10 +423,6 @@ class Host:
         tell = len(self._clients) * stage.grid.chunks <= MOST_BITS
         return packed({"room": max(tier.room() for tier in stage.tiers)}, stage.held_bits() if tell else b"")
 
-    def _count(self, nbytes: int) -> None:
-        with self._counting:
-            self.served_bytes += nbytes
-
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def state(self) -> list[dict[str, Any]]:
@@ -442,20 +437,28 @@ class Host:
             for dataset in self._open_now()
         ]
 
+    def retire(self) -> None:
+        """Jobs that come from now on do not find it. Idempotent."""
+        with self._lock:
+            told, self._told = self._told, False
+        if told:
+            with suppress(OSError):
+                self._directory.remove(WHERE)
+
     def close(self) -> None:
         """Jobs that go on read the store for what they cannot find elsewhere. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+        self.retire()
         if self.number is not None:
-            with suppress(OSError):
-                self._directory.remove(WHERE)
             self._first.close()
         for client in self._clients:
             client.close()
         if self._service is not None:
             self._service.close()
+            self.served_bytes = self._service.served_bytes
         self._askers.end(0, cancel=True)
         for dataset in self._open_now():
             dataset.close()

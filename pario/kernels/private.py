@@ -78,10 +78,10 @@ class PrivateDirectory:
                     os.unlink(half, dir_fd=folder)
                 raise
 
-    def open_file(self, name: str) -> int:
-        """Descriptor of a file, open for reading and writing; made if need be."""
-        with self._open(make=True) as folder:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    def open_file(self, name: str, *, make: bool = True) -> int:
+        """Descriptor of a file, open for reading and writing; made if need be, and if `make`."""
+        with self._open(make=make) as folder:
+            flags = os.O_RDWR | os.O_CREAT * make | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(name, flags, 0o600, dir_fd=folder)
         try:
             self._check_file(fd, name)

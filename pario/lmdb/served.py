@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,11 +19,21 @@ _log = logging.getLogger("pario")
 def use_service(store: Store) -> None:
     """Let `store` read from the copy of the service that PARIO_SERVICE names, which brings the whole file from now on.
     Without one a warning says why, and everything is read from the file."""
-    folder = os.environ.get("PARIO_SERVICE", "")
+    folder = os.environ.get("PARIO_SERVICE")
     if folder:
         found = _copy(store, folder)
         if found is not None:
             store.read_copy(*found)
+    elif folder is None and os.environ.get("PARIO_TIERS"):
+        _tell_how()
+
+
+@cache
+def _tell_how() -> None:
+    _log.info(
+        "PARIO_TIERS is set, but lmdb.open reads copies of a service only: start the script by `python -m pario run`, "
+        "or a service by `python -m pario serve` (docs/tiers.md)"
+    )
 
 
 def _copy(store: Store, folder: str) -> tuple[Any, int] | None:

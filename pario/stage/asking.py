@@ -1,7 +1,9 @@
 """Asks the service of this node for a dataset (pario/dataset/host.py answers).
 
     FOLDER/pario-UID/service        where the services are, and the secret that proves who asks; readable by this user
-                     service.lock   byte 0 is locked by the service while it lives, byte k by whoever uses dataset k
+                     service.lock   byte 0 is locked by the service while it lives, byte k by whoever uses dataset k;
+                                    and if its users start it (pario/commands/run_service.py), STARTS by the service
+                                    since it was started, USE by them
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from pario.fetch.base import Fetcher
 from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import MiB
-from pario.stage.disk_files import is_used, lock_use, root_of
+from pario.stage.disk_files import USE, is_used, lock_use, root_of
 from pario.stage.grid import Grid
 from pario.stage.peers import OPEN, Servers
 
 __all__ = [
     "CHUNK_BYTES",
     "LOCK",
+    "STARTS",
     "WHERE",
     "Told",
     "ask_service",
@@ -53,6 +56,7 @@ CHUNK_BYTES = MiB
 
 #: names of the files
 WHERE, LOCK = "service", "service.lock"
+STARTS = 1 << 61
 
 #: Seconds for a service that is about to start, and for one that opens a dataset on a slow store.
 START_S = 10.0
@@ -195,15 +199,20 @@ def _await_servers(directory: PrivateDirectory) -> Servers:
 def find_servers(directory: PrivateDirectory, wait_s: float) -> Servers:
     """Raises FileNotFoundError if there are none, OSError (UnsafeError), ValueError."""
     end = time.monotonic() + wait_s
+    failed = False
     while True:
         with suppress(FileNotFoundError):
-            lock = directory.open_file(LOCK)
+            lock = directory.open_file(LOCK, make=False)
             try:
                 lives = is_used(lock, byte=0)
+                # Nobody starts it a second time.
+                failed = not lives and is_used(lock, byte=USE) and not is_used(lock, byte=STARTS)
             finally:
                 os.close(lock)
             if lives:  # and has removed what an earlier one has written
                 return read_servers(directory.read(WHERE))
+        if failed:
+            raise FileNotFoundError("the service did not start, or has died")
         if time.monotonic() > end:
             raise FileNotFoundError("no service runs there" + f" (waited {wait_s:g} s)" * (wait_s > 0))
         time.sleep(_LOOK_S)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pario.kernels.private import PrivateDirectory
 from pario.stage.map import ChunkMap
 
-__all__ = ["FILES", "Claims", "DiskFiles", "Room", "is_used", "lock_use", "locked", "root_of"]
+__all__ = ["FILES", "USE", "Claims", "DiskFiles", "Room", "is_used", "lock_use", "locked", "root_of", "used_lock"]
 
 #: of a copy, in the order in which they may be removed
 FILES = ("data", "map", "path", "lock")
@@ -39,7 +39,7 @@ class DiskFiles:
 
     def __init__(self, folder: PrivateDirectory, root: PrivateDirectory) -> None:
         self._open: list[int] = []
-        self._open.append(_used_lock(folder))
+        self._open.append(used_lock(folder))
         for directory, name in ((folder, "map"), (folder, "data"), (root, "quota")):
             self._open.append(directory.open_file(name))
         self.lock, self.map, self.data, self.quota = self._open
@@ -163,17 +163,19 @@ def root_of(folder: str) -> str:
 
 
 #: the byte of the lock file that says who uses the copy
-_USE = 1 << 62
+USE = 1 << 62
 
 
-def lock_use(lock: int, *, alone: bool, byte: int = _USE) -> bool:
+def lock_use(lock: int, *, alone: bool, byte: int = USE, wait: bool = False) -> bool:
     """Note in an open lock file that this process uses what it stands for, as others may, or that nobody else does.
     False: others do, or one does alone. It ends when the descriptor is closed.
 
     byte : of the file; by default the one that stands for a copy
+    wait : until no other process stands against it
     """
+    how = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
     try:
-        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _range(fcntl.F_WRLCK if alone else fcntl.F_RDLCK, byte))
+        fcntl.fcntl(lock, how, _range(fcntl.F_WRLCK if alone else fcntl.F_RDLCK, byte))
     except BlockingIOError:
         return False
     return True
@@ -185,12 +187,13 @@ def is_used(lock: int, *, byte: int) -> bool:
     return bool(struct.unpack_from("@h", found)[0] != fcntl.F_UNLCK)
 
 
-def _used_lock(folder: PrivateDirectory) -> int:
-    """The open lock file of a copy that this process uses from now on. Raises OSError."""
-    now = os.path.join(folder.path, "lock")
+def used_lock(folder: PrivateDirectory, name: str = "lock") -> int:
+    """The open lock file of a copy, or of what else lies in the folder, that this process uses from now on; whoever
+    removes that removes the lock file last, having locked it alone. Raises OSError."""
+    now = os.path.join(folder.path, name)
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):  # whoever removed the copy meanwhile removed this file, too
-            lock = folder.open_file("lock")
+            lock = folder.open_file(name)
             try:
                 if lock_use(lock, alone=False) and os.path.samestat(os.fstat(lock), os.stat(now)):
                     os.utime(lock)
@@ -200,7 +203,7 @@ def _used_lock(folder: PrivateDirectory) -> int:
                 raise
             os.close(lock)
         time.sleep(0.01)
-    raise OSError(errno.EBUSY, "the copy is being removed", folder.path)
+    raise OSError(errno.EBUSY, "it is being removed", folder.path)
 
 
 #: Looks at a copy that is being removed, which takes a moment.
