@@ -52,7 +52,7 @@ class Workers:
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
-        self._granted = most  # as far as is known
+        self._granted: int | None = None
         self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._urgent: deque[Unit] = deque()
         self._lock = threading.RLock()  # the garbage collector may call `end` inside `put`
@@ -88,7 +88,7 @@ class Workers:
         with self._lock:
             if self._ended:
                 return
-            self._most = self._granted = most
+            self._most, self._granted = most, None
             idle = max(0, len(self._threads) - most)
             self._under_way += idle
             for _ in range(idle):
@@ -141,8 +141,9 @@ class Workers:
         return self._under_way
 
     @property
-    def granted(self) -> int:
-        """How many threads there may be, as far as is known: fewer than asked for if the system has refused one."""
+    def granted(self) -> int | None:
+        """How many threads there were when the system refused another one, since the last `resize`; None if it has
+        not."""
         return self._granted
 
     @property

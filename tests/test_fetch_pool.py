@@ -198,3 +198,17 @@ def test_no_deeper_than_there_are_threads(gated, monkeypatch) -> None:
     assert knob.value <= 3
     assert knob.most == 3
     assert pool.close(20)
+
+
+def test_a_job_that_comes_while_the_depth_grows_takes_nothing_for_a_refusal(gated) -> None:
+    """Threads are not asked for yet when the next job is submitted."""
+    gated.gate.release(1000)
+    knob = Knob("reads in flight", 1, 16, 2)
+    pool = ReadPool(gated, knob)
+    assert knob.turn(8, "a test")
+    reads, out, starts = reads_of(64)
+    done = threading.Event()
+    pool.submit(reads, out, starts, lambda error, seconds: done.set())
+    assert (knob.most, knob.reason) == (16, "a test")
+    assert done.wait(20)
+    assert pool.close(20)

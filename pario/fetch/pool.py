@@ -126,8 +126,9 @@ class ReadPool:
             self._heed_refusal()
 
     def _heed_refusal(self) -> None:
-        if self._readers.granted < self.inflight:
-            self.knob.limit(self._readers.granted, "the system refuses another thread")
+        granted = self._readers.granted
+        if granted is not None and granted < self.inflight:
+            self.knob.limit(granted, "the system refuses another thread")
 
     def _run(self) -> None:
         """Read part after part while there are any, and this thread is not one too many."""
