@@ -77,7 +77,7 @@ def _sum_of_nodes(world: AnyWorld, value: int) -> int:
 def _bring(reader: Reader, chunks: np.ndarray) -> None:
     """Raises ReadError, SnapshotError."""
     assert reader.stage is not None
-    pool = reader.file.pool  # opens the file on this rank
+    _ = reader.file.pool  # opens the file on this rank
     fetcher = reader.stage.fetcher
     assert fetcher is not None
     (disk,) = reader.stage.tiers
@@ -86,7 +86,7 @@ def _bring(reader: Reader, chunks: np.ndarray) -> None:
     for chunk in chunks.tolist():
         if disk.is_full:
             break
-        under_way.append(pool.call(fetcher.bring, chunk))
+        under_way.append(reader.file.call(fetcher.bring, chunk))
         if len(under_way) >= 2 * reader.options.usual_inflight:
             under_way.popleft().result()
             bar.update(disk.grid.chunk_bytes)

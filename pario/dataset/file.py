@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from pario.comm.base import AnyWorld
 from pario.control.joining import store_agent
@@ -18,6 +21,7 @@ from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.resolve import open_dataset
 from pario.options import Options
+from pario.threads import Workers
 
 __all__ = ["DataFile"]
 
@@ -49,7 +53,8 @@ class DataFile:
         self._given = given
         self._world = world
         self.knob = Knob("reads in flight", *options.inflight_bounds, START_DEPTH)
-        self._calls = options.usual_inflight
+        # Not the threads that read: what is called may wait for reads.
+        self._callers = Workers("pario-call", options.usual_inflight)
         self._fetcher = fetcher
         self._through: Callable[[Fetcher], Fetcher] = _unchanged
         self.opened: ReadPool | None = None
@@ -68,7 +73,7 @@ class DataFile:
         """Open what the path leads to; on the leader of a node."""
         with store_agent() as gate:
             fetcher = open_dataset(self._given, lambda path: open_limited(partial(self._fetcher, path), gate))
-        self.opened = ReadPool(fetcher, self.knob, self._calls)
+        self.opened = ReadPool(fetcher, self.knob)
 
     def share(self, goes_on: bool) -> None:
         """Tell the ranks of this node which file their leader has opened; those that read for the node open it.
@@ -108,6 +113,13 @@ class DataFile:
             assert pool is not None  # only `close` takes it away
         return pool
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call `function` in another thread, for work that may read by itself; this does not open the file. At most
+        `Options.usual_inflight` calls run at once. Raises ClosedError after `close`."""
+        if self._callers.has_ended:
+            raise ClosedError("its threads have ended", path=self.path)
+        return self._callers.call(function, *arguments)
+
     def check_open(self) -> None:
         """Raises ClosedError."""
         if self._closed:
@@ -117,7 +129,9 @@ class DataFile:
         """Not collective. With reads in flight after `limit_s` seconds, the file closes later."""
         self._closed = True
         pool, self.opened = self.opened, None
-        if pool is not None and pool.close(limit_s):
+        end = time.monotonic() + limit_s
+        ended = pool is None or pool.close(limit_s)
+        if self._callers.end(max(0.0, end - time.monotonic())) and ended and pool is not None:
             pool.fetcher.close()
 
     def _open_like_leader(self) -> ReadPool:
@@ -132,7 +146,7 @@ class DataFile:
                     raise
                 continue
             if os.path.samestat(fetcher.files[0].status(), self._status):
-                return ReadPool(self._through(fetcher), self.knob, self._calls)
+                return ReadPool(self._through(fetcher), self.knob)
             fetcher.close()
         raise SnapshotError(
             "the file was replaced after another rank of this node had opened it",

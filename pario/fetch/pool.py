@@ -8,9 +8,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +42,7 @@ class ReadPool:
     #: Up to this many reads, of bytes that the kernel has probably prefetched, need no other threads.
     INLINE_READS = 64
 
-    def __init__(self, fetcher: Fetcher, inflight: int | Knob, calls: int | None = None) -> None:
+    def __init__(self, fetcher: Fetcher, inflight: int | Knob) -> None:
         knob = Knob("inflight", inflight, inflight, inflight) if isinstance(inflight, int) else inflight
         self.fetcher = fetcher
         self.knob = knob
@@ -54,7 +52,6 @@ class ReadPool:
         self._active = 0  # threads that take parts, or will when they have started
         self._reading = 0
         self._readers = Workers("pario-read", self.inflight)
-        self._callers = Workers("pario-call", calls or knob.most)
 
     @property
     def inflight(self) -> int:
@@ -198,21 +195,12 @@ class ReadPool:
         if errors:
             raise errors[0]
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call `function` in another thread, for work that reads by itself. It may wait for reads of this pool, so the
-        pool's threads do not run it. At most `calls` run at once. Raises ClosedError after `close`."""
-        if self._callers.has_ended:
-            raise self._closed()
-        return self._callers.call(function, *arguments)
-
     def close(self, limit_s: float = math.inf) -> bool:
         """Finish queued jobs, then end the threads; accepts no more jobs. The fetcher stays open.
 
         Returns whether the threads ended within `limit_s`: a stalled store keeps them.
         """
-        end = time.monotonic() + limit_s
-        ended = self._readers.end(limit_s)
-        return self._callers.end(max(0.0, end - time.monotonic())) and ended
+        return self._readers.end(limit_s)
 
     def _closed(self) -> ClosedError:
         return ClosedError("the read threads have ended", path=self.fetcher.path)

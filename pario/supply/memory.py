@@ -166,7 +166,7 @@ class MemorySource(SeatSource):
         failures: Failures = []
         try:
             data = self._memory.kernel_view
-            self._checked.records(data, records.starts, records.starts, records.nbytes, records.ids)
+            self._checked.in_copy(data, records.starts, records.starts, records.nbytes, records.ids)
             failures = self._context.decode.decode(records, arrays, self._draw)
         except CorruptedError as e:
             error = e

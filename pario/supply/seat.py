@@ -90,7 +90,7 @@ class SeatSource(Source):
         # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
         # cold.
         self._held.held_bytes += steps * (batch_bytes * 9 // 8 + 2 * PAGE)
-        return Ahead(context.reader.file.pool.call, steps, eager=steps >= _MANY_AHEAD)
+        return Ahead(context.reader.file.call, steps, eager=steps >= _MANY_AHEAD)
 
     @property
     def batch_bytes(self) -> int | None:
