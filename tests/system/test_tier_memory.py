@@ -48,7 +48,9 @@ def sign(said, wait=True):
             time.sleep(0.005)
     world.Barrier()
 blocks = {"block_bytes": 1 << 20, "mix_blocks": 4}  # of which the ring has three slots
-options = pario.Options(tiers=[pario.Tier(*tier) for tier in job["tiers"]], slot_bytes=4 << 20, slots=4, **blocks)
+# With a depth of its own choice the number of threads, and so of their stacks, would differ from epoch to epoch.
+tiers = [pario.Tier(*tier) for tier in job["tiers"]]
+options = pario.Options(tiers=tiers, slot_bytes=4 << 20, slots=4, inflight=8, **blocks)
 raw = pario.decode.Raw(shape=(size,))
 pario.Reader(job["path"]).close()  # imports and compiles what the Loader needs
 sign("start")
