@@ -184,7 +184,9 @@ def test_32_ranks_that_wait_for_a_slow_store_spin_nowhere(tmp_path: Path, slow: 
     for rank, one in enumerate(said):
         _, seconds, part = one["epoch"]
         assert seconds > 2, f"rank {rank} waited {seconds:.1f} s only: the store was not slow"
-        assert part <= 0.05, f"rank {rank} used {part:.1%} of a processor while it waited for the store"
+        # Rank 0 reads for all, each record by itself: a read has cost it 0.04 to 0.15 ms beside 31 others on two cores.
+        reading = 0.2e-3 * records / seconds if rank == 0 else 0.0
+        assert part <= 0.05 + reading, f"rank {rank} used {part:.1%} of a processor while it waited for the store"
         _, seconds, part = one["meeting"]
         if rank:  # 0 is the one that comes late
             assert seconds > 1, f"rank {rank} did not wait"
