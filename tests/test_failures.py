@@ -37,7 +37,7 @@ VICTIMS = {
 PLACES = ["start-up", "mid-epoch", "close"]
 KILLED = [(who, place) for who in list(VICTIMS)[:3] for place in PLACES]
 KILLED += [("all ranks of rank 0's node", "mid-epoch"), ("a plain rank", "the end of close")]
-#: each victim once, and most places
+#: each victim and each place once
 QUICK = {(who, PLACES[k % 3]) for k, who in enumerate(VICTIMS, start=1)}
 
 
