@@ -293,12 +293,14 @@ def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Opt
     """
     with together(world, "looking at the tiers"):
         wanted = wanted_tiers(options) if world.rank == 0 else ()
-        identity = identity_of(file.pool.fetcher, snapshot) if world.rank == 0 and wanted != () else b""
-    wanted, identity, file_bytes = world.bcast((wanted, identity, snapshot.file_bytes))
+    wanted, file_bytes = world.bcast((wanted, snapshot.file_bytes))
     if wanted is None:
         wanted = tiers_by_default(file, file_bytes, options, world)
     if not wanted:
         return None
+    with together(world, "looking at the tiers"):
+        identity = identity_of(file.pool.fetcher, snapshot) if world.rank == 0 else b""
+    identity = world.bcast(identity)
     grid = Grid(file_bytes, CHUNK_BYTES)
     mine = OpenTiers()
     try:

@@ -32,7 +32,6 @@ class ReadPool:
     reads, the shorter the parts: a part that takes long could not be divided when more threads come.
 
     inflight : a fixed number, or a knob that follows what is measured (pario/control)
-    calls : how many functions that `call` starts run at once
     """
 
     #: Cost of the hand-over to a thread (about 10 us) and of the way to the storage, in bytes.
