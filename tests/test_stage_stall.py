@@ -16,8 +16,9 @@ from devices import Device
 from tiers import CHUNKS, DATA, GRID, chunk_of, read
 
 from pario.records import EXTENT
-from pario.stage import disk
+from pario.stage import disk, disk_reads
 from pario.stage.disk import DiskTier
+from pario.stage.grid import BLOCK_BYTES
 from pario.stage.patience import StalledError
 
 CHUNK = GRID.chunk_bytes
@@ -199,17 +200,22 @@ def link_of(fd: str) -> str:
         return ""
 
 
-def test_errors_while_it_is_read(tier: DiskTier, device: Device) -> None:
-    """One block that cannot be read is one extent that is not here; three in a row, and it rests."""
+def test_errors_while_it_is_read(tier: DiskTier, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that cannot be read are extents that are not here; three failures in a row, and it rests."""
     assert tier.has(0)
+    monkeypatch.setattr(disk, "_REST_S", 30.0)
     out = np.empty(300, np.uint8)
-    three = np.array([(0, 100), (1000, 100), (2000, 100)], EXTENT)
+    three = np.array([(0, 100), (1000, 100), (3 * BLOCK_BYTES, 100)], EXTENT)
     starts = np.arange(3) * 100
     assert tier.read_many(three, out, starts).all()
     device.errors["preadv"] = EIO
     device.asked.clear()
     assert not tier.read_many(three, out, starts).any()
-    assert tier.counts.errors == 3
+    assert tier.counts.errors == len(device.asked) == 2, "neighbours come and fail together"
+    assert not tier.read_many(three, out, starts).any()
+    device.asked.clear()
+    assert not tier.read_many(three, out, starts).any()
+    assert device.asked == []
 
 
 def test_a_copy_that_was_removed_is_not_filled(tier: DiskTier, device: Device, tmp_path: Path) -> None:
@@ -225,7 +231,7 @@ def test_a_copy_that_was_removed_is_not_filled(tier: DiskTier, device: Device, t
 def test_nobody_asks_a_disk_for_what_the_page_cache_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = opened(tmp_path)
     assert tier.put(0, chunk_of(0))
-    if not disk._NOW or not reads_now(tmp_path):
+    if not disk_reads.NOW or not reads_now(tmp_path):
         pytest.skip("this file system cannot tell what the page cache has")
 
     def refuse(*_: object) -> None:
@@ -241,6 +247,6 @@ def reads_now(folder: Path) -> bool:
     path.write_bytes(b"x")
     with open(path, "rb") as file:
         try:
-            return os.preadv(file.fileno(), [bytearray(1)], 0, disk._NOW) == 1
+            return os.preadv(file.fileno(), [bytearray(1)], 0, disk_reads.NOW) == 1
         except OSError:
             return False

@@ -33,9 +33,11 @@ from typing import TypeVar
 import numpy as np
 
 from pario.errors import OptionError
+from pario.kernels.pack import copy_ranges
 from pario.kernels.private import PrivateDirectory
 from pario.stage.base import AnyTier, Counts
 from pario.stage.disk_files import Claims, DiskFiles, Room, locked, root_of
+from pario.stage.disk_reads import NOW, Batch, Buffers, Found, batches_of, read_batch
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.map import ChunkMap, block_sums
 from pario.stage.patience import Patience, StalledError, Step
@@ -53,16 +55,6 @@ _MOST_ERRORS, _REST_S = 3, 30.0
 _STALL_S = 4.0
 #: How long to wait for another process that brings a chunk, and how often to look. (A store answers in milliseconds.)
 _BRING_S, _LOOK_S = 8.0, 0.002
-#: For a read of what the page cache has, and no more; 0 if this Python does not know it.
-_NOW: int = getattr(os, "RWF_NOWAIT", 0)
-#: About so many bytes are read by one call of a thread that can be left behind.
-_CALL_BYTES = 4 << 20
-
-
-#: (offset, u8[nbytes] for the bytes)
-_Wanted = tuple[int, np.ndarray]
-#: the bytes, or why they are not here
-_Found = np.ndarray | OSError | None
 
 
 class DiskTier(AnyTier):
@@ -96,8 +88,9 @@ class DiskTier(AnyTier):
         self._room = Room(root, quota, floor)
         self._claims = Claims()
         self._patience = Patience("pario-disk", _STALL_S)
+        self._buffers = Buffers()
         self._files: DiskFiles | None = self._patience.call(lambda _: self._opened(identity, path))
-        self._reads_now = bool(_NOW)
+        self._reads_now = bool(NOW)
         self._failed, self._rests_until = 0, 0.0
         self._refused, self._full_until = 0, 0.0
         self._dropped: set[int] = set()  # damaged chunks: their room is taken already
@@ -134,7 +127,7 @@ class DiskTier(AnyTier):
         if files is None or self._rests():
             return False
         try:
-            return self._now(lambda: files.chunks.has(chunk, _NOW))
+            return self._now(lambda: files.chunks.has(chunk, NOW))
         except BlockingIOError:
             pass
         except OSError as e:
@@ -188,103 +181,75 @@ class DiskTier(AnyTier):
         end = offset + len(out)
         if not 0 <= offset <= end <= self.grid.file_bytes:
             raise IndexError(f"bytes {offset} to {end} of a file of {self.grid.file_bytes}")
-        return self._read_all([(offset, out)])[0]
+        right = self._read_all(np.array([offset]), np.array([len(out)]), out, np.zeros(1, np.int64))
+        return bool(right[0])
 
     def read_many(self, extents: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        columns = zip(extents["offset"].tolist(), extents["nbytes"].tolist(), starts.tolist(), strict=True)
-        return np.array(self._read_all([(offset, out[at : at + n]) for offset, n, at in columns]), bool)
+        offsets, nbytes = np.ascontiguousarray(extents["offset"]), np.ascontiguousarray(extents["nbytes"])
+        return self._read_all(offsets, nbytes, out, np.ascontiguousarray(starts))
 
-    def _read_all(self, wanted: list[_Wanted]) -> list[bool]:
-        """Which of these are here, and right; they were read."""
-        files, right = self._files, [False] * len(wanted)
+    def _read_all(self, offsets: np.ndarray, nbytes: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """bool[n]: which of these are here, and right; they were read."""
+        files, right = self._files, np.zeros(len(offsets), bool)
         if files is None:
             return right
-        later: list[int] = []
-        for k, (offset, out) in enumerate(wanted):
-            if self._rests():
-                return right
-            try:
-                right[k] = self._copied(self._now(partial(self._read, files, offset, len(out), _NOW, out)), out)
-            except BlockingIOError:
-                later.append(k)
-            except OSError as e:
-                self._fails(e)
-        most = max(1, _CALL_BYTES // max(BLOCK_BYTES, max((len(out) for _, out in wanted), default=0)))
-        for at in range(0, len(later), most):
-            part = later[at : at + most]
-            asked = [(wanted[k][0], len(wanted[k][1])) for k in part]
+        for batch in batches_of(offsets, nbytes, self._present(files, offsets, nbytes)):
             if self._rests():
                 break
-            try:
-                found = self._patience.call(partial(self._read_each, files, asked))
-            except OSError as e:
-                self._fails(e)
-                break
-            for k, each in zip(part, found, strict=True):
-                right[k] = self._copied(each, wanted[k][1])
+            memory = self._buffers.take(batch.nbytes)
+            found = self._found(files, batch, memory)
+            if found is None:
+                continue
+            sizes, to = nbytes[batch.members], starts[batch.members]
+            here = found.has(batch.starts, sizes)
+            # By whoever needs them: a thread that was left behind must not write there.
+            copy_ranges(memory, batch.starts, sizes, out, to, here)
+            self._buffers.give(memory)
+            right[batch.members] = here
+        right |= nbytes == 0
+        self.counts.reads += int(right.sum())
+        self.counts.read_bytes += int(nbytes[right].sum())
         return right
 
-    def _copied(self, found: _Found, out: np.ndarray) -> bool:
-        """What came of a read: note it, and copy the bytes unless they are there already. By whoever needs them: a
-        thread that was left behind must not write there."""
-        if isinstance(found, OSError):
-            self._fails(found)
-        elif isinstance(found, np.ndarray):
-            if found is not out:
-                out[:] = found
-            self._failed = 0
-            self.counts.reads += 1
-            self.counts.read_bytes += len(out)
-            return True
-        return False
+    def _present(self, files: DiskFiles, offsets: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+        """Those of these extents that lie in chunks that are here, i64[k]; none of no bytes."""
+        first, last = offsets // self.grid.chunk_bytes, (offsets + nbytes - 1) // self.grid.chunk_bytes
+        here = files.chunks.known(first) & files.chunks.known(last) & (last - first <= 1) & (nbytes > 0)
+        for k in np.flatnonzero(~here & (nbytes > 0)).tolist():
+            here[k] = all(self.has(chunk) for chunk in range(int(first[k]), int(last[k]) + 1))
+        return np.flatnonzero(here)
 
-    def _read_each(self, files: DiskFiles, asked: list[tuple[int, int]], step: Step) -> list[_Found]:
-        """`_read` for each (offset, nbytes), into new memory."""
-        found: list[_Found] = []
-        for offset, nbytes in asked:
-            try:
-                data = self._read(files, offset, nbytes, 0, None)
-                # What is kept until the last one is read should be no more than what was asked for.
-                found.append(data.copy() if data is not None and nbytes < BLOCK_BYTES else data)
-            except OSError as e:
-                found.append(e.with_traceback(None))  # which would keep the files open
-            step()
+    def _found(self, files: DiskFiles, batch: Batch, memory: np.ndarray) -> Found | None:
+        """What came of a batch; None if nothing did."""
+        try:
+            return self._now(lambda: read_batch(files, self.grid, batch, memory, NOW))
+        except BlockingIOError:
+            pass
+        except OSError as e:
+            self._fails(e)
+            return None
+        try:
+            found = self._patience.call(partial(self._read_batch, files, batch, memory))
+        except OSError as e:
+            self._fails(e)
+            return None
+        for error in found.errors:
+            self._fails(error)
+        if found.right.any():
+            self._failed = 0
         return found
 
-    def _read(
-        self, files: DiskFiles, offset: int, nbytes: int, flags: int, out: np.ndarray | None
-    ) -> np.ndarray | None:
-        """These bytes, in new memory if not in `out`, from blocks that were verified; None if they are not here.
-        Raises OSError.
-
-        flags : for reading, as of preadv
-        """
-        chunk_bytes, end = self.grid.chunk_bytes, offset + nbytes
-        if not all(files.chunks.has(chunk, flags) for chunk in range(offset // chunk_bytes, -(-end // chunk_bytes))):
-            return None
-        first, last = offset // BLOCK_BYTES, -(-end // BLOCK_BYTES)
-        begin, until = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.grid.file_bytes)
-        if out is not None and (begin, until) == (offset, end) and out.flags.c_contiguous:
-            blocks = out
-        else:
-            blocks = np.empty(until - begin, dtype=np.uint8)
-        got = _read(files.data, blocks, begin, flags)
-        wrong = files.chunks.sums(first, last).copy()
-        found = block_sums(blocks[:got])
-        wrong[: len(found)] ^= found
-        wrong[got // BLOCK_BYTES :] |= got < len(blocks)  # whatever their sums: a map may be wrong, too
-        if wrong.any():
-            if flags:  # to be noted in the map, by a thread that can be left behind
-                raise BlockingIOError
-            for chunk in {(first + int(block)) * BLOCK_BYTES // chunk_bytes for block in np.flatnonzero(wrong)}:
-                self.counts.damaged += 1
-                self._dropped.add(chunk)
-                files.chunks.drop(chunk)
-            return None
-        return blocks if blocks is out else blocks[offset - begin : end - begin]
+    def _read_batch(self, files: DiskFiles, batch: Batch, memory: np.ndarray, step: Step) -> Found:
+        found = read_batch(files, self.grid, batch, memory, step=step)
+        blocks = self.grid.chunk_bytes // BLOCK_BYTES
+        for chunk in np.unique(found.wrong // blocks).tolist():
+            self.counts.damaged += 1
+            self._dropped.add(chunk)
+            files.chunks.drop(chunk)
+        return found
 
     def _now(self, work: Callable[[], T]) -> T:
-        """What work() returns, which reads with _NOW; BlockingIOError if that is not to be had at once."""
+        """What work() returns, which reads with NOW; BlockingIOError if that is not to be had at once."""
         if self._reads_now:
             try:
                 return work()
@@ -353,14 +318,3 @@ def _write(fd: int, data: np.ndarray, offset: int) -> None:
     while view:
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done
-
-
-def _read(fd: int, out: np.ndarray, offset: int, flags: int) -> int:
-    """Bytes read: all, or fewer at the end of the file."""
-    view, got = memoryview(out), 0
-    while got < len(out):
-        done = os.preadv(fd, [view[got:]], offset + got, flags)
-        if done == 0:
-            break
-        got += done
-    return got

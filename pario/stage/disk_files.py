@@ -43,6 +43,13 @@ class DiskFiles:
         for directory, name in ((folder, "map"), (folder, "data"), (root, "quota")):
             self._open.append(directory.open_file(name))
         self.lock, self.map, self.data, self.quota = self._open
+        #: the data past the page cache; -1 where the file system cannot
+        self.direct = -1
+        with contextlib.suppress(OSError, AttributeError):
+            self.direct = os.open(f"/proc/self/fd/{self.data}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            self._open.append(self.direct)
+        with contextlib.suppress(OSError, AttributeError):  # reads are as long as they are to be
+            os.posix_fadvise(self.data, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self) -> None:
         for fd in self._open:

@@ -62,6 +62,10 @@ class ChunkMap:
         """Whether this process has seen that the chunk is there. No system call."""
         return bool(self._known[chunk])
 
+    def known(self, chunks: np.ndarray) -> np.ndarray:
+        """`knows` of each of these chunks, bool[n]; False outside the file."""
+        return self._known[np.minimum(chunks, len(self._known) - 1)] & (chunks < len(self._known)) & (chunks >= 0)
+
     def has(self, chunk: int, flags: int = 0) -> bool:
         """Whether the chunk is there.
 

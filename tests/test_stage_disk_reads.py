@@ -1,0 +1,146 @@
+"""Which blocks are read for which extents, and what of them is right."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiers import DATA, GRID, chunk_of
+
+from pario.records import EXTENT
+from pario.stage import disk_reads
+from pario.stage.disk import DiskTier
+from pario.stage.disk_reads import Buffers, Found, batches_of
+from pario.stage.grid import BLOCK_BYTES
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("most", [BLOCK_BYTES, 3 * BLOCK_BYTES, 4 << 20])
+def test_each_extent_is_in_one_batch_and_no_block_is_read_twice_in_it(
+    seed: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_reads, "_BATCH_BYTES", most)
+    random = np.random.default_rng(seed)
+    n = 200
+    offsets = random.integers(0, 60 * BLOCK_BYTES, n)
+    nbytes = np.where(random.random(n) < 0.9, random.integers(1, 5000, n), random.integers(1, 3 * BLOCK_BYTES, n))
+    wanted = np.flatnonzero(random.random(n) < 0.8)
+    batches = batches_of(offsets, nbytes, wanted)
+    assert sorted(np.concatenate([batch.members for batch in batches]).tolist()) == wanted.tolist()
+    for batch in batches:
+        blocks = [
+            np.arange(begin // BLOCK_BYTES, (begin + size) // BLOCK_BYTES)
+            for begin, size in zip(batch.begins.tolist(), batch.sizes.tolist(), strict=True)
+        ]
+        memory = np.concatenate(blocks)  # the block of the file at each block of the memory
+        assert len(memory) * BLOCK_BYTES == batch.nbytes
+        assert (np.diff(memory) > 0).all(), "ascending, none twice"
+        assert all(after[0] > before[-1] + 1 for before, after in zip(blocks, blocks[1:], strict=False))
+        for k, start in zip(batch.members.tolist(), batch.starts.tolist(), strict=True):
+            first, last = start // BLOCK_BYTES, (start + nbytes[k] - 1) // BLOCK_BYTES
+            assert memory[first] * BLOCK_BYTES + start % BLOCK_BYTES == offsets[k]
+            assert memory[last] - memory[first] == last - first, "its blocks lie in a row"
+        longest = int(nbytes[batch.members].max()) + 2 * BLOCK_BYTES
+        assert batch.nbytes <= most + longest, "a batch is no longer than it has to be"
+
+
+def test_no_extents_are_no_batch() -> None:
+    empty = np.empty(0, np.int64)
+    assert batches_of(empty, empty, empty) == []
+
+
+def test_an_extent_is_right_if_all_its_blocks_are() -> None:
+    found = Found(np.array([True, False, True, True]), np.array([7]), [])
+    starts = np.array([0, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES - 1, 2 * BLOCK_BYTES, 3 * BLOCK_BYTES])
+    nbytes = np.array([BLOCK_BYTES, 2, 1, 2, 2 * BLOCK_BYTES, 1])
+    assert found.has(starts, nbytes).tolist() == [True, False, False, False, True, True]
+
+
+def test_memory_comes_back_and_begins_at_a_page() -> None:
+    buffers = Buffers()
+    one, long = buffers.take(10), buffers.take((4 << 20) + 1)
+    assert len(long) > 4 << 20
+    assert one.ctypes.data % 4096 == long.ctypes.data % 4096 == 0
+    buffers.give(one)
+    assert buffers.take(10) is one
+    assert buffers.take(10) is not one
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskTier:
+    """A tier with all chunks, of which the page cache has nothing."""
+    tier = DiskTier(os.fspath(tmp_path), bytes(32), GRID, 1 << 30, floor=0.0)
+    for chunk in range(GRID.chunks):
+        assert tier.put(chunk, chunk_of(chunk))
+    preadv = os.preadv
+
+    def reached(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise BlockingIOError
+        return preadv(fd, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", reached)
+    return tier
+
+
+def read_all(tier: DiskTier) -> None:
+    random = np.random.default_rng(5)
+    offsets = random.integers(0, GRID.file_bytes, 300)
+    extents = np.empty(300, EXTENT)
+    extents["offset"] = offsets
+    extents["nbytes"] = np.minimum(random.integers(0, 9000, 300), GRID.file_bytes - offsets)
+    starts = np.cumsum(extents["nbytes"]) - extents["nbytes"]
+    out = np.zeros(int(extents["nbytes"].sum()), np.uint8)
+    assert tier.read_many(extents, out, starts).all()
+    expected = [DATA[a : a + n] for a, n in zip(extents["offset"].tolist(), extents["nbytes"].tolist(), strict=True)]
+    assert (out == np.concatenate(expected)).all()
+
+
+def test_what_the_page_cache_has_not_is_read_past_it(cold: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = cold._files
+    assert files is not None
+    asked: set[int] = set()
+    preadv = os.preadv
+
+    def noted(fd: int, *arguments: object) -> int:
+        if not arguments[2]:
+            asked.add(fd)
+        return preadv(fd, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "preadv", noted)
+    read_all(cold)
+    assert asked == ({files.direct} if files.direct >= 0 else {files.data})
+
+
+def test_a_file_system_that_takes_the_flag_but_no_reads(cold: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = cold._files
+    assert files is not None
+    files.direct = os.dup(files.data) if files.direct < 0 else files.direct
+    direct, preadv = files.direct, os.preadv
+
+    def refuses(fd: int, *arguments: object) -> int:
+        if fd == direct:
+            raise OSError(errno.EINVAL, "no")
+        return preadv(fd, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "preadv", refuses)
+    read_all(cold)
+    assert cold.counts.errors == 0
+    assert files.direct == -1
+
+
+@pytest.mark.parametrize("most", [1, 4095, 4096, 50_000])
+def test_a_store_that_returns_less_than_it_was_asked_for(
+    cold: DiskTier, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv = os.preadv
+
+    def short(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        return preadv(fd, [buffers[0][: max(most, len(buffers[0]) // 4)]], offset, flags)
+
+    monkeypatch.setattr(os, "preadv", short)
+    read_all(cold)
+    assert cold.counts.damaged == 0
