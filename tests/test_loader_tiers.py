@@ -227,6 +227,22 @@ def test_without_a_saved_index(path: str, tmp_path: Path, store_bytes: list[int]
         assert store_bytes == []
 
 
+@pytest.mark.parametrize("shuffle", [False, "global"])
+def test_small_records_without_a_saved_index_leave_the_store_once(
+    tmp_path: Path, store_bytes: list[int], shuffle: Any
+) -> None:
+    """Their leaf pages are the file: what the walk reads is what an epoch needs."""
+    path, n = str(tmp_path / "x.lmdb"), 30_000
+    with lmdb.open(path, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(n):
+            txn.put(b"%06d" % i, b"%0100d" % i)
+    with pario.Loader(path, 500, shuffle=shuffle, options=options(pario.Tier("memory")), save_index=False) as loader:
+        for _ in range(2):
+            seen = [(i, row.tobytes()) for batch in loader for i, row in zip(batch.ids, batch["data"].reshape(-1, 100))]
+            assert sorted(seen) == [(i, b"%0100d" % i) for i in range(n)]
+    assert sum(store_bytes) <= 1.02 * Path(path, "data.mdb").stat().st_size + 64 * 4096  # meta pages, and some probes
+
+
 def test_memory_that_is_given_back_is_read_again(path: str) -> None:
     """While an epoch runs, too; a hole reads as zeros."""
     with pario.Loader(path, 32, shuffle="global", options=options(pario.Tier("memory"))) as loader:

@@ -156,6 +156,24 @@ def test_every_byte_leaves_the_store_once_per_job(world, path, store_bytes, shuf
             assert stats["peers"]["lost"] == 0
 
 
+def test_small_records_without_a_saved_index(world, store_bytes, tmp_path_factory):
+    """Their leaf pages are the file: the nodes bring it while they walk through it."""
+    folder = world.bcast(str(tmp_path_factory.mktemp("small")) if world.rank == 0 else None)
+    n = 30_000
+    if world.rank == 0:
+        with lmdb.open(folder, map_size=1 << 26) as env, env.begin(write=True) as txn:
+            for i in np.random.default_rng(0).permutation(n).tolist():
+                txn.put(b"%06d" % i, b"%0100d" % i)
+    world.barrier()
+    with pario.Loader(
+        folder, 500, pario.decode.Raw(shape=(100,)), shuffle="global", options=options(pario.Tier("memory")),
+        save_index=False,
+    ) as loader:  # fmt: skip
+        seen = [row.tobytes() for batch in loader for row in batch["data"]]
+        assert sorted(chain.from_iterable(world.allgather(seen))) == [b"%0100d" % i for i in range(n)]
+    assert sum(world.allgather(sum(store_bytes))) <= 1.02 * data_bytes(folder) + 64 * 4096 * world.size
+
+
 def test_each_node_for_itself(world, path, store_bytes):
     with pario.Loader(path, 16, shuffle="global", options=options(pario.Tier("memory"), peers=False)) as loader:
         for _batch in loader:

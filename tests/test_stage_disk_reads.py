@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_each_extent_is_in_one_batch_and_no_block_is_read_twice_in_it(
         memory = np.concatenate(blocks)  # the block of the file at each block of the memory
         assert len(memory) * BLOCK_BYTES == batch.nbytes
         assert (np.diff(memory) > 0).all(), "ascending, none twice"
-        assert all(after[0] > before[-1] + 1 for before, after in zip(blocks, blocks[1:], strict=False))
+        assert all(after[0] > before[-1] + 1 for before, after in pairwise(blocks))
         for k, start in zip(batch.members.tolist(), batch.starts.tolist(), strict=True):
             first, last = start // BLOCK_BYTES, (start + nbytes[k] - 1) // BLOCK_BYTES
             assert memory[first] * BLOCK_BYTES + start % BLOCK_BYTES == offsets[k]

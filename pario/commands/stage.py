@@ -28,8 +28,7 @@ def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> in
     if not folder.startswith("$"):  # a variable of each node
         folder = os.path.abspath(os.path.expanduser(folder))
     options = Options(tiers=(Tier(folder, quota, force),))
-    with Reader(path, db=db, options=options, progress=screen.progress("leaf pages", "page")) as reader:
-        reader.use_tiers()
+    with Reader(path, db=db, options=options, progress=screen.progress("leaf pages", "page"), tiers=True) as reader:
         world, found = reader.world, reader.stage
         if world.allreduce_max(found is None):  # the rank where it is so has logged why
             raise world.raised_by_all(OptionError(f"{folder} cannot be used on every node", path=reader.path))
@@ -38,7 +37,7 @@ def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> in
         (disk,) = found.tiers
         mine = chunks if found.keeps is None else chunks[found.keeps[chunks]]
         missing = mine[~disk.held()[mine]]
-        before = _sum_of_nodes(world, len(mine) - len(missing))
+        before = _sum_of_nodes(world, len(mine) - len(missing)) - world.allreduce_sum(disk.counts.puts)  # by a walk
         world.barrier()  # nobody begins before all have looked
         screen.running = True
         if found.keeps is None:

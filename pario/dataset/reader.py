@@ -46,6 +46,8 @@ _log = logging.getLogger("pario")
 
 #: Seconds for the question whether the path still leads to the open file. A later answer is a later warning.
 _LOOK_S = 0.5
+#: A walk that reads no more than this part of the file reads the store: chunks come later, in the order of their use.
+_LITTLE = 0.015
 
 
 class Reader:
@@ -67,6 +69,8 @@ class Reader:
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
     grow : let the index grow while records are read, if the recipe allows that and no saved index fits
+    tiers : read through the service of the node, if PARIO_SERVICE names one, else through the tiers of `Options.tiers`
+        or PARIO_TIERS, or those by default (docs/tiers.md). Recipes for studies go on reading the store
 
     Raises
     ------
@@ -84,6 +88,7 @@ class Reader:
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
         grow: bool = False,
+        tiers: bool = False,
     ) -> None:
         self.options = options or Options()
         self.world = get_world(comm)
@@ -96,6 +101,7 @@ class Reader:
             self.world.agree(wrong, "looking at the arguments of Reader")
         self.world.alive_seconds = self.options.alive_seconds
         self.stage: Stage | None = None
+        self._tiers = tiers and self.recipe.source == "auto"
         self._epochs = 0
         self._replaced = False
         self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
@@ -105,6 +111,8 @@ class Reader:
         except BaseException as e:
             self.world.abandon(e)
             self.file.close(STOP_S)
+            if self.stage is not None:
+                self.stage.close()
             raise
         if self.world is not comm:  # a Loader has its own guard
             guard(self.world, self)
@@ -145,6 +153,11 @@ class Reader:
         assert snapshot is not None  # _agree raised otherwise
         self.snapshot = snapshot
         self.path = file.path
+        # What a walk reads much of it should bring into the tiers at once. With several readers on a node only the
+        # first one can.
+        early = self._tiers and name is None and file.feeders == 1 and _walk_share(snapshot) > _LITTLE
+        if early:
+            self._use_tiers(None)
         # LMDBIO's readers get the extents from one process that walks through the whole tree ("walk").
         alone = self.recipe.locate == "walk" and world.rank != 0
         self.index: Index = open_index(
@@ -160,6 +173,8 @@ class Reader:
         dups = record is not None and bool(record.md_flags & MDB_DUPSORT)
         nodes = not self.index.trusted
         self.checked = Checked(lambda: file.pool.fetcher, self.path, snapshot, nodes=nodes, dups=dups)
+        if self._tiers and not early:
+            self._use_tiers(self.index)
 
     def _look(self, db: bytes | None) -> tuple[Snapshot, Saved | None]:
         """The file's newest state, and the side-car if it matches: then one read of the meta pages is enough."""
@@ -235,19 +250,17 @@ class Reader:
         except ParioError as e:  # all records of this epoch were good; the next epoch raises the error if it matters
             _log.warning("the index of %s is not complete: %s", self.path, e)
 
-    def use_tiers(self) -> None:
-        """From now on read through the service of the node, if PARIO_SERVICE names one, else through the tiers of
-        `Options.tiers` or PARIO_TIERS (docs/tiers.md): whole chunks, as long as they have room. Recipes for studies go
-        on reading the store. Collective over `comm`.
+    def _use_tiers(self, index: Index | None) -> None:
+        """From now on read whole chunks through the tiers, as long as they have room. Collective over `comm`.
 
-        Raises OptionError."""
-        if self.recipe.source == "auto":
-            given = self.file, self.world, self.snapshot, self.options
-            self.stage = open_served(*given) or open_stage(*given)
+        index : if it is known already. Raises OptionError.
+        """
+        given = self.file, self.world, self.snapshot, self.options
+        self.stage = open_served(*given) or open_stage(*given)
         if self.stage is not None:
             # A thread of the stage refers to it, so that it would outlive a reader that is dropped.
             weakref.finalize(self, self.stage.close).atexit = False
-            self.stage.meet(self.world, self.index, self.checked)
+            self.stage.meet(self.world, index, self.checked if index is not None else None)
 
     @property
     def is_staged(self) -> bool:
@@ -304,6 +317,11 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"Reader({self.path!r}, records={len(self):,}, ranks={self.world.size})"
+
+
+def _walk_share(snapshot: Snapshot) -> float:
+    """The part of the file that a walk through the main database reads: its leaf pages."""
+    return snapshot.main.md_leaf_pages * snapshot.page_size / snapshot.file_bytes
 
 
 def _compare(fetcher: Fetcher, snapshot: Snapshot, rank: int) -> None:

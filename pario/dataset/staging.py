@@ -129,9 +129,12 @@ class Stage:
         if self.fetcher is not None:
             self.fetcher.join(peers, brings)
 
-    def meet(self, world: AnyWorld, index: Index, checked: Checked) -> None:
+    def meet(self, world: AnyWorld, index: Index | None, checked: Checked | None) -> None:
         """From now on nodes share what they keep, if there are several and the options want that. Collective over
-        `world`; raises only what its collectives do."""
+        `world`; raises only what its collectives do.
+
+        index, checked : None if the index is still to be made, through the tiers
+        """
         options, grid = self._options, self.grid
         if self.peers is not None:  # by the node's service
             return
@@ -153,7 +156,7 @@ class Stage:
         nodes = sorted((each for each in world.allgather(told) if each is not None), key=lambda each: each[0])
         # Chunks without records are the first ones to have no node. An index that still grows does not know them.
         worth = np.arange(grid.chunks)
-        if index.is_complete:
+        if index is not None and checked is not None and index.is_complete:
             used = self.used(index, checked)
             worth = np.concatenate([used, np.setdiff1d(worth, used)])
         rooms = [room for _, _, room, _ in nodes]

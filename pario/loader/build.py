@@ -56,7 +56,6 @@ _RECIPES = {"synchronous": Synchronous, "per_rank": _per_rank}
 def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meeting: Meeting) -> Built:
     """Build the parts, and hand each one to `life` as soon as it needs cleaning up. Collective; raises on all ranks."""
     world, reader, options = life.world, life.reader, given.options
-    reader.use_tiers()
     decoder = copy.copy(as_decoder(given.decoder))  # what it learns belongs to this loader
     most = world.allreduce_max(world.node_size)
     stream, shape = _plan(reader, given, decoder, most)

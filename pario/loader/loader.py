@@ -102,6 +102,7 @@ class Loader:
             save_index=save_index,
             progress=progress,
             grow=shuffle is False,  # the other orders need the whole index before the first record
+            tiers=True,
         )
         self._life = Lifetime(world, reader)
         knob = reader.file.knob
