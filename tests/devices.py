@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pario.stage import disk_reads
+
 
 class Device:
     """All calls that reach the storage through open files below `folder`, of this process.
@@ -26,12 +28,23 @@ class Device:
         self.asked: list[str] = []
         for name in ("preadv", "pwrite", "posix_fallocate", "fstatvfs", "ftruncate"):
             monkeypatch.setattr(os, name, self._behind(name, getattr(os, name)))
+        monkeypatch.setattr(disk_reads, "read_spans", self._kernel(disk_reads.read_spans))
 
     def stall(self) -> None:
         self._answers.clear()
 
     def answer(self) -> None:
         self._answers.set()
+
+    def _kernel(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def reached(fd: int, offsets: Any, *arguments: Any) -> tuple[int, int, int]:
+            preadv = self._behind("preadv", lambda _: call(fd, offsets, *arguments))
+            try:
+                return preadv(fd)  # type: ignore[no-any-return]
+            except OSError as e:
+                return 0, e.errno or 0, 0
+
+        return reached
 
     def _behind(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def reached(fd: int, *arguments: Any) -> Any:

@@ -127,7 +127,7 @@ def test_reads_that_take_long_go_one_by_one(gated) -> None:
     assert gated.parts[0] == 1
     assert max(gated.parts) > 1
     gated.parts.clear()
-    pool._depth.latency = 0.02
+    pool._depth.quickest = 0.02
     pool._depth.end = lambda *_, **__: False  # type: ignore[method-assign]  # it stays so
     pool.read(reads, out, starts)
     assert gated.parts == [1] * 200

@@ -238,8 +238,11 @@ def test_small_records_without_a_saved_index_leave_the_store_once(
             txn.put(b"%06d" % i, b"%0100d" % i)
     with pario.Loader(path, 500, shuffle=shuffle, options=options(pario.Tier("memory")), save_index=False) as loader:
         for _ in range(2):
-            seen = [(i, row.tobytes()) for batch in loader for i, row in zip(batch.ids, batch["data"].reshape(-1, 100))]
-            assert sorted(seen) == [(i, b"%0100d" % i) for i in range(n)]
+            seen = {}
+            for batch in loader:
+                seen.update(zip(batch.ids.tolist(), batch["data"].reshape(-1, 100), strict=True))
+            assert len(seen) == n
+            assert all(row.tobytes() == b"%0100d" % i for i, row in seen.items())
     assert sum(store_bytes) <= 1.02 * Path(path, "data.mdb").stat().st_size + 64 * 4096  # meta pages, and some probes
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiers import DATA, GRID, chunk_of
+from tiers import CHUNKS, DATA, GRID, chunk_of
 
 from pario.records import EXTENT
 from pario.stage import disk_reads
@@ -76,14 +76,11 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskTier:
     tier = DiskTier(os.fspath(tmp_path), bytes(32), GRID, 1 << 30, floor=0.0)
     for chunk in range(GRID.chunks):
         assert tier.put(chunk, chunk_of(chunk))
-    preadv = os.preadv
 
-    def reached(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
-        if flags:
-            raise BlockingIOError
-        return preadv(fd, buffers, offset, flags)
+    def nothing(*_: object) -> int:
+        raise BlockingIOError
 
-    monkeypatch.setattr(os, "preadv", reached)
+    monkeypatch.setattr(os, "preadv", nothing)
     return tier
 
 
@@ -104,14 +101,13 @@ def test_what_the_page_cache_has_not_is_read_past_it(cold: DiskTier, monkeypatch
     files = cold._files
     assert files is not None
     asked: set[int] = set()
-    preadv = os.preadv
+    reads = disk_reads.read_spans
 
-    def noted(fd: int, *arguments: object) -> int:
-        if not arguments[2]:
-            asked.add(fd)
-        return preadv(fd, *arguments)  # type: ignore[arg-type]
+    def noted(fd: int, *arguments: object) -> object:
+        asked.add(fd)
+        return reads(fd, *arguments)
 
-    monkeypatch.setattr(os, "preadv", noted)
+    monkeypatch.setattr(disk_reads, "read_spans", noted)
     read_all(cold)
     assert asked == ({files.direct} if files.direct >= 0 else {files.data})
 
@@ -120,28 +116,36 @@ def test_a_file_system_that_takes_the_flag_but_no_reads(cold: DiskTier, monkeypa
     files = cold._files
     assert files is not None
     files.direct = os.dup(files.data) if files.direct < 0 else files.direct
-    direct, preadv = files.direct, os.preadv
+    direct, reads = files.direct, disk_reads.read_spans
 
-    def refuses(fd: int, *arguments: object) -> int:
-        if fd == direct:
-            raise OSError(errno.EINVAL, "no")
-        return preadv(fd, *arguments)  # type: ignore[arg-type]
+    def refuses(fd: int, *arguments: object) -> object:
+        return (0, errno.EINVAL, 0) if fd == direct else reads(fd, *arguments)
 
-    monkeypatch.setattr(os, "preadv", refuses)
+    monkeypatch.setattr(disk_reads, "read_spans", refuses)
     read_all(cold)
     assert cold.counts.errors == 0
     assert files.direct == -1
 
 
-@pytest.mark.parametrize("most", [1, 4095, 4096, 50_000])
-def test_a_store_that_returns_less_than_it_was_asked_for(
-    cold: DiskTier, most: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("bad", [0, 1, 5])
+def test_a_run_that_fails_is_missing_and_the_others_come(
+    cold: DiskTier, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preadv = os.preadv
+    monkeypatch.setattr(disk_reads, "_RUNS", 2)
+    reads, broken = disk_reads.read_spans, 2 * bad * BLOCK_BYTES
 
-    def short(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
-        return preadv(fd, [buffers[0][: max(most, len(buffers[0]) // 4)]], offset, flags)
+    def fails(fd: int, offsets: np.ndarray, sizes: np.ndarray, address: int, starts: np.ndarray, end: int) -> object:
+        if broken not in offsets:
+            return reads(fd, offsets, sizes, address, starts, end)
+        k = offsets.tolist().index(broken)
+        reads(fd, offsets[:k], sizes[:k], address, starts[:k], end)
+        return k, errno.EIO, 0
 
-    monkeypatch.setattr(os, "preadv", short)
-    read_all(cold)
-    assert cold.counts.damaged == 0
+    monkeypatch.setattr(disk_reads, "read_spans", fails)
+    extents = np.array([(2 * k * BLOCK_BYTES + 7, 100) for k in range(CHUNKS - 1)], EXTENT)
+    out = np.zeros((len(extents), 100), np.uint8)
+    right = cold.read_many(extents, out.reshape(-1), np.arange(len(extents)) * 100)
+    assert right.tolist() == [k != bad for k in range(len(extents))]
+    for k in np.flatnonzero(right).tolist():
+        assert (out[k] == DATA[2 * k * BLOCK_BYTES + 7 :][:100]).all()
+    assert (cold.counts.errors, cold.counts.damaged) == (int(not right.all()), 0)

@@ -25,13 +25,13 @@ from pario.stage import peers as peers_module
 from pario.stage import service as service_module
 from pario.stage.base import AnyTier
 from pario.stage.disk import DiskTier
-from pario.stage.grid import BLOCK_BYTES, Grid
+from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
 from pario.stage.peers import ABSENT, BRING, KEEP, READ, Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 
-GRID = Grid(40 * BLOCK_BYTES + 1234, BLOCK_BYTES)
+GRID = Grid((40 << 16) + 1234, 1 << 16)
 DATA = np.random.default_rng(0).integers(1, 256, GRID.file_bytes, dtype=np.uint8)
 SECRET, IDENTITY = b"s" * 32, bytes(range(32))
 

@@ -8,7 +8,7 @@ from pario.stage.base import AnyTier
 from pario.stage.grid import BLOCK_BYTES, Grid
 
 CHUNKS = 5
-GRID = Grid((CHUNKS - 1) * 2 * BLOCK_BYTES + 1234, 2 * BLOCK_BYTES)
+GRID = Grid((CHUNKS - 1) * 8 * BLOCK_BYTES + 1234, 8 * BLOCK_BYTES)
 DATA = np.random.default_rng(0).integers(1, 256, GRID.file_bytes, dtype=np.uint8)  # no zeros, which holes hold
 
 

@@ -19,6 +19,8 @@ _TIMES = 2
 #: A hurried window lasts at least so many latencies, and so many seconds.
 _LATENCIES = 2.0
 _HURRIED_S = 0.02
+#: How fast the quickest read is forgotten: twice as long counts after 35 others.
+_FORGETS = 1.02
 #: No read takes less, whatever the clock says.
 _TICK_S = 1e-9
 #: A steady one lasts at least so many latencies: a power of two times WINDOW_S, so that all jobs have the same ones.
@@ -42,6 +44,8 @@ class Depth:
         self.is_full: Callable[[], bool] | None = None
         #: seconds of one read, of the last ones; 0: none was made yet
         self.latency = 0.0
+        #: of those that found the shortest queue: what one takes while the store is not busy, or a little more
+        self.quickest = 0.0
         self._open_window(0.0)
         self._begun = False
 
@@ -80,6 +84,7 @@ class Depth:
         seconds = now - begin
         latency = seconds / reads
         self.latency += (latency - self.latency) * (0.125 if self.latency else 1.0)
+        self.quickest = min(latency, self.quickest * _FORGETS) if self.quickest else latency
         if self.knob.is_pinned:
             return False
         self._all_seconds += max(0.0, min(seconds, now - self._since))

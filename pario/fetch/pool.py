@@ -164,8 +164,9 @@ class ReadPool:
             return job, first, last, begin
 
     def _reads_per_part(self) -> int:
-        latency = self._depth.latency
-        return max(1, int(self.UNIT_S / latency)) if latency else 1
+        # Without the time in queues: they are no reason for more of them.
+        quickest = self._depth.quickest
+        return max(1, int(self.UNIT_S / quickest)) if quickest else 1
 
     def _resize(self) -> None:
         """The depth has changed: threads that are too many end, those that are missing come."""

@@ -37,7 +37,7 @@ from pario.kernels.pack import copy_ranges
 from pario.kernels.private import PrivateDirectory
 from pario.stage.base import AnyTier, Counts
 from pario.stage.disk_files import Claims, DiskFiles, Room, locked, root_of
-from pario.stage.disk_reads import NOW, Batch, Buffers, Found, batches_of, read_batch
+from pario.stage.disk_reads import NOW, Batch, Buffers, Found, batches_of, read_batch, read_now
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.map import ChunkMap, block_sums
 from pario.stage.patience import Patience, StalledError, Step
@@ -222,7 +222,7 @@ class DiskTier(AnyTier):
     def _found(self, files: DiskFiles, batch: Batch, memory: np.ndarray) -> Found | None:
         """What came of a batch; None if nothing did."""
         try:
-            return self._now(lambda: read_batch(files, self.grid, batch, memory, NOW))
+            return self._now(lambda: read_now(files, self.grid, batch, memory))
         except BlockingIOError:
             pass
         except OSError as e:
@@ -240,7 +240,7 @@ class DiskTier(AnyTier):
         return found
 
     def _read_batch(self, files: DiskFiles, batch: Batch, memory: np.ndarray, step: Step) -> Found:
-        found = read_batch(files, self.grid, batch, memory, step=step)
+        found = read_batch(files, self.grid, batch, memory, step)
         blocks = self.grid.chunk_bytes // BLOCK_BYTES
         for chunk in np.unique(found.wrong // blocks).tolist():
             self.counts.damaged += 1

@@ -15,18 +15,21 @@ from typing import NamedTuple
 import numpy as np
 
 from pario.comm.memory import PAGE
+from pario.kernels.reads import read_spans
 from pario.stage.disk_files import DiskFiles
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.map import block_sums
 from pario.stage.patience import Step
 
-__all__ = ["NOW", "Batch", "Buffers", "Found", "batches_of", "read_batch"]
+__all__ = ["NOW", "Batch", "Buffers", "Found", "batches_of", "read_batch", "read_now"]
 
 #: For a read of what the page cache has, and no more; 0 if this Python does not know it.
 NOW: int = getattr(os, "RWF_NOWAIT", 0)
 
 #: About so many bytes are read by one call of a thread that can be left behind.
 _BATCH_BYTES = 4 << 20
+#: So many runs at most are read before whoever waits hears that the disk answers.
+_RUNS = 32
 
 
 class Batch(NamedTuple):
@@ -112,60 +115,63 @@ class Buffers:
         self._free.append(memory)
 
 
-def read_batch(
-    files: DiskFiles, grid: Grid, batch: Batch, memory: np.ndarray, flags: int = 0, step: Step | None = None
-) -> Found:
-    """Read the runs into `memory`, and verify their blocks.
-
-    flags : NOW: raises BlockingIOError if they are not to be had at once, and OSError for other failures. 0: a run that
-        fails is missing
-    step : called after each run
-    """
-    if flags:  # Whoever asks for all of what is not there lets the kernel fetch all of it.
-        os.preadv(files.data, [bytearray(1)], int(batch.begins[0]), flags)
-    right, wrong, errors, at = [], [], [], 0
+def read_now(files: DiskFiles, grid: Grid, batch: Batch, memory: np.ndarray) -> Found:
+    """Read the runs into `memory` out of the page cache, and verify their blocks. Raises BlockingIOError if they are
+    not to be had at once or not right, and OSError for other failures."""
+    # Whoever asks for all of what is not there lets the kernel fetch all of it.
+    os.preadv(files.data, [bytearray(1)], int(batch.begins[0]), NOW)
+    at = 0
     for begin, size in zip(batch.begins.tolist(), batch.sizes.tolist(), strict=True):
-        first, count = begin // BLOCK_BYTES, size // BLOCK_BYTES
-        out = memory[at : at + size]
-        size = min(size, grid.file_bytes - begin)
-        try:
-            got = _read(files, out[: -(-size // PAGE) * PAGE], size, begin, flags)
-        except OSError as e:
-            if flags:
-                raise
-            errors.append(e.with_traceback(None))  # which would keep the files open
-            right.append(np.zeros(count, bool))
-        else:
-            whole = got if got == size else got // BLOCK_BYTES * BLOCK_BYTES
-            same = np.zeros(count, bool)  # whatever their sums, blocks that did not come are wrong: so may be the map
-            found = block_sums(out[:whole])
-            same[: len(found)] = files.chunks.sums(first, first + len(found)) == found
-            if flags and not same.all():  # to be noted in the map, by a thread that can be left behind
+        view = memoryview(memory[at : at + min(size, grid.file_bytes - begin)])
+        while view:
+            done = os.preadv(files.data, [view], begin, NOW)
+            if not done:
                 raise BlockingIOError
-            right.append(same)
-            wrong.append(first + np.flatnonzero(~same))
-        at += count * BLOCK_BYTES
-        if step is not None:
-            step()
-    return Found(np.concatenate(right), np.concatenate([np.empty(0, np.int64), *wrong]), errors)
+            view, begin = view[done:], begin + done
+        at += size
+    found = _verified(files, grid, batch, memory, np.ones(batch.nbytes // BLOCK_BYTES, bool))
+    if len(found.wrong):  # to be noted in the map, by a thread that can be left behind
+        raise BlockingIOError
+    return found
 
 
-def _read(files: DiskFiles, out: np.ndarray, nbytes: int, offset: int, flags: int) -> int:
-    """Bytes read: `nbytes`, or fewer at the end of the file. Raises OSError.
+def read_batch(files: DiskFiles, grid: Grid, batch: Batch, memory: np.ndarray, step: Step) -> Found:
+    """Read the runs into `memory` from the disk, and verify their blocks. A run that fails is missing.
 
-    out : u8[k], whole pages
+    step : called now and then, if something has come
     """
-    view, got = memoryview(out), 0
-    while got < nbytes:
-        past = files.direct >= 0 and not flags and got % PAGE == 0
-        try:
-            done = os.preadv(files.direct if past else files.data, [view[got:]], offset + got, flags)
-        except OSError as e:
-            if not past or e.errno != errno.EINVAL:
-                raise
-            files.direct = -1  # the file system took the flag, but takes no reads
-            continue
-        if done == 0:
-            break
-        got += done
-    return min(got, nbytes)
+    sizes = np.minimum(batch.sizes, -(-(grid.file_bytes - batch.begins) // PAGE) * PAGE)
+    starts = np.cumsum(batch.sizes) - batch.sizes
+    came, failed = np.ones(batch.nbytes // BLOCK_BYTES, bool), np.zeros(batch.nbytes // BLOCK_BYTES, bool)
+    errors: list[OSError] = []
+    fd, i = files.direct if files.direct >= 0 else files.data, 0
+    while i < len(sizes):
+        j = min(len(sizes), i + _RUNS)
+        part = batch.begins[i:j], sizes[i:j], memory.ctypes.data, starts[i:j], grid.file_bytes
+        k, number, got = read_spans(fd, *part)
+        if k < 0:
+            i = j
+        elif number == errno.EINVAL and not got and fd != files.data:  # it took the flag, but takes no reads
+            fd, files.direct = files.data, -1
+        else:
+            i += int(k) + 1
+            blocks = slice((starts[i - 1] + got) // BLOCK_BYTES, (starts[i - 1] + batch.sizes[i - 1]) // BLOCK_BYTES)
+            came[blocks] = False
+            if number and not (number == errno.EINVAL and got):  # past the cache, a short read is the file's end
+                errors.append(OSError(int(number), os.strerror(int(number))))
+                failed[blocks] = True
+        step()
+    return _verified(files, grid, batch, memory, came, failed)._replace(errors=errors)
+
+
+def _verified(
+    files: DiskFiles, grid: Grid, batch: Batch, memory: np.ndarray, came: np.ndarray, failed: np.ndarray | None = None
+) -> Found:
+    """came, failed : bool[blocks of the batch]: that were read, and where a system call failed"""
+    counts = batch.sizes // BLOCK_BYTES
+    before = np.cumsum(counts) - counts
+    blocks = np.repeat(batch.begins // BLOCK_BYTES - before, counts) + np.arange(len(came))
+    missing = max(0, (int(blocks[-1]) + 1) * BLOCK_BYTES - grid.file_bytes)  # of the last block of the file
+    # Whatever their sums, blocks that did not come are wrong: so may be the map.
+    right = came & (files.chunks.sums(blocks) == block_sums(memory[: batch.nbytes - missing]))
+    return Found(right, blocks[~right if failed is None else ~right & ~failed], [])

@@ -92,9 +92,10 @@ class ChunkMap:
         held[: len(states)] |= states == 1
         return held
 
-    def sums(self, first: int, end: int) -> np.ndarray:
-        """The sums of these blocks, u64[n], of chunks that are known."""
-        return self._sums[first:end]
+    def sums(self, blocks: np.ndarray) -> np.ndarray:
+        """The sums of these blocks (i64[n]) of chunks that are known, u64[n]."""
+        found: np.ndarray = self._sums[blocks]
+        return found
 
     def add(self, chunk: int, sums: np.ndarray) -> None:
         """The chunk's bytes are written: note its sums, then the chunk."""
