@@ -160,10 +160,6 @@ def test_what_is_open(fetcher, path, paths, content):
 def test_capabilities_may_be_asked_of_every_fetcher(fetcher):
     assert fetcher.align & (fetcher.align - 1) == 0
     assert fetcher.read_ahead_bytes >= 0
-    assert not fetcher.reads_ahead
-    fetcher.let_read_ahead(True)
-    fetcher.let_read_ahead(False)
-    assert not fetcher.reads_ahead
     pages = np.arange(0, SIZE, 4096)
     fetcher.advise(pages, np.full(len(pages), 100), 0)
     share = fetcher.cached_share(pages)

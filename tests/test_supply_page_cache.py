@@ -286,26 +286,23 @@ def test_who_does_without_the_ring(ascending, path, shape, monkeypatch) -> None:
         assert sorted_file.index.in_file_order
         assert not mixed_file.index.in_file_order
 
-        def found(reader: pario.Reader, ranks: int, shuffle: bool | str, machines: int = 1) -> str:
-            return page_cache_way(reader.file.pool.fetcher, reader.index, shuffle, ranks, machines)
+        def found(reader: pario.Reader, ranks: int, shuffle: bool | str) -> str:
+            return page_cache_way(reader.file.pool.fetcher, reader.index, shuffle, ranks)
 
         assert found(sorted_file, 4, False) == ""  # no disk of this node
         ahead = 128 << 10  # a kernel as it comes
         assert found(sorted_file, 1, False) == "advised"
-        ahead = 8 << 20
-        assert found(sorted_file, 1, False) == "ordered"
         assert found(mixed_file, 1, False) == ""
-        assert found(sorted_file, 1, False, machines=2) == "advised"  # the kernel sees no order in a part of it
         assert found(mixed_file, 4, False) == ""  # small ones, in no order of the file
         assert found(sorted_file, 4, "global") == ""
         held = 1.0
         for reader in (sorted_file, mixed_file):
             reader.index.mean_bytes = 3000.0
             assert found(reader, 4, "global") == found(reader, 4, "block") == "cached"
-        assert found(sorted_file, 4, False) == "ordered"
+        assert found(sorted_file, 4, False) == "cached"
         sorted_file.index.mean_bytes = 100.0  # inside leaf pages: a call for each is more than the ring costs
         assert found(sorted_file, 4, "global") == found(sorted_file, 4, "block") == ""
-        assert found(sorted_file, 4, False) == "ordered"
+        assert found(sorted_file, 4, False) == "cached"
         held = 0.0
         sorted_file.index.mean_bytes = 100_000.0
         assert found(sorted_file, 1, "global") == "advised"
@@ -313,7 +310,7 @@ def test_who_does_without_the_ring(ascending, path, shape, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "saved", "kind"), pairwise([7, 1, 400], [True, False], ["ordered", "advised", "cached"])
+    ("batch_size", "saved", "kind"), pairwise([7, 1, 400], [True, False], ["advised", "cached"])
 )
 def test_records_of_all_sizes_from_a_cold_file(ascending, tmp_path, monkeypatch, kind, saved, batch_size) -> None:
     folder = tmp_path / "x.lmdb"

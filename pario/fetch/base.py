@@ -45,9 +45,8 @@ class Fetcher(ABC):
     align : offsets, lengths and memory of `read` must be multiples of this many bytes
 
     Capabilities
-    reads_ahead : the kernel prefetches what follows the last read
-    read_ahead_bytes : how far it can; 0 if the file is not on a block device of this node, so that the page cache may
-        not be the better way to read, and if the fetcher bypasses the page cache
+    read_ahead_bytes : how far the kernel can prefetch; 0 if the file is not on a block device of this node, so that the
+        page cache may not be the better way to read, and if the fetcher bypasses the page cache
     staged : bytes come from tiers or from the store; what comes from the store, the fetcher itself compares with the
         snapshot's meta page, and counts
     rows : reads records from the page cache straight to their destination; None: not possible, or no gain
@@ -56,7 +55,6 @@ class Fetcher(ABC):
     path: str
     nbytes: int
     align: int = 1
-    reads_ahead: bool = False
     read_ahead_bytes: int = 0
     staged: bool = False
     rows: RowReader | None = None
@@ -82,10 +80,6 @@ class Fetcher(ABC):
     def announce(self, operations: int) -> None:
         """The caller is about to send so many metadata operations to the store by itself. Waits while the store is not
         to be asked for more (limited.py)."""
-        return
-
-    def let_read_ahead(self, on: bool) -> None:
-        """Switch `reads_ahead`, while all of this file is read in order; no effect if it cannot be switched."""
         return
 
     def advise(self, begins: np.ndarray, nbytes: np.ndarray, gap: int) -> None:

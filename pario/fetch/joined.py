@@ -49,10 +49,6 @@ class JoinedFetcher(Fetcher):
     def files(self) -> tuple[OpenFile, ...]:
         return self._files
 
-    @property
-    def reads_ahead(self) -> bool:  # type: ignore[override]
-        return all(file.reads_ahead for file in self._files)
-
     def file_of(self, addresses: np.ndarray) -> np.ndarray:
         """i64[n], the number of the file in which each of these addresses (i64[n]) lies."""
         return np.maximum(np.searchsorted(self.bases, addresses, side="right") - 1, 0)
@@ -72,10 +68,6 @@ class JoinedFetcher(Fetcher):
             part = np.empty(len(mine), EXTENT)
             part["offset"], part["nbytes"] = begin[mine] - base, (stop - begin)[mine]
             self._files[number].read(part, out, (starts + begin - begins)[mine])
-
-    def let_read_ahead(self, on: bool) -> None:
-        for file in self._files:
-            file.let_read_ahead(on)
 
     def advise(self, begins: np.ndarray, nbytes: np.ndarray, gap: int) -> None:
         numbers = self.file_of(begins)

@@ -38,8 +38,6 @@ class ReadPool:
     UNIT_BYTES = 256 << 10
     #: Seconds that a part takes if its reads take less.
     UNIT_S = 2e-3
-    #: Up to this many reads, of bytes that the kernel has probably prefetched, need no other threads.
-    INLINE_READS = 64
 
     def __init__(self, fetcher: Fetcher, inflight: int | Knob) -> None:
         knob = Knob("inflight", inflight, inflight, inflight) if isinstance(inflight, int) else inflight
@@ -179,7 +177,7 @@ class ReadPool:
 
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         """Like `Fetcher.read`, spread over the threads; returns when all bytes are there."""
-        if len(reads) <= (self.INLINE_READS if self.fetcher.reads_ahead else 1):
+        if len(reads) <= 1:
             self.fetcher.read(reads, out, starts)
             return
         finished = threading.Event()

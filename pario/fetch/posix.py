@@ -23,25 +23,16 @@ _ADVICE_BYTES = 128 << 10
 
 
 class PosixFetcher(FileFetcher, RowReader):
-    """pread through the page cache. The kernel's read-ahead is off, so that only planned bytes are read, except after
-    `let_read_ahead` and `advise`."""
+    """pread through the page cache. The kernel's read-ahead is off, so that only planned bytes are read, besides what
+    `advise` asks for."""
 
     def __init__(self, path: str, via: str | None = None) -> None:
         super().__init__(path, via)
-        self._let_read_ahead(False)
+        self._tell("POSIX_FADV_RANDOM")
 
     @cached_property
     def read_ahead_bytes(self) -> int:  # type: ignore[override]
         return read_ahead_bytes(self._status.st_dev) or 0
-
-    def let_read_ahead(self, on: bool) -> None:
-        if on != self.reads_ahead:
-            self._check_open()
-            self._let_read_ahead(on)
-
-    def _let_read_ahead(self, on: bool) -> None:
-        self.reads_ahead = on
-        self._tell("POSIX_FADV_SEQUENTIAL" if on else "POSIX_FADV_RANDOM")
 
     def advise(self, begins: np.ndarray, nbytes: np.ndarray, gap: int) -> None:
         self._check_open()

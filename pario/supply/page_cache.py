@@ -89,7 +89,6 @@ class PageCacheSource(SeatSource):
         self._busy_since = 0.0
         self._scratch = threading.local()
         self._edge_starts = np.empty(0, np.int64)  # offsets of the bytes that are read beside the rows
-        self._fetcher.let_read_ahead(way == "ordered")
         self.ahead = self.ahead_of(context)
         context.stats.reader = context.stats.own = True
 

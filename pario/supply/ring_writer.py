@@ -95,7 +95,6 @@ class RingWriter:
         self._is_full = _IsFull(self._ring, self._schedule)
         self._thread: threading.Thread | None = None
         self.ended: Future[None] | None = None  # done when the thread has read everything that is needed
-        self._pool.fetcher.let_read_ahead(False)
 
     # -- in the background -----------------------------------------------------------------------------------------
 
