@@ -45,7 +45,7 @@ FLOORS = [
     {"supply", "lmdb"},
     {"recipes"},
     {"loader"},
-    {"bench"},
+    {"bench", "adapters"},
     {"commands", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS, 1) for room in rooms}
@@ -68,6 +68,9 @@ KNOWN_TO = {
     "torch": ("adapters/", "bench/", "demo/"),
     "jax": ("adapters/", "bench/", "demo/"),
     "tensorflow": ("adapters/", "bench/", "demo/"),
+    "lightning": ("adapters/",),
+    "pytorch_lightning": ("adapters/",),
+    "accelerate": ("adapters/",),
     "prometheus_client": ("stats/prometheus.py",),
     # Benchmarks and tests know the package, never the other way.
     "benchmarks": (),
@@ -78,6 +81,7 @@ FACES = ("decode/__init__.py", "lmdb/__init__.py")
 ENVIRONMENT = (
     *("kernels/jit.py", "dataset/tiers.py", "lmdb/served.py", "comm/launcher.py", "locate/sidecar.py"),
     "control/joining.py",
+    "adapters/torch.py",  # tells torch.distributed its ranks, in the variables that it reads
     "commands/run_service.py",  # what it starts is found through PARIO_SERVICE, by workers, too
     "bench/",
 )
