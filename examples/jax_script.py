@@ -23,9 +23,10 @@ def scores(weights: jax.Array, data: jax.Array) -> jax.Array:
 @jax.jit
 def gradient(weights: jax.Array, data: jax.Array, label: jax.Array) -> jax.Array:
     def loss(w: jax.Array) -> jax.Array:
-        return -jnp.take_along_axis(jax.nn.log_softmax(scores(w, data)), label[:, None], 1).sum()
+        return jnp.sum(-jnp.take_along_axis(jax.nn.log_softmax(scores(w, data)), label[:, None], 1))
 
-    return jax.grad(loss)(weights)
+    found: jax.Array = jax.grad(loss)(weights)
+    return found
 
 
 weights = jnp.zeros((64, 10))
