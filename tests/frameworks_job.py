@@ -193,9 +193,44 @@ def jax(args: argparse.Namespace) -> None:
                 notes.add("validate", epoch, framework.device_put({**batch, "ids": batch.ids}))
 
 
+def tensorflow(args: argparse.Namespace) -> None:
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    from pario.adapters.tensorflow import dataset
+
+    comm = MPI.COMM_WORLD
+    weights, notes, steps = tf.zeros(4), Notes(args.folder, comm.rank), 0
+    saved = Path(args.folder) / "tensorflow.json"
+    train = pario.Loader(args.data, BATCH, record, shuffle=args.shuffle, seed=SEED)
+    validation = pario.Loader(args.data, BATCH, record)
+
+    def noted(batch: Any) -> Any:
+        return {name: tensor.numpy() for name, tensor in batch.items()}
+
+    with train, validation:
+        if args.resume:
+            train.load_state_dict(json.loads(saved.read_text()))
+        batches, checks = dataset(train, ids="ids"), dataset(validation, ids="ids")
+        for epoch in range(train.epoch, EPOCHS):
+            for batch in batches:
+                with tf.GradientTape() as tape:
+                    tape.watch(weights)
+                    loss = tf.reduce_sum(tf.linalg.matvec(batch["x"], weights))
+                weights -= 1e-6 * comm.allreduce(tape.gradient(loss, weights).numpy())
+                notes.add("train", epoch, noted(batch))
+                steps += 1
+                if steps == args.stop_after:
+                    if comm.rank == 0:
+                        saved.write_text(json.dumps(train.state_dict()))
+                    return
+            for batch in checks:
+                notes.add("validate", epoch, noted(batch))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("framework", choices=["ddp", "lightning", "accelerate", "jax"])
+    parser.add_argument("framework", choices=["ddp", "lightning", "accelerate", "jax", "tensorflow"])
     parser.add_argument("data")
     parser.add_argument("folder")
     parser.add_argument("--shuffle", default="global")

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.frameworks
 
 N, BATCH = 53, 8
 ROOT = Path(__file__).parents[1]
+SCRIPTS = ["pytorch_ddp", "lightning_trainer", "accelerate_script", "jax_script", "tensorflow_script"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -352,9 +353,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["pytorch_ddp", "lightning_trainer", "accelerate_script", "jax_script"])
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_train_and_go_on(name: str, digits: Path, tmp_path: Path) -> None:
-    for needed in ("torch", "lightning", "accelerate", "jax"):
+    for needed in ("torch", "lightning", "accelerate", "jax", "tensorflow"):
         framework(needed)
     script = (ROOT / "examples" / f"{name}.py").read_text()
     for ranks, epochs in ((2, 1), (3, 2)):
@@ -362,7 +363,7 @@ def test_scripts_train_and_go_on(name: str, digits: Path, tmp_path: Path) -> Non
         assert count == 1
         (tmp_path / "train.py").write_text(shorter)
         words = [str(digits / "train.lmdb"), str(digits / "test.lmdb"), str(tmp_path / "saved")]
-        if name == "jax_script":
+        if name in ("jax_script", "tensorflow_script"):
             words[2] += ".npz"
         done = run_job(ranks, [str(tmp_path / "train.py"), *words], limit_s=200, env={"PYTHONPATH": str(ROOT)})
         assert done.status == 0, done.output

@@ -68,7 +68,7 @@ def test_scripts_in_pages_are_those_in_examples() -> None:
     """"[examples/a.py](../examples/a.py):" and the whole file."""
     page = (ROOT / "docs" / "pytorch.md").read_text()
     found = re.findall(r"(?ms)^\[examples/(\w+\.py)\]\(\.\./examples/\1\):\n\n```python\n(.*?)^```$", page)
-    assert len(found) == 4
+    assert len(found) == 5
     for name, block in found:
         assert block == (ROOT / "examples" / name).read_text(), f"docs/pytorch.md shows another examples/{name}"
 

@@ -1,7 +1,7 @@
-"""Training in PyTorch's DDP, Lightning, Accelerate and JAX: every record once per epoch, in pario's order, also after
-resuming on another number of ranks. The oracle is the order of a plain loader in this process.
+"""Training in PyTorch's DDP, Lightning, Accelerate, JAX and TensorFlow: every record once per epoch, in pario's order,
+also after resuming on another number of ranks. The oracle is the order of a plain loader in this process.
 
-They need torch, lightning, accelerate and jax, and run by `-m frameworks`: .ci/run makes an environment for them.
+They need torch, lightning, accelerate, jax and tensorflow, and run by `-m frameworks`: .ci/run makes an environment.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ N, BATCH = 101, frameworks_job.BATCH
 #: steps on 2 ranks until the job is stopped: an epoch of 7 and two batches
 STOP = 9
 
-FRAMEWORKS = ["ddp", "lightning", "accelerate", "jax"]
+FRAMEWORKS = ["ddp", "lightning", "accelerate", "jax", "tensorflow"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    for name in ("torch", "lightning", "accelerate", "jax"):
+    for name in ("torch", "lightning", "accelerate", "jax", "tensorflow"):
         framework(name)
 
 

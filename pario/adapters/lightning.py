@@ -36,6 +36,8 @@ class Resume(Callback):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Called by Lightning on every rank."""
+        if trainer.state.fn != "fit":  # validate, test and predict take weights out of the checkpoint, and no position
+            return
         loop = checkpoint.get("loops", {}).get("fit_loop", {})
         states = loop.get("state_dict", {}).get("combined_loader", [])
         if not states:

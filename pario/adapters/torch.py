@@ -263,7 +263,7 @@ def _link(device: torch.device) -> Link:
     return CudaLink(device) if device.type == "cuda" else PlainLink(device)
 
 
-class PlainLink:
+class PlainLink(Link):
     """Copies when the batch is taken; on the CPU there is nothing to copy."""
 
     ahead = 0
@@ -285,7 +285,7 @@ class _Sent(NamedTuple):
     there: Any
 
 
-class CudaLink:
+class CudaLink(Link):
     """Copies from pinned memory in a stream of its own, one batch ahead.
 
     torch's allocator of pinned memory uses a block again only when the copies out of it have ended, so the batch's own
