@@ -28,8 +28,8 @@ pytestmark = pytest.mark.frameworks
 JOB = str(Path(__file__).with_name("frameworks_job.py"))
 ROOT = str(Path(__file__).parents[1])
 N, BATCH = 101, frameworks_job.BATCH
-#: steps on 2 ranks until the job is stopped: an epoch of 7 and two batches
-STOP = 9
+#: steps on 2 ranks until the job is stopped: an epoch of 7 and four batches, after which 3 ranks take another number
+STOP = 11
 
 FRAMEWORKS = ["ddp", "lightning", "accelerate", "jax", "tensorflow"]
 
