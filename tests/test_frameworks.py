@@ -18,7 +18,7 @@ import frameworks_job
 import lmdb
 import numpy as np
 import pytest
-from launch import POLITE, run_job
+from launch import POLITE, run_job, segments, sweep
 from required import framework
 
 import pario
@@ -208,10 +208,14 @@ trainer.fit(Model(), *([Loader(sys.argv[1], 8, record)] if "early" in sys.argv e
 
 def alone(*command: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **POLITE, "PYTHONPATH": os.pathsep.join([ROOT, str(Path(JOB).parent)])}
-    return subprocess.run(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=200, check=False,
-    )  # fmt: skip
+    before = segments()
+    try:
+        return subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=200, check=False,
+        )  # fmt: skip
+    finally:
+        sweep(before)  # Lightning kills its processes, and MPI's files stay
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
