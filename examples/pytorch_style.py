@@ -26,6 +26,7 @@ Without a set of your own:  python examples/pytorch_style.py --make SET  writes 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import random
 import time
@@ -35,15 +36,16 @@ from typing import Any
 
 import lmdb
 
+torch_data: Any
 try:
-    from torch.utils.data import DataLoader, Dataset
+    torch_data = importlib.import_module("torch.utils.data")
 except ImportError:
-    DataLoader, Dataset = None, object
+    torch_data = None
 
 BATCH = 32
 
 
-class Records(Dataset):  # type: ignore[misc]
+class Records(torch_data.Dataset if torch_data else object):  # type: ignore[misc]
     """Every record of an LMDB; the environment is opened in the process that reads."""
 
     def __init__(self, path: str) -> None:
@@ -75,8 +77,11 @@ def batches(data: Records, epoch: int, workers: int) -> Iterable[list[tuple[int,
     """The records in random order, the same on every run."""
     order = list(range(len(data)))
     random.Random(epoch).shuffle(order)
-    if DataLoader is not None:
-        return DataLoader(data, batch_size=BATCH, sampler=order, num_workers=workers, collate_fn=list)
+    if torch_data is not None:
+        loader: Iterable[list[tuple[int, int]]] = torch_data.DataLoader(
+            data, batch_size=BATCH, sampler=order, num_workers=workers, collate_fn=list
+        )
+        return loader
     return ([data[i] for i in order[at : at + BATCH]] for at in range(0, len(order), BATCH))
 
 
@@ -111,7 +116,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.make:
         make(args.set, args.records, args.bytes)
-    if args.workers and DataLoader is None:
+    if args.workers and torch_data is None:
         parser.error("--workers needs torch: pip install torch")
     data = Records(args.set)
     print(f"{len(data):,} records, read by {data.reader}")

@@ -20,6 +20,7 @@ JOBS = {
     "test_demo.py",
     "test_examples.py",
     "test_failures.py",
+    "test_frameworks.py",
     "test_kernels_jit.py",
     "test_lmdb_run.py",
     "test_lmdb_workers.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
@@ -12,3 +13,11 @@ def skip_or_fail(reason: str) -> None:
     if os.environ.get("PARIO_REQUIRE_SYSTEM") == "1":
         pytest.fail(f"PARIO_REQUIRE_SYSTEM=1, but {reason}")
     pytest.skip(reason)
+
+
+def framework(name: str) -> None:
+    """Skip what needs this module if it is not installed; a failure where PARIO_REQUIRE_FRAMEWORKS=1."""
+    if importlib.util.find_spec(name) is None:
+        if os.environ.get("PARIO_REQUIRE_FRAMEWORKS") == "1":
+            pytest.fail(f"PARIO_REQUIRE_FRAMEWORKS=1, but {name} is not installed")
+        pytest.skip(f"{name} is not installed (.ci/run makes an environment with it)")

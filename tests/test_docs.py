@@ -64,6 +64,15 @@ def test_python_in_pages_compiles(page: Path) -> None:
         ast.parse(block, str(page))
 
 
+def test_scripts_in_pages_are_those_in_examples() -> None:
+    """"[examples/a.py](../examples/a.py):" and the whole file."""
+    page = (ROOT / "docs" / "pytorch.md").read_text()
+    found = re.findall(r"(?ms)^\[examples/(\w+\.py)\]\(\.\./examples/\1\):\n\n```python\n(.*?)^```$", page)
+    assert len(found) == 5
+    for name, block in found:
+        assert block == (ROOT / "examples" / name).read_text(), f"docs/pytorch.md shows another examples/{name}"
+
+
 @each_page
 def test_places_for_tables_have_an_end_and_a_script(page: Path) -> None:
     found = re.findall(r"(?m)^<!-- ([\w-]+)(?:: ([\w.-]+))? -->$", page.read_text())

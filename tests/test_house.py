@@ -45,7 +45,7 @@ FLOORS = [
     {"supply", "lmdb"},
     {"recipes"},
     {"loader"},
-    {"bench"},
+    {"bench", "adapters"},
     {"commands", "demo"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS, 1) for room in rooms}
@@ -68,6 +68,9 @@ KNOWN_TO = {
     "torch": ("adapters/", "bench/", "demo/"),
     "jax": ("adapters/", "bench/", "demo/"),
     "tensorflow": ("adapters/", "bench/", "demo/"),
+    "lightning": ("adapters/",),
+    "pytorch_lightning": ("adapters/",),
+    "accelerate": ("adapters/",),
     "prometheus_client": ("stats/prometheus.py",),
     # Benchmarks and tests know the package, never the other way.
     "benchmarks": (),
@@ -78,6 +81,7 @@ FACES = ("decode/__init__.py", "lmdb/__init__.py")
 ENVIRONMENT = (
     *("kernels/jit.py", "dataset/tiers.py", "lmdb/served.py", "comm/launcher.py", "locate/sidecar.py"),
     "control/joining.py",
+    "adapters/torch.py",  # tells torch.distributed its ranks, in the variables that it reads
     "commands/run_service.py",  # what it starts is found through PARIO_SERVICE, by workers, too
     "bench/",
 )
@@ -331,9 +335,9 @@ def python(*words: str) -> str:
 
 
 def test_import_is_light() -> None:
-    """`import pario` loads no MPI, compiler or HDF5, and costs at most 0.3 s."""
+    """`import pario` loads no MPI, compiler, HDF5 or framework, and costs at most 0.3 s."""
     loaded = set(python("-c", "import sys, pario; print(*sys.modules)").split())
-    assert not loaded & {"mpi4py", "numba", "h5py", "lmdb", "click"}, loaded
+    assert not loaded & {"mpi4py", "numba", "h5py", "lmdb", "click", "torch", "jax", "lightning"}, loaded
     clock = "import time; t = time.perf_counter(); {}; print(time.perf_counter() - t)"
     # The best of several: what the machine does meanwhile only adds.
     cost = min(float(python("-c", clock.format("import pario"))) for _ in range(5))

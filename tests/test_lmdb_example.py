@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from required import framework
 
 ROOT = Path(__file__).parents[1]
 LESSON = str(ROOT / "examples" / "pytorch_style.py")
@@ -56,8 +56,8 @@ def test_the_data_file_itself(made: str) -> None:
     assert told(run("-m", "pario", "run", LESSON, file)) == told(run(LESSON, file))
 
 
+@pytest.mark.frameworks
 def test_under_a_data_loader(made: str) -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch: pip install torch")
+    framework("torch")
     words = (made, "--workers", "2")
     assert told(run("-m", "pario", "run", LESSON, *words)) == told(run(LESSON, *words)) == told(run(LESSON, made))

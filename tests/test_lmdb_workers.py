@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -16,6 +17,7 @@ from typing import Any
 
 import lmdb as real
 import pytest
+from required import framework
 
 import pario.lmdb as ours
 
@@ -141,9 +143,11 @@ def test_what_py_lmdb_does(cut: tuple[str, int], tmp_path: Path) -> None:
     assert done.returncode != 0
 
 
+@pytest.mark.frameworks
 @METHODS
 def test_under_a_data_loader(cut: tuple[str, int], method: str) -> None:
-    data = pytest.importorskip("torch.utils.data", reason="needs torch: pip install torch")
+    framework("torch")
+    data = importlib.import_module("torch.utils.data")
     folder, _ = cut
     dataset = Records(ours, folder)
     loader = data.DataLoader(

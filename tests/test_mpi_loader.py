@@ -366,3 +366,17 @@ def test_closed_loaders_give_their_windows_back(world, path):
                 del batch
         del loader
     assert len(memory._parked) == parked
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_peek_shows_each_rank_its_next_batch(world, path, shuffle):
+    """Before there is an index, in a loop, and on one rank alone: it is not collective."""
+    with pario.Loader(path, 7, shuffle=shuffle, seed=4, comm=world, options=SMALL, save_index=False) as loader:
+        shown = loader.peek() if world.rank == world.size - 1 else None
+        for k, batch in enumerate(loader):
+            if shown is not None:
+                assert (shown.epoch, shown.step, shown.ids.tolist()) == (0, k, batch.ids.tolist())
+                assert all((array == shown[name]).all() for name, array in batch.items())
+            shown = loader.peek() if k < 3 or k > len(loader) - 3 else None
+        assert shown is not None
+        assert (shown.epoch, shown.step) == (1, 0)

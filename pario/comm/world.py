@@ -313,9 +313,10 @@ def leave_mpi() -> None:
 
 def _torch_error(ranks: str) -> LauncherError:
     """Every process would read all records, and train on them, without a word."""
+    count, script = ranks.partition("=")[2].partition(",")[0], sys.argv[0] or "script.py"
     return LauncherError(
         f"torchrun or another launcher of torch started several processes ({ranks}), and MPI sees each of them alone: "
         "every one would read all records",
-        hint="Start the script by mpiexec or srun (docs/mpi.md#torchrun); if every process is to read everything, or "
-        'WORLD_SIZE is left over from another program, pass comm="self"',
+        hint=f"Start the script by mpiexec or srun: `mpiexec -n {count} python {script}` (docs/mpi.md#torchrun); if "
+        'every process is to read everything, or WORLD_SIZE is left over from another program, pass comm="self"',
     )

@@ -137,6 +137,15 @@ class Loader:
         """
         return self._progress.begin()
 
+    def peek(self) -> Batch:
+        """The batch that this rank gets next, to look at. It is not used up: order, epoch, counters stay the same.
+        Not collective: any rank may call it, at any time between two batches.
+
+        Reads and decodes its records once more. With shuffle="global" it also computes the order of the epoch, which
+        takes as long as at the beginning of a loop. A record that cannot be read raises on this rank alone.
+        """
+        return self._progress.peek()
+
     @property
     def epoch(self) -> int:
         """The epoch that is running, or else the next one."""

@@ -8,6 +8,7 @@ from pario.loader.build import Built
 from pario.loader.epoch import Epoch
 from pario.loader.lifetime import Lifetime
 from pario.loader.meeting import Meeting, Met
+from pario.loader.peek import peek
 from pario.loader.state import VERSION, LoaderState
 from pario.plan.schedule import Schedule
 from pario.plan.stream import Work
@@ -51,6 +52,16 @@ class Progress:
             position=self.position,
             drop_last=stream.drop_last,
         )
+
+    def peek(self) -> Batch:
+        """The batch that this rank gets next, to look at. Not collective."""
+        self._life.check_open()
+        context = self._context
+        stream, epoch, position, begin_at = context.stream, self.epoch, self.position, self._begin_at
+        if stream.steps(position) == 0:  # after the last batch of an epoch
+            epoch, position, begin_at = epoch + 1, 0, 0
+        step = (position - begin_at) // stream.step_records
+        return peek(context, Work(stream, self._shape, epoch, position), step)
 
     def go_to(self, epoch: int, position: int = 0) -> None:
         """Set where the next loop begins; leaves a running loop."""

@@ -1,0 +1,34 @@
+"""A batch to look at: the one that this rank gets next, read and decoded by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pario.decode.base import Draw
+from pario.plan.schedule import node_share
+from pario.plan.stream import Work
+from pario.records import Batch
+from pario.supply.base import Context, Parts
+
+__all__ = ["peek"]
+
+
+def peek(context: Context, work: Work, step: int) -> Batch:
+    """This rank's batch of the first step of `work`, whose number in its loop is `step`. Not collective.
+
+    Raises ReadError, CorruptedError, SnapshotError, and DecodeError as the loop would, on this rank alone.
+    """
+    schedule = replace(work.schedule, pieces=1, per_group=1)
+    first, stop = schedule.step_groups(0)
+    shares = [node_share(schedule, work.order, group, context.world.seat, 1) for group in range(first, stop)]
+    numbers, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
+    mine = steps == 0
+    reader, decode = context.reader, context.decode
+    ids = reader.index.ids_of(numbers[mine][np.argsort(rows[mine])], work.order)
+    records = reader.read(ids)
+    arrays, filled = decode.arrays(records, len(records))
+    filled[:] = records.ids
+    failures = decode.decode(records, arrays, Draw(work.stream.seed, work.epoch))
+    return decode.batch(Parts(arrays, filled, failures), step, work.epoch)

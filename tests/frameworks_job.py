@@ -1,0 +1,247 @@
+"""A training job in one framework, for test_frameworks.py: notes which records each step got, on every rank.
+
+    mpiexec -n 2 python tests/frameworks_job.py lightning DATA FOLDER --stop-after 5
+    mpiexec -n 3 python tests/frameworks_job.py lightning DATA FOLDER --resume
+
+Notes are lines of JSON in FOLDER/notes-RANK.jsonl: [what, epoch, [record ids]], in the order of what the framework did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pario
+
+BATCH, EPOCHS, SEED = 8, 2, 5
+
+
+def record(value: bytes) -> dict[str, Any]:
+    """x f32[4] and the record's own number, which is what its key says, too."""
+    row = np.frombuffer(value, np.float32)
+    return {"x": row[:4], "number": np.int64(row[4])}
+
+
+class Notes:
+    def __init__(self, folder: str, rank: int) -> None:
+        self._file = (Path(folder) / f"notes-{rank}.jsonl").open("a")
+
+    def add(self, what: str, epoch: int, batch: Any) -> None:
+        ids, numbers = batch["ids"].tolist(), batch["number"].tolist()
+        assert ids == numbers, "the ids are those of the records"
+        print(json.dumps([what, epoch, ids]), file=self._file, flush=True)
+
+
+def loaders(args: argparse.Namespace) -> tuple[Any, Any]:
+    from pario.adapters.torch import Loader
+
+    train = Loader(args.data, BATCH, record, shuffle=args.shuffle, seed=SEED, ids="ids")
+    return train, Loader(args.data, BATCH, record, ids="ids")
+
+
+def ddp(args: argparse.Namespace) -> None:
+    import torch
+
+    from pario.adapters.torch import use_mpi_ranks
+
+    rank, _ = use_mpi_ranks()
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    saved, notes, steps = Path(args.folder) / "ddp.pt", Notes(args.folder, rank), 0
+    train, validation = loaders(args)
+    with train, validation:
+        if args.resume:
+            state = torch.load(saved)
+            model.module.load_state_dict(state["model"])
+            train.load_state_dict(state["train"])
+        for epoch in range(train.epoch, EPOCHS):
+            train.set_epoch(epoch)  # as with a DistributedSampler; it must not forget the position
+            for batch in train:
+                optimizer.zero_grad()
+                model(batch["x"]).sum().backward()
+                optimizer.step()
+                notes.add("train", train.epoch, batch)
+                steps += 1
+                if steps == args.stop_after:
+                    if rank == 0:
+                        torch.save({"model": model.module.state_dict(), "train": train.state_dict()}, saved)
+                    break
+            if steps == args.stop_after:
+                break
+            for batch in validation:
+                notes.add("validate", epoch, batch)
+    torch.distributed.destroy_process_group()
+
+
+def lightning(args: argparse.Namespace) -> None:
+    import lightning.pytorch as pl
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from mpi4py import MPI
+
+    from pario.adapters.lightning import Resume
+
+    rank, ranks = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    notes = Notes(args.folder, rank)
+
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            notes.add("train", self.current_epoch, batch)
+            if self.current_epoch == 1 and index == 0:
+                assert train.epoch == 1
+            return self.layer(batch["x"]).sum()
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            if not self.trainer.sanity_checking:
+                notes.add("validate", self.current_epoch, batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 1e-6)
+
+    train, validation = loaders(args)
+    with train, validation:
+        saving = ModelCheckpoint(args.folder, "at-{step}", every_n_train_steps=args.stop_after, save_top_k=-1)
+        if args.at_epoch_end:
+            saving = ModelCheckpoint(args.folder, "at-{step}", save_top_k=-1)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=ranks,
+            max_epochs=1 if args.at_epoch_end else EPOCHS,
+            max_steps=args.stop_after or -1,
+            callbacks=[saving, *([] if args.without_callback else [Resume(train)])],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            reload_dataloaders_every_n_epochs=int(args.reload),
+        )
+        assert trainer.world_size == ranks
+        assert trainer.global_rank == rank
+        checkpoint = str(next(Path(args.folder).glob("at-*.ckpt"))) if args.resume else None
+        trainer.fit(Model(), train, validation, ckpt_path=checkpoint)
+
+
+def accelerate(args: argparse.Namespace) -> None:
+    import torch
+    from accelerate import Accelerator
+
+    from pario.adapters.torch import use_mpi_ranks
+
+    rank, ranks = use_mpi_ranks()
+    accelerator = Accelerator(cpu=True)
+    assert (accelerator.process_index, accelerator.num_processes) == (rank, ranks)
+    notes, saved, steps = Notes(args.folder, rank), f"{args.folder}/accelerate", 0
+    train, validation = loaders(args)
+    with train, validation:
+        layer = torch.nn.Linear(4, 1)
+        model, optimizer, prepared = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), 1e-6), train)
+        assert prepared is train, "the ranks' batches are not divided once more"
+        accelerator.register_for_checkpointing(train)
+        if args.resume:
+            accelerator.load_state(saved)
+        for epoch in range(train.epoch, EPOCHS):
+            for batch in prepared:
+                with accelerator.accumulate(model):
+                    optimizer.zero_grad()
+                    accelerator.backward(model(batch["x"]).sum())
+                    optimizer.step()
+                notes.add("train", epoch, batch)
+                steps += 1
+                if steps == args.stop_after:
+                    accelerator.save_state(saved)
+                    accelerator.end_training()
+                    return
+            for batch in validation:
+                notes.add("validate", epoch, batch)
+        accelerator.end_training()
+
+
+def jax(args: argparse.Namespace) -> None:
+    import jax as framework
+    import jax.numpy as jnp
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    weights, notes, steps = jnp.zeros(4), Notes(args.folder, comm.rank), 0
+    saved = Path(args.folder) / "jax.json"
+    gradient = framework.jit(framework.grad(lambda w, x: (x @ w).sum()))
+    train = pario.Loader(args.data, BATCH, record, shuffle=args.shuffle, seed=SEED)
+    validation = pario.Loader(args.data, BATCH, record)
+    with train, validation:
+        if args.resume:
+            train.load_state_dict(json.loads(saved.read_text()))
+        for epoch in range(train.epoch, EPOCHS):
+            for batch in train:
+                given = framework.device_put({**batch, "ids": batch.ids})
+                weights -= 1e-6 * comm.allreduce(np.asarray(gradient(weights, given["x"])))
+                notes.add("train", epoch, given)
+                steps += 1
+                if steps == args.stop_after:
+                    if comm.rank == 0:
+                        saved.write_text(json.dumps(train.state_dict()))
+                    return
+            for batch in validation:
+                notes.add("validate", epoch, framework.device_put({**batch, "ids": batch.ids}))
+
+
+def tensorflow(args: argparse.Namespace) -> None:
+    import tensorflow as tf
+    from mpi4py import MPI
+
+    from pario.adapters.tensorflow import dataset
+
+    comm = MPI.COMM_WORLD
+    weights, notes, steps = tf.zeros(4), Notes(args.folder, comm.rank), 0
+    saved = Path(args.folder) / "tensorflow.json"
+    train = pario.Loader(args.data, BATCH, record, shuffle=args.shuffle, seed=SEED)
+    validation = pario.Loader(args.data, BATCH, record)
+
+    def noted(batch: Any) -> Any:
+        return {name: tensor.numpy() for name, tensor in batch.items()}
+
+    with train, validation:
+        if args.resume:
+            train.load_state_dict(json.loads(saved.read_text()))
+        batches, checks = dataset(train, ids="ids"), dataset(validation, ids="ids")
+        for epoch in range(train.epoch, EPOCHS):
+            for batch in batches:
+                with tf.GradientTape() as tape:
+                    tape.watch(weights)
+                    loss = tf.reduce_sum(tf.linalg.matvec(batch["x"], weights))
+                weights -= 1e-6 * comm.allreduce(tape.gradient(loss, weights).numpy())
+                notes.add("train", epoch, noted(batch))
+                steps += 1
+                if steps == args.stop_after:
+                    if comm.rank == 0:
+                        saved.write_text(json.dumps(train.state_dict()))
+                    return
+            for batch in checks:
+                notes.add("validate", epoch, noted(batch))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("framework", choices=["ddp", "lightning", "accelerate", "jax", "tensorflow"])
+    parser.add_argument("data")
+    parser.add_argument("folder")
+    parser.add_argument("--shuffle", default="global")
+    parser.add_argument("--stop-after", type=int)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--at-epoch-end", action="store_true")
+    parser.add_argument("--without-callback", action="store_true")
+    parser.add_argument("--reload", action="store_true")
+    args = parser.parse_args()
+    globals()[args.framework](args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

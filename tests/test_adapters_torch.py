@@ -1,0 +1,373 @@
+"""The Loader for PyTorch in one process, its way to a device, and the scripts of docs/pytorch.md.
+
+Needs torch, and runs by `-m frameworks`. What it does on several ranks: test_frameworks.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+from launch import run_job
+from required import framework
+
+import pario
+from pario.demo.train_digits import datum
+from pario.errors import OptionError, StateError
+
+pytestmark = pytest.mark.frameworks
+
+N, BATCH = 53, 8
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ["pytorch_ddp", "lightning_trainer", "accelerate_script", "jax_script", "tensorflow_script"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch() -> Any:
+    framework("torch")
+    import torch
+
+    return torch
+
+
+@pytest.fixture(scope="module")
+def adapter(torch: Any) -> Any:
+    import pario.adapters.torch
+
+    return pario.adapters.torch
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = str(tmp_path_factory.mktemp("set") / "set.lmdb")
+    with lmdb.open(place, map_size=1 << 22) as env, env.begin(write=True) as txn:
+        for i in range(N):
+            txn.put(b"%04d" % i, np.full(300, i, np.float32).tobytes())
+    return place
+
+
+def both(value: bytes) -> dict[str, Any]:
+    row = np.frombuffer(value, np.float32)
+    return {"x": row, "y": np.int64(row[0])}
+
+
+def order(path: str, epoch: int) -> list[list[int]]:
+    with pario.Loader(path, BATCH, both, shuffle="global", seed=1) as loader:
+        loader.set_epoch(epoch)
+        return [batch.ids.tolist() for batch in loader]
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_the_memory_of_the_batch_and_stay(adapter: Any, torch: Any, path: str) -> None:
+    array = np.arange(6.0)
+    assert adapter.as_tensor(array).data_ptr() == array.ctypes.data
+    kept = []
+    with adapter.Loader(path, BATCH, both, shuffle="global", ids="i") as loader:
+        for _ in range(3):
+            kept += list(loader)
+    for batch in kept:
+        assert (batch["x"].dtype, batch["y"].dtype, tuple(batch["x"].shape[1:])) == (torch.float32, torch.int64, (300,))
+        assert (batch["x"] == batch["i"][:, None]).all()
+        assert (batch["y"] == batch["i"]).all()
+    assert sorted(i for batch in kept for i in batch["i"].tolist()) == sorted([*range(N)] * 3)
+
+
+def test_forms(adapter: Any, path: str) -> None:
+    with adapter.Loader(path, BATCH, both, form="tuple") as loader:
+        for x, y in loader:
+            assert (x[:, 0] == y).all()
+        x, y = loader.peek()
+        assert y.tolist() == list(range(BATCH))
+    with adapter.Loader(path, BATCH, both, form=lambda t: [*t], ids="record") as loader:
+        assert list(loader) == [["x", "y", "record"]] * len(loader)
+        assert loader.peek() == ["x", "y", "record"]
+    for wrong in ("list", 3):
+        with pytest.raises(OptionError, match='"dict", "tuple" or a function'):
+            adapter.Loader(path, BATCH, form=wrong)
+    with adapter.Loader(path, BATCH, both, ids="y") as loader, pytest.raises(OptionError, match="x, y"):
+        next(iter(loader))
+
+
+def test_what_torch_has_no_dtype_for_stays(adapter: Any, torch: Any) -> None:
+    pair = collections.namedtuple("pair", "a b")
+    given = {
+        "foreign": np.array([1, 2], ">i4"),
+        "words": np.array(["a", "b"]),
+        "long": np.array([1.5], np.longdouble),
+        "list": [np.ones(2), np.zeros(3)],
+        "pair": pair(np.ones(1), "text"),
+        "nested": {"inner": np.ones(2, np.uint16)},
+        "number": 7,
+    }
+    found = adapter.as_tensor(given)
+    assert found["foreign"].tolist() == [1, 2]
+    assert found["foreign"].dtype == torch.int32
+    assert found["words"] is given["words"]
+    assert found["long"] is given["long"]
+    assert [type(t) for t in found["list"]] == [torch.Tensor] * 2
+    assert type(found["pair"]) is pair
+    assert (type(found["pair"].a), found["pair"].b) == (torch.Tensor, "text")
+    assert found["nested"]["inner"].dtype == torch.uint16
+    assert found["number"] == 7
+    doubled = adapter.each_tensor(lambda t: t * 2, found)
+    assert doubled["pair"].a.tolist() == [2]
+    assert doubled["nested"]["inner"].tolist() == [2, 2]
+    assert doubled["words"] is given["words"]
+
+
+def test_another_device_gets_copies(adapter: Any, path: str) -> None:
+    with adapter.Loader(path, BATCH, both, device="meta") as loader:
+        batch = next(iter(loader))
+        assert batch["x"].device.type == "meta"
+        assert loader.peek()["y"].device.type == "meta"
+
+
+# -- its position ------------------------------------------------------------------------------------------------------
+
+
+def test_len_epoch_and_state(adapter: Any, path: str) -> None:
+    made = {"shuffle": "global", "seed": 1, "ids": "i"}
+    steps = -(-N // BATCH)
+    with adapter.Loader(path, BATCH, both, **made) as loader:
+        assert (len(loader), loader.taken, loader.epoch, loader.batch_size) == (steps, 0, 0, BATCH)
+        for _ in range(3):
+            iter(loader)  # uses up nothing
+        assert [batch["i"].tolist() for batch in loader] == order(path, 0)
+        batches = iter(loader)
+        seen = [next(batches)["i"].tolist() for _ in range(3)]
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"], state["ranks"]) == (1, 3 * BATCH, 1)
+    assert seen == order(path, 1)[:3]
+    plain = {name: value for name, value in state.items() if name != "ranks"}
+    for given in (state, plain):
+        with adapter.Loader(path, BATCH, both, **made) as loader:
+            loader.load_state_dict(given)
+            assert (len(loader), loader.taken, loader.epoch) == (steps, 3, 1)
+            loader.set_epoch(1)  # of the state: keeps its position
+            assert loader.peek()["i"].tolist() == order(path, 1)[3]
+            assert [batch["i"].tolist() for batch in loader] == order(path, 1)[3:]
+            assert (len(loader), loader.taken, loader.epoch) == (steps, 0, 2)
+            loader.set_epoch(1)  # nothing was loaded since: from the beginning
+            assert next(iter(loader))["i"].tolist() == order(path, 1)[0]
+            loader.load_state_dict(given)
+            loader.set_epoch(4)  # another epoch: from its beginning
+            assert next(iter(loader))["i"].tolist() == order(path, 4)[0]
+    with adapter.Loader(path, BATCH, both, shuffle="global", seed=2) as other, pytest.raises(StateError, match="seed"):
+        other.load_state_dict(state)
+
+
+def test_a_loop_left_early_is_over(adapter: Any, path: str) -> None:
+    with adapter.Loader(path, BATCH, both, shuffle="global", seed=1, ids="i") as loader:
+        for _ in loader:
+            break
+        assert (loader.epoch, loader.state_dict()["position"]) == (0, BATCH)
+        assert [batch["i"].tolist() for batch in loader] == order(path, 1)
+
+
+def test_lightning_finds_what_it_looks_for(adapter: Any, path: str) -> None:
+    """`batch_sampler.sampler.set_epoch` and the state; and nothing that makes it or Accelerate wrap the loader."""
+    from torch.utils.data import DataLoader
+
+    with adapter.Loader(path, BATCH, both) as loader:
+        loader.batch_sampler.sampler.set_epoch(3)
+        assert loader.epoch == 3
+        assert not isinstance(loader, DataLoader)
+        assert not hasattr(loader, "dataset")
+        assert not hasattr(loader, "sampler")
+        state = {**loader.state_dict(), "position": 2 * BATCH, "ranks": 5}
+        loader.load_state_dict(state)
+        with pytest.raises(OptionError, match=r"of 5 ranks .* on 1: .*Resume"):
+            loader.batch_sampler.sampler.set_epoch(3)
+        loader.load_state_dict({**state, "position": 0})
+        loader.batch_sampler.sampler.set_epoch(3)  # at an epoch's beginning the numbers agree
+
+
+def test_as_many_ranks_as_torch_has(adapter: Any, torch: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with adapter.Loader(path, BATCH, both) as loader, pytest.raises(OptionError, match="mpiexec -n 2"):
+        next(iter(loader))
+    with adapter.Loader(path, BATCH, both, comm="self") as loader:
+        assert len(list(loader)) == len(loader)
+
+
+def test_ranks_for_torch(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"]
+    for name in names:
+        monkeypatch.setenv(name, "")  # restored at the end
+        monkeypatch.delenv(name)
+    assert adapter.use_mpi_ranks("self") == (0, 1)
+    assert [os.environ[name] for name in names[:6]] == ["0", "1", "0", "1", "0", "127.0.0.1"]
+    assert 0 < int(os.environ["MASTER_PORT"]) < 1 << 16
+    os.environ.update(MASTER_ADDR="node7", MASTER_PORT="29500")
+    adapter.use_mpi_ranks("self")
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("node7", "29500")
+
+
+# -- to a device -------------------------------------------------------------------------------------------------------
+
+
+class Noting:
+    """A way to a device that notes what happens on it; the tensors stay where they are."""
+
+    ahead = 1
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, int]] = []
+
+    def send(self, tensors: Any) -> Any:
+        self.notes.append(("send", int(tensors["i"][0])))
+        return tensors
+
+    def receive(self, sent: Any) -> Any:
+        self.notes.append(("receive", int(sent["i"][0])))
+        return sent
+
+
+@pytest.fixture
+def far(adapter: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Noting]]:
+    """A loader of a device that takes batches one ahead."""
+    link = Noting()
+    monkeypatch.setattr(adapter, "_link", lambda device: link)
+    with adapter.Loader(path, BATCH, both, ids="i") as loader:
+        yield loader, link
+
+
+def test_the_next_batch_travels_while_the_script_works(far: tuple[Any, Noting]) -> None:
+    loader, link = far
+    firsts = list(range(0, N, BATCH))
+    for batch in loader:
+        at = firsts.index(int(batch["i"][0]))
+        assert link.notes[-1] == ("receive", firsts[at])
+        assert [first for what, first in link.notes if what == "send"] == firsts[: at + 2]
+        link.notes.append(("work", firsts[at]))
+    assert [first for what, first in link.notes if what == "work"] == firsts
+
+
+def test_the_state_counts_what_the_loop_got(far: tuple[Any, Noting]) -> None:
+    loader, _ = far
+    assert loader.state_dict()["position"] == 0
+    for epoch in range(2):
+        for k, _ in enumerate(loader):
+            position, at = loader.state_dict()["position"], loader.epoch
+            assert (at, position) == (epoch, min(N, (k + 1) * BATCH))
+        assert (loader.epoch, loader.state_dict()["position"]) == (epoch + 1, 0)
+    for _ in loader:
+        break
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (2, BATCH)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert next(iter(loader))["i"].tolist() == list(range(BATCH, 2 * BATCH))
+    loader.set_epoch(7)
+    assert (loader.epoch, loader.state_dict()["position"]) == (7, 0)
+
+
+def test_the_calls_to_cuda(adapter: Any, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned, copied in the stream of its own, waited for and recorded in the one that computes."""
+    notes: list[Any] = []
+
+    class Stream:
+        def __init__(self, name: Any) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            notes.append(("in", self.name))
+
+        def __exit__(self, *error: Any) -> None:
+            notes.append(("out", self.name))
+
+        def record_event(self) -> str:
+            return f"event of {self.name}"
+
+        def wait_event(self, event: Any) -> None:
+            notes.append((self.name, "waits for", event))
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("computes"))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: notes.append("pin") or t)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda t, stream: notes.append(("record", stream.name)))
+    link = adapter.CudaLink(torch.device("cpu"))
+    found = link.receive(link.send({"x": torch.ones(2), "words": ["a"]}))
+    assert found["x"].tolist() == [1, 1]
+    assert found["words"] == ["a"]
+    expected = ["pin", ("in", "copies"), ("out", "copies"), ("computes", "waits for", "event of copies")]
+    assert notes == [*expected, ("record", "computes")]
+
+
+# -- a batch of the plain loader in frameworks -------------------------------------------------------------------------
+
+
+def test_frameworks_rebuild_a_batch(torch: Any, path: str) -> None:
+    framework("accelerate")
+    framework("lightning")
+    from accelerate.utils import find_batch_size, send_to_device
+    from lightning.fabric.utilities.apply_func import move_data_to_device
+    from torch.utils import _pytree
+
+    with pario.Loader(path, BATCH, both) as loader:
+        batch = loader.peek()
+        tensors = pario.Batch({name: torch.from_numpy(array) for name, array in batch.items()})
+        for moved in (send_to_device(tensors, "meta"), move_data_to_device(tensors, torch.device("meta"))):
+            assert type(moved) is pario.Batch
+            assert [t.device.type for t in moved] == ["meta", "meta"]
+        assert find_batch_size(tensors) == BATCH
+        assert _pytree.tree_map(lambda leaf: leaf is batch, batch) is True  # a leaf: nothing takes it apart
+
+
+def test_jax_may_use_the_batches_memory(path: str) -> None:
+    framework("jax")
+    import jax
+
+    with pario.Loader(path, BATCH, both) as loader:
+        kept = [jax.device_put({**batch, "ids": batch.ids}) for _ in range(3) for batch in loader]
+    for given in kept:
+        assert (given["y"] == given["ids"]).all()
+        assert (given["x"] == given["ids"][:, None]).all()
+
+
+# -- the scripts of docs/pytorch.md ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the scripts can learn in two epochs: label k lights up its own row of pixels."""
+    folder, rng = tmp_path_factory.mktemp("digits"), np.random.default_rng(0)
+    for name, count in (("train.lmdb", 1000), ("test.lmdb", 77)):
+        with lmdb.open(str(folder / name), map_size=1 << 24) as env, env.begin(write=True) as txn:
+            for i in range(count):
+                label = int(rng.integers(8))
+                pixels = rng.integers(0, 3, (8, 8))
+                pixels[label] += 13
+                txn.put(b"%08d" % i, datum(pixels, label))
+    return folder
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_train_and_go_on(name: str, digits: Path, tmp_path: Path) -> None:
+    for needed in ("torch", "lightning", "accelerate", "jax", "tensorflow"):
+        framework(needed)
+    script = (ROOT / "examples" / f"{name}.py").read_text()
+    for ranks, epochs in ((2, 1), (3, 2)):
+        shorter, count = re.subn(r"(?m)^(EPOCHS.*?= )2\b", rf"\g<1>{epochs}", script)
+        assert count == 1
+        (tmp_path / "train.py").write_text(shorter)
+        words = [str(digits / "train.lmdb"), str(digits / "test.lmdb"), str(tmp_path / "saved")]
+        if name in ("jax_script", "tensorflow_script"):
+            words[2] += ".npz"
+        done = run_job(ranks, [str(tmp_path / "train.py"), *words], limit_s=200, env={"PYTHONPATH": str(ROOT)})
+        assert done.status == 0, done.output
+        said = re.findall(r"epoch (\d+): ([\d.]+)%", done.output)
+        # The Trainer says the number of epochs that it has done; the others each epoch, from the one where they go on.
+        assert {int(epoch) for epoch, _ in said} == {epochs if name == "lightning_trainer" else epochs - 1}, done.output
+        assert float(said[-1][1]) > 90

@@ -1,0 +1,236 @@
+"""Training in PyTorch's DDP, Lightning, Accelerate, JAX and TensorFlow: every record once per epoch, in pario's order,
+also after resuming on another number of ranks. The oracle is the order of a plain loader in this process.
+
+They need torch, lightning, accelerate, jax and tensorflow, and run by `-m frameworks`: .ci/run makes an environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import frameworks_job
+import lmdb
+import numpy as np
+import pytest
+from launch import POLITE, run_job, segments, sweep
+from required import framework
+
+import pario
+
+pytestmark = pytest.mark.frameworks
+
+JOB = str(Path(__file__).with_name("frameworks_job.py"))
+ROOT = str(Path(__file__).parents[1])
+N, BATCH = 101, frameworks_job.BATCH
+#: steps on 2 ranks until the job is stopped: an epoch of 7 and four batches, after which 3 ranks take another number
+STOP = 11
+
+FRAMEWORKS = ["ddp", "lightning", "accelerate", "jax", "tensorflow"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    for name in ("torch", "lightning", "accelerate", "jax", "tensorflow"):
+        framework(name)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("data") / "set.lmdb")
+    with lmdb.open(path, map_size=1 << 22) as env, env.begin(write=True) as txn:
+        for i in range(N):
+            txn.put(b"%05d" % i, np.array([i / N, 1, 2, 3, i], np.float32).tobytes())
+    return path
+
+
+@pytest.fixture(scope="module")
+def orders(data: str) -> list[list[int]]:
+    """The record ids of each epoch, in order."""
+    with pario.Loader(data, BATCH, shuffle="global", seed=frameworks_job.SEED) as loader:
+        return [[i for batch in loader for i in batch.ids.tolist()] for _ in range(frameworks_job.EPOCHS)]
+
+
+class Notes:
+    """What the ranks of a job noted: `train[epoch]` the records of each step on all ranks, `validate[epoch]` all
+    records."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.train: dict[int, list[list[int]]] = {}
+        self.validate: dict[int, list[int]] = {}
+        for rank in range(ranks):
+            file = folder / f"notes-{rank}.jsonl"
+            step: dict[int, int] = {}
+            for line in file.read_text().splitlines() if file.exists() else ():
+                what, epoch, ids = json.loads(line)
+                if what == "validate":
+                    self.validate.setdefault(epoch, []).extend(ids)
+                    continue
+                steps, k = self.train.setdefault(epoch, []), step.get(epoch, 0)
+                if k == len(steps):
+                    assert rank == 0, f"rank {rank} got more batches of epoch {epoch} than rank 0"
+                    steps.append([])
+                steps[k] += ids
+                step[epoch] = k + 1
+            if rank:
+                assert step == {epoch: len(steps) for epoch, steps in self.train.items()}, "as many on every rank"
+
+
+def run(name: str, ranks: int, data: str, folder: Path, *options: str) -> Notes:
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("notes-*"):
+        old.unlink()
+    done = run_job(ranks, [JOB, name, data, str(folder), *options], limit_s=200, env={"PYTHONPATH": ROOT})
+    assert done.status == 0, done.output
+    return Notes(folder, ranks)
+
+
+def check(steps: list[list[int]], expected: list[int], ranks: int) -> None:
+    """Step after step the records of the order, and all of them."""
+    at = 0
+    for step in steps:
+        wanted = expected[at : at + BATCH * ranks]
+        assert sorted(step) == sorted(wanted)
+        at += len(wanted)
+    assert at == len(expected), f"{len(expected) - at} records never came"
+
+
+@pytest.fixture(scope="module")
+def stopped(data: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """stopped(framework) -> (folder with the checkpoint of a job of 2 ranks, its notes)."""
+    done: dict[str, tuple[Path, Notes]] = {}
+
+    def get(name: str) -> tuple[Path, Notes]:
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name)
+            done[name] = folder, run(name, 2, data, folder, "--stop-after", str(STOP))
+        return done[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_two_epochs_with_validation(name: str, data: str, orders: list[list[int]], tmp_path: Path) -> None:
+    notes = run(name, 2, data, tmp_path)
+    for epoch in range(frameworks_job.EPOCHS):
+        check(notes.train[epoch], orders[epoch], 2)
+        assert sorted(notes.validate[epoch]) == list(range(N))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_resumed_within_an_epoch(
+    name: str, ranks: int, data: str, orders: list[list[int]], stopped: Any, tmp_path: Path
+) -> None:
+    folder, before = stopped(name)
+    check(before.train[0], orders[0], 2)
+    taken = 2 * BATCH * len(before.train[1])
+    assert 0 < taken < N
+    check(before.train[1], orders[1][:taken], 2)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    after = run(name, ranks, data, copy, "--resume")
+    assert list(after.train) == [1]
+    check(after.train[1], orders[1][taken:], ranks)
+    assert sorted(after.validate[1]) == list(range(N))
+
+
+# -- Lightning's own ways ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 2 ranks after the first epoch."""
+    folder = tmp_path_factory.mktemp("ended")
+    run("lightning", 2, data, folder, "--at-epoch-end")
+    return folder
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(1, ()), (3, ()), (1, ("--without-callback",))])
+def test_lightning_resumed_after_an_epoch(
+    ranks: int, more: tuple[str, ...], data: str, orders: list[list[int]], ended: Path, tmp_path: Path
+) -> None:
+    """Lightning does not load the loader's state here, but it tells the epoch."""
+    after = run("lightning", ranks, data, shutil.copytree(ended, tmp_path / "copy"), "--resume", *more)
+    assert list(after.train) == [1]
+    check(after.train[1], orders[1], ranks)
+
+
+def test_lightning_reloads_loaders_without_losing_an_epoch(data: str, orders: list[list[int]], tmp_path: Path) -> None:
+    """It makes two iterators for one epoch then."""
+    notes = run("lightning", 2, data, tmp_path, "--reload")
+    for epoch in range(frameworks_job.EPOCHS):
+        check(notes.train[epoch], orders[epoch], 2)
+
+
+def test_lightning_without_the_callback_is_refused_where_it_would_lose_records(
+    data: str, stopped: Any, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(stopped("lightning")[0], tmp_path / "copy")
+    done = run_job(
+        3,
+        [JOB, "lightning", data, str(folder), "--resume", "--without-callback"],
+        limit_s=200,
+        env={"PYTHONPATH": ROOT},
+    )
+    assert done.status not in (0, None)
+    assert "a state of 2 ranks goes on in the middle of an epoch on 3" in done.output
+    assert "pario.adapters.lightning.Resume" in done.output
+
+
+# -- launchers that are not MPI's --------------------------------------------------------------------------------------
+
+_OWN_PROCESSES = """
+import sys
+import lightning.pytorch as pl, torch
+from pario.adapters.torch import Loader
+from frameworks_job import record
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch["x"]).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-6)
+    def train_dataloader(self):
+        return Loader(sys.argv[1], 8, record)
+
+trainer = pl.Trainer(accelerator="cpu", devices=2, max_epochs=1, logger=False, enable_checkpointing=False)
+trainer.fit(Model(), *([Loader(sys.argv[1], 8, record)] if "early" in sys.argv else []))
+"""
+
+
+def alone(*command: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **POLITE, "PYTHONPATH": os.pathsep.join([ROOT, str(Path(JOB).parent)])}
+    before = segments()
+    try:
+        return subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=200, check=False,
+        )  # fmt: skip
+    finally:
+        sweep(before)  # Lightning kills its processes, and MPI's files stay
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_processes_that_lightning_starts_itself_are_refused(when: str, data: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_OWN_PROCESSES)
+    done = alone(sys.executable, str(script), data, when)
+    assert done.returncode != 0
+    assert "mpiexec -n 2 python" in done.stdout, done.stdout
+
+
+def test_torchrun_is_told_what_to_type(data: str, tmp_path: Path) -> None:
+    words = ["--standalone", "--nproc-per-node", "2", JOB, "ddp", data, str(tmp_path)]
+    done = alone(sys.executable, "-m", "torch.distributed.run", *words)
+    assert done.returncode != 0
+    assert "LauncherError" in done.stdout
+    assert "mpiexec -n 2 python" in done.stdout
+    assert JOB in done.stdout
