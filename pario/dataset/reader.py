@@ -36,6 +36,7 @@ from pario.locate.sidecar import Saved, find_saved
 from pario.locate.walk import PageReader
 from pario.options import Options, Recipe, find_recipe
 from pario.plan.coalesce import coalesce
+from pario.plan.selection import Selection
 from pario.records import Records
 from pario.stats.rank import RankStats
 from pario.threads import start_thread
@@ -235,16 +236,18 @@ class Reader:
         except ParioError as e:  # all records of this epoch were good; the next epoch raises the error if it matters
             _log.warning("the index of %s is not complete: %s", self.path, e)
 
-    def use_tiers(self) -> None:
+    def use_tiers(self, chosen: Selection | None = None) -> None:
         """From now on read through the service of the node, if PARIO_SERVICE names one, else through the tiers of
         `Options.tiers` or PARIO_TIERS (docs/tiers.md): whole chunks, as long as they have room. Recipes for studies go
         on reading the store. Collective over `comm`.
 
+        chosen : the records that will be read; None: all
         Raises OptionError."""
         if self.recipe.source == "auto":
             given = self.file, self.world, self.snapshot, self.options
             self.stage = open_served(*given) or open_stage(*given)
         if self.stage is not None:
+            self.stage.chosen = chosen
             # A thread of the stage refers to it, so that it would outlive a reader that is dropped.
             weakref.finalize(self, self.stage.close).atexit = False
             self.stage.meet(self.world, self.index, self.checked)

@@ -50,6 +50,7 @@ class Progress:
             epoch=self.epoch,
             position=self.position,
             drop_last=stream.drop_last,
+            selection=stream.chosen.digest if stream.chosen is not None else "",
         )
 
     def go_to(self, epoch: int, position: int = 0) -> None:

@@ -77,6 +77,7 @@ class RingWriter:
         assert reader.file.feeder is not None  # a rank without a share of the groups needs no writer
         self._schedule = work.schedule
         self._order = work.order
+        self._ids_of = context.ids_of
         self._index = reader.index
         self._ring = context.ring
         self._slots = context.slots
@@ -170,7 +171,7 @@ class RingWriter:
         """Plan a group: its records, their extents, its reads."""
         begin = time.perf_counter()
         numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
-        ids = self._index.ids_of(numbers, self._order)
+        ids = self._ids_of(numbers, self._order)
         offsets, nbytes = self._index.extents_of(ids)
         begins, lengths = self._checked.spans(offsets, nbytes)
         reads = self._merge_steps(begins, lengths, steps).behind(offsets - begins)
