@@ -87,6 +87,8 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             learn(decoder, reader, ends[len(ends) - 1 if ids[0] else 0], ids)
             ends = Records(ends.ids[:2], ends.data, ends.starts[:2], ends.nbytes[:2])
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
+            if chosen is not None and chosen.has_gaps and given.shuffle != "global":
+                slot_bytes = int(slot_bytes / chosen.density)  # room for the gaps, which are read along
             found = decoder.spec, identify(reader, ends), slot_bytes
             meeting.try_metrics()
     decoder.spec, fingerprint, slot_bytes = world.bcast(found)

@@ -23,6 +23,9 @@ __all__ = [
     "prefers_runs", "runs_of",
 ]  # fmt: skip
 
+#: Shares of the records between the first and the last one: from the first share on, long reads with gaps cost less than
+#: a read per run; from the second one on there are hardly any gaps.
+_DENSE, _WHOLE = 0.5, 0.99
 #: So many runs are always kept as runs: a search among them stays in a core's cache.
 FEW_RUNS = 1024
 #: More runs are kept if the table would take this many times their memory.
@@ -81,6 +84,16 @@ class Selection:
     def density(self) -> float:
         """Share of the records between the first and the last one that are selected, 0..1."""
         return self.n / (self._last - self._first + 1)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether to read it as all records between the first and the last one would be read."""
+        return self.density >= _DENSE
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether it is dense, and still leaves out more than what is read along anyhow."""
+        return _DENSE <= self.density < _WHOLE
 
     @property
     def nbytes(self) -> int:

@@ -55,9 +55,6 @@ _SINGLE_BYTES = 64 << 10
 _READ_AHEAD_BYTES = 4 << 20
 
 
-#: A selection with this share of the records in its range is read as the whole range would be.
-_DENSE = 0.5
-
 #: the way through the memory tier
 _MEMORY = "memory"
 
@@ -140,7 +137,7 @@ def page_cache_way(
     """
     small, ahead = index.mean_bytes < _ALONE_BYTES, fetcher.read_ahead_bytes
     # A kernel that reads ahead would read what lies between the records of a sparse selection.
-    ordered = shuffle is False and (chosen is None or chosen.density >= _DENSE)
+    ordered = shuffle is False and (chosen is None or chosen.is_dense)
     if ordered and machines == 1 and ahead >= _READ_AHEAD_BYTES and index.in_file_order:
         return "ordered"
     if ranks == 1 and small and not (ordered and ahead and index.in_file_order):
