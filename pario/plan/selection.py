@@ -23,8 +23,8 @@ __all__ = [
     "prefers_runs", "runs_of",
 ]  # fmt: skip
 
-#: Shares of the records between the first and the last one: from the first share on, long reads with gaps cost less than
-#: a read per run; from the second one on there are hardly any gaps.
+#: Shares of the records between the first and the last one: from the first share on, long reads with gaps cost less
+#: than a read per run; from the second one on there are hardly any gaps.
 _DENSE, _WHOLE = 0.5, 0.99
 #: So many runs are always kept as runs: a search among them stays in a core's cache.
 FEW_RUNS = 1024

@@ -31,8 +31,8 @@ from pario.threads import start_thread
 
 __all__ = ["Group", "RingWriter"]
 
-#: Of the wanted pages, what may be read along where a selection leaves out a few neighbours: a request costs more than a
-#: few pages.
+#: Of the wanted pages, what may be read along where a selection leaves out neighbours: a request costs more than a few
+#: pages.
 _GAP_PERCENT = 25
 
 
