@@ -22,6 +22,7 @@ from pario.loader.progress import Progress
 from pario.loader.state import LoaderState
 from pario.locate.base import Index
 from pario.options import Options, Policy, Recipe, Shuffle
+from pario.plan.selection import Selection
 from pario.records import Batch
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
@@ -158,6 +159,11 @@ class Loader:
     def records(self) -> int:
         """Number of records of an epoch: all of the dataset, or those that `select` picks."""
         return self._supply.context.stream.n
+
+    @property
+    def selection(self) -> Selection | None:
+        """Which records these are; None: all of the dataset."""
+        return self._supply.context.stream.chosen
 
     @property
     def index(self) -> Index:
