@@ -60,7 +60,7 @@ class Wanted(ABC):
         """On rank 0 i64[r, 2], ascending runs of ids; elsewhere anything. Collective; all ranks raise alike."""
 
     def __repr__(self) -> str:
-        return f"select={self.mark}"
+        return "select (" + " ".join(map(str, self.mark or ())) + ")"
 
 
 class Usual(Wanted):
