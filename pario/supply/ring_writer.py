@@ -32,8 +32,8 @@ from pario.threads import start_thread
 __all__ = ["Group", "RingWriter"]
 
 #: Of the wanted pages, what may be read along where a selection leaves out neighbours: a request costs more than a few
-#: pages.
-_GAP_PERCENT = 25
+#: pages. (Half of 8 KB records, at random, from a store that answers in 20 ms: 1 % 1.53 s, 100 % 0.63 s.)
+_GAP_PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True)
