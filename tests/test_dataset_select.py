@@ -95,21 +95,27 @@ KINDS: dict[str, tuple[Any, Callable[[int, bytes], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_picked_is_delivered_once(kind: str, path: str, pairs: Pairs) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shuffle"),
+    [
+        pytest.param(kind, shuffle, marks=() if (i + j) % 3 == 0 else pytest.mark.full)
+        for i, kind in enumerate(KINDS)
+        for j, shuffle in enumerate(SHUFFLES)
+    ],
+)
+def test_what_is_picked_is_delivered_once(kind: str, shuffle: bool | str, path: str, pairs: Pairs) -> None:
     select, picks = KINDS[kind]
     right = [i for i, (k, _) in enumerate(pairs) if picks(i, k)]
-    for shuffle in SHUFFLES:
-        with pario.Loader(path, 16, shuffle=shuffle, seed=5, select=select, options=SMALL) as loader:
-            assert loader.records == len(right)
-            assert len(loader) == -(-len(right) // 16)
-            epochs = [read(loader, pairs) for _ in range(2)]
-            for seen in epochs:
-                assert sorted(seen) == right
-            if not shuffle:
-                assert epochs[0] == right
-            elif len(right) > 20:
-                assert epochs[0] != epochs[1]
+    with pario.Loader(path, 16, shuffle=shuffle, seed=5, select=select, options=SMALL) as loader:
+        assert loader.records == len(right)
+        assert len(loader) == -(-len(right) // 16)
+        epochs = [read(loader, pairs) for _ in range(2)]
+        for seen in epochs:
+            assert sorted(seen) == right
+        if not shuffle:
+            assert epochs[0] == right
+        elif len(right) > 20:
+            assert epochs[0] != epochs[1]
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -120,7 +126,7 @@ def test_all_records_have_the_order_that_they_have_without_a_selection(shuffle: 
 
     plain = order(None)
     assert "selection" not in plain[1]
-    for select in ("all", slice(None), range(N), lambda k: True):
+    for select in (slice(None), lambda k: True):
         assert order(select) == plain
 
 
@@ -135,13 +141,19 @@ def ways() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("way", ways())
-def test_every_way_of_reading(way: str, path: str, pairs: Pairs) -> None:
+@pytest.mark.parametrize(
+    ("way", "shuffle"),
+    [
+        pytest.param(way, shuffle, marks=() if (i + j) % 3 == 0 else pytest.mark.full)
+        for i, way in enumerate(ways())
+        for j, shuffle in enumerate(SHUFFLES)
+    ],
+)
+def test_every_way_of_reading(way: str, shuffle: bool | str, path: str, pairs: Pairs) -> None:
     ids = sorted(np.random.default_rng(3).choice(N, 120, replace=False).tolist())
-    for shuffle in SHUFFLES:
-        with pario.Loader(path, 16, shuffle=shuffle, select=ids, **ways()[way]) as loader:
-            for _ in range(2):
-                assert sorted(read(loader, pairs)) == ids
+    with pario.Loader(path, 16, shuffle=shuffle, select=ids, **ways()[way]) as loader:
+        for _ in range(2):
+            assert sorted(read(loader, pairs)) == ids
 
 
 def test_a_decoder_that_works_record_by_record(path: str, pairs: Pairs) -> None:
@@ -256,7 +268,7 @@ def test_resuming(shuffle: bool | str, path: str, pairs: Pairs) -> None:
         whole = [read(loader, pairs) for _ in range(2)]
         steps = len(loader)
     ids = [i for i, (k, _) in enumerate(pairs) if k[:3] == b"cat"]
-    for taken in (0, 1, 5, steps):
+    for taken in (0, 5, steps):
         with pario.Loader(path, 16, select=b"cat", **given) as loader:
             loop = iter(loader)
             for _ in range(taken):
