@@ -415,3 +415,13 @@ def test_loading_does_not_hang_after_an_error(path: str) -> None:
         pario.Loader(path, 16, select=b"nothing")
     with pario.Loader(path, 16, select=b"dog") as loader:
         assert len(list(loader)) == len(loader)
+
+
+def test_a_closed_loader_holds_no_shared_ids(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pario.plan.selection.FEW_RUNS", 2)
+    with pario.Loader(path, 16, shuffle="block", select=range(0, N, 2)) as loader:
+        chosen = loader.selection
+        assert chosen is not None
+        assert chosen.nbytes > 0
+        assert chosen.ids(np.arange(3)).tolist() == [0, 2, 4]
+    assert chosen.nbytes == 0

@@ -97,6 +97,7 @@ class Reader:
             self.world.agree(wrong, "looking at the arguments of Reader")
         self.world.alive_seconds = self.options.alive_seconds
         self.stage: Stage | None = None
+        self._chosen: Selection | None = None
         self._epochs = 0
         self._replaced = False
         self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
@@ -241,8 +242,9 @@ class Reader:
         `Options.tiers` or PARIO_TIERS (docs/tiers.md): whole chunks, as long as they have room. Recipes for studies go
         on reading the store. Collective over `comm`.
 
-        chosen : the records that will be read; None: all
+        chosen : the records that will be read; None: all. It is closed together with the reader
         Raises OptionError."""
+        self._chosen = chosen
         if self.recipe.source == "auto":
             given = self.file, self.world, self.snapshot, self.options
             self.stage = open_served(*given) or open_stage(*given)
@@ -286,6 +288,8 @@ class Reader:
         self.file.close(limit_s)
         if self.stage is not None:
             self.stage.close()
+        if self._chosen is not None:
+            self._chosen.close()
         self.index.close()
 
     def __enter__(self) -> Reader:

@@ -131,10 +131,15 @@ def _growing(
     n, m = record.md_entries, len(leaves)
     ends: dict[int, bytes] = {}
     meta: dict[int, bytes] | None = None
+    between = False
     with together(world, "looking at the tree"):
         check_entries(record, m, database.snapshot.page_size, database.path)
         if pool is not None:
             check_size(pool, database.snapshot)
+        if world.rank == 0:
+            between = walk.meta_between(leaves)
+    if world.bcast(between):
+        return None
     with together(world, "reading the first and the last leaf page"):
         memory = world.shared_bytes(n * EXTENT.itemsize + (m + 1) * 8)
         growth = Growth(
@@ -148,8 +153,7 @@ def _growing(
         if world.rank == 0:
             first, last = growth.end()
             ends = {0: first[0], n - 1: last[-1]}
-            if not walk.meta_between(leaves):
-                meta = meta_in(first, last, n)
+            meta = meta_in(first, last, n)
     meta = world.bcast(meta)
     if meta is None:
         growth.close()

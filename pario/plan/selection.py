@@ -76,7 +76,7 @@ class Selection:
             lengths = runs[:, 1] - runs[:, 0]
             self.n = int(lengths.sum())
             self._first, self._last = int(runs[0, 0]), int(runs[-1, 1]) - 1
-            #: the ordinal at which each run begins, and what to add to an ordinal of it
+            #: the ordinal at which each run begins, and what to add to an ordinal of it; this rank's own
             self._begins = np.cumsum(lengths) - lengths
             self._shifts = runs[:, 0] - self._begins
 
@@ -114,6 +114,12 @@ class Selection:
         if space == "id" or self._by_place is None:
             return self.ids(numbers)
         return self._by_place[numbers].astype(np.int64)
+
+    def close(self) -> None:
+        """Let go of memory that is shared; afterwards there are no ids. Idempotent."""
+        if self._table is not None:
+            self._table = self._table[:0].copy()
+        self._by_place = None
 
     def pieces(self) -> list[tuple[int, int]]:
         """[start, stop) of ordinals to work on one after the other without a copy of all ids."""
