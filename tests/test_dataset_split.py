@@ -37,7 +37,7 @@ def keys(path: str, part: Any, **more: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("by", ["id", "key"])
-@pytest.mark.parametrize("fractions", [(0.9, 0.1), (1,), (1 / 3, 1 / 3, 1 / 3)])
+@pytest.mark.parametrize("fractions", [(0.9, 0.1), pytest.param((1,), marks=pytest.mark.full), (1 / 3, 1 / 3, 1 / 3)])
 def test_parts_are_disjoint_and_complete(by: Any, fractions: tuple[float, ...], path: str) -> None:
     parts = pario.split(path, fractions, seed=7, by=by)
     found = [keys(path, part) for part in parts]

@@ -172,3 +172,15 @@ def test_a_growing_index_reads_no_page_more_where_no_name_lies_between_its_keys(
     assert counted(behind) == before[0]
     # Names of LSUN's kind: "__..." and "_type" stand between digits and letters, three words among the letters.
     assert counted(among) - before[1] <= 4 * 4096
+
+
+def test_a_damaged_leaf_in_which_a_name_would_stand_is_said_with_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", HEX)
+    file = Path(path) / "data.mdb"
+    data = bytearray(file.read_bytes())
+    last_digit = max(key for key in HEX if key < b"__keys__")
+    at = data.index(last_digit) // 4096 * 4096
+    data[at + 10 : at + 12] = b"\xff\xff"  # the flags of the page
+    file.write_bytes(data)
+    with pytest.raises(pario.CorruptedError, match=r"data\.mdb"):
+        opened(path, grow=True)

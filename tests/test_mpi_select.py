@@ -92,7 +92,7 @@ def right(kind: str, pairs: list[tuple[bytes, bytes]]) -> list[int]:
 @pytest.mark.parametrize(
     ("kind", "shuffle"),
     [
-        pytest.param(kind, shuffle, marks=() if (i + j) % 3 == 0 else pytest.mark.full)
+        pytest.param(kind, shuffle, marks=() if (i + j) % 3 == 0 and i not in (0, 3) else pytest.mark.full)
         for i, kind in enumerate(KINDS)
         for j, shuffle in enumerate(SHUFFLES)
     ],

@@ -137,7 +137,10 @@ def _growing(
         if pool is not None:
             check_size(pool, database.snapshot)
         if world.rank == 0:
-            between = walk.meta_between(leaves)
+            try:
+                between = walk.meta_between(leaves)
+            except BaseException as e:
+                raise walk.explain(e) from None
     if world.bcast(between):
         return None
     with together(world, "reading the first and the last leaf page"):
