@@ -24,6 +24,8 @@ from pario.options import RECIPES
 N = 307
 SMALL = pario.Options(slot_bytes=64 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4)
 SHUFFLES = [False, "global", "block"]
+#: the others run with `-m full`
+QUICK = [pytest.param(False, marks=pytest.mark.full), pytest.param("global", marks=pytest.mark.full), "block"]
 Pairs = list[tuple[bytes, bytes]]
 
 
@@ -118,7 +120,7 @@ def test_what_is_picked_is_delivered_once(kind: str, shuffle: bool | str, path: 
             assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("shuffle", QUICK)
 def test_all_records_have_the_order_that_they_have_without_a_selection(shuffle: bool | str, path: str) -> None:
     def order(select: Any) -> tuple[list[int], dict[str, Any]]:
         with pario.Loader(path, 16, shuffle=shuffle, seed=5, select=select, options=SMALL) as loader:
@@ -261,7 +263,7 @@ def test_a_decoder_learns_from_the_first_record_that_is_selected(tmp_path: Path)
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("shuffle", QUICK)
 def test_resuming(shuffle: bool | str, path: str, pairs: Pairs) -> None:
     given = {"shuffle": shuffle, "seed": 9, "options": SMALL}
     with pario.Loader(path, 16, select=b"cat", **given) as loader:
