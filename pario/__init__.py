@@ -40,6 +40,7 @@ _HOMES = {
     "Tier": "pario.options",
     "VersionMismatchError": "pario.errors",
     "decode": "pario.decode",
+    "split": "pario.dataset.split",
     "errors": "pario.errors",
 }
 
@@ -48,11 +49,13 @@ __all__ = [
     "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError", "Loader", "MissingError",
     "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader", "Records", "Report",
     "SnapshotError", "StateError", "Tier", "VersionMismatchError", "__version__", "decode", "errors",
+    "split",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from pario import decode, errors
     from pario.dataset.reader import Reader
+    from pario.dataset.split import split
     from pario.errors import (
         ClosedError,
         CorruptedError,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,7 +55,7 @@ def test_what_is_missing_is_said_by_the_loader(tmp_path: Path) -> None:
 )
 def test_pages_of_records(extents: list[tuple[int, int]], pages: int) -> None:
     made = np.array(extents, [("offset", np.int64), ("nbytes", np.int64)])
-    assert page_bytes(SimpleNamespace(extents=made, page_size=4096)) == pages * 4096  # type: ignore[arg-type]
+    assert page_bytes(made, 4096) == pages * 4096
 
 
 def test_the_page_cache_is_seen(caffe_datum: Made) -> None:

@@ -24,6 +24,7 @@ pytest.importorskip("tqdm")
 from click.testing import CliRunner
 from launch import run_job
 
+import pario
 from pario.cli import main
 from pario.commands.app import group
 from pario.commands.head import guess
@@ -186,6 +187,52 @@ def test_info_lists_named_databases(sets, call):
     status, out, _ = call("info", sets["named"].folder, "--db", "train")
     assert status == 0
     assert "40 (ids 0 to 39" in out
+
+
+@pytest.mark.parametrize(
+    ("items", "lines"),
+    [
+        ({b"%04d" % i: datum(bytes(64), i) for i in range(30)}, ["64, pario.decode.Datum(), shuf"]),
+        ({b"n%04d.jpg" % i: b"\xff\xd8\xff\xe0...." for i in range(30)}, ["64, pario.decode.Image(), shuffle="]),
+        ({b"%04d" % i: bytes([200, i] * 9) for i in range(30)}, ["64, pario.decode.Raw(), shuffle="]),
+        ({b"%04d" % i: b'{"a": %d}' % i for i in range(30)}, ["64, your_function, shuffle="]),
+        (
+            {b"image-%04d" % i: b"\xff\xd8\xff\xe0...." for i in range(30)}
+            | {b"label-%04d" % i: b"a" for i in range(30)},
+            [
+                "64, pario.decode.Image(), shuffle=\"global\", select=b'image-')  # a JPEG",
+                "64, your_function, shuffle=\"global\", select=b'label-')  # text",
+            ],
+        ),
+    ],
+    ids=["datum", "jpeg", "bytes", "json", "images and labels"],
+)
+def test_info_prints_the_lines_to_paste_and_names_meta_records(tmp_path, call, items, lines):
+    write(tmp_path, {**items, b"num-samples": b"30", b"__keys__": b"x"})
+    status, out, _ = call("info", tmp_path)
+    assert status == 0
+    assert "meta records  __keys__, num-samples: about the dataset" in out
+    found = [line for line in out.splitlines() if "pario.Loader(" in line]
+    assert len(found) == len(lines)
+    for line, expected in zip(found, lines, strict=True):
+        assert expected in line
+        if "Image" not in line:  # these are none
+            names = {"pario": pario, "your_function": len}
+            exec(line.strip(), names)
+            with names["loader"] as loader:
+                assert loader.records == 30
+    write(tmp_path / "plain", items)
+    assert "meta records" not in call("info", tmp_path / "plain")[1]
+
+
+@pytest.mark.parametrize(
+    ("select", "records"), [("10:500", 490), (":7", 7), ("all", 1000), ("000009", 100), ("00000042", 1)]
+)
+def test_bench_of_a_selection(sets, call, select, records):
+    status, out, _ = call("bench", "--json", "--select", select, sets["datum"].folder)
+    assert status == 0
+    told = json.loads(out)
+    assert (told["records"], told["epochs"][0]["records"], told["value_bytes"]) == (records, records, 74 * records)
 
 
 def test_info_of_an_empty_database_is_no_error(sets, call):

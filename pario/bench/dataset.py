@@ -19,7 +19,6 @@ from pario.errors import ParioError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset, resolve
 from pario.loader.loader import Loader
-from pario.locate.base import Index
 from pario.options import Options, Shuffle
 from pario.stats.report import Report
 
@@ -40,6 +39,7 @@ class Workload:
     shuffle : as `Loader` takes it
     decoder : "raw", "datum" or "image"
     size : scale images to this size in pixels; None: all have the same size
+    select : which records, as `Loader` takes it
     step_ms : sleep this long per batch, in place of a training step
     cold : ask the kernel to drop the file from this node's page cache first
     """
@@ -49,6 +49,7 @@ class Workload:
     decoder: str = "raw"
     size: int | None = None
     recipe: str = "auto"
+    select: Any = None
     epochs: int = 1
     step_ms: float = 0.0
     cold: bool = False
@@ -104,6 +105,7 @@ class DatasetBench:
             db=db,
             options=workload.options,
             recipe=workload.recipe,
+            select=workload.select,
             progress=progress,
         )
 
@@ -133,7 +135,7 @@ class DatasetBench:
         took = world.allreduce_max(round((time.perf_counter() - begun) * 1e6)) / 1e6
         records = world.allreduce_sum(records)
         # Not earlier: without a saved index the first epoch locates the records.
-        self._value_bytes = self._value_bytes or int(self._loader.index.extents["nbytes"].sum())
+        self._value_bytes = self._value_bytes or int(_extents(self._loader)["nbytes"].sum())
         epoch = Epoch(took, records, self._value_bytes)
         self._epochs.append(epoch)
         return epoch
@@ -150,9 +152,9 @@ class DatasetBench:
             "path": str(Path(self._path).absolute()),
             "ranks": world.size,
             "nodes": world.nodes,
-            "records": loader.index.n,
+            "records": loader.records,
             "value_bytes": self._value_bytes,
-            "page_bytes": page_bytes(loader.index),
+            "page_bytes": page_bytes(_extents(loader), loader.index.page_size),
             "batch_size": workload.batch_size,
             "shuffle": workload.shuffle or "none",
             "recipe": workload.recipe,
@@ -167,12 +169,18 @@ class DatasetBench:
         }
 
 
-def page_bytes(index: Index) -> int:
+def _extents(loader: Loader) -> np.ndarray:
+    """EXTENT[n] of the records of an epoch."""
+    chosen = loader.selection
+    return loader.index.extents if chosen is None else loader.index.places(chosen.ids(np.arange(chosen.n)))
+
+
+def page_bytes(extents: np.ndarray, page_size: int) -> int:
     """Bytes of all pages with a record's value: the least that a device must deliver for one epoch."""
-    first = index.extents["offset"] // index.page_size
-    last = (index.extents["offset"] + np.maximum(index.extents["nbytes"], 1) - 1) // index.page_size
+    first = extents["offset"] // page_size
+    last = (extents["offset"] + np.maximum(extents["nbytes"], 1) - 1) // page_size
     # A page with several records counts once; a value on several pages shares them with no other.
-    return int((last - first).sum() + len(np.unique(first))) * index.page_size
+    return int((last - first).sum() + len(np.unique(first))) * page_size
 
 
 def cached_share(path: str) -> float | None:

@@ -5,6 +5,7 @@ Those are imported when a command runs, so that `--help` and a wrong option load
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,7 @@ class _Bench(click.Command):
     type=click.Choice(FETCHERS),
     help="posix: through the page cache; direct: past it (O_DIRECT).",
 )
+@click.option("--select", metavar="WHICH", help='Records START:STOP, or keys that begin so; "all": meta records, too.')
 @click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep per batch, for a training step.")
 @click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
 @click.option("--inflight", type=int, help="Reads in flight per reading rank; without, as measured.")
@@ -358,9 +360,18 @@ def bench(
     from pario.options import Options
 
     workload["shuffle"] = workload["shuffle"] != "none" and workload["shuffle"]
+    workload["select"] = _selected(workload["select"])
     given: dict[str, Any] = {"inflight": inflight, "readers_per_node": readers_per_node}
     options = Options(fetch=fetch, **{name: value for name, value in given.items() if value is not None})
     return run(path, Workload(**workload, options=options), db=db, report=report, as_json=as_json)
+
+
+def _selected(text: str | None) -> Any:
+    """What `Loader(select=)` takes."""
+    if text is None or text == "all":
+        return text
+    numbers = re.fullmatch(r"(\d*):(\d*)", text)
+    return text.encode() if numbers is None else slice(*(int(n) if n else None for n in numbers.groups()))
 
 
 @group.command()

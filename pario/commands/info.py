@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pario.commands.dataset import Dataset, key_text, name_of
+from pario.commands.paste import lines_to_paste
 from pario.commands.screen import decimal_bytes, screen, table
 from pario.errors import DatabaseError, EmptyError
 from pario.format.layout import (
@@ -129,6 +130,9 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
         ("", f"{decimal_bytes(int(sizes.sum()))} in all"),
         ("keys", f"first {key_text(tree, keys[0])}, last {key_text(tree, keys[1])}, {_order(tree, keys, index.n)}"),
     ]
+    if index.meta:
+        names = ", ".join(key_text(tree, key) for _, key in sorted(index.meta.items()))
+        rows.append(("meta records", f'{names}: about the dataset; a Loader leaves them out, unless select="all"'))
     if index.by_offset is None:
         rows.append(("order", "the records lie in the file in key order"))
     else:
@@ -153,6 +157,12 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
         else 'shuffle=False follows the keys and jumps in the file; shuffle="block" reads it in long pieces'
     )
     screen.say(f"What pario does with it: it {fast}; {sequential}.")
+    lines = dataset.together(partial(lines_to_paste, dataset, index, db), "looking at a few records")
+    screen.say("\nTo read it:\n  import pario")
+    for line in lines:
+        screen.say(f"  {line}")
+    if any("your_function" in line for line in lines):
+        screen.say("your_function: of one record's bytes; it returns an array, a number, or a dict of them.")
 
 
 def _order(tree: Tree, keys: list[bytes], n: int) -> str:

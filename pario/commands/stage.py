@@ -29,6 +29,7 @@ def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> in
         folder = os.path.abspath(os.path.expanduser(folder))
     options = Options(tiers=(Tier(folder, quota, force),))
     with Reader(path, db=db, options=options, progress=screen.progress("leaf pages", "page"), tiers=True) as reader:
+        reader.use_tiers()
         world, found = reader.world, reader.stage
         if world.allreduce_max(found is None):  # the rank where it is so has logged why
             raise world.raised_by_all(OptionError(f"{folder} cannot be used on every node", path=reader.path))

@@ -36,6 +36,7 @@ from pario.locate.sidecar import Saved, find_saved
 from pario.locate.walk import PageReader
 from pario.options import Options, Recipe, find_recipe
 from pario.plan.coalesce import coalesce
+from pario.plan.selection import Selection
 from pario.records import Records
 from pario.stats.rank import RankStats
 from pario.threads import start_thread
@@ -69,8 +70,7 @@ class Reader:
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
     grow : let the index grow while records are read, if the recipe allows that and no saved index fits
-    tiers : read through the service of the node, if PARIO_SERVICE names one, else through the tiers of `Options.tiers`
-        or PARIO_TIERS, or those by default (docs/tiers.md). Recipes for studies go on reading the store
+    tiers : `use_tiers` will be called. Where a walk through the leaf pages reads much of the file, it uses them already
 
     Raises
     ------
@@ -102,6 +102,7 @@ class Reader:
         self.world.alive_seconds = self.options.alive_seconds
         self.stage: Stage | None = None
         self._tiers = tiers and self.recipe.source == "auto"
+        self._chosen: Selection | None = None
         self._epochs = 0
         self._replaced = False
         self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
@@ -157,7 +158,10 @@ class Reader:
         # first one can.
         early = self._tiers and name is None and file.feeders == 1 and _walk_share(snapshot) > _LITTLE
         if early:
-            self._use_tiers(None)
+            self._open_tiers()
+            if self.stage is not None:
+                self.stage.meet(world, None, None)
+        self._walked_through_tiers = early
         # LMDBIO's readers get the extents from one process that walks through the whole tree ("walk").
         alone = self.recipe.locate == "walk" and world.rank != 0
         self.index: Index = open_index(
@@ -173,8 +177,6 @@ class Reader:
         dups = record is not None and bool(record.md_flags & MDB_DUPSORT)
         nodes = not self.index.trusted
         self.checked = Checked(lambda: file.pool.fetcher, self.path, snapshot, nodes=nodes, dups=dups)
-        if self._tiers and not early:
-            self._use_tiers(self.index)
 
     def _look(self, db: bytes | None) -> tuple[Snapshot, Saved | None]:
         """The file's newest state, and the side-car if it matches: then one read of the meta pages is enough."""
@@ -250,17 +252,27 @@ class Reader:
         except ParioError as e:  # all records of this epoch were good; the next epoch raises the error if it matters
             _log.warning("the index of %s is not complete: %s", self.path, e)
 
-    def _use_tiers(self, index: Index | None) -> None:
-        """From now on read whole chunks through the tiers, as long as they have room. Collective over `comm`.
+    def use_tiers(self, chosen: Selection | None = None) -> None:
+        """From now on read through the service of the node, if PARIO_SERVICE names one, else through the tiers of
+        `Options.tiers` or PARIO_TIERS (docs/tiers.md): whole chunks, as long as they have room. Recipes for studies go
+        on reading the store. Collective over `comm`.
 
-        index : if it is known already. Raises OptionError.
-        """
+        chosen : the records that will be read; None: all. It is closed together with the reader
+        Raises OptionError."""
+        self._chosen = chosen
+        if self.recipe.source == "auto" and not self._walked_through_tiers:
+            self._open_tiers()
+        if self.stage is not None:
+            self.stage.chosen = chosen
+            if not self._walked_through_tiers:
+                self.stage.meet(self.world, self.index, self.checked)
+
+    def _open_tiers(self) -> None:
         given = self.file, self.world, self.snapshot, self.options
         self.stage = open_served(*given) or open_stage(*given)
         if self.stage is not None:
             # A thread of the stage refers to it, so that it would outlive a reader that is dropped.
             weakref.finalize(self, self.stage.close).atexit = False
-            self.stage.meet(self.world, index, self.checked if index is not None else None)
 
     @property
     def is_staged(self) -> bool:
@@ -296,6 +308,8 @@ class Reader:
         self.file.close(limit_s)
         if self.stage is not None:
             self.stage.close()
+        if self._chosen is not None:
+            self._chosen.close()
         self.index.close()
 
     def __enter__(self) -> Reader:

@@ -25,6 +25,7 @@ from pario.format.meta import Snapshot
 from pario.locate.base import Index
 from pario.options import Options
 from pario.plan.placement import NOBODY, Placement, assign
+from pario.plan.selection import Selection
 from pario.stage.asking import CHUNK_BYTES, identity_of
 from pario.stage.base import AnyTier
 from pario.stage.grid import Grid
@@ -55,6 +56,7 @@ class Stage:
     placement, peers, service : None if nodes do not share what they keep; the service only on a node's first rank, if
         no process of its own serves the node
     keeps : bool[chunks]: this node's part of the placement; None without one
+    chosen : the records that are read; None: all
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Stage:
         self.service: Service | None = None
         self.keeps: np.ndarray | None = None
         self._brings: np.ndarray | None = None
+        self.chosen: Selection | None = None
         self._used: np.ndarray | None = None
         self._also: int | None = None
         self._watch = watch
@@ -213,8 +216,15 @@ class Stage:
             return None
 
     def used(self, index: Index, checked: Checked) -> np.ndarray:
-        """i64[n], the chunks that hold records. The index must be complete."""
-        if self._used is None:
+        """i64[n], the chunks that hold records that are read. The index must be complete."""
+        chosen = self.chosen
+        if self._used is None and chosen is not None:
+            held = np.zeros(self.grid.chunks, bool)
+            for start, stop in chosen.pieces():
+                offsets, nbytes = index.extents_of(chosen.ids(np.arange(start, stop)))
+                held[self.grid.chunks_at(*checked.spans(offsets, nbytes))] = True
+            self._used = np.flatnonzero(held)
+        elif self._used is None:
             extents = index.extents
             begins, lengths = checked.spans(
                 np.ascontiguousarray(extents["offset"]), np.ascontiguousarray(extents["nbytes"])

@@ -27,7 +27,9 @@ from pario.format.layout import (
 from pario.format.meta import Snapshot
 from pario.format.page import Node, Page, SubPage
 
-__all__ = ["Order", "Path", "ReadPage", "Tree", "database_names", "dup_order", "key_order", "named_database"]
+__all__ = [
+    "Order", "Path", "ReadPage", "Tree", "branch_slot", "database_names", "dup_order", "key_order", "named_database",
+]  # fmt: skip
 
 ReadPage = Callable[[int], "bytes | memoryview | np.ndarray"]
 #: key -> a value whose < orders keys as the database does
@@ -145,16 +147,9 @@ class Tree:
             page = self.page(pgno, len(path) + 1)
             if page.kind != "branch":
                 break
-            # The key of slot 0 is not set: slot 0 covers everything below the key of slot 1.
-            low, high = 1, page.n
-            while low < high:
-                middle = (low + high) // 2
-                if self.order(page.key(middle)) <= wanted:  # type: ignore[operator]
-                    low = middle + 1
-                else:
-                    high = middle
-            path.append((page, low - 1))
-            pgno = page.child(low - 1)
+            i = branch_slot(page, wanted, self.order)
+            path.append((page, i))
+            pgno = page.child(i)
         low, high = 0, page.n
         while low < high:
             middle = (low + high) // 2
@@ -224,6 +219,19 @@ class Tree:
                 above = [*path[:level], (page, i + step)]
                 return self._down(above, page.child(i + step), last=step < 0)
         return []
+
+
+def branch_slot(page: Page, wanted: bytes | int, order: Order) -> int:
+    """The child of a branch page below which a key stands, or would stand; wanted : the key, as `order` makes it."""
+    # The key of slot 0 is not set: slot 0 covers everything below the key of slot 1.
+    low, high = 1, page.n
+    while low < high:
+        middle = (low + high) // 2
+        if order(page.key(middle)) <= wanted:  # type: ignore[operator]
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
 
 
 def database_names(main: Tree) -> Iterator[bytes]:

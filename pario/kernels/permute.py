@@ -25,6 +25,7 @@ __all__ = [
     "STREAM_BLOCKS",
     "STREAM_RECORDS",
     "STREAM_ROUNDS",
+    "STREAM_SPLIT",
     "STREAM_TABLE",
     "absorb",
     "bounded",
@@ -51,6 +52,7 @@ STREAM_TABLE = 1  # the permutation of all records
 STREAM_BLOCKS = 2  # the permutation of the blocks
 STREAM_RECORDS = 3  # the records inside one block; index = number of the block in the file
 STREAM_ROUNDS = 4  # the shift of one round of a pool; indices = pool, round
+STREAM_SPLIT = 5  # the permutation of the records that a split cuts
 
 
 @kernel

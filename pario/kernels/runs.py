@@ -55,14 +55,14 @@ def next_run(begins, nbytes, i, gap):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def merge_runs(begins, nbytes, order, align, unit, gap, runs, starts):
+def merge_runs(begins, nbytes, order, align, unit, gap, percent, runs, starts):
     """Merge ranges of the file into runs, in the order of the file, and lay these out in memory.
 
     begins, nbytes i64[k]; order i64[k] (argsort of begins) or i64[0] if they ascend already.
     align: each range is widened to multiples of this many bytes.
     unit: a run begins in memory at the same remainder modulo unit as in the file.
     gap: longest gap that is read along. One that `together` declines is still read along while the whole pages of all
-    such gaps are at most 1 % of the pages that hold anything wanted.
+    such gaps are at most `percent` of the pages that hold anything wanted.
     out: runs i64[k, 3] (first byte, byte after the last, place in memory), starts i64[k] (places of the ranges).
     Returns (number of runs, bytes of memory).
     """
@@ -79,7 +79,7 @@ def merge_runs(begins, nbytes, order, align, unit, gap, runs, starts):
             if stop > first:
                 budget += stop - first
                 seen = stop
-        budget //= 100
+        budget = budget * percent // 100
 
     count = 0
     run_first = 0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pario.comm.base import AnyWorld
+from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
 from pario.errors import OptionError
@@ -33,6 +34,7 @@ class Arguments:
     on_error: Policy
     options: Options
     recipe: Recipe | str
+    select: Any = None
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -65,18 +67,19 @@ class Arguments:
         self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
         os.fspath(self.path)
         self.decoder = as_decoder(self.decoder)
+        self.select = as_wanted(self.select)
 
     def _compare(self, world: AnyWorld) -> Share:
         mine: tuple[Any, ...] = (os.path.abspath(os.path.expanduser(os.fspath(self.path))), self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
-        mine += (repr(self.recipe), repr(self.options))
+        mine += (repr(self.recipe), repr(self.options), self.select.mark)
         everyones = world.allgather((mine, boot(), allowed_cores()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
                 error = OptionError(
                     f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options)",
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select)",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pario.comm.base import together
 from pario.comm.slots import Slots
 from pario.comm.window import Ring
 from pario.dataset.reader import Reader
+from pario.dataset.select import choose
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
 from pario.errors import OptionError
@@ -18,9 +21,11 @@ from pario.loader.meeting import Meeting
 from pario.loader.state import identify
 from pario.machine import Share
 from pario.plan.epoch import records_per_block
+from pario.plan.selection import Selection
 from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
 from pario.plan.stream import Stream, Work
 from pario.recipes.lmdbio import Synchronous
+from pario.records import Records
 from pario.stats.rank import RankStats
 from pario.supply.base import Context, Supply
 from pario.supply.choose import make_supply
@@ -56,13 +61,16 @@ _RECIPES = {"synchronous": Synchronous, "per_rank": _per_rank}
 def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meeting: Meeting) -> Built:
     """Build the parts, and hand each one to `life` as soon as it needs cleaning up. Collective; raises on all ranks."""
     world, reader, options = life.world, life.reader, given.options
+    chosen = choose(given.select, reader, file_order=given.shuffle == "block")
+    given.select = None  # its ids may take much memory
+    reader.use_tiers(chosen)
     decoder = copy.copy(as_decoder(given.decoder))  # what it learns belongs to this loader
     most = world.allreduce_max(world.node_size)
-    stream, shape = _plan(reader, given, decoder, most)
+    stream, shape = _plan(reader, given, decoder, most, chosen)
     if stream.steps(0) == 0:
         raise world.raised_by_all(
             OptionError(
-                f"drop_last leaves no batch: {len(reader):,} records are fewer than one step of "
+                f"drop_last leaves no batch: {stream.n:,} records are fewer than one step of "
                 f"{given.batch_size} records on {world.size} ranks",
                 path=reader.path,
             )
@@ -72,9 +80,15 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     found: tuple[Any, str, int] | None = None
     with together(world, "looking at the first record"):
         if world.rank == 0:
-            ends = reader.read([0, len(reader) - 1])  # once for both: each read also asks whether a writer overtook us
-            learn(decoder, reader, ends[0], min(len(reader), _SKIPPED_FIRST) if given.on_error == "skip" else 1)
-            slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align)
+            ids = np.arange(min(stream.n, _SKIPPED_FIRST if given.on_error == "skip" else 1))
+            ids = ids if chosen is None else chosen.ids(ids)
+            # Once for all: each read also asks whether a writer overtook us.
+            ends = reader.read([0, len(reader) - 1, *([int(ids[0])] if ids[0] else [])])
+            learn(decoder, reader, ends[len(ends) - 1 if ids[0] else 0], ids)
+            ends = Records(ends.ids[:2], ends.data, ends.starts[:2], ends.nbytes[:2])
+            slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
+            if chosen is not None and chosen.has_gaps and given.shuffle != "global":
+                slot_bytes = int(slot_bytes / chosen.density)  # room for the gaps, which are read along
             found = decoder.spec, identify(reader, ends), slot_bytes
             meeting.try_metrics()
     decoder.spec, fingerprint, slot_bytes = world.bcast(found)
@@ -101,16 +115,19 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     return Built(supply, shape, fingerprint)
 
 
-def _plan(reader: Reader, given: Arguments, decoder: Decoder, node_size: int) -> tuple[Stream, RingShape]:
+def _plan(
+    reader: Reader, given: Arguments, decoder: Decoder, node_size: int, chosen: Selection | None
+) -> tuple[Stream, RingShape]:
     """The stream of records, and the shape of a ring that fits it.
 
     node_size : ranks of the largest node
     """
     index, options, seats = reader.index, given.options, reader.world.size
     blocks = given.shuffle == "block"
-    mean_bytes = index.mean_bytes + index.header_bytes
+    figures = chosen.figures if chosen is not None else None
+    mean_bytes = (index.mean_bytes if figures is None else figures.mean_bytes) + index.header_bytes
     stream = Stream(
-        n=index.n,
+        n=index.n if chosen is None else chosen.n,
         batch_size=given.batch_size,
         seats=seats,
         shuffle=given.shuffle,
@@ -119,9 +136,10 @@ def _plan(reader: Reader, given: Arguments, decoder: Decoder, node_size: int) ->
         block_records=records_per_block(mean_bytes, options.block_bytes) if blocks else 0,
         mix_blocks=options.mix_blocks if blocks else 0,
         drop_last=given.drop_last,
+        chosen=chosen,
     )
     if blocks:
-        pool = min(index.n, stream.block_records * stream.mix_blocks)
+        pool = min(stream.n, stream.block_records * stream.mix_blocks)
         pool_bytes = mean_bytes * pool * node_size / seats
         return stream, pool_shape(pool_bytes, pool, stream.step_records, options, reader.recipe)
     step_bytes = mean_bytes * given.batch_size * node_size

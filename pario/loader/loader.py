@@ -22,6 +22,7 @@ from pario.loader.progress import Progress
 from pario.loader.state import LoaderState
 from pario.locate.base import Index
 from pario.options import Options, Policy, Recipe, Shuffle
+from pario.plan.selection import Selection
 from pario.records import Batch
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
@@ -54,6 +55,11 @@ class Loader:
     options : see `Options`
     recipe : "auto"; for studies also a name in `pario.options.RECIPES`, or a `Recipe` (docs/recipes.md). It changes how
         records are read, not which records are delivered
+    select : which records belong to an epoch (docs/selections.md); the order of ids does not matter. Record ids (an
+        array or a list of integers), a range or a slice of them; bytes: the records whose keys begin with them; a
+        compiled pattern of bytes, matched from the beginning of a key; a function of a key (bytes), called once per
+        key, the keys divided over the ranks; a part of `pario.split`. None: all records, less those that hold counts
+        and lists about the dataset, such as `__len__`; "all": those, too
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -78,13 +84,14 @@ class Loader:
         on_error: Policy = "raise",
         options: Options | None = None,
         recipe: str | Recipe = "auto",
+        select: Any = None,
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
-            options if options is not None else Options(), recipe,
+            options if options is not None else Options(), recipe, select,
         )  # fmt: skip
         self.world = world = get_world(comm)
         try:
@@ -101,7 +108,8 @@ class Loader:
             recipe=given.recipe,
             save_index=save_index,
             progress=progress,
-            grow=shuffle is False,  # the other orders need the whole index before the first record
+            # The other orders, and most selections, need the whole index before the first record.
+            grow=shuffle is False and given.select.grows,
             tiers=True,
         )
         self._life = Lifetime(world, reader)
@@ -156,6 +164,16 @@ class Loader:
         if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
             raise OptionError(f"epoch must be at least 0, got {epoch!r}")
         self._progress.go_to(int(epoch))
+
+    @property
+    def records(self) -> int:
+        """Number of records of an epoch: all of the dataset, or those that `select` picks."""
+        return self._supply.context.stream.n
+
+    @property
+    def selection(self) -> Selection | None:
+        """Which records these are; None: all of the dataset."""
+        return self._supply.context.stream.chosen
 
     @property
     def index(self) -> Index:
@@ -231,7 +249,8 @@ class Loader:
 
     def __repr__(self) -> str:
         reader, given = self._life.reader, self._arguments
+        records = f"{self.records:,}" + (f" of {len(reader):,}" if self.records < len(reader) else "")
         return (
-            f"Loader({reader.path!r}, records={len(reader):,}, batch_size={given.batch_size}, "
+            f"Loader({reader.path!r}, records={records}, batch_size={given.batch_size}, "
             f"ranks={self.world.size}, shuffle={given.shuffle!r}, decoder={self.decoder!r})"
         )

@@ -51,6 +51,7 @@ class Progress:
             epoch=self.epoch,
             position=self.position,
             drop_last=stream.drop_last,
+            selection=stream.chosen.digest if stream.chosen is not None else "",
         )
 
     def peek(self) -> Batch:

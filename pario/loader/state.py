@@ -29,7 +29,10 @@ _HINTS = {
     "block_records": "construct the Loader with the block_bytes that the state was saved with",
     "mix_blocks": "construct the Loader with the mix_blocks of the state",
     "drop_last": "construct the Loader with the drop_last of the state",
+    "selection": "construct the Loader with the select of the state",
 }
+#: Fields that a state may lack: it was saved where they say nothing.
+_OPTIONAL = {"selection": ""}
 
 
 def identify(reader: Reader, ends: Records) -> str:
@@ -61,6 +64,7 @@ class LoaderState:
     epoch : the current epoch
     position : records of that epoch that all ranks together have consumed, 0..n
     drop_last : whether the remainder of an epoch is left out
+    selection : hash of the selected ids, hex; "" for all records of the dataset
     """
 
     version: int
@@ -73,10 +77,11 @@ class LoaderState:
     epoch: int
     position: int
     drop_last: bool
+    selection: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Integers, strings and a bool, for json, pickle or torch.save."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value != _OPTIONAL.get(name)}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> LoaderState:
@@ -88,12 +93,13 @@ class LoaderState:
                 f"a loader state of version {state.get('version')!r}, expected {VERSION}",
                 hint="Continue with the pario that saved it, or start the epoch again without the state",
             )
+        state = {**_OPTIONAL, **state}
         names = [field.name for field in fields(cls)]
         missing = [name for name in names if name not in state]
         unknown = [str(name) for name in state if name not in names]
         if missing or unknown:
             raise StateError(f"not a loader state: missing {missing}, unknown {unknown}")
-        kinds = {"fingerprint": str, "shuffle": str, "drop_last": bool}
+        kinds = {"fingerprint": str, "shuffle": str, "drop_last": bool, "selection": str}
         for name in names:
             value = state[name]
             if name in kinds:
@@ -117,6 +123,10 @@ class LoaderState:
         if differ:
             lines = [f"{name} is {getattr(other, name)!r}, the state has {getattr(self, name)!r}" for name in differ]
             hints = [_HINTS[name] for name in differ]
+            if "selection" in differ:  # then n and the blocks differ for that reason
+                hints = [_HINTS[name] for name in differ if name not in ("n", "block_records")]
+                if not self.selection:
+                    hints[-1] = 'construct the Loader with select="all": the state is one of all records'
             raise StateError(
                 "the saved state is of another stream: " + "; ".join(lines),
                 hint="To go on from it: " + "; ".join(hints) + ". Or start again without the state",

@@ -15,6 +15,7 @@ from pario.locate.database import Database
 from pario.locate.guess import Speculator
 from pario.plan.epoch import Order
 from pario.plan.schedule import Schedule
+from pario.plan.selection import Selection
 from pario.stats.rank import RankStats
 
 __all__ = ["Index", "mostly_ascend"]
@@ -37,6 +38,7 @@ class Index(ABC):
     sizes_known : whether all sizes were known when it was opened, so that `group_bytes` is exact
     sidecar : path of the saved index, or None
     trusted : whether this job built it from the file itself, and did not load it from a side-car
+    meta : id -> key of the records that are about the dataset and no samples of it (meta.py); on all ranks
     """
 
     sizes_known: bool
@@ -48,6 +50,7 @@ class Index(ABC):
         self.mean_bytes = mean_bytes
         self.bytes_read = bytes_read
         self.sidecar: str | None = None
+        self.meta: dict[int, bytes] = {}
         self.path = database.path
         self.snapshot = database.snapshot
         self.header_bytes = database.snapshot.header
@@ -119,11 +122,12 @@ class Index(ABC):
         """
 
     @abstractmethod
-    def group_bytes(self, schedule: Schedule, node_size: int, align: int) -> int:
+    def group_bytes(self, schedule: Schedule, node_size: int, align: int, chosen: Selection | None = None) -> int:
         """Bytes that a slot of the ring needs for any group of `schedule` in any epoch, on a node with `node_size`
         seats; an estimate unless `sizes_known`.
 
         align : alignment of the fetcher's reads in bytes
+        chosen : which records the schedule's are; None: all
         """
 
     @abstractmethod

@@ -165,21 +165,23 @@ class Growth:
             check_snapshot(self._pool().fetcher, self.snapshot)
             return found
 
-    def end(self) -> tuple[bytes, bytes]:
-        """(first key, last key); afterwards the places of both records are known. Reads three leaf pages at most.
+    def end(self) -> tuple[list[bytes], list[bytes]]:
+        """(keys of the first leaf, keys of the last one); afterwards the places of the first and the last record are
+        known. Reads three leaf pages at most.
 
         Raises as `grow` does.
         """
         self.grow(1)
         with self._lock, self._explained():
             last = self._scanned(self._read(self.leaves[-1:]), self.leaves[-1:])
-            ends, m = last.end_keys(), last.n
-            if ends is None or m > self.n:
+            keys, m = last.keys(), last.n
+            if not keys or m > self.n:
                 raise self._wrong_count(m)
             if not self.extents["offset"][-1]:
                 check_inside(last.extents, self.n - m, self.snapshot, self._path)
                 self._store(self.n - m, last.extents)
-            return self._page(0).key(0), ends[1]
+            first = self._page(0)
+            return [first.key(i) for i in range(first.n)], keys
 
     def close(self) -> None:
         """Let go of the shared memory."""

@@ -14,6 +14,7 @@ from pario.locate.guess import Speculator
 from pario.locate.index import NOWHERE, KeyTable, Places, arrange, key_table
 from pario.locate.sidecar import Saved, save_any
 from pario.plan.schedule import Schedule
+from pario.plan.selection import Selection
 from pario.stats.rank import RankStats
 
 __all__ = ["LEAST_LEAVES", "MOST_REPEATED", "GrowingIndex", "may_grow"]
@@ -117,7 +118,7 @@ class GrowingIndex(Index):
         with self._lock:
             return self.growth.keys(wanted) if self._keys is None else self._keys.get(wanted)
 
-    def group_bytes(self, schedule: Schedule, node_size: int, align: int) -> int:
+    def group_bytes(self, schedule: Schedule, node_size: int, align: int, chosen: Selection | None = None) -> int:
         # What does not fit is read by the rank that takes it.
         most = schedule.max_group_records(node_size)
         return int(_ROOM * most * (self.mean_bytes + self.header_bytes)) + _LEAST_ROOM
@@ -134,7 +135,7 @@ class GrowingIndex(Index):
         with self._lock:
             data, nbytes = zip(*growth.kept_keys, strict=True)
             self._keys = key_table(np.concatenate(data), np.concatenate(nbytes), None)
-            self._saved.places, self._saved.keys = places, self._keys
+            self._saved.places, self._saved.keys, self._saved.meta = places, self._keys, self.meta
             save_any(self._saved)
             self.sidecar = self._saved.sidecar
             growth.kept_keys = None

@@ -15,6 +15,7 @@ from pario.errors import CorruptedError
 from pario.locate.base import Index, mostly_ascend
 from pario.locate.database import Database
 from pario.plan.schedule import Schedule, slot_capacity
+from pario.plan.selection import Selection
 from pario.records import EXTENT
 from pario.stats.rank import RankStats
 
@@ -79,6 +80,10 @@ class KeyTable:
             begin, end = (starts - starts[0])[near - low], (starts - starts[0])[near - low + 1]
             found += [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
         return [found[i] for i in back.tolist()]
+
+    def one(self, record: int) -> bytes:
+        """The key of one record."""
+        return self.get(np.array([record]))[0]
 
     def ends(self, n: int) -> dict[int, bytes]:
         """Record id -> key of the first and the last of n records."""
@@ -151,7 +156,7 @@ class RecordIndex(Index):
             assert self._keys is not None  # until it is closed
             return self._keys.get(wanted)
 
-    def group_bytes(self, schedule: Schedule, node_size: int, align: int) -> int:
+    def group_bytes(self, schedule: Schedule, node_size: int, align: int, chosen: Selection | None = None) -> int:
         capacity = slot_capacity(
             self.extents,
             schedule,
@@ -160,6 +165,7 @@ class RecordIndex(Index):
             # Whole pages: neighbouring values are read with what lies between them in a page.
             align=max(self.page_size, align),
             by_offset=self.by_offset,
+            chosen=chosen,
         )
         # For the leaf pages that lie between values; all of the file at the most, as no byte is read twice.
         return min(capacity + capacity // 32, self.snapshot.file_bytes) + 2 * self.page_size

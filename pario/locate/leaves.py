@@ -142,6 +142,11 @@ class LeafScan:
         first, last = int(self._key_nbytes[0]), int(self._key_nbytes[keys - 1])
         return self._key_data[:first].tobytes(), self._key_data[end - last : end].tobytes()
 
+    def keys(self) -> list[bytes]:
+        """All keys; one with several duplicates once."""
+        data, ends = self.key_data.tobytes(), np.cumsum(self.key_nbytes.astype(np.int64)).tolist()
+        return [data[end - n : end] for end, n in zip(ends, self.key_nbytes.tolist(), strict=True)]
+
     def add(self, buf: np.ndarray, at: np.ndarray, pgnos: np.ndarray, pads: np.ndarray | None = None) -> None:
         """Scan pages that follow, in key order, on those before.
 

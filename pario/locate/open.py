@@ -16,6 +16,7 @@ from pario.locate.database import Database
 from pario.locate.frontier import Growth, check_entries
 from pario.locate.growing import GrowingIndex, may_grow
 from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
+from pario.locate.meta import find_meta, meta_in
 from pario.locate.sidecar import Mark, Saved, Trustees, find_saved, open_keys, same_sidecar, save_any
 from pario.locate.walk import Begun, Located, begin, build, check_size
 from pario.records import EXTENT
@@ -59,7 +60,9 @@ def open_index(
         begun = begin(pool, database, world)
         database = replace(database, record=begun[1])
         if grow is not None and may_grow(snapshot, begun[1], world.allreduce_sum(pool is not None)):
-            return _growing(database, trustees, pool, world, begun, grow, keep_keys=save and world.rank == 0)
+            growing = _growing(database, trustees, pool, world, begun, grow, keep_keys=save and world.rank == 0)
+            if growing is not None:
+                return growing
         located = build(pool, database, world, progress, begun=begun)
         bytes_read = located.bytes_read
         with together(world, "saving the index"):
@@ -77,6 +80,9 @@ def _kept(saved: Saved, located: Located, save: bool) -> Saved:
     saved.places = arrange(located.extents, saved.database.path)
     saved.keys = key_table(located.key_data, located.key_nbytes, located.key_counts)
     saved.ends = saved.keys.ends(located.n)
+    record = saved.database.record
+    assert record is not None  # the walk has found it
+    saved.meta = find_meta(saved.keys.one, located.n, record.md_flags, saved.database.snapshot.layout)
     if save:
         save_any(saved)
     return saved
@@ -85,9 +91,9 @@ def _kept(saved: Saved, located: Located, save: bool) -> Saved:
 def _complete(database: Database, saved: Saved | None, world: AnyWorld, bytes_read: int) -> RecordIndex:
     """The index that rank 0 has as `saved`, for all ranks. Collective."""
     places = saved.places if saved is not None else None
-    sidecar, mark, trustees, has_order, content_id, mean_bytes = world.bcast(
+    sidecar, mark, trustees, meta, has_order, content_id, mean_bytes = world.bcast(
         (
-            *(saved.sidecar, saved.mark, saved.trustees),
+            *(saved.sidecar, saved.mark, saved.trustees, saved.meta),
             *(places.by_offset is not None, places.content_id, places.mean_bytes),
         )
         if saved is not None and places is not None
@@ -96,7 +102,7 @@ def _complete(database: Database, saved: Saved | None, world: AnyWorld, bytes_re
     keys = _spread_keys(world, saved, sidecar, mark, partial(open_keys, sidecar, database.fingerprint, trustees))
     extents = world.share_array(places.extents if places is not None else None)
     by_offset = world.share_array(places.by_offset if places is not None else None) if has_order else None
-    return RecordIndex(
+    index = RecordIndex(
         database,
         Places(extents, by_offset, content_id, mean_bytes),
         keys,
@@ -105,6 +111,8 @@ def _complete(database: Database, saved: Saved | None, world: AnyWorld, bytes_re
         bytes_read=bytes_read,
         trusted=bytes_read > 0,
     )
+    index.meta = meta
+    return index
 
 
 def _growing(
@@ -116,15 +124,25 @@ def _growing(
     pool_of: Callable[[], ReadPool],
     *,
     keep_keys: bool,
-) -> GrowingIndex:
-    """An index of which the first and the last record are known, on rank 0. Collective."""
+) -> GrowingIndex | None:
+    """An index of which the first and the last record are known, on rank 0. None if there are meta records in leaves
+    between them, whose ids only a complete index knows. Collective."""
     walk, record, leaves = begun
     n, m = record.md_entries, len(leaves)
     ends: dict[int, bytes] = {}
+    meta: dict[int, bytes] | None = None
+    between = False
     with together(world, "looking at the tree"):
         check_entries(record, m, database.snapshot.page_size, database.path)
         if pool is not None:
             check_size(pool, database.snapshot)
+        if world.rank == 0:
+            try:
+                between = walk.meta_between(leaves)
+            except BaseException as e:
+                raise walk.explain(e) from None
+    if world.bcast(between):
+        return None
     with together(world, "reading the first and the last leaf page"):
         memory = world.shared_bytes(n * EXTENT.itemsize + (m + 1) * 8)
         growth = Growth(
@@ -136,9 +154,17 @@ def _growing(
             keep_keys=keep_keys,
         )
         if world.rank == 0:
-            ends = dict(zip((0, n - 1), growth.end(), strict=True))
+            first, last = growth.end()
+            ends = {0: first[0], n - 1: last[-1]}
+            meta = meta_in(first, last, n)
+    meta = world.bcast(meta)
+    if meta is None:
+        growth.close()
+        return None
     bytes_read = world.allreduce_sum(walk.pages.bytes_read + growth.pages.bytes_read)
-    return GrowingIndex(Saved(database, trustees), growth, ends=ends, bytes_read=bytes_read)
+    index = GrowingIndex(Saved(database, trustees), growth, ends=ends, bytes_read=bytes_read)
+    index.meta = meta
+    return index
 
 
 def _spread_keys(

@@ -112,10 +112,7 @@ def _scanned(page: np.ndarray, pgno: int, database: Database, record: Db) -> Lea
 
 def _keys_of(scan: LeafScan) -> list[bytes]:
     """The key of each record."""
-    data = scan.key_data.tobytes()
-    ends = np.cumsum(scan.key_nbytes.astype(np.int64))
-    keys = [data[end - n : end] for end, n in zip(ends.tolist(), scan.key_nbytes.tolist(), strict=True)]
-    counts = scan.key_counts
+    keys, counts = scan.keys(), scan.key_counts
     if counts is None:
         return keys
     return [key for key, count in zip(keys, counts.tolist(), strict=True) for _ in range(count)]

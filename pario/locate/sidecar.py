@@ -1,8 +1,8 @@
 """The side-car: a complete index as an HDF5 file beside the data, or in the user's cache directory.
 
 Group `/`
-    attributes   format, index_version, fingerprint (which state of which file), content_id, n, key_width, and for
-                 people: data_file, database, page_size, txnid
+    attributes   format, index_version, fingerprint (which state of which file), content_id, n, key_width, meta (ids of
+                 the meta records, see meta.py; may be absent), and for people: data_file, database, page_size, txnid
     extents      i64[n, 2]: offset in the data file and bytes of every value, in key order
     by_offset    i64[n]: record ids in file order; absent where file order is key order
     key_data     u8[...]: all keys one after the other; a key with several values once
@@ -38,6 +38,7 @@ from pario.format.layout import NUM_METAS
 from pario.format.meta import Snapshot
 from pario.locate.database import Database
 from pario.locate.index import KeyTable, Places, content_id_of
+from pario.locate.meta import NAMES, find_meta
 from pario.locate.probe import probe
 from pario.records import EXTENT
 
@@ -95,6 +96,7 @@ class Saved:
     mark : of the side-car
     ends : keys of the first and the last record
     keys : all of them; only if the index was just made
+    meta : of the index, see there
     """
 
     database: Database
@@ -104,6 +106,7 @@ class Saved:
     mark: Mark | None = None
     ends: dict[int, bytes] = field(default_factory=dict)
     keys: KeyTable | None = None
+    meta: dict[int, bytes] = field(default_factory=dict)
 
 
 #: of a look at a side-car: it is opened, and HDF5 reads what is in it
@@ -278,7 +281,26 @@ def _load(sidecar: str, wanted: Saved, pool: ReadPool) -> Saved:
             database = replace(database, record=probe(pool, database, places, keys))
             # Everybody who loads data asks for these two: no need to open it once more.
             ends = keys.ends(len(places.extents))
-    return replace(wanted, database=database, places=places, sidecar=sidecar, mark=mark, ends=ends)
+            meta = _meta_in(file, keys, database)
+    return replace(wanted, database=database, places=places, sidecar=sidecar, mark=mark, ends=ends, meta=meta)
+
+
+def _meta_in(file: Any, keys: KeyTable, database: Database) -> dict[int, bytes]:
+    """The meta records. Raises ValueError where the side-car gives their names to others."""
+    n, record = int(file.attrs["n"]), database.record
+    assert record is not None  # found by `probe`
+    said = file.attrs.get("meta")
+    if said is None:  # written before there was this attribute
+        return find_meta(keys.one, n, record.md_flags, database.snapshot.layout)
+    ids = [int(i) for i in said]
+    if not ids:
+        return {}
+    if len(ids) > 4 * len(NAMES) or len(ids) >= n or not all(0 <= i < n for i in ids):
+        raise ValueError("its meta records cannot be")
+    found = dict(zip(ids, keys.get(np.array(ids)), strict=True))
+    if not NAMES.issuperset(found.values()):
+        raise ValueError("its meta records have other keys")
+    return found
 
 
 def _load_places(file: Any, snapshot: Snapshot) -> Places:
@@ -453,6 +475,7 @@ def _write(sink: _Sink, saved: Saved) -> None:
         file.attrs["content_id"] = places.content_id
         file.attrs["n"] = n
         file.attrs["key_width"] = keys.width
+        file.attrs["meta"] = np.array(sorted(saved.meta), np.int64)
         file.attrs["data_file"] = os.path.basename(database.path)
         file.attrs["database"] = "(main)" if database.name is None else database.name.decode(errors="backslashreplace")
         file.attrs["page_size"] = database.snapshot.page_size

@@ -23,6 +23,7 @@ from pario.format.page import Node, Page
 from pario.format.tree import Tree, ascends, key_order, named_database, not_ascending, only_named_databases
 from pario.locate.database import Database
 from pario.locate.leaves import LeafScan, check_inside
+from pario.locate.meta import Route
 from pario.plan.coalesce import coalesce
 from pario.plan.shard import even_split
 
@@ -101,13 +102,15 @@ class Walk:
         self.dup_pages = PageReader(self.opened, self.snapshot)
         self.branch_pages = 0
         self.leaf_pages = 0
+        self.route: Route | None = None
 
     def opened(self) -> ReadPool:
         assert self.pool is not None  # a rank without a share reads nothing
         return self.pool
 
     def find_leaves(self) -> tuple[Db, np.ndarray]:
-        """The database's record, and i64[m], the page numbers of its leaves in key order, shared by the node."""
+        """The database's record, and i64[m], the page numbers of its leaves in key order, shared by the node. Rank 0
+        learns where meta records would stand (`route`)."""
         world, snapshot = self.world, self.snapshot
         record: Db | None = None
         leaves: np.ndarray | None = None
@@ -118,7 +121,8 @@ class Walk:
                 if self.db is not None:
                     record = named_database(Tree(self.pages.one, snapshot, snapshot.main), self.db)
                 if record.md_root >= 0:
-                    leaves = self.descend([Tree(self.pages.one, snapshot, record)], self.pages)[0]
+                    self.route = Route(record.md_root, record.md_flags, snapshot.layout)
+                    leaves = self.descend([Tree(self.pages.one, snapshot, record)], self.pages, self.route)[0]
             except BaseException as e:
                 error = self.explain(e)
         world.agree(error, "reading the branch pages")
@@ -128,6 +132,19 @@ class Walk:
             what = "the database holds no record" if self.db is None else f"the database {self.db!r} holds no record"
             raise world.raised_by_all(EmptyError(what, path=self.path))
         return record, world.share_array(leaves)
+
+    def meta_between(self, leaves: np.ndarray) -> bool:
+        """Whether a leaf page other than the first and the last one holds a meta record. On rank 0; reads those where
+        one would stand: none, if all names stand before the first key or behind the last one."""
+        assert self.route is not None  # rank 0 has found the leaves
+        names = {name: pgno for name, pgno in self.route.leaves.items() if pgno not in (leaves[0], leaves[-1])}
+        size = self.snapshot.page_size
+        for pgnos, buf, at in self.pages.batches(np.unique(np.fromiter(names.values(), np.int64, len(names)))):
+            for pgno, start in zip(pgnos.tolist(), at.tolist(), strict=True):
+                page = Page(buf[start : start + size], pgno, self.snapshot)
+                if not names.keys().isdisjoint(page.key(i) for i in range(page.n)):
+                    return True
+        return False
 
     def scan(
         self, record: Db, leaves: np.ndarray, progress: Callable[[int, int], None] | None, native: bool | None
@@ -207,8 +224,11 @@ class Walk:
             bytes_read=world.allreduce_sum(self.pages.bytes_read + self.dup_pages.bytes_read),
         )
 
-    def descend(self, trees: list[Tree], pages: PageReader) -> list[np.ndarray]:
-        """Page numbers of the leaves of each tree, in key order; reads the branch pages of all trees level by level."""
+    def descend(self, trees: list[Tree], pages: PageReader, route: Route | None = None) -> list[np.ndarray]:
+        """Page numbers of the leaves of each tree, in key order; reads the branch pages of all trees level by level.
+
+        route : sees the branch pages
+        """
         levels = [np.array([tree.db.md_root], np.int64) for tree in trees]
         for level in range(1, MAX_DEPTH):
             todo = [i for i, tree in enumerate(trees) if tree.db.md_depth > level]
@@ -223,6 +243,8 @@ class Walk:
                     page = Page(buf[start : start + self.snapshot.page_size], pgno, self.snapshot)
                     trees[owner].check_page(page, level)
                     below[owner].append(page.children())
+                    if route is not None:
+                        route.seen(page)
             for i in todo:
                 levels[i] = np.concatenate(below[i])
                 _check_distinct(levels[i])

@@ -53,6 +53,7 @@ def coalesce(
     read_bytes: int,
     file_bytes: int,
     capacity: int | None = None,
+    gap_percent: int = 1,
 ) -> Reads:
     """Plan the reads of ranges in any order, which may overlap.
 
@@ -61,8 +62,8 @@ def coalesce(
     begins, nbytes : i64[k], ranges of the file
     align : offsets and lengths of reads are multiples of this, a power of two (1: any)
     gap_bytes : one read covers two ranges with a gap of at most this many bytes if the gap contains at most one whole
-        page of 4 KiB, or if all larger gaps together are at most 1 % of the wanted pages. 0: it covers only ranges that
-        touch or overlap.
+        page of 4 KiB, or if all larger gaps together are at most `gap_percent` of the wanted pages. 0: it covers only
+        ranges that touch or overlap.
     read_bytes : longest read; longer ones are cut at file offsets that are multiples of this
     file_bytes : size of the file; reads end there, or at the next multiple of `align`
     capacity : bytes of memory. If a plan does not fit, a new one has only gaps inside pages, and a third one none.
@@ -100,7 +101,7 @@ def coalesce(
     # If the plan does not fit, plan again, first only with gaps inside wanted pages (shorter than a page).
     count = used = 0
     for gap in (gap_bytes, min(gap_bytes, PAGE - 1), 0):
-        count, used = merge_runs(begins, nbytes, order, align, unit, gap, runs, record_starts)
+        count, used = merge_runs(begins, nbytes, order, align, unit, gap, gap_percent, runs, record_starts)
         if capacity is None or used <= capacity:
             break
     else:

@@ -34,6 +34,7 @@ import numpy as np
 from pario.errors import OptionError
 from pario.kernels import permute as kernels
 from pario.plan.epoch import BlockOrder, Order, Pools
+from pario.plan.selection import Selection
 from pario.plan.shard import even_split
 
 __all__ = ["Schedule", "node_share", "slot_capacity"]
@@ -342,6 +343,7 @@ def slot_capacity(
     lead_bytes: int,
     align: int,
     by_offset: np.ndarray | None = None,
+    chosen: Selection | None = None,
 ) -> int:
     """The most bytes that a node with `node_size` seats needs for the records of one group, in any epoch of any seed.
 
@@ -351,9 +353,11 @@ def slot_capacity(
     `coalesce` leaves them out if they do not fit.
 
     extents : EXTENT[n] by record id; by_offset : i64[n], ids in file order (None: the same order)
+    chosen : which records the schedule's are; None: all
     """
-    if len(extents) != schedule.n:
-        raise OptionError(f"{len(extents)} extents for {schedule.n} records")
+    n = len(extents) if chosen is None else chosen.n
+    if n != schedule.n:
+        raise OptionError(f"{n} extents for {schedule.n} records")
     k = schedule.max_group_records(node_size)
     if not k:
         return 0
@@ -365,7 +369,11 @@ def slot_capacity(
     largest = np.empty(0, np.int64)
     blocks = np.empty(0, np.int64)
     for first in range(0, schedule.n, chunk):
-        part = extents[first : first + chunk] if by_offset is None else extents[by_offset[first : first + chunk]]
+        if chosen is not None:
+            numbers = np.arange(first, min(first + chunk, n))
+            part = extents[chosen.ids_of(numbers, "place" if pools else "id")]
+        else:
+            part = extents[first : first + chunk] if by_offset is None else extents[by_offset[first : first + chunk]]
         begin = np.maximum(part["offset"] - lead_bytes, 0) // align * align
         size = -(-(part["offset"] + part["nbytes"]) // align) * align - begin
         size += _LEAST_ALIGN - 1 if align < _LEAST_ALIGN else 0

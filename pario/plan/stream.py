@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from pario.options import BLOCK_SLOTS
 from pario.plan.epoch import Order, epoch_order
 from pario.plan.schedule import Schedule
+from pario.plan.selection import Selection
 from pario.plan.sizing import RingShape
 
 __all__ = ["Stream", "Work"]
@@ -24,6 +25,7 @@ class Stream:
     seed : seed of the order
     block_records, mix_blocks : parameters of a block order, see `plan/epoch.py`; 0 for the others
     drop_last : leave out the last step if it is not full on every seat
+    chosen : which records the n are; None: all records of the database
     """
 
     n: int
@@ -34,6 +36,7 @@ class Stream:
     block_records: int
     mix_blocks: int
     drop_last: bool
+    chosen: Selection | None = field(default=None, compare=False)
 
     @property
     def step_records(self) -> int:

@@ -26,6 +26,7 @@ from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
 from pario.lmdb.real import real
 from pario.locate.base import Index
 from pario.plan.schedule import node_share
+from pario.plan.selection import runs_of
 from pario.plan.stream import Work
 from pario.records import Records
 from pario.supply.base import Context, RecordSource, Source, Supply
@@ -153,18 +154,18 @@ class PerRankSource(RecordSource):
         """Compute which records the next steps have."""
         group = self._next_group
         numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
-        self._ids[steps % len(self._ids), rows] = self._index.ids_of(numbers, self._order)
+        self._ids[steps % len(self._ids), rows] = self._context.ids_of(numbers, self._order)
         self._ready = self._schedule.group_ready_ticks(group)
         self._next_group = group + 1
 
     def _step_to(self, ids: np.ndarray) -> list[Any]:
-        """Values of neighbouring records further on in key order."""
-        if not len(ids):
-            return []
+        """Values of records further on in key order; the cursor walks over those between them."""
         walk, value = self._walk, self._cursor.value
-        deque(islice(walk, int(ids[0]) - self._position), maxlen=0)
-        self._position = int(ids[-1]) + 1
-        views = [value() for _ in islice(walk, len(ids))]
+        views: list[Any] = []
+        for first, stop in runs_of(ids).tolist():
+            deque(islice(walk, first - self._position), maxlen=0)
+            self._position = stop
+            views += [value() for _ in islice(walk, stop - first)]
         if len(views) < len(ids):
             raise CorruptedError("LMDB's cursor is at its end too early", path=self._source.path, record=int(ids[0]))
         return views

@@ -29,6 +29,7 @@ from pario.dataset.reader import Reader
 from pario.decode.base import Draw, Failures
 from pario.machine import Share
 from pario.options import Options
+from pario.plan.epoch import Order
 from pario.plan.stream import Stream, Work
 from pario.records import Records
 from pario.stats.rank import RankStats
@@ -59,6 +60,11 @@ class Context:
     slots: Slots
     decode: DecodeStep
     stats: RankStats
+
+    def ids_of(self, numbers: np.ndarray, order: Order) -> np.ndarray:
+        """i64[k]: the record ids of an order's numbers i64[k]."""
+        chosen = self.stream.chosen
+        return self.reader.index.ids_of(numbers, order) if chosen is None else chosen.ids_of(numbers, order.space)
 
 
 @dataclass(frozen=True)

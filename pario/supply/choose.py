@@ -20,6 +20,7 @@ import numpy as np
 from pario.decode.base import Decoder
 from pario.fetch.base import Fetcher
 from pario.locate.base import Index
+from pario.plan.selection import Selection
 from pario.plan.stream import Work
 from pario.supply.base import Ahead, Context, Source, Supply
 from pario.supply.first_epoch import FirstEpochWriter
@@ -81,8 +82,8 @@ class Automatic(Supply):
         fetcher = reader.file.pool.fetcher
         if fetcher.rows is None:
             return ""
-        ranks = context.world.node_size
-        found = page_cache_way(fetcher, reader.index, context.stream.shuffle, ranks)
+        ranks, stream, shuffle = context.world.node_size, context.stream, context.stream.shuffle
+        found = page_cache_way(fetcher, reader.index, shuffle, ranks, stream.chosen)
         return found or ("cached" if chosen == "always" else "")
 
     def settle(self) -> None:
@@ -118,7 +119,9 @@ class Automatic(Supply):
         return self._preparer is None or self._preparer.end(limit_s, cancel=True)
 
 
-def page_cache_way(fetcher: Fetcher, index: Index, shuffle: bool | str, ranks: int) -> str:
+def page_cache_way(
+    fetcher: Fetcher, index: Index, shuffle: bool | str, ranks: int, chosen: Selection | None = None
+) -> str:
     """The best way for the `ranks` of this node without the ring, in an epoch of this order; "" if the ring is better:
 
     "advised"   key order, if that is the file's order, and large records in "global" order, on a disk of this node:
@@ -128,7 +131,9 @@ def page_cache_way(fetcher: Fetcher, index: Index, shuffle: bool | str, ranks: i
 
     If the sizes do not decide, this tests a sample of offsets in the page cache; a cold file costs a few small reads.
     """
-    small, ahead, ordered = index.mean_bytes < _ALONE_BYTES, fetcher.read_ahead_bytes, shuffle is False
+    small, ahead = index.mean_bytes < _ALONE_BYTES, fetcher.read_ahead_bytes
+    # Records of a sparse selection lie in the order of the file, too, but not beside each other.
+    ordered = shuffle is False and (chosen is None or chosen.is_dense)
     if ranks == 1 and small and not (ordered and ahead and index.in_file_order):
         return ""
     if not ordered and index.mean_bytes < index.page_size // 2:
@@ -136,7 +141,9 @@ def page_cache_way(fetcher: Fetcher, index: Index, shuffle: bool | str, ranks: i
         # (100-byte records in memory, "global", 2 ranks, 1,000 records/s: ring 542, by themselves 254.)
         return ""
     if index.is_complete:
-        sample = np.unique(np.linspace(0, index.n - 1, min(index.n, _SAMPLE)).astype(np.int64))
+        n = index.n if chosen is None else chosen.n
+        sample = np.unique(np.linspace(0, n - 1, min(n, _SAMPLE)).astype(np.int64))
+        sample = sample if chosen is None else chosen.ids(sample)
         share = fetcher.cached_share(index.places(sample)["offset"], _HELD)
         if share is not None and share >= _HELD:
             return "cached"

@@ -31,18 +31,18 @@ class Parts(NamedTuple):
     failures: Failures
 
 
-def learn(decoder: Decoder, reader: Reader, first: np.ndarray, tries: int) -> None:
+def learn(decoder: Decoder, reader: Reader, first: np.ndarray, ids: np.ndarray) -> None:
     """Let the decoder learn from the first record, or from the first readable one of several. Not collective.
 
-    first : u8[k], the first record
+    first : u8[k], the first record; ids : i64[m], the records to try, the first one among them
     Raises DecodeError if it can read none of them.
     """
-    for record in range(tries):
+    for tried, record in enumerate(ids.tolist()):
         try:
-            decoder.learn(reader.read([record])[0] if record else first)
+            decoder.learn(reader.read([record])[0] if tried else first)
             return
         except DecodeError as e:
-            if record + 1 == tries:
+            if tried + 1 == len(ids):
                 raise e.at(path=reader.path, record=record, key=reader.keys([record])[0]) from None
 
 

@@ -107,7 +107,8 @@ class FirstEpochWriter(RingWriter):
 
     def _foresee(self, j: int) -> _Scouted:
         begin = time.perf_counter()
-        ids, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
+        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
+        ids = self._ids_of(numbers, self._order)
         outlook = self._speculator.foresee(ids)
         offsets, nbytes = outlook.offsets, outlook.nbytes
         reads = self._merge(coalesce, offsets, nbytes)

@@ -101,7 +101,7 @@ class MemorySource(SeatSource):
         schedule = work.schedule
         for group in range(schedule.groups):
             numbers, _, _ = node_share(schedule, work.order, group, world.node_seat, world.node_size)
-            offsets, nbytes = index.extents_of(index.ids_of(numbers, work.order))
+            offsets, nbytes = index.extents_of(self._ids_of(numbers, work.order))
             begins, lengths = self._checked.spans(offsets, nbytes)
             for chunk in grid.chunks_at(begins, lengths).tolist():
                 if not seen[chunk]:

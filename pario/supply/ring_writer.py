@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -29,6 +30,10 @@ from pario.supply.base import Context
 from pario.threads import start_thread
 
 __all__ = ["Group", "RingWriter"]
+
+#: Of the wanted pages, what may be read along where a selection leaves out neighbours: a request costs more than a few
+#: pages. (Half of 8 KB records, at random, from a store that answers in 20 ms: 1 % 1.53 s, 100 % 0.63 s.)
+_GAP_PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,9 @@ class RingWriter:
         assert reader.file.feeder is not None  # a rank without a share of the groups needs no writer
         self._schedule = work.schedule
         self._order = work.order
+        self._ids_of = context.ids_of
+        chosen, ordered = work.stream.chosen, work.stream.shuffle != "global"
+        self._gap_percent = _GAP_PERCENT if ordered and chosen is not None and chosen.has_gaps else None
         self._index = reader.index
         self._ring = context.ring
         self._slots = context.slots
@@ -169,7 +177,7 @@ class RingWriter:
         """Plan a group: its records, their extents, its reads."""
         begin = time.perf_counter()
         numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
-        ids = self._index.ids_of(numbers, self._order)
+        ids = self._ids_of(numbers, self._order)
         offsets, nbytes = self._index.extents_of(ids)
         begins, lengths = self._checked.spans(offsets, nbytes)
         reads = self._merge_steps(begins, lengths, steps).behind(offsets - begins)
@@ -178,7 +186,8 @@ class RingWriter:
 
     def _merge_steps(self, begins: np.ndarray, nbytes: np.ndarray, steps: np.ndarray) -> Reads:
         """Merge ranges of the file into reads that fit into a slot. steps : i64[k], the step of each range"""
-        return self._merge(coalesce, begins, nbytes, capacity=self._slots.slot_bytes)
+        coalesced = coalesce if self._gap_percent is None else partial(coalesce, gap_percent=self._gap_percent)
+        return self._merge(coalesced, begins, nbytes, capacity=self._slots.slot_bytes)
 
     def _merge(self, merge: Callable[..., Reads], *ranges: np.ndarray, capacity: int | None = None) -> Reads:
         """`merge` is a function of plan/coalesce.py."""

@@ -67,6 +67,9 @@ class SeatSource(Source):
             schedule = replace(schedule, pieces=1, per_group=1)
         self._schedule = schedule
         self._order = work.order
+        self._ids_of = context.ids_of
+        chosen = work.stream.chosen
+        self._figures = chosen.figures if chosen is not None else None
         self._draw = Draw(work.stream.seed, work.epoch)
         self._held = context.decode.held
         self._checked = reader.checked
@@ -95,7 +98,9 @@ class SeatSource(Source):
     @property
     def batch_bytes(self) -> int | None:
         """The most memory of a full batch's arrays; None if records are packed and their sizes are still unknown."""
-        largest = 0 if self._decoder.by_rows else self._index.largest_bytes
+        largest: int | None = 0
+        if not self._decoder.by_rows:
+            largest = self._index.largest_bytes if self._figures is None else self._figures.largest_bytes
         if largest is None:
             return None
         rest = np.zeros(self._schedule.batch_size, np.int64)
@@ -124,7 +129,7 @@ class SeatSource(Source):
                 if self._schedule.pools is not None:  # by step and row, as in the other orders
                     by_row = np.lexsort((rows, steps))
                     numbers, steps, rows = numbers[by_row], steps[by_row], rows[by_row]
-                ids = self._index.ids_of(numbers, self._order)
+                ids = self._ids_of(numbers, self._order)
                 self._index.reach(ids, self._stats)
                 offsets, nbytes = self._index.extents_of(ids)
                 large = self._checked.are_large(nbytes)  # here, where one call looks at the records of many steps
