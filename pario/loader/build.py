@@ -74,7 +74,8 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     with together(world, "looking at the first record"):
         if world.rank == 0:
             ends = reader.read([0, len(reader) - 1])  # once for both: each read also asks whether a writer overtook us
-            learn(decoder, reader, ends[0], min(len(reader), _SKIPPED_FIRST) if given.on_error == "skip" else 1)
+            tries = min(len(reader), _SKIPPED_FIRST) if given.on_error == "skip" else 1
+            learn(decoder, reader, ends[0], tries, given.seed)
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align)
             found = decoder.spec, identify(reader, ends), slot_bytes
             meeting.try_metrics()

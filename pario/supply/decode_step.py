@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     failures: Failures
 
 
-def learn(decoder: Decoder, reader: Reader, first: np.ndarray, tries: int) -> None:
+def learn(decoder: Decoder, reader: Reader, first: np.ndarray, tries: int, seed: int) -> None:
     """Let the decoder learn from the first record, or from the first readable one of several. Not collective.
 
     first : u8[k], the first record
@@ -39,7 +39,8 @@ def learn(decoder: Decoder, reader: Reader, first: np.ndarray, tries: int) -> No
     """
     for record in range(tries):
         try:
-            decoder.learn(reader.read([record])[0] if record else first)
+            value = reader.read([record])[0] if record else first
+            decoder.learn_at(value, record, Draw(seed, 0, reader.keys))
             return
         except DecodeError as e:
             if record + 1 == tries:
@@ -112,6 +113,7 @@ class DecodeStep:
             _log.warning("record %d left out (%d in this batch): %s", record, len(failures), why)
             arrays = {name: array[keep] for name, array in arrays.items()}
             ids = ids[keep]
+        arrays = self.decoder.finish(arrays)
         return Batch(arrays, ids, epoch, step, len(failures))
 
     def close(self, limit_s: float = math.inf) -> bool:

@@ -67,7 +67,7 @@ class SeatSource(Source):
             schedule = replace(schedule, pieces=1, per_group=1)
         self._schedule = schedule
         self._order = work.order
-        self._draw = Draw(work.stream.seed, work.epoch)
+        self._draw = Draw(work.stream.seed, work.epoch, reader.keys)
         self._held = context.decode.held
         self._checked = reader.checked
         self._seat = context.world.seat
