@@ -133,7 +133,9 @@ def test_a_function_asks_by_name(name) -> None:
         assert asked == []
 
 
-@pytest.mark.parametrize("f", [lambda id: len(id), lambda key: len(key), lambda rng=b"": len(rng), lambda *a: len(a[0])])
+@pytest.mark.parametrize(
+    "f", [lambda id: len(id), lambda key: len(key), lambda rng=b"": len(rng), lambda *a: len(a[0])]
+)
 def test_a_single_parameter_is_the_record_whatever_its_name(f) -> None:
     out, failures = run(Function(f), [b"abc", b"xyz"])
     assert failures == []
@@ -141,7 +143,7 @@ def test_a_single_parameter_is_the_record_whatever_its_name(f) -> None:
 
 
 def test_a_function_that_asks_for_something_else() -> None:
-    with pytest.raises(OptionError, match=r"needs scale: pario passes a record's bytes, and by name value, key, id, rng"):
+    with pytest.raises(OptionError, match=r"needs scale: pario passes a record's bytes, and by name value, key"):
         Function(lambda value, scale: 0)
     Function(lambda value, scale=1: 0)
     Function(lambda value, generator: 0, rng=True)

@@ -97,7 +97,7 @@ class Function(RowDecoder):
             names["rng"] = draw.rng(number)
         if "value" in self.asked:
             return self.f(value=given, **names)
-        if self.rng:
+        if self.rng and "rng" not in self.asked:
             return self.f(given, draw.rng(number), **names)
         return self.f(given, **names) if "" in self.asked else self.f(**names)
 

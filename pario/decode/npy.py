@@ -58,6 +58,8 @@ def array_of(data: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _header(text: bytes) -> tuple[np.dtype, bool, tuple[int, ...]]:
+    if b"\\" in text:  # NumPy writes none, and Python would warn of those that mean nothing
+        raise BadValue("the header is no description of an array")
     try:
         said = ast.literal_eval(text.decode("latin1").strip())
         descr, fortran, shape = said["descr"], said["fortran_order"], said["shape"]
@@ -183,7 +185,8 @@ class Npz(FieldDecoder):
 
     def __repr__(self) -> str:
         fields = None if self.fields == "all" else self.fields
-        return self._repr(fields=(fields, None), **self.options(), most_bytes=(self.most_bytes, 256 << 20))
+        most = None if self.most_bytes == 256 << 20 else self.most_bytes
+        return self._repr(fields=(fields, None), **self.options(), most_bytes=(most, None))
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> dict[str, np.ndarray]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,7 @@ class Text(RowDecoder):
             ragged = "flat"
         super().__init__(ragged, pad_value, pad_multiple)
         try:
-            b"".decode(encoding)
+            codecs.lookup(encoding)
             self.tokens = None if dtype is None else np.dtype(dtype)
         except (LookupError, TypeError) as error:
             raise OptionError(f"no such encoding or dtype: {error}") from error

@@ -108,6 +108,11 @@ def _encode(text: Any, codec: Any = "latin1") -> bytes:
     return text.encode("latin1")
 
 
+def _bytes() -> bytes:
+    """What old protocols call for b""."""
+    return b""
+
+
 def _bytearray(data: Any = b"", codec: Any = "latin1") -> bytearray:
     if isinstance(data, str):
         data = _encode(data, codec)
@@ -148,6 +153,14 @@ def _numpy_names() -> dict[str, Any]:
     return names
 
 
+_BUILTINS: dict[str, Any] = {
+    "bytearray": _bytearray,
+    "bytes": _bytes,
+    "complex": complex,
+    "frozenset": _frozenset,
+    "set": _set,
+}
+
 #: full name -> what stands for it
 _PLAIN: dict[str, Any] = {
     **_numpy_names(),
@@ -158,11 +171,7 @@ _PLAIN: dict[str, Any] = {
     "datetime.time": datetime.time,
     "datetime.timedelta": datetime.timedelta,
     "decimal.Decimal": decimal.Decimal,
-    **{
-        f"{module}.{name}": made
-        for module in ("builtins", "__builtin__")
-        for name, made in (("set", _set), ("frozenset", _frozenset), ("complex", complex), ("bytearray", _bytearray))
-    },
+    **{f"{module}.{name}": made for module in ("builtins", "__builtin__") for name, made in _BUILTINS.items()},
 }
 
 
@@ -264,6 +273,8 @@ def _measure(value: Any, most: int) -> None:
             parts = item
         elif kind is np.ndarray and item.dtype.hasobject:
             parts = item.reshape(-1)
+        elif isinstance(item, _Unfinished):
+            raise pickle.UnpicklingError("an array or a dtype without its parts")
         else:
             continue
         seen += len(parts)
