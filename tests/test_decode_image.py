@@ -183,7 +183,7 @@ def test_impossible_options(options: dict) -> None:
 
 
 def test_learn_says_what_the_record_is_instead() -> None:
-    with pytest.raises(DecodeError, match=r"not an image: no format that OpenCV can decode; .*a pickle.*pickle.loads"):
+    with pytest.raises(DecodeError, match=r"not an image: no format that OpenCV can decode; .*a pickle.*decode.Pickle"):
         Image().learn(np.frombuffer(b"\x80\x04\x95" + bytes(20), np.uint8))
 
 

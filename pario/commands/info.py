@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 
 from pario.commands.dataset import Dataset, key_text, name_of
+from pario.commands.decoder import decoded, find_decoder
+from pario.commands.guess import guess
+from pario.commands.head import MOST, look, sample
 from pario.commands.screen import decimal_bytes, screen, table
+from pario.decode.base import Decoder
 from pario.errors import DatabaseError, EmptyError
 from pario.format.layout import (
     MDB_DUPFIXED,
@@ -44,8 +48,9 @@ _FLAGS = {
 }
 
 
-def info(path: str, db: str | None) -> int:
+def info(path: str, db: str | None, decoder: str | None = None) -> int:
     """Collective over all ranks. Builds an index in memory if none is saved and the file has few leaf pages."""
+    chosen = find_decoder(decoder) if decoder else None
     dataset = Dataset(path)
     s = dataset.snapshot
     order = "little" if s.byteorder == "little" else "big"
@@ -75,8 +80,23 @@ def info(path: str, db: str | None) -> int:
         tree = None
     if tree is not None:
         _records(dataset, tree, db)
+        _look(dataset, db, chosen)
     dataset.close()
     return 0
+
+
+def _look(dataset: Dataset, db: str | None, decoder: Decoder | None) -> None:
+    """What the first record, one from the middle and the last one seem to be, or what the decoder makes of them."""
+    work = partial(sample, dataset, db, 1, MOST if decoder is None else None)
+    tree, items = dataset.together(work, "reading three records")
+    said = [guess(item.value, item.nbytes) for item in items]
+    shown = said if decoder is None else decoded(decoder, items)
+    screen.say("\nRecords from the beginning, the middle and the end:")
+    keys = [key_text(tree, item.key)[:40] for item in items]
+    width = max(12, *map(len, keys))
+    for key, what in zip(keys, shown, strict=True):
+        screen.say(f"  {key:<{width}}  {what}")
+    screen.say(look(items, said))
 
 
 def _databases(dataset: Dataset, db: str | None) -> list[tuple[str, Tree]]:

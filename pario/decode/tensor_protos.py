@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.decode.base import Decoder, Draw, Failures
+from pario.decode.base import Decoder, Draw, Failures, extent
 from pario.decode.rows import BadValue, RowDecoder
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["TensorProtos"]
+__all__ = ["TensorProtos", "outline"]
 
 #: data_type -> (its name, field with the values, dtype)
 _TYPES = {
@@ -123,6 +123,15 @@ class TensorProtos(RowDecoder):
         if failures:
             raise BadValue(f"the image in it: {failures[0][1]}")
         return next(iter(image.finish(out).values()))[0]
+
+
+def outline(record: bytes) -> list[str]:
+    """The tensors of a record in a few words each; [] if it is no TensorProtos."""
+    try:
+        tensors = [_tensor(body) for body in _bodies(record)]
+    except BadValue:
+        return []
+    return [f"{len(t.strings)} strings" if t.array is None else extent(t.array.shape, t.array.dtype) for t in tensors]
 
 
 def _bodies(record: bytes) -> list[bytes]:

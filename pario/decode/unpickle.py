@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NotAllowed", "unpickle"]
+__all__ = ["PLAIN", "NotAllowed", "unpickle"]
 
 #: A value may be this many times larger, as a tree, than its pickle has bytes: parts may be used twice, not 2^50 times.
 _SHARED = 16
@@ -174,6 +174,9 @@ _PLAIN: dict[str, Any] = {
     **{f"{module}.{name}": made for module in ("builtins", "__builtin__") for name, made in _BUILTINS.items()},
 }
 
+
+#: full names that a pickle of plain data uses
+PLAIN = frozenset(_PLAIN)
 
 _InPython: Any = pickle._Unpickler  # type: ignore[attr-defined]
 
