@@ -28,7 +28,7 @@ from pario.supply.decode_step import DecodeStep, learn
 
 __all__ = ["Built", "build"]
 
-#: With on_error="skip" the decoder may learn from any of this many first records.
+#: If bad records are no error, the decoder may learn from any of this many first records.
 _SKIPPED_FIRST = 64
 
 
@@ -74,7 +74,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     with together(world, "looking at the first record"):
         if world.rank == 0:
             ends = reader.read([0, len(reader) - 1])  # once for both: each read also asks whether a writer overtook us
-            tries = min(len(reader), _SKIPPED_FIRST) if given.on_error == "skip" else 1
+            tries = min(len(reader), _SKIPPED_FIRST) if given.on_error != "raise" else 1
             learn(decoder, reader, ends[0], tries, given.seed)
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align)
             found = decoder.spec, identify(reader, ends), slot_bytes
@@ -92,7 +92,8 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
         reader,
         held_bytes=options.held_bytes,
         threads=options.decode_threads or share.threads,
-        skip=given.on_error == "skip",
+        policy=given.on_error,
+        max_bad=options.max_bad,
     )
     context = Context(world, reader, options, stream, share, ring, slots, decode, stats)
     life.supply = supply = make_supply(context, _RECIPES)
