@@ -25,6 +25,9 @@ RAGGED = ("flat", "pad", "list", "object")
 
 _OBJECT = np.dtype(object)
 _I64 = np.dtype(np.int64)
+_F64 = np.dtype(np.float64)
+#: What is no dict, without asking.
+_LEAVES = frozenset((np.ndarray, bool, int, float, str, bytes, list, tuple))
 _HOW = 'ragged="list", "flat" or "pad" takes arrays of different sizes'
 
 
@@ -95,6 +98,13 @@ class RowDecoder(Decoder):
 
     def named(self, value: Any) -> dict[str, Any]:
         """name -> item, of the value of one record. Raises BadValue."""
+        kind = type(value)
+        if kind is np.ndarray:
+            return {"data": value}
+        if kind is tuple and len(value) == 2:
+            return {"data": value[0], "label": value[1]}
+        if kind is dict and value and all(type(item) in _LEAVES for item in value.values()):
+            return {str(name): item for name, item in value.items()}
         if isinstance(value, Mapping):
             items = dict(self._leaves(value, ""))
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -183,17 +193,17 @@ class RowDecoder(Decoder):
         }
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
-        spec = self._columns()
+        spec = {name: column._replace(dtype=_single(column.dtype)) for name, column in self._columns().items()}
         failures: Failures = []
         keys = draw.keys(np.array(records.ids)) if self.wants_key and draw.keys is not None else None
-        for i in range(len(records)):
+        ids = records.ids.tolist()
+        for i in range(len(ids)):
             try:
-                items = self.named(self.value(records[i], int(records.ids[i]), draw, b"" if keys is None else keys[i]))
+                items = self.named(self.value(records[i], ids[i], draw, b"" if keys is None else keys[i]))
                 if items.keys() != spec.keys():
                     raise BadValue(f"returned {sorted(items)}, for record 0 {sorted(spec)}")
-                rows = [self._row(name, item, spec[name]) for name, item in items.items()]
-                for name, row in zip(items, rows, strict=True):
-                    out[name][i] = row
+                for name, item in items.items():
+                    out[name][i] = self._row(name, item, spec[name])
             except Exception as error:
                 failures.append((i, reason(error)))
         return failures
@@ -201,6 +211,12 @@ class RowDecoder(Decoder):
     def _row(self, name: str, item: Any, column: Column) -> Any:
         """What goes into the column's row. Raises BadValue if it does not fit."""
         shape, dtype, ragged = column
+        if not ragged and not self.dtypes:  # the usual cases, in a fraction of the time
+            kind = type(item)
+            if kind is np.ndarray and item.dtype is dtype and item.shape == shape:
+                return item
+            if not shape and ((kind is int and dtype is _I64) or (kind is float and dtype is _F64)):
+                return item
         if ragged == "object":  # arrays may lie in the reader's memory
             return item.copy() if isinstance(item, np.ndarray) else item
         array = self._array(name, item)
@@ -333,6 +349,11 @@ def _converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         if low < limits.min or high > limits.max:
             raise BadValue(f"{name!r} holds {low} to {high}, which does not fit {dtype}")
     return array.astype(dtype)
+
+
+def _single(dtype: np.dtype) -> np.dtype:
+    """NumPy's only object for this dtype, which arrays have; one that was pickled is another."""
+    return np.dtype(dtype.type) if dtype.isnative and dtype.kind in "biufc" else dtype
 
 
 def _as_it_is(name: str) -> str:
