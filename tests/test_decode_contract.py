@@ -474,8 +474,6 @@ def test_hostile_bytes_are_a_failure_or_a_value(case: Case) -> None:
 
 
 def test_flipped_bytes_never_raise(case: Case) -> None:
-    if case.values[1] in PNGS or PNGS[1] in case.values[1]:
-        pytest.skip("OpenCV allocates whatever size the file names: the time is its own")
     rng = np.random.default_rng(11)
     decoder, value = learnt(case), case.values[1]
     values = []
