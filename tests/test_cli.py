@@ -376,6 +376,17 @@ def test_info_never_calls_mixed_data_by_the_name_of_its_first_record(tmp_path, c
     assert "To try" not in out
 
 
+def test_bench_takes_a_decoder(tmp_path, call, monkeypatch):
+    write(tmp_path / "set", {b"%02d" % i: b"%d" % i for i in range(20)})
+    (tmp_path / "mine.py").write_text(LABELLED)
+    monkeypatch.chdir(tmp_path)
+    for name, said in (("mine.py:decode", "Function(decode)"), ("json", "Json()"), (None, "Raw()")):
+        given = ("--decoder", name) if name else ()
+        status, out, err = call("bench", "set", "--json", *given)
+        assert status == 0, err
+        assert json.loads(out)["decoder"] == said
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

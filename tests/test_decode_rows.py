@@ -9,6 +9,7 @@ from made_records import arrays, made
 
 import pario
 from pario.decode import Draw, Function, Json, Text
+from pario.decode import rows as rows_module
 from pario.errors import DecodeError, OptionError
 
 SIZES = [3, 0, 5, 1]
@@ -67,6 +68,14 @@ def test_pad_of_several_axes_pads_each() -> None:
     assert out["data"].shape == (3, 3, 3)
     assert out["lengths"].tolist() == [[1, 3], [3, 1], [2, 2]]
     assert out["data"].sum(axis=(1, 2)).tolist() == [3, 3, 4]
+
+
+def test_a_record_that_would_make_padding_explode(monkeypatch) -> None:
+    monkeypatch.setattr(rows_module, "_MOST_PADDED", 10_000)
+    values = [bytes([1])] * 30 + [bytes([200])] + [bytes([1])] * 30
+    with pytest.raises(DecodeError, match=r"row 30 of this batch is so much longer .* would take 48,800 bytes"):
+        batch(Function(lambda b: {"x": np.arange(b[0], dtype="f4")}, ragged="pad"), values)
+    batch(Function(lambda b: {"x": np.arange(b[0], dtype="f4")}, ragged="pad"), values[25:35])
 
 
 def test_list() -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ _I64 = np.dtype(np.int64)
 _F64 = np.dtype(np.float64)
 #: What is no dict, without asking.
 _LEAVES = frozenset((np.ndarray, bool, int, float, str, bytes, list, tuple))
+#: Padding of more bytes than this, and of so many times the records' own, is refused.
+_MOST_PADDED, _SPARSE = 1 << 30, 8
 _HOW = 'ragged="list", "flat" or "pad" takes arrays of different sizes'
 
 
@@ -253,6 +256,13 @@ class RowDecoder(Decoder):
         sizes = np.array([row.shape for row in rows], _I64).reshape(len(rows), axes)
         longest = sizes.max(axis=0, initial=0) if len(rows) else np.array([0, *column.shape[1:]], _I64)
         first = -(-int(longest[0]) // self.pad_multiple) * self.pad_multiple
+        want = len(rows) * first * math.prod(longest[1:].tolist()) * column.dtype.itemsize
+        if want > _MOST_PADDED and want > _SPARSE * sum(row.nbytes for row in rows):
+            raise DecodeError(
+                f"row {int(sizes[:, 0].argmax())} of this batch is so much longer than the others that padding would "
+                f"take {want:,} bytes",
+                hint='ragged="flat" or "list" takes no more memory than the records.',
+            )
         array = np.full((len(rows), first, *longest[1:].tolist()), self.pad_value, column.dtype)
         for i, row in enumerate(rows):
             array[i][tuple(slice(k) for k in row.shape)] = row
