@@ -376,6 +376,17 @@ def test_info_never_calls_mixed_data_by_the_name_of_its_first_record(tmp_path, c
     assert "To try" not in out
 
 
+@pytest.mark.parametrize("name", ["pickle", "tape"])
+def test_pickles_on_the_command_line_are_plain_data(tmp_path, call, name):
+    trap = tmp_path / "sprung"
+    write(tmp_path / "set", {b"a": pickle.dumps({"x": 1}), b"b": pickle.dumps({"x": Trap(str(trap))})})
+    status, out, _ = call("head", tmp_path / "set", "--decoder", name)
+    assert status == 0
+    assert "'x': 1" in out or "x: 1" in out
+    assert "which is no plain data" in out
+    assert not trap.exists()
+
+
 def test_bench_takes_a_decoder(tmp_path, call, monkeypatch):
     write(tmp_path / "set", {b"%02d" % i: b"%d" % i for i in range(20)})
     (tmp_path / "mine.py").write_text(LABELLED)
@@ -395,7 +406,7 @@ def test_bench_takes_a_decoder(tmp_path, call, monkeypatch):
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("json:no_such_name", "has no attribute 'no_such_name'"),
         (":f", "module:function or file.py:function"),
-        ("pickle", "how far to trust the file"),
+        ("gzip+", "no decoder is called ''"),
         ("math:pi", "must be a pario.decode decoder"),
     ],
 )

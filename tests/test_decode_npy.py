@@ -171,3 +171,14 @@ def test_zips_that_numpy_does_not_write() -> None:
         Npz().learn(u8(file.getvalue()))
     with pytest.raises(DecodeError, match=r"it is no \.npz file.*perhaps JSON. Use pario.decode.Json\(\)"):
         Npz().learn(u8(b'{"a": 1}'))
+
+
+@pytest.mark.parametrize("own_rows", ["always", "never"])
+def test_bytes_behind_an_array_are_noticed_on_every_way(tmp_path, own_rows) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for i in range(30):
+            txn.put(b"%04d" % i, npy(np.zeros((40, 64))) + bytes(i == 20))
+    options = pario.Options(own_rows=own_rows)
+    with pario.Loader(tmp_path, 8, Npy(), on_error="skip", options=options) as loader:
+        assert [i for batch in loader for i in batch.ids.tolist()] == [i for i in range(30) if i != 20]
+        assert list(loader.stats()["bad"]) == ["floatn[n, n] are n bytes, the record has n"]

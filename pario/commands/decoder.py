@@ -21,15 +21,20 @@ from pario.records import Records
 
 __all__ = ["decoded", "find_decoder"]
 
+#: Presets whose records are pickles.
+_PICKLED = ("oc20", "tape", "unimol", "unimol+")
+
 
 def find_decoder(text: str, **options: Any) -> Decoder:
     """The decoder that the user names: "json", "zlib+json", "ase", "module:function" or "file.py:function".
 
-    options : of a decoder of pario
+    options : of a decoder of pario; pickles are read as plain data
     Raises OptionError, or what the user's module raises.
     """
     module, colon, name = text.rpartition(":")
     if not colon:
+        if text in _PICKLED or "pickle" in text.split("+"):
+            options = {"allow": [], **options}  # plain data: nobody says on a command line that a file may run code
         return preset(text, **options) if text in PRESETS else as_decoder(named(text, **options))
     if not module or not name:
         raise OptionError(f"--decoder takes a name, module:function or file.py:function, got {text!r}")
@@ -40,7 +45,8 @@ def find_decoder(text: str, **options: Any) -> Decoder:
         if name not in found:
             raise OptionError(f"--decoder {text}: {module} has no {name}")
         return as_decoder(found[name])
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, and the script `pario` does not
+    here = os.getcwd()
+    sys.path.insert(0, here)  # as `python -m` does, and the script `pario` does not
     try:
         found = importlib.import_module(module)
         for part in name.split("."):
@@ -52,7 +58,8 @@ def find_decoder(text: str, **options: Any) -> Decoder:
     except AttributeError as error:
         raise OptionError(f"--decoder {text}: {error}") from error
     finally:
-        sys.path.remove(os.getcwd())
+        if here in sys.path:  # the module may have changed it
+            sys.path.remove(here)
     return as_decoder(found)
 
 

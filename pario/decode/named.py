@@ -35,9 +35,9 @@ def named(name: str, /, *inner: Any, **options: Any) -> Any:
     inner : of a wrapper, the decoder inside
     options : of the innermost decoder
     """
-    first, _, rest = name.partition("+")
+    first, plus, rest = name.partition("+")
     entry = find(first)
-    if rest:
+    if plus:
         if first not in WRAPPERS:
             raise OptionError(f"{first} has no decoder inside, got {name!r}; {', '.join(WRAPPERS)} have one")
         return named(first, named(rest, *inner, **options))

@@ -162,4 +162,4 @@ class DecodeStep:
 
 def _kind(why: str) -> str:
     """The reason without its numbers, so that equal ones are counted together."""
-    return re.sub(r"0x[0-9a-f]+|\d[\d,.]*", "n", why)[:_LONGEST]
+    return re.sub(r"0x[0-9a-f]+|\d+([.,]\d+)*", "n", why)[:_LONGEST]
