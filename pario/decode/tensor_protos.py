@@ -55,8 +55,9 @@ class TensorProtos(RowDecoder):
     ----------
     names : sequence of str
         Of the tensors, in their order; further ones are called "2", "3", ...
-    image : Decoder, function or None
-        Of tensors that hold an encoded image; None: Image(). Its array gets the tensor's name.
+    image : Decoder or None
+        Of tensors that hold an encoded image; None: Image(). Its array gets the tensor's name. If it is given, several
+        threads decode.
     ragged : None, "flat", "pad", "list" or "object", or a dict of names with these
         How arrays whose sizes differ become one: see docs/decoders.md.
     pad_value, pad_multiple : number, int
