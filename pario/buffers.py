@@ -54,20 +54,24 @@ class BatchBuffers:
         return self._allocated
 
     def take(self, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, np.ndarray]:
-        """Arrays of these shapes and dtypes, uninitialised, in one block."""
+        """Arrays of these shapes and dtypes, uninitialised, in one block; Arrays of objects are not counted."""
         places = {}
         total = 0
+        objects = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items() if dtype.hasobject}
         for name, (shape, dtype) in shapes.items():
+            if name in objects:
+                continue
             size = dtype.itemsize
             for extent in shape:
                 size *= extent
             places[name] = (total, size)
             total += -(-size // _ALIGN) * _ALIGN
         root = np.asarray(_Lease(self._block(total), self))
-        return {
+        arrays = {
             name: root[start : start + size].view(shapes[name][1]).reshape(shapes[name][0])
             for name, (start, size) in places.items()
         }
+        return arrays | objects if objects else arrays
 
     def _block(self, nbytes: int) -> np.ndarray:
         with self._lock:

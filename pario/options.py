@@ -31,9 +31,9 @@ FETCHERS = ("auto", "posix", "direct")
 #: what `Loader(shuffle=)` takes; True means "global"
 Shuffle = bool | Literal["global", "block"]
 #: what `Loader(on_error=)` takes
-Policy = Literal["raise", "skip"]
+Policy = Literal["raise", "skip", "substitute"]
 ORDERS = (False, "global", "block")
-POLICIES = ("raise", "skip")
+POLICIES = ("raise", "skip", "substitute")
 OWN_ROWS = ("auto", "never", "always")
 
 #: what `Recipe` takes
@@ -148,6 +148,8 @@ class Options:
             ring. "always": whenever the decoder and the fetcher allow it.
         held_bytes: memory of batch arrays in use at once, including those that the user still refers to. Batches that
             are prepared ahead straight from the page cache may take as much memory again as the node's ring.
+        max_bad: with on_error="skip" or "substitute": the most records that the decoder cannot read, per rank and
+            loader; one more raises DecodeError on all ranks. None: no limit.
 
     Waiting
         alive_seconds: how often a waiting rank checks whether the others still live. All ranks learn of an error or of
@@ -176,6 +178,7 @@ class Options:
     decode_ahead: int = 2
     own_rows: str = "auto"
     held_bytes: int = 2048 * MiB
+    max_bad: int | None = None
 
     alive_seconds: float = 1.0
 
@@ -203,6 +206,10 @@ class Options:
             raise OptionError(f"mix_blocks must be a power of two, got {self.mix_blocks!r}")
         if self.metrics_file is not None and not isinstance(self.metrics_file, str):
             raise OptionError(f"metrics_file must be a path or None, got {self.metrics_file!r}")
+        if self.max_bad is not None and (
+            isinstance(self.max_bad, bool) or not isinstance(self.max_bad, int) or self.max_bad < 0
+        ):
+            raise OptionError(f"max_bad must be a number of records or None, got {self.max_bad!r}")
         if self.fetch not in FETCHERS:
             raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, got {self.fetch!r}")
         if self.own_rows not in OWN_ROWS:

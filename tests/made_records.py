@@ -32,5 +32,8 @@ def arrays(decoder, records: Records, fill: int = 0x5A) -> dict[str, np.ndarray]
     """What the decoder asks for, every byte set to `fill`."""
     out = {name: np.empty(shape, dtype) for name, (shape, dtype) in decoder.shapes(records).items()}
     for array in out.values():
-        array.reshape(-1).view(np.uint8)[:] = fill
+        if array.dtype.hasobject:
+            array.fill(fill)
+        else:
+            array.reshape(-1).view(np.uint8)[:] = fill
     return out

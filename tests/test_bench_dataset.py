@@ -16,7 +16,7 @@ from pario.options import Options
 
 def test_epochs_of_a_workload(caffe_datum: Made) -> None:
     n = len(caffe_datum.truth)
-    workload = Workload(batch_size=n // 10 + 1, shuffle="block", decoder="datum", epochs=2, options=Options(inflight=2))
+    workload = Workload(batch_size=n // 10 + 1, shuffle="block", decoder=Datum(), epochs=2, options=Options(inflight=2))
     batches: list[int] = []
     with DatasetBench(caffe_datum.path, workload) as bench:
         assert bench.batches == 10

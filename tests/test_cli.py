@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +23,14 @@ import pytest
 pytest.importorskip("click")
 pytest.importorskip("tqdm")
 
+from caffe2_message import tensor_protos
 from click.testing import CliRunner
 from launch import run_job
 
 import pario
 from pario.cli import main
 from pario.commands.app import group
-from pario.commands.head import guess
+from pario.commands.guess import guess, suggest
 from pario.commands.screen import screen
 from pario.errors import ParioError
 from pario.options import RECIPES
@@ -246,6 +249,7 @@ def test_head_shows_the_first_records(sets, call):
     status, out, _ = call("head", "-n", "3", made.folder)
     assert status == 0
     lines = out.splitlines()[1:]
+    assert lines.pop() == "To try: decoder=pario.decode.Datum()"
     assert len(lines) == 5
     for i, line in enumerate(lines[:3]):
         assert line.split()[:3] == [str(i), f"{i:08d}", "74"]
@@ -276,7 +280,7 @@ def test_head_sees_that_records_differ(tmp_path, call):
 def test_head_shows_no_record_twice(tmp_path, call, count):
     write(tmp_path, {b"%d" % i: b"v%d" % i for i in range(5)})
     _, out, _ = call("head", "-n", count, tmp_path)
-    ids = [line.split()[0] for line in out.splitlines()[1:]]
+    ids = [line.split()[0] for line in out.splitlines()[1:-1]]
     few = {1: ["0", "2", "4"], 2: ["0", "1", "2", "4"], 3: ["0", "1", "2", "4"]}
     assert ids == few.get(count, ["0", "1", "2", "3", "4"])
 
@@ -289,7 +293,7 @@ def test_head_finds_the_middle_and_the_last_duplicate(tmp_path, call):
             txn.cursor().putmulti([(key.to_bytes(8, "little"), b"%06d" % i) for i in range(2000)])
     env.close()
     _, out, _ = call("head", "-n", "2", "--db", "d", tmp_path)
-    rows = [line.split() for line in out.splitlines()[1:]]
+    rows = [line.split() for line in out.splitlines()[1:-1]]
     assert [words[1] for words in rows] == ["0", "0", "1", "2"]
     assert [words[-1] for words in rows] == ["000000", "000001", "000000", "001999"]
     assert rows[-1][0] == "5999"
@@ -332,7 +336,7 @@ def test_head_shows_duplicates_as_records_of_their_own(tmp_path, call):
     env.close()
     status, out, _ = call("head", "-n", "20", "--db", "d", tmp_path)
     assert status == 0
-    shown = [line.split() for line in out.splitlines()[1:]]
+    shown = [line.split() for line in out.splitlines()[1:-1]]
     assert [(words[1].encode(), words[-1].encode()) for words in shown] == [(k, v) for k, v in there]
 
 
@@ -357,13 +361,118 @@ def test_guesses(value, words):
     assert words in guess(value, len(value))
 
 
+@pytest.mark.parametrize(
+    ("value", "call_"),
+    [
+        (b"\xff\xd8\xff\xe0....", "Image()"),
+        (b"RIFF....WEBPVP8 ", "Image()"),
+        (b'{"a": 1}', "Json()"),
+        (b"hello", "Text()"),
+        (datum(bytes(64), 7), "Datum()"),
+        (tensor_protos(("FLOAT", (2,), [1, 2]), ("INT32", (1,), [3])), "TensorProtos()"),
+        (zlib.compress(b'{"a": 1}'), "Zlib(pario.decode.Json())"),
+        (gzip.compress(pickle.dumps({"a": 1})), "Gzip(pario.decode.Pickle(allow=[]))"),
+        (zlib.compress(bytes(100)), "Zlib()"),
+        (pickle.dumps({"a": np.zeros(3)}), "Pickle(allow=[])"),
+        (pickle.dumps(Path("x")), "Pickle(allow_pickle=True)"),
+        (b"\x93NUMPY\1\0", "Npy()"),
+        (b"\xfe\xfd\xfc", ""),
+        (b"\x28\xb5\x2f\xfd....", ""),
+        (b"", ""),
+    ],
+)
+def test_which_decoder_to_try(value, call_):
+    assert suggest(value, len(value)) == (call_ and f"pario.decode.{call_}")
+
+
+def test_a_bomb_is_guessed_at_in_little_memory():
+    assert guess(zlib.compress(bytes(1 << 26)), 1 << 16).startswith("zlib data of ")
+
+
+LABELLED = """
+def decode(value, key, id):
+    return {"twice": value * 2, "key": key, "id": id}
+"""
+
+
+def test_head_and_info_take_a_decoder(tmp_path, call, monkeypatch):
+    write(tmp_path / "set", {b"%02d" % i: zlib.compress(b'{"a": [%d]}' % i) for i in range(20)})
+    (tmp_path / "mine.py").write_text(LABELLED)
+    monkeypatch.chdir(tmp_path)
+    for command in ("head", "info"):
+        status, out, _ = call(command, "set")
+        assert status == 0
+        assert "To try: decoder=pario.decode.Zlib(pario.decode.Json())" in out
+        status, out, _ = call(command, "set", "--decoder", "zlib+json")
+        assert status == 0
+        assert "data: {'a': [0]}" in out
+        assert "data: {'a': [19]}" in out
+        for name in ("mine.py:decode", "mine:decode"):
+            status, out, _ = call(command, "set", "--decoder", name)
+            assert status == 0
+            assert "key: b'19', id: 19" in out
+        status, out, _ = call(command, "set", "--decoder", "datum")
+        assert status == 0
+        assert "not a Caffe Datum" in out
+
+
+def test_info_never_calls_mixed_data_by_the_name_of_its_first_record(tmp_path, call):
+    write(tmp_path, {b"%02d" % i: b"\xff\xd8\xff\xe0" if i < 3 else b"text %d" % i for i in range(20)})
+    out = call("info", tmp_path)[1]
+    assert "These records are not of one kind: a JPEG, text." in out
+    assert "To try" not in out
+
+
+@pytest.mark.parametrize("name", ["pickle", "tape"])
+def test_pickles_on_the_command_line_are_plain_data(tmp_path, call, name):
+    trap = tmp_path / "sprung"
+    write(tmp_path / "set", {b"a": pickle.dumps({"x": 1}), b"b": pickle.dumps({"x": Trap(str(trap))})})
+    status, out, _ = call("head", tmp_path / "set", "--decoder", name)
+    assert status == 0
+    assert "'x': 1" in out or "x: 1" in out
+    assert "which is no plain data" in out
+    assert not trap.exists()
+
+
+def test_bench_takes_a_decoder(tmp_path, call, monkeypatch):
+    write(tmp_path / "set", {b"%02d" % i: b"%d" % i for i in range(20)})
+    (tmp_path / "mine.py").write_text(LABELLED)
+    monkeypatch.chdir(tmp_path)
+    for name, said in (("mine.py:decode", "Function(decode)"), ("json", "Json()"), (None, "Raw()")):
+        given = ("--decoder", name) if name else ()
+        status, out, err = call("bench", "set", "--json", *given)
+        assert status == 0, err
+        assert json.loads(out)["decoder"] == said
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("jpeg", "no decoder is called 'jpeg'"),
+        ("nothing.py:f", "there is no file nothing.py"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("json:no_such_name", "has no attribute 'no_such_name'"),
+        (":f", "module:function or file.py:function"),
+        ("gzip+", "no decoder is called ''"),
+        ("math:pi", "must be a pario.decode decoder"),
+    ],
+)
+def test_decoders_that_do_not_exist(tmp_path, call, name, why):
+    write(tmp_path, {b"a": b"b"})
+    status, _, err = call("head", tmp_path, "--decoder", name)
+    assert status != 0
+    assert why in err
+
+
 def test_a_pickle_is_never_loaded(tmp_path, call):
     trap = tmp_path / "sprung"
     write(tmp_path / "set", {b"k": pickle.dumps(Trap(str(trap)))})
-    status, out, _ = call("head", tmp_path / "set")
-    assert status == 0
-    assert "pickle" in out
-    assert not trap.exists()
+    for command in ("head", "info"):
+        status, out, _ = call(command, tmp_path / "set")
+        assert status == 0
+        assert "decode.Pickle(allow_pickle=True)" in out
+        status, out, _ = call(command, tmp_path / "set", "--decoder", "json")
+        assert not trap.exists()
 
 
 # -- index and verify --------------------------------------------------------------------------------------------------

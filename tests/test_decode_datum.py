@@ -394,7 +394,7 @@ def test_encoded_colors_and_sizes() -> None:
     [
         (b"\x89PNG\r\n\x1a\n" + bytes(50), r"89 50 4e 47, a PNG.*Use pario.decode.Image\(\)"),
         (b"\xff\xd8\xff\xe0\0\x10JFIF\0", r"a JPEG.*Use pario.decode.Image\(\)"),
-        (b"\x80\x04\x95\x10", r"a pickle.*pickle.loads"),
+        (b"\x80\x04\x95\x10", r"a pickle.*Use pario.decode.Pickle\("),
         (b"{\"a\": 1}", "perhaps JSON"),
         (b"", "it is empty"),
         (b"\x08\x03\x10\x05\x18\x07\x22\x02ab", r"3 x 5 x 7 .* are 105 values, data holds 2"),

@@ -66,10 +66,95 @@ def test_unequal_shapes_dtypes_and_names() -> None:
     assert failures[0][1] == "returned ['z'], for record 0 ['a']"
 
 
-@pytest.mark.parametrize("returned", ["text", b"bytes", None, object(), (1, 2, 3), (), {}, [[1], [2, 3]]])
+@pytest.mark.parametrize("returned", [None, (1, 2, 3), (), {}, [[1], [2, 3]]])
 def test_no_arrays(returned) -> None:
     with pytest.raises(DecodeError, match=r"cannot decode this record: .*it begins with 61 62"):
         Function(lambda b: returned).learn(np.frombuffer(b"ab", np.uint8))
+
+
+@pytest.mark.parametrize("returned", ["text", b"bytes", ["a", "bc"], {1, 2}, Ellipsis])
+def test_other_objects_are_a_column_of_objects(returned) -> None:
+    out, failures = run(Function(lambda b: {"x": returned, "n": 1}), [b"a", b"b"])
+    assert failures == []
+    assert out["x"].dtype == object
+    assert out["x"].tolist() == [returned, returned]
+
+
+def test_dicts_in_dicts_are_flattened() -> None:
+    def tree(b: bytes):
+        return {"a": {"b": {"c": b[0]}, "d": "x"}, "e": {}}
+
+    out, failures = run(Function(tree), [b"a", b"b"])
+    assert failures == []
+    assert out["a.b.c"].tolist() == [97, 98]
+    assert out["a.d"].tolist() == ["x", "x"]
+    assert sorted(out) == ["a.b.c", "a.d"]
+    out, _ = run(Function(tree, ragged={"a": "object"}), [b"a"])
+    assert out["a"].tolist() == [tree(b"a")["a"]]
+
+
+class Asked:
+    def only_id(self, value, id):
+        return {"given": len(value), "id": id}
+
+    def all_of_them(self, value, key, id, rng):
+        return {"given": len(value), "id": id, "key": key, "draw": rng.integers(1 << 40)}
+
+    def other_order(self, rng, record_key=None, *, id, value, key):
+        return self.all_of_them(value, key, id, rng)
+
+    def first_has_another_name(self, record, /, rng, key, **rest):
+        return {"given": len(record), "key": key, "draw": rng.integers(1 << 40)}
+
+
+@pytest.mark.parametrize("name", ["only_id", "all_of_them", "other_order", "first_has_another_name"])
+def test_a_function_asks_by_name(name) -> None:
+    values, ids = [b"abc", b"d"], [70, 3]
+    records = made(values, ids=ids)
+    asked: list[list[int]] = []
+
+    def keys(ids) -> list[bytes]:
+        asked.append(list(ids))
+        return [b"key %d" % i for i in ids]
+
+    decoder, draw = Function(getattr(Asked(), name)), Draw(5, 2, keys)
+    decoder.learn_at(records[0], 70, draw)
+    out = arrays(decoder, records)
+    assert decoder.decode(records, out, draw) == []
+    assert out["given"].tolist() == [3, 1]
+    if "id" in out:
+        assert out["id"].tolist() == ids
+    if "key" in out:
+        assert out["key"].tolist() == [b"key 70", b"key 3"]
+        assert asked == [[70], ids]  # once per call, for all its records
+        alone = [np.random.default_rng([5, 2, i]).integers(1 << 40) for i in ids]
+        assert out["draw"].tolist() == alone
+    else:
+        assert asked == []
+
+
+@pytest.mark.parametrize(
+    "f", [lambda id: len(id), lambda key: len(key), lambda rng=b"": len(rng), lambda *a: len(a[0])]
+)
+def test_a_single_parameter_is_the_record_whatever_its_name(f) -> None:
+    out, failures = run(Function(f), [b"abc", b"xyz"])
+    assert failures == []
+    assert out["data"].tolist() == [3, 3]
+
+
+def test_a_function_that_asks_for_something_else() -> None:
+    with pytest.raises(OptionError, match=r"needs scale: pario passes a record's bytes, and by name value, key"):
+        Function(lambda value, scale: 0)
+    Function(lambda value, scale=1: 0)
+    Function(lambda value, generator: 0, rng=True)
+
+
+def test_nothing_is_drawn_or_looked_up_unless_asked(monkeypatch) -> None:
+    monkeypatch.setattr(Draw, "rng", lambda *_: pytest.fail("drawn"))
+    records = made([b"abc"])
+    decoder, draw = Function(lambda value, id: id), Draw(0, 0, lambda ids: pytest.fail("looked up"))
+    decoder.learn_at(records[0], 0, draw)
+    assert decoder.decode(records, arrays(decoder, records), draw) == []
 
 
 def test_learn_repeats_the_functions_own_error() -> None:

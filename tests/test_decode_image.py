@@ -183,7 +183,7 @@ def test_impossible_options(options: dict) -> None:
 
 
 def test_learn_says_what_the_record_is_instead() -> None:
-    with pytest.raises(DecodeError, match=r"not an image: no format that OpenCV can decode; .*a pickle.*pickle.loads"):
+    with pytest.raises(DecodeError, match=r"not an image: no format that OpenCV can decode; .*a pickle.*decode.Pickle"):
         Image().learn(np.frombuffer(b"\x80\x04\x95" + bytes(20), np.uint8))
 
 
@@ -200,3 +200,38 @@ def test_a_jpeg_is_never_scaled_below_the_size_that_is_wanted() -> None:
     assert not failures
     assert got[0].shape == (128, 128, 3)
     assert got[0].std() > 80
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [
+        ((1 << 20, 1 << 20), "PNG: 1048576 x 1048576 pixels are more than 268,435,456"),
+        ((8000, 8000), r"PNG: \d+ bytes cannot hold 8000 x 8000 pixels"),
+    ],
+)
+def test_a_png_that_says_it_is_huge_costs_nothing(size, why) -> None:
+    file = bytearray(cv2.imencode(".png", np.zeros((5, 5, 3), np.uint8))[1].tobytes())
+    file[16:24] = size[1].to_bytes(4, "big") + size[0].to_bytes(4, "big")
+    with pytest.raises(DecodeError, match=why):
+        Image().learn(np.frombuffer(bytes(file), np.uint8))
+
+
+def test_a_png_with_a_part_of_gigabytes_costs_nothing() -> None:
+    file = bytearray(cv2.imencode(".png", np.zeros((5, 5, 3), np.uint8))[1].tobytes())
+    file[33] = 0x60  # the first byte of the length of the compressed pixels
+    with pytest.raises(DecodeError, match=r"PNG: a part of 1,610,\d+,\d+ bytes at byte 33 of \d+"):
+        Image().learn(np.frombuffer(bytes(file), np.uint8))
+
+
+def test_the_smallest_png_of_many_pixels_is_read() -> None:
+    """Nothing compresses better than this one."""
+    file = cv2.imencode(".png", np.zeros((3000, 3000), np.uint8), [cv2.IMWRITE_PNG_BILEVEL, 1])[1].tobytes()
+    assert Image(color="GRAY").learn(np.frombuffer(file, np.uint8)) == (3000, 3000)
+
+
+def test_a_jpeg_that_says_it_is_huge_costs_nothing() -> None:
+    file = bytearray(cv2.imencode(".jpg", np.zeros((16, 16), np.uint8))[1].tobytes())
+    at = file.index(b"\xff\xc0") + 5
+    file[at : at + 4] = b"\xff\xdc\xff\xdc"
+    with pytest.raises(DecodeError, match="JPEG: 65500 x 65500 pixels are more than"):
+        Image().learn(np.frombuffer(bytes(file), np.uint8))

@@ -87,8 +87,8 @@ ENVIRONMENT = (
 )
 SCREEN = ("cli.py", "commands/", "demo/")
 
-#: runs the user's script, as Python itself would
-RUNS_SCRIPTS = ("commands/run.py",)
+#: runs the user's script, as Python itself would, or loads the decoder that the user names
+RUNS_SCRIPTS = ("commands/run.py", "commands/decoder.py")
 #: modules that a file starts in a process of their own, by name: nothing is imported
 STARTED = {
     "bench/stores/latency.py": {"pario.bench.stores.latency"},

@@ -284,6 +284,56 @@ def test_bad_records_raise_or_are_skipped(tmp_path):
         assert all((b["data"] == np.arange(6)).all() for b in batches)
 
 
+def test_bad_records_are_substituted(tmp_path):
+    """Their row holds the next good record of the batch; after the last one comes the first."""
+    rows = np.arange(120, dtype=np.uint8).reshape(20, 6)
+    bad = {3, 4, 9, 10, 11, 12}
+    path = write(tmp_path / "x.lmdb", ((b"%03d" % i, bytes(i) if i in bad else rows[i].tobytes()) for i in range(20)))
+    with pario.Loader(path, 5, Raw("u1", (6,)), on_error="substitute") as loader:
+        batches = list(loader)
+        assert [b.ids.tolist() for b in batches] == [
+            [0, 1, 2, 0, 0],
+            [5, 6, 7, 8, 5],
+            [13, 13, 13, 13, 14],
+            [15, 16, 17, 18, 19],
+        ]
+        assert all((b["data"] == rows[b.ids]).all() for b in batches)
+        assert [b.skipped for b in batches] == [2, 1, 3, 0]
+        stats = loader.stats()
+        assert (loader.skipped, stats["records"]) == (6, 20)
+        assert stats["bad"] == {"expected n bytes (uintn[n]), got n": 6}
+    order = []
+    for _ in range(2):
+        with pario.Loader(path, 5, Raw("u1", (6,)), shuffle="global", seed=3, on_error="substitute") as loader:
+            order.append([b.ids.tolist() for b in loader])
+    assert order[0] == order[1]
+    assert {len(ids) for ids in order[0]} == {5}
+
+
+def test_nothing_can_take_the_row_of_a_bad_record(tmp_path):
+    path = write(tmp_path / "x.lmdb", ((b"%03d" % i, b"good" if i < 5 else b"bad") for i in range(10)))
+    with (
+        pytest.raises(DecodeError, match="no record of the batch can take its row") as caught,
+        pario.Loader(path, 5, Raw("u1", (4,)), on_error="substitute") as loader,
+    ):
+        list(loader)
+    assert (caught.value.record, caught.value.key) == (5, b"005")
+
+
+@pytest.mark.parametrize("policy", ["skip", "substitute"])
+def test_no_more_bad_records_than_allowed(tmp_path, policy):
+    path = write(tmp_path / "x.lmdb", ((b"%03d" % i, b"good" if i % 5 else b"bad" + b"?" * i) for i in range(1, 41)))
+    options = pario.Options(max_bad=8)
+    with pario.Loader(path, 5, Raw("u1", (4,)), on_error=policy, options=options) as loader:
+        assert sum(b.skipped for b in loader) == 8
+        with pytest.raises(DecodeError, match="more than max_bad=8 records: 9 x expected n bytes") as caught:
+            list(loader)
+    assert caught.value.record == 4
+    for wrong in (-1, True, "8"):
+        with pytest.raises(OptionError, match="max_bad must be"):
+            pario.Options(max_bad=wrong)
+
+
 def test_wrong_arguments(fixed, tmp_path):
     for arguments, message in [
         ({"batch_size": 0}, "batch_size"),

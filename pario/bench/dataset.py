@@ -13,8 +13,6 @@ import numpy as np
 
 from pario.bench.cache import Unavailable, drop_file
 from pario.decode.base import Decoder
-from pario.decode.datum import Datum
-from pario.decode.image import Image
 from pario.errors import ParioError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset, resolve
@@ -37,8 +35,7 @@ class Workload:
 
     batch_size : records per rank and batch
     shuffle : as `Loader` takes it
-    decoder : "raw", "datum" or "image"
-    size : scale images to this size in pixels; None: all have the same size
+    decoder : as `Loader` takes it
     select : which records, as `Loader` takes it
     step_ms : sleep this long per batch, in place of a training step
     cold : ask the kernel to drop the file from this node's page cache first
@@ -46,21 +43,13 @@ class Workload:
 
     batch_size: int = 64
     shuffle: Shuffle = False
-    decoder: str = "raw"
-    size: int | None = None
+    decoder: Decoder | Callable[..., Any] | None = None
     recipe: str = "auto"
     select: Any = None
     epochs: int = 1
     step_ms: float = 0.0
     cold: bool = False
     options: Options = field(default_factory=Options)
-
-    def make_decoder(self) -> Decoder | None:
-        if self.decoder == "raw":
-            return None
-        if self.decoder == "datum":
-            return Datum()
-        return Image(self.size) if self.size else Image()
 
 
 @dataclass(frozen=True)
@@ -100,7 +89,7 @@ class DatasetBench:
         self._loader = Loader(
             path,
             workload.batch_size,
-            workload.make_decoder(),
+            workload.decoder,
             shuffle=workload.shuffle,
             db=db,
             options=workload.options,

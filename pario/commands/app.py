@@ -22,6 +22,11 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _path = click.argument("path")
 _db = click.option("--db", metavar="NAME", help="Named database. Default: the main one.")
+_decoder = click.option(
+    "--decoder",
+    metavar="NAME",
+    help="Decoder: datum, image, json, zlib+json, ase, ... (docs/decoders.md), module:function or file.py:function.",
+)
 
 
 @click.group(context_settings=_SETTINGS, invoke_without_command=True)
@@ -60,11 +65,12 @@ def demo(ranks: int, folder: Path | None) -> int:
 @group.command()
 @_path
 @_db
-def info(path: str, db: str | None) -> int:
+@_decoder
+def info(path: str, db: str | None, decoder: str | None) -> int:
     """Show what a file contains.
 
     Prints the LMDB format, the databases with their entries and pages, the record sizes, whether the records lie in the
-    file in key order, and whether an index is saved.
+    file in key order, whether an index is saved, and what the first, a middle and the last record look like.
 
     \b
     Example:
@@ -72,25 +78,28 @@ def info(path: str, db: str | None) -> int:
     """
     from pario.commands.info import info as run
 
-    return run(path, db)
+    return run(path, db, decoder)
 
 
 @group.command()
 @_path
 @click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1), help="Number of first records.")
 @_db
-def head(path: str, count: int, db: str | None) -> int:
+@_decoder
+def head(path: str, count: int, db: str | None, decoder: str | None) -> int:
     """Show the first records, one from the middle and the last, and what they seem to be.
 
     Values are inspected, never executed: a pickle is recognised, not loaded. "~" marks an id that is an estimate.
+    --decoder shows what a decoder makes of them instead.
 
     \b
-    Example:
+    Examples:
       python -m pario head -n 3 train.lmdb
+      python -m pario head train.lmdb --decoder zlib+json
     """
     from pario.commands.head import head as run
 
-    return run(path, count, db)
+    return run(path, count, db, decoder)
 
 
 @group.command()
@@ -300,13 +309,7 @@ class _Bench(click.Command):
 @click.option(
     "--shuffle", default="none", show_default=True, type=click.Choice(["none", "global", "block"]), help="Order."
 )
-@click.option(
-    "--decoder",
-    default="raw",
-    show_default=True,
-    type=click.Choice(["raw", "datum", "image"]),
-    help="raw: bytes as they are; datum: Caffe Datum; image: JPEG, PNG, ...",
-)
+@_decoder
 @click.option(
     "--recipe",
     default="auto",
@@ -357,8 +360,11 @@ def bench(
     """
     from pario.bench.dataset import Workload
     from pario.commands.bench import bench as run
+    from pario.commands.decoder import find_decoder
     from pario.options import Options
 
+    decoder, size = workload["decoder"], workload.pop("size")
+    workload["decoder"] = find_decoder(decoder, **({"size": size} if size else {})) if decoder else None
     workload["shuffle"] = workload["shuffle"] != "none" and workload["shuffle"]
     workload["select"] = _selected(workload["select"])
     given: dict[str, Any] = {"inflight": inflight, "readers_per_node": readers_per_node}

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 
 from pario.commands.dataset import Dataset, key_text, name_of
+from pario.commands.decoder import decoded, find_decoder
+from pario.commands.guess import guess
+from pario.commands.head import MOST, look, sample
 from pario.commands.paste import lines_to_paste
 from pario.commands.screen import decimal_bytes, screen, table
+from pario.decode.base import Decoder
 from pario.errors import DatabaseError, EmptyError
 from pario.format.layout import (
     MDB_DUPFIXED,
@@ -45,8 +49,9 @@ _FLAGS = {
 }
 
 
-def info(path: str, db: str | None) -> int:
+def info(path: str, db: str | None, decoder: str | None = None) -> int:
     """Collective over all ranks. Builds an index in memory if none is saved and the file has few leaf pages."""
+    chosen = find_decoder(decoder) if decoder else None
     dataset = Dataset(path)
     s = dataset.snapshot
     order = "little" if s.byteorder == "little" else "big"
@@ -75,9 +80,25 @@ def info(path: str, db: str | None) -> int:
         screen.say(f"\n{e.what[0].upper()}{e.what[1:]}. {e.hint or ''}")
         tree = None
     if tree is not None:
-        _records(dataset, tree, db)
+        pasted = _records(dataset, tree, db)
+        _look(dataset, db, chosen, advise=not pasted)
     dataset.close()
     return 0
+
+
+def _look(dataset: Dataset, db: str | None, decoder: Decoder | None, *, advise: bool) -> None:
+    """What the first record, one from the middle and the last one seem to be, or what the decoder makes of them."""
+    work = partial(sample, dataset, db, 1, MOST if decoder is None else None)
+    tree, items = dataset.together(work, "reading three records")
+    said = [guess(item.value, item.nbytes) for item in items]
+    shown = said if decoder is None else decoded(decoder, items)
+    screen.say("\nRecords from the beginning, the middle and the end:")
+    keys = [key_text(tree, item.key)[:40] for item in items]
+    width = max(12, *map(len, keys))
+    for key, what in zip(keys, shown, strict=True):
+        screen.say(f"  {key:<{width}}  {what}")
+    if advise:
+        screen.say(look(items, said))
 
 
 def _databases(dataset: Dataset, db: str | None) -> list[tuple[str, Tree]]:
@@ -101,8 +122,8 @@ def _trees(found: list[tuple[str, Tree]]) -> str:
     return table(rows, words=True)
 
 
-def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
-    """Rows from the index: sizes, order, side-car."""
+def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
+    """Rows from the index: sizes, order, side-car; and lines to paste. Returns whether there is an index."""
     s = dataset.snapshot
     name = db.encode() if db is not None else None
     progress = screen.progress("leaf pages", "page")
@@ -118,7 +139,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
             f"\nNo index is saved yet, and its {tree.db.md_leaf_pages:,} leaf pages take a while to read. For record "
             f"sizes and the order in the file:\n  python -m pario index {dataset.path}{option}"
         )
-        return
+        return False
     sizes = index.extents["nbytes"]
     low, middle, high = int(sizes.min()), int(np.median(sizes)), int(sizes.max())
     same = low == high
@@ -163,6 +184,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> None:
         screen.say(f"  {line}")
     if any("your_function" in line for line in lines):
         screen.say("your_function: of one record's bytes; it returns an array, a number, or a dict of them.")
+    return True
 
 
 def _order(tree: Tree, keys: list[bytes], n: int) -> str:

@@ -7,8 +7,8 @@ import re
 import numpy as np
 
 from pario.commands.dataset import Dataset
-from pario.commands.head import MOST, guess, kind_of
-from pario.decode.base import describe
+from pario.commands.guess import guess, kind_of, suggest
+from pario.commands.head import MOST
 from pario.locate.base import Index
 from pario.plan.selection import Selection, all_but
 
@@ -18,8 +18,6 @@ __all__ = ["lines_to_paste"]
 _SAMPLE = 9
 #: With more kinds of keys nobody would paste a line for each.
 _MOST_PREFIXES = 4
-#: what `describe` advises for a picture
-_PICTURE = describe(np.frombuffer(b"\xff\xd8\xff\xe0", np.uint8))[1]
 
 
 def lines_to_paste(dataset: Dataset, index: Index, db: str | None) -> list[str]:
@@ -32,18 +30,18 @@ def lines_to_paste(dataset: Dataset, index: Index, db: str | None) -> list[str]:
     told = []
     for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
         value = dataset.fetcher.pread(offset, min(size, MOST)) if size else b""
-        told.append((kind_of(guess(value, size)), value))
-    groups: dict[bytes | None, list[tuple[str, bytes]]] = {}
+        told.append((kind_of(guess(value, size)), value, size))
+    groups: dict[bytes | None, list[tuple[str, bytes, int]]] = {}
     for known, one in zip(prefixes, told, strict=True):
         groups.setdefault(known, []).append(one)
     # One line, unless other keys mean other kinds of records.
-    apart = {prefix: {kind for kind, _ in ones} for prefix, ones in groups.items()}
+    apart = {prefix: {kind for kind, *_ in ones} for prefix, ones in groups.items()}
     if not (1 < len(groups) <= _MOST_PREFIXES and b"" not in groups and len(set(map(frozenset, apart.values()))) > 1):
         groups = {None: told}
     lines = []
     for prefix, ones in groups.items():
-        kinds = list(dict.fromkeys(kind for kind, _ in ones))
-        words = [repr(dataset.path).replace("'", '"'), "64", _decoder(kinds, ones[0][1]), 'shuffle="global"']
+        kinds = list(dict.fromkeys(kind for kind, *_ in ones))
+        words = [repr(dataset.path).replace("'", '"'), "64", _decoder(kinds, *ones[0][1:]), 'shuffle="global"']
         words += [f'db="{db}"'] if db is not None else []
         words += [f"select={prefix!r}"] if prefix is not None else []
         lines.append(f"loader = pario.Loader({', '.join(words)})  # {', '.join(kinds)}")
@@ -56,12 +54,8 @@ def _prefix(key: bytes) -> bytes:
     return found[0] if found else b""
 
 
-def _decoder(kinds: list[str], value: bytes) -> str:
-    if len(kinds) == 1:
-        if kinds[0].startswith("Caffe Datum"):
-            return "pario.decode.Datum()"
-        if describe(np.frombuffer(value, np.uint8))[1] == _PICTURE:
-            return "pario.decode.Image()"
-        if kinds[0] == "bytes of no known kind":
-            return "pario.decode.Raw()"
-    return "your_function"
+def _decoder(kinds: list[str], value: bytes, nbytes: int) -> str:
+    """value : the first bytes of one of the records; nbytes : its length"""
+    if len(kinds) > 1:
+        return "your_function"
+    return "pario.decode.Raw()" if kinds[0] == "bytes of no known kind" else suggest(value, nbytes) or "your_function"

@@ -1,9 +1,16 @@
 """Record bytes to arrays: one contract, small leaves.
 
-    Raw       fixed-size records -> dtype[b, ...]; records of any size -> bytes and offsets
-    Datum     Caffe's protobuf: pixels or floats or an encoded image, with its label
-    Image     JPEG, PNG, WebP, ... -> u8[b, h, w, c]
-    Function  a plain Python function of one record
+    Raw           fixed-size records -> dtype[b, ...]; records of any size -> bytes and offsets
+    Datum         Caffe's protobuf: pixels or floats or an encoded image, with its label
+    TensorProtos  Caffe2's protobuf: one array per tensor
+    Image         JPEG, PNG, WebP, ... -> u8[b, h, w, c]
+    Npy, Npz      NumPy's files
+    Struct        fields of a fixed binary layout
+    Text          text, or tokens of one dtype
+    Json, MsgPack, Pickle    documents, whole or field by field
+    Zlib, Gzip, Zstd         compressed records, around another decoder
+    Function      a plain Python function of one record
+    preset        the decoder of a published dataset, by its name
 
 Names are loaded on first use: OpenCV, simplejpeg and Numba are imported by the decoder that needs them.
 """
@@ -19,19 +26,60 @@ _HOMES = {
     "Decoder": "pario.decode.base",
     "Draw": "pario.decode.base",
     "Function": "pario.decode.function",
+    "Gzip": "pario.decode.compressed",
     "Image": "pario.decode.image",
+    "Json": "pario.decode.json",
+    "MsgPack": "pario.decode.msgpack",
+    "Npy": "pario.decode.npy",
+    "Npz": "pario.decode.npy",
+    "Pickle": "pario.decode.pickle",
     "Raw": "pario.decode.raw",
+    "Struct": "pario.decode.struct",
+    "TensorProtos": "pario.decode.tensor_protos",
+    "Text": "pario.decode.text",
+    "Zlib": "pario.decode.compressed",
+    "Zstd": "pario.decode.compressed",
     "as_decoder": "pario.decode.function",
+    "preset": "pario.decode.preset",
 }
 
-__all__ = ["Datum", "Decoder", "Draw", "Function", "Image", "Raw", "as_decoder"]
+__all__ = [
+    "Datum",
+    "Decoder",
+    "Draw",
+    "Function",
+    "Gzip",
+    "Image",
+    "Json",
+    "MsgPack",
+    "Npy",
+    "Npz",
+    "Pickle",
+    "Raw",
+    "Struct",
+    "TensorProtos",
+    "Text",
+    "Zlib",
+    "Zstd",
+    "as_decoder",
+    "preset",
+]
 
 if TYPE_CHECKING:
     from pario.decode.base import Decoder, Draw
+    from pario.decode.compressed import Gzip, Zlib, Zstd
     from pario.decode.datum import Datum
     from pario.decode.function import Function, as_decoder
     from pario.decode.image import Image
+    from pario.decode.json import Json
+    from pario.decode.msgpack import MsgPack
+    from pario.decode.npy import Npy, Npz
+    from pario.decode.pickle import Pickle
+    from pario.decode.preset import preset
     from pario.decode.raw import Raw
+    from pario.decode.struct import Struct
+    from pario.decode.tensor_protos import TensorProtos
+    from pario.decode.text import Text
 
 
 def __getattr__(name: str) -> Any:

@@ -1,19 +1,22 @@
-"""The contract of all decoders, each record's source of randomness, and descriptions of records of the wrong kind.
+"""The contract of all decoders, and each record's source of randomness.
 
 Order of calls: one process shows record 0 to `learn`, and the decoders of the other processes get its `spec`. Then, for
 each batch, `shapes` returns the arrays that are needed, and `decode` writes row i of each array for record i. If
-records share one shape, several threads may decode slices of a batch at once.
+records share one shape, several threads may decode slices of a batch at once. `finish` sees the arrays of a whole batch
+once, when all its rows are written.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pario import machine
+from pario.decode.registry import describe
 from pario.errors import DecodeError
 from pario.records import Records
 
@@ -41,14 +44,17 @@ def _mix(x: int) -> int:
 
 @dataclass(frozen=True)
 class Draw:
-    """The source of randomness of one epoch.
+    """The source of randomness of one epoch, and of the keys of its records.
 
     A record's random numbers depend on (seed, epoch, record id) alone: they are the same on any rank, in any thread, in
     a batch of any size.
+
+    keys : keys(ids) -> the keys of these records; from any thread
     """
 
     seed: int = 0
     epoch: int = 0
+    keys: Callable[[np.ndarray], list[bytes]] | None = field(repr=False, compare=False, default=None)
     #: seed and epoch as one int64, for kernels
     key: int = field(init=False, repr=False, compare=False, default=0)
 
@@ -96,9 +102,13 @@ class Decoder(ABC):
         Raises DecodeError if this decoder cannot decode the record, OptionError if options do not fit it.
         """
 
+    def learn_at(self, record: np.ndarray, number: int, draw: Draw) -> Any:
+        """`learn`, for decoders that use a record's id, its key or random numbers. number : the record's id"""
+        return self.learn(record)
+
     @abstractmethod
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
-        """The arrays that these records need. Do not change the returned dict."""
+        """The arrays that these records need; dtype object for rows of any size. Do not change the returned dict."""
 
     @abstractmethod
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
@@ -106,6 +116,10 @@ class Decoder(ABC):
 
         Returns the rows that failed; their content is undefined. Never raises for bad data.
         """
+
+    def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays that the user gets, from those of a whole batch, without the rows that failed."""
+        return arrays
 
     def verbatim(self) -> Verbatim | None:
         """The layout in which most records can be read straight into their rows; None if there is none."""
@@ -144,51 +158,8 @@ def extent(shape: tuple[int, ...], dtype: np.dtype | None = None) -> str:
     return f"{'' if dtype is None else dtype}{list(shape)}"
 
 
-#: beginning -> (kind, decoder or advice)
-_IMAGE = "use pario.decode.Image()"
-_MAGICS = (
-    (b"\xff\xd8\xff", "a JPEG", _IMAGE),
-    (b"\x89PNG\r\n\x1a\n", "a PNG", _IMAGE),
-    (b"GIF8", "a GIF", _IMAGE),
-    (b"II*\0", "a TIFF", _IMAGE),
-    (b"MM\0*", "a TIFF", _IMAGE),
-    (b"\0\0\0\x0cjP  ", "a JPEG 2000", _IMAGE),
-    (b"\xff\x0a", "a JPEG XL", "give a function as decoder"),
-    (b"\x93NUMPY", "a .npy array", "give a function as decoder: lambda b: numpy.load(io.BytesIO(b))"),
-    (b"PK\x03\x04", "a zip (perhaps .npz)", "give a function as decoder: numpy.load(io.BytesIO(b)) reads .npz"),
-    (b"\x1f\x8b", "gzip data", "give a function as decoder that calls gzip.decompress(b)"),
-    (b"\x28\xb5\x2f\xfd", "zstd data", "give a function as decoder"),
-    (b"\x04\x22\x4d\x18", "an lz4 frame", "give a function as decoder"),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "give a function as decoder"),
-)
-_PICKLE = "give a function as decoder that calls pickle.loads(b), if you trust who wrote it: unpickling runs code"
-
-
 def past_caches(rows: np.ndarray) -> bool:
     """Whether the rows of a batch are to be written past the processor's caches, because these do not hold as many
     batches as are in use."""
     cache = machine.last_cache_bytes()
     return cache is not None and _BATCHES * rows.nbytes > cache
-
-
-def describe(record: np.ndarray) -> tuple[str, str]:
-    """("it begins with 89 50 4e 47, a PNG", advice) of a record u8[k]; the advice is "" for unknown kinds."""
-    head = record[:16].tobytes()
-    if not head:
-        return "it is empty", ""
-    kind, advice = "", ""
-    for magic, name, what in _MAGICS:
-        if head.startswith(magic):
-            kind, advice = name, what
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        kind, advice = "a WebP", _IMAGE
-    elif head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"avis"):
-        kind, advice = "an AVIF", _IMAGE
-    elif head[0] == 0x80 and len(head) > 1 and 2 <= head[1] <= 5:
-        kind, advice = "a pickle", _PICKLE
-    elif head[0] == 0x78 and len(head) > 1 and head[1] in (0x01, 0x5E, 0x9C, 0xDA):
-        kind, advice = "zlib data", "give a function as decoder that calls zlib.decompress(b)"
-    elif not kind and head.lstrip()[:1] in (b"{", b"["):
-        kind, advice = "perhaps JSON", "give a function as decoder that calls json.loads(b)"
-    begins = f"it begins with {head[:4].hex(' ')}"
-    return (f"{begins}, {kind}" if kind else begins), advice

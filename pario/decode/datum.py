@@ -79,7 +79,7 @@ class _Message:
 
 
 class Datum(Decoder):
-    """{"data": u8 or f32[b, c, h, w], "label": i64[b]} from Caffe's protobuf records.
+    """{"data": u8 or f32[b, c, h, w] (or [b, h, w, c]), "label": i64[b]} from Caffe's protobuf records.
 
     Plain pixels are copied in their stored order (channels first, blue first if Caffe's tools wrote them).
     `float_data`, `mean`, `scale` or dtype="float32" produce float32 rows, (x - mean) * scale. Encoded images are
@@ -99,6 +99,8 @@ class Datum(Decoder):
         Of "data"; by default it follows from the other options and record 0.
     color : "BGR", "RGB" or "GRAY"
         Of encoded images; has no effect on plain pixels.
+    layout : "CHW" or "HWC"
+        Of "data". "HWC" copies each batch once more: records and kernels have channels first.
 
     Random choices depend only on the seed, the epoch and the record id.
     """
@@ -113,6 +115,7 @@ class Datum(Decoder):
         scale: float | None = None,
         dtype: Any = None,
         color: Literal["BGR", "RGB", "GRAY"] = "BGR",
+        layout: Literal["CHW", "HWC"] = "CHW",
     ) -> None:
         self.crop = None if crop is None else images.size_of(crop, "crop")
         if crop_mode not in ("center", "random"):
@@ -135,6 +138,9 @@ class Datum(Decoder):
         if color not in images.COLORS:
             raise OptionError(f"color must be one of {', '.join(images.COLORS)}, got {color!r}")
         self.color = color
+        if layout not in images.LAYOUTS:
+            raise OptionError(f'layout must be "CHW" or "HWC", got {layout!r}')
+        self.layout = layout
         self._spec: DatumSpec | None = None
 
     def __repr__(self) -> str:
@@ -146,6 +152,7 @@ class Datum(Decoder):
             scale=(self.scale, None),
             dtype=(self.dtype, None),
             color=(self.color if self.color != "BGR" else None, None),
+            layout=(self.layout if self.layout != "CHW" else None, None),
         )
 
     @property
@@ -240,10 +247,21 @@ class Datum(Decoder):
         if found is None:
             if len(self._shapes) > 64:
                 self._shapes.clear()
-            found = self._shapes[n] = {"data": ((n, *self._row), self._dtype), "label": ((n,), _I64)}
+            channels, *size = self._row
+            row = (channels, *size) if self.layout == "CHW" else (*size, channels)
+            found = self._shapes[n] = {"data": ((n, *row), self._dtype), "label": ((n,), _I64)}
         return found
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
+        self._learnt()
+        if self.layout == "CHW":
+            return self._decode(records, out, draw)
+        planes = np.empty((len(records), *self._row), self._dtype)
+        failures = self._decode(records, {**out, "data": planes}, draw)
+        out["data"][...] = planes.transpose(0, 2, 3, 1)
+        return failures
+
+    def _decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         spec = self._learnt()
         if spec.source == "encoded":
             return self._decode_images(records, out, draw)
@@ -261,7 +279,9 @@ class Datum(Decoder):
 
     def verbatim(self) -> Verbatim | None:
         spec = self._learnt()
-        return Verbatim("data", len(self._head)) if spec.source == "data" and self._plain and self._as_bytes else None
+        if spec.source != "data" or not self._plain or not self._as_bytes or self.layout != "CHW":
+            return None
+        return Verbatim("data", len(self._head))
 
     @property
     def copies(self) -> bool:  # type: ignore[override]

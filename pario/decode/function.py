@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe, extent, shown
-from pario.errors import DecodeError, OptionError
-from pario.records import Records
+from pario.decode.base import Decoder, Draw
+from pario.decode.rows import RowDecoder
+from pario.errors import OptionError
 
 __all__ = ["Function", "as_decoder"]
 
+#: What a function may ask for, by the names of its parameters.
+ASKED = ("value", "key", "id", "rng")
 
-class _BadValue(Exception):
-    """The function returned something that is not a row; never leaves this file."""
 
+class Function(RowDecoder):
+    """Calls a Python function for every record.
 
-class Function(Decoder):
-    """Calls `f(record)` for every record.
+    The function's parameters are the record's bytes, and by name any of:
+
+        value   the bytes; so is the first parameter of any other name
+        key     the record's key: bytes
+        id      the record's id: int
+        rng     a numpy Generator; its numbers depend on the seed, the epoch and the record's id alone
 
     An array or a number becomes {"data": ...}, a pair {"data": ..., "label": ...}; a dict or named tuple keeps its own
-    names. Names, shapes and dtypes come from record 0, and every other record must return the same ones. A value whose
-    dtype does not convert safely (a float where record 0 had an integer) is a failure.
+    names, and a dict in a dict becomes "outer.inner". Names, shapes and dtypes come from record 0, and every other
+    record must return the same ones, unless `ragged` says otherwise. A value whose dtype does not convert safely (a
+    float where record 0 had an integer) is a failure. Strings and other objects become arrays of objects [b].
 
     Parameters
     ----------
@@ -33,98 +41,86 @@ class Function(Decoder):
         Pass a read-only u8 array over the reader's memory instead of bytes. This saves a copy; the array is valid only
         during the call.
     rng : bool
-        Call f(record, generator), with a numpy Generator that depends on the seed, the epoch and the record id only.
+        Pass the generator as second argument to a function without a parameter called rng.
     parallel : bool
         False for functions that never release the GIL (a few microseconds of pure Python): one thread is then faster.
+    ragged : None, "flat", "pad", "list" or "object", or a dict of names with these
+        How arrays whose sizes differ become one: see docs/decoders.md.
+    pad_value, pad_multiple : number, int
+        Of "pad": what fills the rest, and what the first axis is a multiple of.
     """
 
     def __init__(
-        self, f: Callable[..., Any], *, view: bool = False, rng: bool = False, parallel: bool = True
+        self,
+        f: Callable[..., Any],
+        *,
+        view: bool = False,
+        rng: bool = False,
+        parallel: bool = True,
+        ragged: str | Mapping[str, str] | None = None,
+        pad_value: Any = 0,
+        pad_multiple: int = 1,
     ) -> None:
         if not callable(f):
             raise OptionError(f"a decoder function must be callable, got {f!r}")
+        super().__init__(ragged, pad_value, pad_multiple)
         self.f, self.view, self.rng, self.parallel = f, bool(view), bool(rng), bool(parallel)
-        #: name -> (shape of one row, dtype)
-        self.spec: dict[str, tuple[tuple[int, ...], np.dtype]] | None = None
+        self.asked, unknown = _asked(f)
+        if len(unknown) > (self.rng and not (self.asked and "rng" in self.asked)):
+            raise OptionError(
+                f"{self!r} needs {', '.join(unknown)}: pario passes a record's bytes, and by name value, key, id, rng",
+                hint="functools.partial(f, name=value) gives a function its other arguments.",
+            )
+        self.wants_key = self.asked is not None and "key" in self.asked
 
     def __repr__(self) -> str:
         name = getattr(self.f, "__qualname__", None) or repr(self.f)
         options = "".join(f", {key}=True" for key in ("view", "rng") if getattr(self, key))
-        return f"Function({name}{options}{'' if self.parallel else ', parallel=False'})"
+        said = self._repr(**self.options()).removeprefix(f"{type(self).__name__}(").removesuffix(")")
+        more = f", {said}" if said else ""
+        return f"{type(self).__name__}({name}{options}{'' if self.parallel else ', parallel=False'}{more})"
 
-    def _call(self, record: np.ndarray, draw: Draw, i: int) -> dict[str, np.ndarray]:
-        """f's arrays by name. Raises whatever f raises, or _BadValue."""
+    def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.view:
             given: Any = record.view()
             given.flags.writeable = False
         else:
             given = record.tobytes()
-        value = self.f(given, draw.rng(i)) if self.rng else self.f(given)
-        if isinstance(value, Mapping):
-            named = {str(name): item for name, item in value.items()}
-        elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            named = dict(zip(value._fields, value, strict=True))
-        elif isinstance(value, tuple):
-            if not 1 <= len(value) <= 2:
-                raise _BadValue(f"returned a tuple of {len(value)}; return a dict to name more than data and label")
-            named = dict(zip(("data", "label"), value, strict=False))
-        else:
-            named = {"data": value}
-        if not named:
-            raise _BadValue("returned no arrays")
-        return {name: _array(name, item) for name, item in named.items()}
-
-    def learn(self, record: np.ndarray) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        try:
-            arrays = self._call(record, Draw(), 0)
-        except Exception as error:
-            begins, _ = describe(record)
-            raise DecodeError(f"{self!r} cannot decode this record: {_reason(error)}; {begins}") from error
-        self.spec = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        return self.spec
-
-    def shapes(self, records: Records) -> dict[str, ArraySpec]:
-        n = len(records)
-        return {name: ((n, *shape), dtype) for name, (shape, dtype) in self._learnt().items()}
-
-    def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
-        spec = self._learnt()
-        failures: Failures = []
-        for i in range(len(records)):
-            try:
-                arrays = self._call(records[i], draw, int(records.ids[i]))
-                _check(spec, arrays)
-                for name, array in arrays.items():
-                    out[name][i] = array
-            except Exception as error:
-                failures.append((i, _reason(error)))
-        return failures
+        if self.asked is None:
+            return self.f(given, draw.rng(number)) if self.rng else self.f(given)
+        names: dict[str, Any] = {}
+        if "key" in self.asked:
+            names["key"] = key
+        if "id" in self.asked:
+            names["id"] = number
+        if "rng" in self.asked:
+            names["rng"] = draw.rng(number)
+        if "value" in self.asked:
+            return self.f(value=given, **names)
+        if self.rng and "rng" not in self.asked:
+            return self.f(given, draw.rng(number), **names)
+        return self.f(given, **names) if "" in self.asked else self.f(**names)
 
 
-def _array(name: str, value: Any) -> np.ndarray:
+def _asked(f: Callable[..., Any]) -> tuple[frozenset[str] | None, list[str]]:
+    """What a function asks for, and the names of the parameters that nobody can give it.
+
+    The first: names of ASKED, and "" if its first parameter has another name: it gets the record's bytes. None if the
+    function asks for nothing by name, as functions of one parameter do: it is called with the bytes.
+    """
     try:
-        array = np.asarray(value)
-    except ValueError as error:  # ragged lists
-        raise _BadValue(f"{name!r} is not an array of numbers: {error}") from error
-    if array.dtype.kind not in "biufc":
-        raise _BadValue(f"{name!r} is not an array of numbers but {type(value).__name__} ({shown(array.dtype)})")
-    return array
-
-
-def _check(spec: dict[str, tuple[tuple[int, ...], np.dtype]], arrays: dict[str, np.ndarray]) -> None:
-    if arrays.keys() != spec.keys():
-        raise _BadValue(f"returned {sorted(arrays)}, for record 0 {sorted(spec)}")
-    for name, array in arrays.items():
-        shape, dtype = spec[name]
-        if array.shape != shape or not np.can_cast(array.dtype, dtype, "safe"):
-            raise _BadValue(
-                f"{name!r} is {extent(array.shape, array.dtype)}, that of record 0 is {extent(shape, dtype)}; "
-                "rows of one array need one shape and dtype"
-            )
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, _BadValue) else f"{type(error).__name__}: {error}"
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):  # a built-in without a signature
+        return None, []
+    single = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    asked = {p.name for p in single if p.name in ASKED and p.kind != p.POSITIONAL_ONLY}
+    positional = bool(parameters) and parameters[0].kind != parameters[0].KEYWORD_ONLY
+    if positional and parameters[0].name not in asked:
+        asked.add("")
+    given = {*asked, parameters[0].name} if positional else asked
+    unknown = [p.name for p in single if p.default is p.empty and p.name not in given]
+    alone = len(parameters) == 1 and positional
+    return (None if alone or asked <= {""} else frozenset(asked)), unknown
 
 
 def as_decoder(x: Any) -> Decoder:

@@ -22,6 +22,12 @@ RESIZES = ("auto", "area", "linear", "cubic", "nearest")
 _INSTALL = 'pip install "pario[image]"'
 _U8 = np.dtype(np.uint8)
 _JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+#: An image that says that it has more pixels is refused before memory is allocated for it.
+MOST_PIXELS = 1 << 28
+#: Deflate, PNG's compression, makes bytes at most this many times smaller.
+_DEFLATE = 1032
 
 
 class BadImage(Exception):
@@ -87,6 +93,7 @@ def _decode_jpeg(
     smaller = {"min_height": least[0], "min_width": least[1], "min_factor": 2 if least[0] else 1}
     try:
         height, width, space, _ = codec.decode_jpeg_header(record, **smaller, strict=strict)
+        _check_size("JPEG", height, width)
         if space in ("CMYK", "YCCK") and _cv2() is not None:
             return None
         if out is not None and out.shape != (height, width, COLORS[color]):
@@ -97,6 +104,25 @@ def _decode_jpeg(
     return image
 
 
+def _check_size(kind: str, height: int, width: int) -> None:
+    if height * width > MOST_PIXELS:
+        raise BadImage(f"{kind}: {height} x {width} pixels are more than {MOST_PIXELS:,}")
+
+
+def _check_png(record: np.ndarray) -> None:
+    """Raise BadImage for sizes that cannot be true: OpenCV allocates, and fills, whatever a PNG says."""
+    width, height = (int.from_bytes(record[at : at + 4].tobytes(), "big") for at in (16, 20))
+    _check_size("PNG", height, width)
+    if height * width // 8 > _DEFLATE * len(record) + 4096:
+        raise BadImage(f"PNG: {len(record)} bytes cannot hold {height} x {width} pixels")
+    at = 8
+    while at + 8 <= len(record):  # chunks: length, name, content, checksum
+        nbytes = int.from_bytes(record[at : at + 4].tobytes(), "big")
+        if nbytes > len(record):
+            raise BadImage(f"PNG: a part of {nbytes:,} bytes at byte {at} of {len(record):,}")
+        at += 12 + nbytes
+
+
 def _decode_any(record: np.ndarray, color: str, strict: bool) -> np.ndarray:
     cv2 = _cv2()
     begins, _ = describe(record)
@@ -105,6 +131,8 @@ def _decode_any(record: np.ndarray, color: str, strict: bool) -> np.ndarray:
     if strict and record[:3].tobytes() == _JPEG and b"\xff\xd9" not in record[-1024:].tobytes():
         # OpenCV 4 silently fills the rest of a truncated image with grey.
         raise BadImage("JPEG: the end of the image is missing")
+    if record[:8].tobytes() == _PNG:
+        _check_png(record)
     flags = cv2.IMREAD_GRAYSCALE if color == "GRAY" else cv2.IMREAD_COLOR
     try:
         # Orientation tags are ignored, as simplejpeg ignores them.

@@ -59,7 +59,7 @@ class Arguments:
             raise OptionError(f'shuffle must be False, "global" (or True) or "block", got {shuffle!r}')
         self.recipe = find_recipe(self.recipe)
         if self.on_error not in POLICIES:
-            raise OptionError(f'on_error must be "raise" or "skip", got {self.on_error!r}')
+            raise OptionError(f'on_error must be "raise", "skip" or "substitute", got {self.on_error!r}')
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {size!r}")
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:

@@ -33,7 +33,7 @@ from pario.supply.decode_step import DecodeStep, learn
 
 __all__ = ["Built", "build"]
 
-#: With on_error="skip" the decoder may learn from any of this many first records.
+#: If bad records are no error, the decoder may learn from any of this many first records.
 _SKIPPED_FIRST = 64
 
 
@@ -80,11 +80,11 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     found: tuple[Any, str, int] | None = None
     with together(world, "looking at the first record"):
         if world.rank == 0:
-            ids = np.arange(min(stream.n, _SKIPPED_FIRST if given.on_error == "skip" else 1))
+            ids = np.arange(min(stream.n, _SKIPPED_FIRST if given.on_error != "raise" else 1))
             ids = ids if chosen is None else chosen.ids(ids)
             # Once for all: each read also asks whether a writer overtook us.
             ends = reader.read([0, len(reader) - 1, *([int(ids[0])] if ids[0] else [])])
-            learn(decoder, reader, ends[len(ends) - 1 if ids[0] else 0], ids)
+            learn(decoder, reader, ends[len(ends) - 1 if ids[0] else 0], ids, given.seed)
             ends = Records(ends.ids[:2], ends.data, ends.starts[:2], ends.nbytes[:2])
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
             if chosen is not None and chosen.has_gaps and given.shuffle != "global":
@@ -104,7 +104,8 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
         reader,
         held_bytes=options.held_bytes,
         threads=options.decode_threads or share.threads,
-        skip=given.on_error == "skip",
+        policy=given.on_error,
+        max_bad=options.max_bad,
     )
     context = Context(world, reader, options, stream, share, ring, slots, decode, stats)
     life.supply = supply = make_supply(context, _RECIPES)

@@ -51,7 +51,8 @@ class Loader:
         delivered exactly once per epoch. Batches of that step can differ by one record, and are empty on some ranks if
         fewer records than ranks remain. True: the last step is dropped unless it is full on every rank
     on_error : what to do with a record that the decoder cannot read. "raise": all ranks raise. "skip": the record is
-        missing from its batch, and counted in `batch.skipped` and `loader.skipped`
+        missing from its batch. "substitute": the next readable record of its batch takes its row. Both are counted in
+        `batch.skipped`, `loader.skipped` and, by reason, in `loader.stats()["bad"]`; `Options(max_bad=...)` limits them
     options : see `Options`
     recipe : "auto"; for studies also a name in `pario.options.RECIPES`, or a `Recipe` (docs/recipes.md). It changes how
         records are read, not which records are delivered
@@ -202,8 +203,9 @@ class Loader:
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank: the fields of `pario.stats.rank.RankStats`, `slots` and `slot_bytes` (number and size
-        in bytes of the ring's slots) and `batch_memory` (bytes). With the recipe "stag" also how many readers read at
-        once, and the seconds that the trial took for each number of readers. Not collective; cheap at any time."""
+        in bytes of the ring's slots), `batch_memory` (bytes) and `bad` (why records could not be read -> how many).
+        With the recipe "stag" also how many readers read at once, and the seconds that the trial took for each number
+        of readers. Not collective; cheap at any time."""
         parts = self._supply.context
         return {
             **asdict(self._meeting.so_far()),
@@ -211,6 +213,7 @@ class Loader:
             "slots": parts.slots.count,
             **self._supply.stats(),
             "batch_memory": parts.decode.held.allocated_bytes,
+            "bad": dict(parts.decode.reasons),
         }
 
     def report(self) -> Report:
@@ -222,7 +225,7 @@ class Loader:
 
     @property
     def skipped(self) -> int:
-        """Number of records skipped on this rank so far (on_error="skip")."""
+        """Number of records on this rank so far that the decoder could not read (on_error="skip" or "substitute")."""
         return self._stats.skipped
 
     def close(self) -> None:

@@ -30,5 +30,5 @@ def peek(context: Context, work: Work, step: int) -> Batch:
     records = reader.read(ids)
     arrays, filled = decode.arrays(records, len(records))
     filled[:] = records.ids
-    failures = decode.decode(records, arrays, Draw(work.stream.seed, work.epoch))
+    failures = decode.decode(records, arrays, Draw(work.stream.seed, work.epoch, reader.keys))
     return decode.batch(Parts(arrays, filled, failures), step, work.epoch)

@@ -121,7 +121,7 @@ class Progress:
         stats = self._context.stats
         self.position = schedule.next_position(batch.step)
         stats.batches += 1
-        stats.records += len(batch.ids) + batch.skipped
+        stats.records += len(batch.ids) + (0 if self._context.decode.substitutes else batch.skipped)
         stats.skipped += batch.skipped
 
     def _complete(self) -> None:

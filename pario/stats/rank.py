@@ -52,7 +52,7 @@ class RankStats:
 
     batches: int = 0
     records: int = 0
-    skipped: int = 0  # records left out, on_error="skip"
+    skipped: int = 0  # records left out or substituted
     node_bytes: int = 0  # of the records taken from memory of this rank's node
     groups: int = 0  # slots of the ring taken from
     ready: int = 0  # slots that were full and unused, summed over the moments when this rank began one

@@ -167,7 +167,7 @@ class RecordSource(Source):
         self._context = context
         self._schedule = work.schedule
         self._stats = context.stats
-        self._draw = Draw(work.stream.seed, work.epoch)
+        self._draw = Draw(work.stream.seed, work.epoch, context.reader.keys)
         self.pieces = work.schedule.pieces
 
     @abstractmethod

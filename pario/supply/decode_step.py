@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+from collections import Counter
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from pario.buffers import BatchBuffers
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder, Draw, Failures
 from pario.errors import DecodeError
+from pario.options import Policy
 from pario.records import Batch, Records
 from pario.threads import Workers
 
@@ -20,6 +23,10 @@ __all__ = ["DecodeStep", "Parts", "learn"]
 
 _log = logging.getLogger("pario")
 _IDS = "\0ids"  # the record ids share a block of memory with the decoder's arrays
+
+
+#: Kinds of reasons that are counted apart, and the length of one.
+_KINDS, _LONGEST = 50, 160
 
 
 class Parts(NamedTuple):
@@ -31,7 +38,7 @@ class Parts(NamedTuple):
     failures: Failures
 
 
-def learn(decoder: Decoder, reader: Reader, first: np.ndarray, ids: np.ndarray) -> None:
+def learn(decoder: Decoder, reader: Reader, first: np.ndarray, ids: np.ndarray, seed: int) -> None:
     """Let the decoder learn from the first record, or from the first readable one of several. Not collective.
 
     first : u8[k], the first record; ids : i64[m], the records to try, the first one among them
@@ -39,7 +46,8 @@ def learn(decoder: Decoder, reader: Reader, first: np.ndarray, ids: np.ndarray) 
     """
     for tried, record in enumerate(ids.tolist()):
         try:
-            decoder.learn(reader.read([record])[0] if tried else first)
+            value = reader.read([record])[0] if tried else first
+            decoder.learn_at(value, record, Draw(seed, 0, reader.keys))
             return
         except DecodeError as e:
             if tried + 1 == len(ids):
@@ -52,14 +60,29 @@ class DecodeStep:
     decoder : must know its `spec`
     held_bytes : limit of all batches' arrays, see `Options.held_bytes`
     threads : threads for decoders that work record by record
-    skip : leave out unreadable records; False: they are errors
+    policy : "raise": unreadable records are errors; "skip": they are left out; "substitute": the next readable record
+        of their batch, after the last one the first, takes their row
+    max_bad : the most unreadable records of this rank; None: no limit
     """
 
-    def __init__(self, decoder: Decoder, reader: Reader, *, held_bytes: int, threads: int, skip: bool) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        reader: Reader,
+        *,
+        held_bytes: int,
+        threads: int,
+        policy: Policy = "raise",
+        max_bad: int | None = None,
+    ) -> None:
         self.decoder = decoder
         self.held = BatchBuffers(held_bytes)
         self._reader = reader
-        self._skip = skip
+        self._policy = policy
+        self._max_bad = math.inf if max_bad is None else max_bad
+        self.substitutes = policy == "substitute"
+        #: why records could not be read, without the numbers in the reason -> how many
+        self.reasons: Counter[str] = Counter()
         self._threads = threads
         self._workers = Workers("pario-decode", threads) if decoder.parallel else None
 
@@ -92,28 +115,51 @@ class DecodeStep:
         return [(cuts[k] + row, why) for k, f in enumerate(futures) for row, why in f.result()]
 
     def batch(self, parts: Parts, step: int, epoch: int) -> Batch:
-        """The finished batch. Raises DecodeError for an unreadable record, or leaves it out."""
+        """The finished batch. An unreadable record is left out, substituted, or raises DecodeError."""
         arrays, ids, failures = parts
         if failures:
-            row, why = failures[0]
-            record = int(ids[row])
-            if not self._skip:
-                more = f" (and {len(failures) - 1} more in this batch)" if len(failures) > 1 else ""
-                raise DecodeError(
-                    why + more,
-                    path=self._reader.path,
-                    rank=self._reader.world.rank,
-                    record=record,
-                    key=self._reader.keys([record])[0],
-                    hint='Loader(on_error="skip") leaves such records out and counts them.',
-                )
-            keep = np.ones(len(ids), bool)
-            keep[[r for r, _ in failures]] = False
+            arrays, ids = self._without(arrays, ids, failures)
+        return Batch(self.decoder.finish(arrays), ids, epoch, step, len(failures))
+
+    def _without(
+        self, arrays: dict[str, np.ndarray], ids: np.ndarray, failures: Failures
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The batch without its unreadable records. Which records it has depends on the epoch's order alone."""
+        row, why = failures[0]
+        record = int(ids[row])
+        more = f" (and {len(failures) - 1} more in this batch)" if len(failures) > 1 else ""
+        if self._policy == "raise":
+            hint = 'Loader(on_error="skip") leaves such records out and counts them.'
+            raise self._bad(record, why + more, hint)
+        for _, each in failures:
+            self.reasons[_kind(each) if len(self.reasons) < _KINDS else "other reasons"] += 1
+        if self.reasons.total() > self._max_bad:
+            said = ", ".join(f"{n} x {kind}" for kind, n in self.reasons.most_common(5))
+            raise self._bad(record, f"{why}{more}; more than max_bad={self._max_bad} records: {said}", None)
+        keep = np.ones(len(ids), bool)
+        keep[[r for r, _ in failures]] = False
+        if not self.substitutes:
             _log.warning("record %d left out (%d in this batch): %s", record, len(failures), why)
-            arrays = {name: array[keep] for name, array in arrays.items()}
-            ids = ids[keep]
-        return Batch(arrays, ids, epoch, step, len(failures))
+            return {name: array[keep] for name, array in arrays.items()}, ids[keep]
+        good, bad = np.flatnonzero(keep), np.flatnonzero(~keep)
+        if not len(good) or not self.decoder.by_rows:
+            raise self._bad(record, f"{why}{more}; no record of the batch can take its row", None)
+        instead = good[np.searchsorted(good, bad) % len(good)]
+        _log.warning("record %d substituted (%d in this batch): %s", record, len(failures), why)
+        for array in (*arrays.values(), ids):
+            array[bad] = array[instead]
+        return arrays, ids
+
+    def _bad(self, record: int, what: str, hint: str | None) -> DecodeError:
+        reader = self._reader
+        key = reader.keys([record])[0]
+        return DecodeError(what, path=reader.path, rank=reader.world.rank, record=record, key=key, hint=hint)
 
     def close(self, limit_s: float = math.inf) -> bool:
         """End the threads. Returns whether they ended within `limit_s` seconds."""
         return self._workers is None or self._workers.end(limit_s, cancel=True)
+
+
+def _kind(why: str) -> str:
+    """The reason without its numbers, so that equal ones are counted together."""
+    return re.sub(r"0x[0-9a-f]+|\d+([.,]\d+)*", "n", why)[:_LONGEST]

@@ -70,7 +70,7 @@ class SeatSource(Source):
         self._ids_of = context.ids_of
         chosen = work.stream.chosen
         self._figures = chosen.figures if chosen is not None else None
-        self._draw = Draw(work.stream.seed, work.epoch)
+        self._draw = Draw(work.stream.seed, work.epoch, reader.keys)
         self._held = context.decode.held
         self._checked = reader.checked
         self._seat = context.world.seat

@@ -1,0 +1,78 @@
+"""JSON records."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pario.decode.base import Draw
+from pario.decode.rows import BadValue, FieldDecoder
+from pario.errors import OptionError
+
+__all__ = ["Json"]
+
+
+class Json(FieldDecoder):
+    """Values of JSON records (UTF-8, UTF-16 or UTF-32), one per record.
+
+    Parameters
+    ----------
+    fields : None, "all", names, or name -> dtype
+        None: {"data": object[b]}, each record's value. "all": a column for each name of record 0. Names: these
+        columns; "a.b" is b in a, "a.0" the first element of list a. With dtypes, numbers are converted:
+        {"energy": "float32"}.
+    arrays : "ase", optional
+        Convert the forms in which ASE writes arrays, complex numbers and times ({"__ndarray__": ...}).
+    ragged : None, "flat", "pad", "list" or "object", or a dict of names with these
+        How arrays whose sizes differ become one: see docs/decoders.md.
+    pad_value, pad_multiple : number, int
+        Of "pad": what fills the rest, and what the first axis is a multiple of.
+    """
+
+    def __init__(
+        self,
+        fields: Any = None,
+        *,
+        arrays: str | None = None,
+        ragged: str | Mapping[str, str] | None = None,
+        pad_value: Any = 0,
+        pad_multiple: int = 1,
+    ) -> None:
+        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
+        if arrays not in (None, "ase"):
+            raise OptionError(f'arrays must be None or "ase", got {arrays!r}')
+        self.arrays = arrays
+
+    def __repr__(self) -> str:
+        return self._repr(fields=(self.fields, None), arrays=(self.arrays, None), **self.options())
+
+    def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
+        try:
+            return json.loads(record.tobytes(), object_hook=_from_ase if self.arrays else None)
+        except RecursionError as error:
+            raise BadValue("JSON that is nested too deeply") from error
+
+
+def _from_ase(said: dict[str, Any]) -> Any:
+    """An object of ASE's JSON. Raises BadValue."""
+    if "__ndarray__" in said:
+        shape, dtype, numbers = said["__ndarray__"]
+        if not isinstance(shape, list) or not isinstance(numbers, list) or dtype not in np.sctypeDict:
+            raise BadValue(f"no array that ASE writes: {str(said)[:80]}")
+        if np.dtype(dtype).kind not in "biufc":
+            raise BadValue(f"an array of {dtype!r}, which is not of numbers")
+        if np.dtype(dtype).kind == "c":  # pairs (real, imaginary), one after the other
+            numbers = [complex(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+        if len(numbers) != math.prod(shape):
+            raise BadValue(f"an array of shape {shape} with {len(numbers)} numbers")
+        return np.array(numbers, dtype).reshape(shape)
+    if "__complex__" in said:
+        return complex(*said["__complex__"])
+    if "__datetime__" in said:
+        return datetime.datetime.fromisoformat(said["__datetime__"])
+    return said

@@ -1,0 +1,239 @@
+"""Pickled records: nothing runs unless it was asked for, and hostile ones cost little."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import os
+import pickle
+import struct
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from made_records import arrays, made
+
+from pario.decode import Draw, Pickle
+from pario.decode.unpickle import unpickle
+from pario.errors import DecodeError, OptionError
+
+
+def run(decoder, *values):
+    records = made(list(values))
+    decoder.learn(records[0])
+    out = arrays(decoder, records)
+    failures = decoder.decode(records, out, Draw())
+    return out if failures else decoder.finish(out), failures
+
+
+class Runs:
+    """A pickle of this makes a folder when it is loaded."""
+
+    def __init__(self, folder) -> None:
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+class Kept:
+    def __init__(self, x) -> None:
+        self.x = x
+
+
+def test_trust_is_asked_for() -> None:
+    with pytest.raises(OptionError, match=r"runs code that the writer of the file chose.*allow=\[\]"):
+        Pickle()
+    with pytest.raises(OptionError, match="contradict"):
+        Pickle(allow=[], allow_pickle=True)
+    for wrong in ("os.system", [3], ["name"]):
+        with pytest.raises(OptionError, match="allow must be a list"):
+            Pickle(allow=wrong)
+    with pytest.warns(UserWarning, match="runs code that the writer of the file chose"):
+        decoder = Pickle(allow_pickle=True)
+    assert repr(decoder) == "Pickle(allow_pickle=True)"
+    assert repr(Pickle(["a"], allow=["m.C"])) == "Pickle(fields=('a',), allow=['m.C'])"
+
+
+def test_nothing_runs_unless_allowed(tmp_path) -> None:
+    value = pickle.dumps({"x": Runs(tmp_path / "made")})
+    for allow in ([], ["os.mkdir.x", "posix.system"]):
+        with pytest.raises(DecodeError, match=r"the pickle uses posix.mkdir, which is no plain data; allow=\['posix"):
+            run(Pickle(allow=allow), value)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.warns(UserWarning, match="Pickle"):
+        everything = Pickle(allow_pickle=True)
+    run(everything, pickle.dumps(1))
+    assert list(tmp_path.iterdir()) == []
+    everything.learn(np.frombuffer(value, np.uint8))
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+PLAIN = [
+    None,
+    True,
+    -(2**100),
+    1.5,
+    1 + 2j,
+    "text ü",
+    b"bytes \xff",
+    bytearray(b"abc"),
+    [1, [2, (3,)]],
+    {"a": {"b": {1, 2}}, (1, "x"): frozenset([3])},
+    collections.OrderedDict(a=1, b=2),
+    datetime.datetime(2020, 1, 2, 3, 4, 5, 6),
+    datetime.timedelta(3),
+    decimal.Decimal("1.5"),
+    np.float32(2.5),
+    np.int64(-3),
+    np.bool_(True),
+]
+ARRAYS = [
+    np.arange(6.0).reshape(2, 3),
+    np.asfortranarray(np.arange(24).reshape(2, 3, 4)),
+    np.arange(4, dtype=">i2"),
+    np.zeros((0, 3), "u1"),
+    np.array(5.0),
+    np.array(["a", "bcd"]),
+    np.array([b"a", b"bcd"]),
+    np.array([True, False]),
+    np.arange(10)[::2],
+]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_data_without_running_code(protocol) -> None:
+    for value in PLAIN:
+        if protocol < 2 and isinstance(value, (datetime.date, bytearray)):
+            continue
+        found = unpickle(pickle.dumps(value, protocol), ())
+        assert type(found) is type(value)
+        assert found == value
+    for array in ARRAYS:
+        twice = unpickle(pickle.dumps([array, {"again": array}], protocol), ())
+        for found in (twice[0], twice[1]["again"]):
+            assert found.dtype == array.dtype
+            np.testing.assert_array_equal(found, array)
+    ragged = np.empty(2, object)
+    ragged[:] = [np.arange(2), "x"]
+    found = unpickle(pickle.dumps(ragged, protocol), ())
+    assert found[0].tolist() == [0, 1]
+    assert found[1] == "x"
+
+
+def test_a_class_that_is_allowed() -> None:
+    value = pickle.dumps(Kept(np.arange(3)))
+    name = f"{Kept.__module__}.Kept"
+    with pytest.raises(DecodeError, match=f"the pickle uses {name}"):
+        run(Pickle(allow=[]), value)
+    out, failures = run(Pickle(["x"], allow=[name]), value, value)
+    assert failures == []
+    assert out["x"].tolist() == [[0, 1, 2]] * 2
+
+
+def test_fields_of_a_torch_geometric_data() -> None:
+    new, old = Kept(None), Kept(None)
+    new.__dict__ = {"_store": {"pos": np.ones((2, 3)), "y": 1.5}}
+    old.__dict__ = {"pos": np.ones((2, 3)), "y": 1.5}
+    with pytest.warns(UserWarning, match="Pickle"):
+        decoder = Pickle(["pos", "y"], allow_pickle=True)
+    out, failures = run(decoder, pickle.dumps(new), pickle.dumps(old))
+    assert failures == []
+    assert out["pos"].shape == (2, 2, 3)
+    assert out["y"].tolist() == [1.5, 1.5]
+
+
+def built(what: bytes, *state) -> bytes:
+    """A pickle that calls `what` (module, newline, name) with (), and gives it a state."""
+    rest = pickle.dumps(state, 2)[2:-1]
+    return b"\x80\x02c" + what + b"\n(tR" + rest + b"b."
+
+
+DEEP = [[]]
+for _ in range(3000):
+    DEEP = [DEEP]
+laughs: list = ["ha"]
+for _ in range(40):
+    laughs = [laughs, laughs]
+key: tuple = ()
+for _ in range(60):
+    key = (key, key)
+LOOP: list = []
+LOOP.append(LOOP)
+
+
+def dumped(value, protocol=4) -> bytes:
+    import io
+    import sys
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        file = io.BytesIO()
+        pickle._Pickler(file, protocol).dump(value)
+        return file.getvalue()
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def hashed_key() -> bytes:
+    """{key: 1} where the key's hash visits 2^60 tuples; Python cannot write it, as it would have to hash it."""
+    inside = pickle.dumps(key, 4)[2:-1]
+    inside = inside[9:] if inside[:1] == pickle.FRAME else inside
+    return b"\x80\x04}" + inside + b"K\x01s."
+
+
+HOSTILE = {
+    "truncated": pickle.dumps({"a": np.arange(100)})[:-20],
+    "long bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"abc.",
+    "long bytearray": b"\x80\x05\x96" + struct.pack("<Q", 1 << 36) + b"abc.",
+    "long frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b"N.",
+    "memo index": b"\x80\x04Nr\xff\xff\xff\x7f.",
+    "loop": pickle.dumps(LOOP),
+    "billion laughs": pickle.dumps(laughs),
+    "hash of a key": hashed_key(),
+    "deep": dumped(DEEP),
+    "bytearray of a number": b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R.",
+    "array of a shape": b"\x80\x02cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85\x85R.",
+    "set of a key": b"\x80\x02c__builtin__\nset\n]" + pickle.dumps(key, 2)[2:-1] + b"a\x85R.",
+    "dtype of objects": pickle.dumps(np.arange(2)).replace(b"i8", b"O8"),
+    "state for a list": b"\x80\x02](U\x01ab.",
+    "extension": b"\x80\x02\x82\x01.",
+    "persistent": b"\x80\x02Pabc\n.",
+    "text": b"hello",
+    "unfinished": b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(NNNtR.",
+}
+#: what they say is None, at whatever length
+HARMLESS = ("long frame", "memo index")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_pickles_cost_little(name) -> None:
+    tracemalloc.start()
+    begin = time.process_time()
+    try:
+        if name in HARMLESS:
+            assert run(Pickle(allow=[]), HOSTILE[name])[0]["data"].tolist() == [None]
+        else:
+            with pytest.raises(DecodeError, match="cannot decode this record") as caught:
+                run(Pickle(allow=[]), HOSTILE[name])
+            assert len(str(caught.value)) < 2000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+    assert time.process_time() - begin < 2
+
+
+def test_a_complete_array_takes_no_other_state() -> None:
+    """numpy.ndarray.__setstate__ and numpy.dtype.__setstate__ believe what they are told."""
+    array = pickle.dumps(np.arange(2), 2)[:-1]
+    state = pickle.dumps((1, (1 << 40,), None, False, b""), 2)[2:]
+    assert array[-1:] == b"b"
+    with pytest.raises(pickle.UnpicklingError, match="more parts for a ndarray, which is complete"):
+        unpickle(array + state[:-1] + b"b.", ())
+    for dtype in (np.dtype([("a", "i4")]), np.dtype("M8[ns]"), np.dtype((np.void, 0))):
+        with pytest.raises(pickle.UnpicklingError):
+            unpickle(pickle.dumps(np.zeros(2, dtype)), ())

@@ -1,0 +1,106 @@
+"""Decoders on several ranks: bad records under every policy, arrays of unequal sizes, and chance."""
+
+import json
+
+import lmdb
+import numpy as np
+import pytest
+
+import pario
+from pario.decode import Json
+from pario.errors import DecodeError, PeerError
+
+pytestmark = [pytest.mark.mpi]
+
+N = 211
+BAD = {7, 8, 9, 50, 123, 124, 199}
+FULL = pytest.mark.full
+POLICIES = [
+    ("skip", "global"),
+    ("substitute", "block"),
+    *(pytest.param(*each, marks=FULL) for each in (("skip", False), ("skip", "block"), ("substitute", "global"))),
+]
+
+
+@pytest.fixture(scope="module")
+def world():
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+@pytest.fixture(scope="module")
+def path(world, tmp_path_factory):
+    """Rank 0 writes JSON, of which a few records are cut off; every rank gets the path."""
+    name = None
+    if world.rank == 0:
+        name = str(tmp_path_factory.mktemp("set") / "x.lmdb")
+        with lmdb.open(name, map_size=1 << 24) as env, env.begin(write=True) as txn:
+            for i in range(N):
+                text = json.dumps({"n": i, "x": list(range(i % 5))}).encode()
+                txn.put(b"%06d" % i, text[:-1] if i in BAD else text)
+    return world.bcast(name)
+
+
+def decoder():
+    return Json({"n": "int64", "x": "int32"}, ragged={"x": "flat"})
+
+
+@pytest.mark.parametrize(("policy", "shuffle"), POLICIES)
+def test_batches_are_as_many_on_every_rank(world, path, policy, shuffle):
+    with pario.Loader(path, 8, decoder(), shuffle=shuffle, seed=2, on_error=policy, comm=world) as loader:
+        for _ in range(2):
+            ids, sizes, skipped = [], [], 0
+            for batch in loader:
+                ids += batch.ids.tolist()
+                sizes.append(len(batch.ids))
+                skipped += batch.skipped
+                assert batch["n"].tolist() == batch.ids.tolist()
+                cuts = batch["x_offsets"]
+                for k, i in enumerate(batch.ids.tolist()):
+                    assert batch["x"][cuts[k] : cuts[k + 1]].tolist() == list(range(i % 5))
+            everyone = world.allgather((ids, sizes, skipped))
+            assert len({len(sizes) for _, sizes, _ in everyone}) == 1
+            every = [i for ids, _, _ in everyone for i in ids]
+            assert sum(skipped for *_, skipped in everyone) == len(BAD)
+            if policy == "skip":
+                assert sorted(every) == [i for i in range(N) if i not in BAD]
+            else:
+                assert len(every) == N
+                assert set(every) == set(range(N)) - BAD
+
+
+def test_too_many_bad_records_stop_all(world, path):
+    options = pario.Options(max_bad=1)
+    with pytest.raises((DecodeError, PeerError), match="more than max_bad=1 records"):  # noqa: PT012, SIM117
+        with pario.Loader(path, 8, decoder(), on_error="skip", options=options, comm=world) as loader:
+            for _ in range(100):
+                for _batch in loader:
+                    pass
+    world.Barrier()
+
+
+def draw(value, id, key, rng):
+    return {"id": id, "key": key, "draw": rng.random()}
+
+
+def test_chance_is_the_same_on_any_number_of_ranks(world, path):
+    with pario.Loader(path, 8, draw, shuffle="global", seed=9, comm=world) as loader:
+        state, drawn = None, {}
+        for batch in loader:
+            rows = zip(batch["key"], batch["draw"].tolist(), strict=True)
+            drawn |= dict(zip(batch["id"].tolist(), rows, strict=True))
+            if batch.step == 3:
+                state = loader.state_dict()
+    whole: dict = {}
+    for part in world.allgather(drawn):
+        whole |= part
+    assert sorted(whole) == list(range(N))
+    for i, (key, number) in whole.items():
+        assert key == b"%06d" % i
+        assert number == np.random.default_rng([9, 0, i]).random()
+    with pario.Loader(path, 8, draw, shuffle="global", seed=9, comm=world) as loader:
+        loader.load_state_dict(state)
+        again = {i: x for batch in loader for i, x in zip(batch["id"].tolist(), batch["draw"].tolist(), strict=True)}
+    assert 0 < len(again) < len(drawn)
+    assert all(whole[i][1] == x for i, x in again.items())
