@@ -161,8 +161,8 @@ def test_every_way_of_reading(way: str, shuffle: bool | str, path: str, pairs: P
 def test_a_decoder_that_works_record_by_record(path: str, pairs: Pairs) -> None:
     with pario.Loader(path, 16, lambda v: np.int64(len(v)), shuffle="global", select=b"dog-") as loader:
         for batch in loader:
-            (name,) = batch
-            assert batch[name].tolist() == [len(pairs[i][1]) for i in batch.ids.tolist()]
+            (lengths,) = batch
+            assert lengths.tolist() == [len(pairs[i][1]) for i in batch.ids.tolist()]
 
 
 def test_blocks_are_neighbours_in_the_file_among_those_selected(path: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pario.commands.dataset import Dataset, key_text, name_of
 from pario.commands.decoder import decoded, find_decoder
-from pario.commands.guess import guess
+from pario.commands.guess import guess, kind_of
 from pario.commands.head import MOST, look, sample
 from pario.commands.paste import lines_to_paste
 from pario.commands.screen import decimal_bytes, screen, table
@@ -97,7 +97,7 @@ def _look(dataset: Dataset, db: str | None, decoder: Decoder | None, *, advise: 
     width = max(12, *map(len, keys))
     for key, what in zip(keys, shown, strict=True):
         screen.say(f"  {key:<{width}}  {what}")
-    if advise:
+    if advise or len(set(map(kind_of, said))) > 1:
         screen.say(look(items, said))
 
 

@@ -158,7 +158,7 @@ class Reader:
         # first one can.
         early = self._tiers and name is None and file.feeders == 1 and _walk_share(snapshot) > _LITTLE
         if early:
-            self._open_tiers()
+            self.stage = _open_tiers(self)
             if self.stage is not None:
                 self.stage.meet(world, None, None)
         self._walked_through_tiers = early
@@ -261,18 +261,11 @@ class Reader:
         Raises OptionError."""
         self._chosen = chosen
         if self.recipe.source == "auto" and not self._walked_through_tiers:
-            self._open_tiers()
+            self.stage = _open_tiers(self)
         if self.stage is not None:
             self.stage.chosen = chosen
             if not self._walked_through_tiers:
                 self.stage.meet(self.world, self.index, self.checked)
-
-    def _open_tiers(self) -> None:
-        given = self.file, self.world, self.snapshot, self.options
-        self.stage = open_served(*given) or open_stage(*given)
-        if self.stage is not None:
-            # A thread of the stage refers to it, so that it would outlive a reader that is dropped.
-            weakref.finalize(self, self.stage.close).atexit = False
 
     @property
     def is_staged(self) -> bool:
@@ -331,6 +324,16 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"Reader({self.path!r}, records={len(self):,}, ranks={self.world.size})"
+
+
+def _open_tiers(reader: Reader) -> Stage | None:
+    """Collective; raises OptionError."""
+    given = reader.file, reader.world, reader.snapshot, reader.options
+    stage = open_served(*given) or open_stage(*given)
+    if stage is not None:
+        # A thread of the stage refers to it, so that it would outlive a reader that is dropped.
+        weakref.finalize(reader, stage.close).atexit = False
+    return stage
 
 
 def _walk_share(snapshot: Snapshot) -> float:
