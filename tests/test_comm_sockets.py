@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,14 @@ def ask(client: Client, kind: int, body: bytes) -> tuple[int, bytes]:
     finally:
         request.drop()
     return answer, out.tobytes()
+
+
+def asked_again(client: Client, kind: int, body: bytes) -> Any:
+    """As whoever asks does whose connection has just made room for another one."""
+    try:
+        return client.ask(kind, body)
+    except OSError:
+        return client.ask(kind, body)
 
 
 @pytest.fixture(params=["on this machine", "over the network"])
@@ -191,7 +200,7 @@ def test_too_many_who_know_the_secret(serve: Callable[..., Server]) -> None:
         for each in clients:
             assert ask(each, 1, b"x") == (2, b"x")
     assert len(server._links) == 2
-    waits = [each.ask(5, b"") for each in clients[:2]]
+    waits = [asked_again(each, 5, b"") for each in clients[:2]]
     begun.wait(10)
     time.sleep(0.1)
     with pytest.raises(OSError, match=r"closed|reset|pipe"):

@@ -155,8 +155,9 @@ class Reader:
         self.snapshot = snapshot
         self.path = file.path
         # What a walk reads much of it should bring into the tiers at once. With several readers on a node only the
-        # first one can.
-        early = self._tiers and name is None and file.feeders == 1 and _walk_share(snapshot) > _LITTLE
+        # first one can. (All ranks must decide alike: not by how many readers this node has.)
+        can = self._tiers and name is None and self.options.readers_per_node == 1
+        early = can and _walk_share(snapshot) > _LITTLE
         if early:
             self.stage = _open_tiers(self)
             if self.stage is not None:
