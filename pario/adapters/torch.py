@@ -21,13 +21,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from pario.adapters.sampling import prefetching
 from pario.comm.launcher import own_addresses
 from pario.comm.world import get_world
 from pario.errors import OptionError
 from pario.loader.loader import Loader as NumpyLoader
 from pario.records import Batch
 
-__all__ = ["Loader", "use_mpi_ranks"]
+__all__ = ["Loader", "prefetching", "use_mpi_ranks"]
 
 Tensors = dict[str, Any]
 Form = str | Callable[[Tensors], Any]

@@ -355,16 +355,28 @@ class Cursor:
         return memoryview(b"".join(part for pair in found for part in pair))
 
     def _get_many(self, keys: list[Any], what: int) -> list[Any]:
+        found, jobs = self._found(keys, what)
+        if len(jobs):
+            self.txn._store.read_values(jobs)
+        return self._wrapped(found, what)
+
+    def _found(self, keys: list[Any], what: int) -> tuple[list[Any], np.ndarray]:
+        """The items, and the long values that are still to be read: i64[m, JOB_WORDS], ascending by page."""
         noted = np.empty(1 + abi.JOB_WORDS * len(keys), np.int64)
         found = _find_many(self._at, keys, what, noted.ctypes.data)
         if found.__class__ is not list:
             if abi.code_of(found) == abi.NOT_BYTES:
-                return self._get_many([abi.plain_bytes(key) for key in keys], what)
+                return self._found([abi.plain_bytes(key) for key in keys], what)
             raise self._error(found, "getmulti")
-        if noted[0]:
-            jobs = noted[1 : 1 + abi.JOB_WORDS * int(noted[0])].reshape(-1, abi.JOB_WORDS)
-            self.txn._store.read_values(jobs[np.argsort(jobs[:, 0], kind="stable")])
-        return self._wrapped(found, what)
+        jobs = noted[1 : 1 + abi.JOB_WORDS * int(noted[0])].reshape(-1, abi.JOB_WORDS)
+        return found, jobs[np.argsort(jobs[:, 0], kind="stable")]
+
+    def _runs(self, keys: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Where the long values of these keys lie in the file, with the header before them: (offsets, bytes), i64[m],
+        ascending. Reads their leaf pages."""
+        _, jobs = self._found(keys, abi.ITEM)
+        snapshot = self.txn._store.snapshot
+        return jobs[:, 0] * snapshot.page_size, jobs[:, 1] + snapshot.layout.header
 
     def _wrapped(self, found: list[Any], what: int) -> list[Any]:
         """Memoryviews if the transaction wants them."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import struct
 import weakref
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from pario.errors import MissingError, ParioError
 from pario.format.tree import database_names
@@ -15,6 +16,9 @@ from pario.lmdb.real import real
 from pario.lmdb.served import use_service
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
+
+if TYPE_CHECKING:
+    from pario.lmdb.ahead import Announced
 
 __all__ = ["Environment", "version"]
 
@@ -99,6 +103,7 @@ class Environment:
         self._dbs: dict[bytes | None, _Database] = {}
         #: stores that transactions may still use
         self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
+        self._announced: Announced | None = None
         #: cursors with iterators
         self._scans: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -177,6 +182,8 @@ class Environment:
         self._closed = True
         for cursor in list(self._scans):
             cursor._end_batch()
+        if self._announced is not None:
+            self._announced.end()
         for store in list(self._stores):
             store.close()
         self._file = self._store = None
@@ -317,6 +324,24 @@ class Environment:
             raise errors.NotFoundError(f"open_db: there is no database {name!r}")
         found = self._dbs[name] = _Database(self, name, handle.db.md_flags)
         return found
+
+    def will_read(self, keys: Iterable[Any], db: _Database | None = None) -> None:
+        """pario's own, besides py-lmdb's interface: any process of this node will read the records of these keys soon,
+        about in this order. Returns at once; a thread lets the node's service (docs/tiers.md), or else the kernel's
+        readahead, bring their values.
+
+        keys : looked up later, so keys that are missing are no error; db : as for `begin`
+
+        One call brings at most a quarter of the memory that is available: announce a long epoch bit by bit, as
+        `pario.adapters.torch.prefetching` does. Values that lie in leaf pages themselves (about 2 KB and less) gain
+        little: one page after the other is read.
+        """
+        self._check()
+        if self._announced is None or not self._announced.is_ours:
+            from pario.lmdb.ahead import Announced
+
+            self._announced = Announced()
+        self._announced.bring(self, list(keys), db)
 
     def dbs(self, txn: Transaction | None = None) -> list[Any]:
         """Names of the named databases, at most max_dbs of them."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pario.lmdb.store import Store
 
-__all__ = ["use_service"]
+__all__ = ["peers_of_service", "use_service"]
 
 _log = logging.getLogger("pario")
 
@@ -59,3 +59,24 @@ def _copy(store: Store, folder: str) -> tuple[Any, int] | None:
     if lease >= 0:
         os.close(lease)
     return None
+
+
+def peers_of_service(store: Store) -> Any:
+    """Whom to ask for chunks of the copy that `store` reads, a `Peers`, which the caller closes; None without one."""
+    folder, tier = os.environ.get("PARIO_SERVICE"), store.copy
+    if not folder or tier is None:
+        return None
+    from pario.plan.placement import Placement
+    from pario.stage.asking import ask_service, here, identity_of
+    from pario.stage.peers import Peers
+
+    identity = identity_of(store.file, store.snapshot)
+    told, lease = ask_service(here(folder), os.path.abspath(store.file.path), identity, tier.grid)
+    if lease >= 0:
+        os.close(lease)  # the store has one
+    if told is None:
+        return None
+    placement = Placement(owners=told.owners, nodes=len(told.servers.addresses))
+    return Peers(
+        placement, told.servers, serves=False, identity=identity, grid=tier.grid, kept=told.keeps
+    )

@@ -167,6 +167,11 @@ class Store:
         words[abi.COPY_FD], words[abi.CHUNK_BITS] = tier.files[0], tier.grid.chunk_bytes.bit_length() - 1
         words[abi.COPY_STATES] = tier.states.address
 
+    @property
+    def copy(self) -> MemoryTier | None:
+        """The tier of the node's service, if there is one."""
+        return self._copy.tier if self._copy is not None else None
+
     def handle(self, name: bytes | None) -> Handle | None:
         """The database of this name, None if there is none.
 
@@ -345,7 +350,7 @@ class _Copy:
     """A tier of the node's service, and what tells the service that it is in use."""
 
     def __init__(self, tier: MemoryTier, lease: int) -> None:
-        self._tier, self._lease = tier, lease
+        self.tier, self._lease = tier, lease
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:
         _close(self._lease)
