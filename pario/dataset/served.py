@@ -17,9 +17,8 @@ from pario.fetch.snapshot import read_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import Options
-from pario.plan.placement import Placement
 from pario.records import EXTENT
-from pario.stage.asking import CHUNK_BYTES, Told, ask_service, find_servers, here, identity_of
+from pario.stage.asking import CHUNK_BYTES, Told, ask_service, find_servers, here, identity_of, peers_told
 from pario.stage.disk_files import root_of
 from pario.stage.grid import Grid
 from pario.stage.peers import Peers
@@ -81,20 +80,11 @@ def _stage(
     grid = Grid(snapshot.file_bytes, CHUNK_BYTES)
     tiers = [memory] if memory is not None else []
     stage = Stage([*tiers], memory, None, snapshot, options, identity, grid, everywhere=True)
-    placement = Placement(owners=told.owners, nodes=len(told.servers.addresses))
-    peers = Peers(
-        placement,
-        told.servers,
-        serves=False,
-        identity=identity,
-        grid=grid,
-        kept=told.keeps,
-        count=lambda nbytes: stage.count_peers(came=nbytes),
-    )
+    peers = peers_told(told, identity, grid, count=lambda nbytes: stage.count_peers(came=nbytes))
     if memory is not None:
         memory.ask_by(lambda chunk: _brought(peers, chunk, grid), told.budget)
     file.read_through(stage.through)
-    stage.share(placement, peers, told.keeps, np.zeros(grid.chunks, bool), lease if lease >= 0 else None)
+    stage.share(peers.placement, peers, told.keeps, np.zeros(grid.chunks, bool), lease if lease >= 0 else None)
     return stage
 
 

@@ -22,7 +22,6 @@ from pario.threads import Workers
 
 if TYPE_CHECKING:
     from pario.lmdb.database import _Database
-    from pario.lmdb.env import Environment
     from pario.lmdb.store import Store
 
 __all__ = ["Announced"]
@@ -49,9 +48,11 @@ class Announced:
         """False in a forked child, where the thread does not live."""
         return self._pid == os.getpid()
 
-    def bring(self, env: Environment, keys: list[Any], db: _Database | None) -> None:
-        """Begin when what was announced before has been asked for. Raises ParioError if the system refuses the
-        thread."""
+    def bring(self, env: Any, keys: list[Any], db: _Database | None) -> None:
+        """Begin when what was announced before has been asked for. env : the Environment
+
+        Raises ParioError if the system refuses the thread.
+        """
         self._workers.call(_bring, env, keys, db, self._workers)
 
     def end(self) -> None:
@@ -60,7 +61,7 @@ class Announced:
             self._workers.end(0, cancel=True)
 
 
-def _bring(env: Environment, keys: list[Any], db: _Database | None, workers: Workers) -> None:
+def _bring(env: Any, keys: list[Any], db: _Database | None, workers: Workers) -> None:
     left = machine.memory(swap=False)[1] // _SHARE_OF_MEMORY
     try:
         with env.begin(db=db) as txn:

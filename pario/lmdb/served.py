@@ -66,17 +66,10 @@ def peers_of_service(store: Store) -> Any:
     folder, tier = os.environ.get("PARIO_SERVICE"), store.copy
     if not folder or tier is None:
         return None
-    from pario.plan.placement import Placement
-    from pario.stage.asking import ask_service, here, identity_of
-    from pario.stage.peers import Peers
+    from pario.stage.asking import ask_service, here, identity_of, peers_told
 
     identity = identity_of(store.file, store.snapshot)
     told, lease = ask_service(here(folder), os.path.abspath(store.file.path), identity, tier.grid)
     if lease >= 0:
         os.close(lease)  # the store has one
-    if told is None:
-        return None
-    placement = Placement(owners=told.owners, nodes=len(told.servers.addresses))
-    return Peers(
-        placement, told.servers, serves=False, identity=identity, grid=tier.grid, kept=told.keeps
-    )
+    return None if told is None else peers_told(told, identity, tier.grid)

@@ -26,9 +26,10 @@ from pario.fetch.base import Fetcher
 from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import MiB
+from pario.plan.placement import Placement
 from pario.stage.disk_files import USE, is_used, lock_use, root_of
 from pario.stage.grid import Grid
-from pario.stage.peers import OPEN, Servers
+from pario.stage.peers import OPEN, Peers, Servers
 
 __all__ = [
     "CHUNK_BYTES",
@@ -41,6 +42,7 @@ __all__ = [
     "here",
     "identity_of",
     "packed",
+    "peers_told",
     "read_servers",
     "unpacked",
     "written",
@@ -133,6 +135,12 @@ class Told(NamedTuple):
     budget: int
     owners: np.ndarray
     keeps: np.ndarray
+
+
+def peers_told(told: Told, identity: bytes, grid: Grid, **more: Any) -> Peers:
+    """Whom a process asks that the service serves. more : of `Peers`"""
+    placement = Placement(owners=told.owners, nodes=len(told.servers.addresses))
+    return Peers(placement, told.servers, serves=False, identity=identity, grid=grid, kept=told.keeps, **more)
 
 
 def ask_service(folder: str, path: str, identity: bytes, grid: Grid, **more: Any) -> tuple[Told | None, int]:

@@ -197,7 +197,7 @@ class Peers:
     ) -> None:
         self._count, self._kept = count, kept
         self.counts = PeerCounts()
-        self._placement, self.node, self._serves = placement, servers.node, serves
+        self.placement, self.node, self._serves = placement, servers.node, serves
         addresses, secret = servers.addresses, servers.secret
         self._identity, self._grid = identity, grid
         self._clients = [Client(each, secret, LIMIT_S) if each is not None else None for each in addresses]
@@ -326,7 +326,7 @@ class Peers:
 
     def _whom(self, chunk: int, keeps: bool) -> Iterator[Whom]:
         """Whom to ask for a chunk, and what, best first. Nodes that are given up now are left out."""
-        owners = [int(node) for node in self._placement.owners[chunk] if node >= 0]
+        owners = [int(node) for node in self.placement.owners[chunk] if node >= 0]
         responsible = next((node for node in owners if self._is_me(node) or self._is_up(node)), None)
         tried = set()
         if self._kept is not None and self._kept[chunk] and self._can_ask(self.node):
@@ -336,7 +336,7 @@ class Peers:
             tried.add(responsible)
             responsible = None
         if not keeps:
-            nearest = next(filter(self._can_ask, self._placement.sources(chunk, self.node)), None)
+            nearest = next(filter(self._can_ask, self.placement.sources(chunk, self.node)), None)
             if nearest is not None and nearest != responsible and nearest not in tried:
                 tried.add(nearest)
                 yield nearest, READ
