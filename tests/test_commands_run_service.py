@@ -53,7 +53,7 @@ say(os.environ.get("PARIO_SERVICE"))
 """
 #: Waits until the copy is whole, and lets nobody read the file from then on.
 COPIED = """
-tier = env._store._copy._tier
+tier = env._store.copy
 end = time.monotonic() + 20
 while not all(tier.has(chunk) for chunk in range(tier.grid.chunks)):
     assert time.monotonic() < end

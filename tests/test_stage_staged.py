@@ -197,6 +197,35 @@ def test_many_threads_bring_a_chunk_once(store: CountingStore) -> None:
     assert store.seen == [(0, CHUNK)]
 
 
+def test_a_chunk_that_is_taking_the_last_room_is_waited_for(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemoryTier.made(GRID, CHUNK)
+    fetcher = staged(store, memory)
+    full, goes_on = threading.Event(), threading.Event()
+    write = MemoryTier._write
+
+    def slow(tier: MemoryTier, data: np.ndarray, offset: int) -> bool:
+        full.set()
+        assert goes_on.wait(20)
+        return write(tier, data, offset)
+
+    monkeypatch.setattr(MemoryTier, "_write", slow)
+    first = threading.Thread(target=fetcher.bring, args=(1,))
+    first.start()
+    assert full.wait(20)
+    assert memory.is_full
+    found: list[bytes] = []
+    second = threading.Thread(target=lambda: found.extend(get(fetcher, (CHUNK + 5, 7), (2 * CHUNK, 3))))
+    second.start()
+    second.join(0.1)
+    goes_on.set()
+    first.join(20)
+    second.join(20)
+    assert found == right((CHUNK + 5, 7), (2 * CHUNK, 3))
+    assert store.seen == [GRID.span(1), (2 * CHUNK, 3)], "the chunk once, and of the other one what was asked for"
+
+
 def test_an_error_of_the_store_keeps_nothing(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = MemoryTier.made(GRID, 1 << 30)
     fetcher = staged(store, memory)

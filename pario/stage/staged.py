@@ -138,9 +138,10 @@ class StagedFetcher(Fetcher):
         if self._keeps is not None:
             chunks = chunks[self._keeps[chunks]]
         for chunk in dict.fromkeys(chunks.tolist()):
-            if all(tier.is_full for tier in self.tiers):
-                break
-            self.bring(chunk)
+            if not all(tier.is_full for tier in self.tiers):
+                self.bring(chunk)
+            elif (others := self._on_their_way.get(chunk)) is not None:  # it is what has taken the last room
+                others.wait()
 
     def lend(self, extents: np.ndarray) -> tuple[np.ndarray, list[Part]]:
         """What this node's tiers have of these extents (EXTENT[n], each within one chunk), for another process:
