@@ -226,4 +226,4 @@ def test_a_split_with_other_arguments_on_a_rank(world: Any, path: str) -> None:
     with pytest.raises(OptionError, match=r"pario.split has other arguments on rank"):
         pario.split(path, (0.7, 0.3), seed=int(world.rank == 1))
     with pytest.raises(OptionError if world.rank == 1 else PeerError, match="fractions must be"):
-        pario.split(path, (0.7, 0.3 + world.rank % 2))
+        pario.split(path, (0.7, 0.3 + (world.rank == 1)))
