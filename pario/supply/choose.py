@@ -125,8 +125,8 @@ def page_cache_way(
     """The best way for the `ranks` of this node without the ring, in an epoch of this order; "" if the ring is better:
 
     "advised"   key order, if that is the file's order, and large records in "global" order, on a disk of this node:
-                readahead(2) tells the kernel what comes next. (Its own read-ahead, of 8 MiB, takes 1.1 to 2.4 times as
-                long in key order, and twice the processor time.)
+                readahead(2) tells the kernel what comes next. (Its own read-ahead, of 8 MiB, takes 0.8 to 2.2 times as
+                long in key order, 1.3 times in the middle of 12 pairs on 1, 2 and 4 ranks, and more processor time.)
     "cached"    the node's page cache holds the records
 
     If the sizes do not decide, this tests a sample of offsets in the page cache; a cold file costs a few small reads.
