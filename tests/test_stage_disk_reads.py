@@ -97,7 +97,7 @@ def read_all(tier: DiskTier) -> None:
     assert (out == np.concatenate(expected)).all()
 
 
-def test_what_the_page_cache_has_not_is_read_past_it(cold: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_runs_are_read_past_the_page_cache(cold: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     files = cold._files
     assert files is not None
     asked: set[int] = set()
@@ -110,6 +110,10 @@ def test_what_the_page_cache_has_not_is_read_past_it(cold: DiskTier, monkeypatch
     monkeypatch.setattr(disk_reads, "read_spans", noted)
     read_all(cold)
     assert asked == ({files.direct} if files.direct >= 0 else {files.data})
+    asked.clear()
+    short = np.array([(5, 100)], EXTENT)
+    assert cold.read_many(short, np.empty(100, np.uint8), np.zeros(1, np.int64)).all()
+    assert asked == {files.data}, "a block that others need, too"
 
 
 def test_a_file_system_that_takes_the_flag_but_no_reads(cold: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:

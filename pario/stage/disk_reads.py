@@ -29,7 +29,7 @@ NOW: int = getattr(os, "RWF_NOWAIT", 0)
 #: About so many bytes are read by one call of a thread that can be left behind.
 _BATCH_BYTES = 4 << 20
 #: Runs that are longer bypass the page cache. Of shorter ones many are in one block, in random order: where memory has
-#: room for the copy, each block is then read once. (3 KB records in "global" order past it: 38 s, through it 16 s.)
+#: room for the copy, each block is then read once. (3 KB records in "global" order past it: 38 s, through it 18 s.)
 _LONG_BYTES = 64 << 10
 #: So many runs at most are read before whoever waits hears that the disk answers.
 _RUNS = 32
