@@ -54,7 +54,7 @@ class BatchBuffers:
         return self._allocated
 
     def take(self, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, np.ndarray]:
-        """Arrays of these shapes and dtypes, uninitialised, in one block; those of objects apart from it, not counted."""
+        """Arrays of these shapes and dtypes, uninitialised, in one block. Those of objects lie apart, uncounted."""
         places = {}
         total = 0
         objects = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items() if dtype.hasobject}
