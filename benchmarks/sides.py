@@ -15,7 +15,7 @@ from pario.bench import cache
 from pario.bench.stores import throttled
 
 GB = 1e9
-BATCH = {"3k": 256, "197k": 64}  # records per rank and step
+BATCH = {"100b": 1024, "3k": 256, "197k": 64}  # records per rank and step
 SHUFFLES = {"none": "shuffle=False", "block": '"block"', "global": '"global"'}
 
 

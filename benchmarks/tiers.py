@@ -1,10 +1,10 @@
 """The memory tier beside the tightest py-lmdb loop, and beside pario without tiers.
 
-    python -m benchmarks.tiers --data DIR [--rounds 5] [--ranks 1,2] [--only SECTION] [--out DIR/tiers.json]
+    python -m benchmarks.tiers --data DIR [--rounds 5] [--ranks 1,2,4] [--sets 100b,3k,197k] [--only SECTION] [--out F]
 
 Sections: `tiers`, epochs after the first, everything in memory; `tiers_first`, the first epoch, from a cold file on the
 disk of DIR and from the page cache; `tiers_disk`, an epoch out of a complete copy on the disk of DIR. The data sets are
-those of benchmarks/bars.py. Exit status 1 if a bar is not met.
+those of benchmarks/bars.py, and 100-byte records for `tiers`. Exit status 1 if a bar is not met.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from pario.bench.study.sets import DataSet
 #: The loops that reuse an array; in key order a walk over a shard's keys in a row, which a cursor does no faster.
 TIGHT = ("slice-buffers", "whole-buffers")
 TIERS = ("--tiers", "memory:8GiB")
-BARS = {"3k": 1.0, "197k": 0.95}
+BARS = {"100b": 1.0, "3k": 1.0, "197k": 0.95}
+#: of the small sets
+RECORDS = {"100b": 20_000, "3k": 4000, "197k": 100}
 #: fio's long reads, its depth, and the records that are read one by one in "global" order
 LONG_BYTES, DEPTH, SINGLE_BYTES = 4 << 20, 8, 64 << 10
 UNIT: dict[str, Any] = {"unit": 1e3, "name": "k records/s"}
@@ -109,14 +111,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--sets", default="100b,3k,197k")
     parser.add_argument("--out", help="JSON file (default: tiers.json in the data folder)")
     parser.add_argument("--only", default="", help="one section: tiers, tiers_first or tiers_disk")
     parser.add_argument("--quick", action="store_true", help="tiny data sets: does it run at all?")
     options = parser.parse_args()
     bench = Bench(options.data, options.rounds, options.quick, False, [])
-    for which, n in {"3k": 4000, "197k": 100}.items():
-        bench.small[which] = data.make(options.data, which, n)
+    for which in options.sets.split(","):
+        bench.small[which] = data.make(options.data, which, RECORDS[which])
         bench.sets[which] = bench.small[which] if options.quick else data.make(options.data, which)
         bench.index(bench.small[which].path)
         bench.index(bench.sets[which].path)
@@ -132,6 +135,7 @@ def main() -> int:
         print(f"{section.name}: {section.title}", flush=True)
         if section.name == "tiers":
             later(bench, section, ranks)
+            bench.sets.pop("100b", None)  # for that section only
         elif section.name == "tiers_disk":
             disk(bench, section)
         else:

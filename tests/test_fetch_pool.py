@@ -135,7 +135,7 @@ def test_reads_that_take_long_go_one_by_one(gated) -> None:
 
 
 def test_parts_of_a_job() -> None:
-    """Equal parts for all threads, none shorter than a unit."""
+    """Each thread gets its share of what is left, none shorter than a unit."""
     mib = 1 << 20
     reads = np.zeros(8, EXTENT)
     reads["nbytes"] = mib
@@ -143,17 +143,34 @@ def test_parts_of_a_job() -> None:
     def parts(threads: int, most: int = 100) -> list[int]:
         job, found = _Job(reads, np.empty(0), np.empty(0), lambda *_: None, 256 << 10), []
         while job.left:
-            first, last = job.take(threads, most)
+            first, last = job.take(job.cost // threads, most)
             assert job.nbytes(first, last) == (last - first) * mib
             found.append(last - first)
         return found
 
     assert parts(8) == [1] * 8
-    assert parts(4) == [2] * 4
-    assert parts(3) == [2, 2, 2, 2]
+    assert parts(4) == [2, 1, 1, 1, 1, 1, 1]
+    assert parts(3) == [2, 2, 1, 1, 1, 1]
     assert parts(1) == [8]
     assert parts(1, most=3) == [3, 3, 2]
     assert parts(64) == [1] * 8
+
+
+def test_parts_are_long_while_other_jobs_wait(gated) -> None:
+    """Then the threads need not divide the first one."""
+    pool, ended = ReadPool(gated, 2), threading.Semaphore(0)
+    pool._depth.quickest = 1e-6
+    pool._depth.end = lambda *_, **__: False  # type: ignore[method-assign]  # it stays so
+    reads = np.zeros(16, EXTENT)
+    reads["nbytes"] = 1
+    for _ in range(4):
+        pool.submit(reads, np.empty(16, np.uint8), np.arange(16), lambda *_: ended.release())
+    gated.gate.release(1000)
+    for _ in range(4):
+        assert ended.acquire(timeout=20)
+    assert sum(gated.parts) == 64
+    assert max(gated.parts) == 16  # half of 64, and 8 without the others
+    assert pool.close(20)
 
 
 def test_an_error_ends_the_job(gated) -> None:

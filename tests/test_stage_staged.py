@@ -119,6 +119,17 @@ def test_a_further_tier_serves_the_nearer_one(store: CountingStore, tmp_path: Pa
     assert store.seen == []
 
 
+def test_reads_are_long_once_the_tiers_hold_the_file(store: CountingStore, tmp_path: Path) -> None:
+    """Until then a longer one would bring several chunks, one after the other."""
+    fetcher = staged(store, MemoryTier.made(GRID, CHUNK), disk(tmp_path / "copies"))
+    assert fetcher.long_bytes == 0
+    for chunk in range(CHUNKS - 1):
+        get(fetcher, GRID.span(chunk))
+    assert fetcher.long_bytes == 0, "one of so few is a large part"
+    get(fetcher, GRID.span(CHUNKS - 1))
+    assert fetcher.long_bytes > 1 << 20
+
+
 def test_both_tiers_keep_what_the_store_gave(store: CountingStore, tmp_path: Path) -> None:
     memory, lasting = MemoryTier.made(GRID, 2 * CHUNK), disk(tmp_path)
     fetcher = staged(store, memory, lasting)

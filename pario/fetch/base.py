@@ -50,6 +50,8 @@ class Fetcher(ABC):
     staged : bytes come from tiers or from the store; what comes from the store, the fetcher itself compares with the
         snapshot's meta page, and counts
     rows : reads records from the page cache straight to their destination; None: not possible, or no gain
+    long_bytes : reads may be as long as this, where `Options.read_bytes` is less: fewer of them are in flight then, but
+        each costs processor time
     """
 
     path: str
@@ -58,6 +60,7 @@ class Fetcher(ABC):
     read_ahead_bytes: int = 0
     staged: bool = False
     rows: RowReader | None = None
+    long_bytes: int = 0
 
     @property
     @abstractmethod

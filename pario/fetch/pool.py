@@ -36,8 +36,9 @@ class ReadPool:
 
     #: Cost of the hand-over to a thread (about 10 us) and of the way to the storage, in bytes.
     UNIT_BYTES = 256 << 10
-    #: Seconds that a part takes if its reads take less.
-    UNIT_S = 2e-3
+    #: Seconds that a part takes if its reads take less. (197 KB records in "global" order out of a disk tier, 5 epochs
+    #: each next to other work: 2 ms 2.9 to 4.6 s, 8 ms 1.7 to 2.5 s, 16 ms 2.0 to 3.2 s.)
+    UNIT_S = 8e-3
 
     def __init__(self, fetcher: Fetcher, inflight: int | Knob) -> None:
         knob = Knob("inflight", inflight, inflight, inflight) if isinstance(inflight, int) else inflight
@@ -153,7 +154,8 @@ class ReadPool:
                 self._active -= 1
                 return None
             job = self._jobs[0]
-            first, last = job.take(self.inflight, self._reads_per_part())
+            waiting = sum(each.cost for each in self._jobs)
+            first, last = job.take(waiting // self.inflight, self._reads_per_part())
             if not job.left:
                 self._jobs.popleft()
             self._reading += 1
@@ -230,13 +232,18 @@ class _Job:
         """Reads that nobody has taken."""
         return len(self.reads) - self._next
 
-    def take(self, threads: int, most: int) -> tuple[int, int]:
-        """The next reads [first, last): as many as each of `threads` gets, at most `most`."""
+    @property
+    def cost(self) -> int:
+        """Of the reads that nobody has taken, in bytes."""
+        return self._costs[-1] - self._costs[self._next]
+
+    def take(self, aim: int, most: int) -> tuple[int, int]:
+        """The next reads [first, last): those of about so much cost, at most `most`."""
         first, costs = self._next, self._costs
         last = first + 1
         if most > 1:
-            aim = costs[first] + max(self._unit_bytes, costs[-1] // threads)
-            last = max(last, min(first + most, bisect_right(costs, aim) - 1))
+            end = costs[first] + max(self._unit_bytes, aim)
+            last = max(last, min(first + most, bisect_right(costs, end) - 1))
         self._next = last
         self._parts += 1
         return first, last

@@ -32,6 +32,10 @@ __all__ = ["StagedFetcher"]
 _ALIGN = 4096
 #: Whether the page cache holds a chunk is asked at each of so many bytes, up to the first that it does not hold.
 _PROBE = 64 << 10
+#: Out of a disk of this node, in reads of this size, if this fraction of the file is there. (Key order of 197 KB
+#: records next to other work, 5 epochs each: reads of 1 MiB 2.3 to 3.3 s, 2.2 to 2.9 s of a processor; of 4 MiB 1.8 to
+#: 1.9 s, 1.6 to 1.9 s.) A chunk that is missing costs the others of its read its round trip.
+_LONG_BYTES, _MOSTLY = 4 << 20, 0.95
 
 _lent = threading.local()
 
@@ -80,6 +84,13 @@ class StagedFetcher(Fetcher):
     def join(self, peers: Peers, keeps: np.ndarray) -> None:
         """From now on ask other nodes before the store, and bring only these chunks (bool[chunks])."""
         self._peers, self._keeps = peers, keeps
+
+    @property
+    def long_bytes(self) -> int:  # type: ignore[override]
+        held = np.zeros(self.grid.chunks, bool)
+        for tier in self.tiers:
+            held |= tier.held()
+        return _LONG_BYTES if held.mean() >= _MOSTLY else 0
 
     @property
     def files(self) -> tuple[OpenFile, ...]:

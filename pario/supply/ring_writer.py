@@ -90,6 +90,7 @@ class RingWriter:
         self._slots = context.slots
         self._pool = reader.file.pool
         self._options = context.options
+        self._read_bytes = max(self._options.read_bytes, self._pool.fetcher.long_bytes)
         self._checked = reader.checked
         self._seats = (world.node_seat, world.node_size)
         self._rank = world.rank
@@ -191,12 +192,12 @@ class RingWriter:
 
     def _merge(self, merge: Callable[..., Reads], *ranges: np.ndarray, capacity: int | None = None) -> Reads:
         """`merge` is a function of plan/coalesce.py."""
-        options, fetcher = self._options, self._pool.fetcher
+        fetcher = self._pool.fetcher
         return merge(
             *ranges,
             align=fetcher.align,
-            gap_bytes=options.gap_bytes,
-            read_bytes=options.read_bytes,
+            gap_bytes=self._options.gap_bytes,
+            read_bytes=self._read_bytes,
             file_bytes=fetcher.nbytes,
             capacity=capacity,
         )

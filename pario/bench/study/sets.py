@@ -18,7 +18,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
-__all__ = ["SETS", "DataSet", "Held", "Shape", "content", "datum_parts", "held", "make", "record_digest"]
+__all__ = ["SETS", "SMALL", "DataSet", "Held", "Shape", "content", "datum_parts", "held", "make", "record_digest"]
 
 PAGE = 4096
 PAGE_HEADER = 16  # bytes before a value on overflow pages
@@ -72,6 +72,8 @@ SETS = {
     "3k": Shape("datum-3k", 400_000, (3, 32, 32)),
     "197k": Shape("datum-197k", 10_000, (3, 256, 256)),
 }
+#: Values of 100 bytes, which lie in leaf pages; for single sections only.
+SMALL = {"100b": Shape("datum-100b", 1_000_000, (3, 5, 6))}
 
 
 def varint(value: int) -> bytes:
@@ -112,12 +114,12 @@ def record_digest(data: bytes | memoryview | np.ndarray, label: int) -> int:
 def make(
     folder: str | Path, which: str, records: int | None = None, say: Callable[[str], None] = lambda _: None
 ) -> DataSet:
-    """Write one of `SETS` below `folder`, or return the existing one.
+    """Write one of `SETS` or `SMALL` below `folder`, or return the existing one.
 
     records : fewer (or more) records than the frozen workload; the folder's name then contains the number
     say : called with a message when writing a set starts, which takes a while
     """
-    shape = SETS[which]
+    shape = (SETS | SMALL)[which]
     if records is not None and records != shape.records:
         shape = Shape(f"{shape.name}-{records}", records, shape.image, shape.commit_every, shape.seed)
     path = Path(folder) / shape.name
@@ -160,7 +162,7 @@ def make(
         head=len(head),
         value_bytes=value_bytes,
         page_size=page_size,
-        record_pages=stat["overflow_pages"],
+        record_pages=stat["overflow_pages"] or stat["leaf_pages"],
         tree_pages=stat["branch_pages"] + stat["leaf_pages"],
         file_bytes=size,
     )
