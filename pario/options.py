@@ -122,8 +122,9 @@ class Options:
         gap_bytes: one read covers two extents of a group if at most this many unwanted bytes lie between them (a leaf
             page or two between runs of overflow pages).
         fetch: "posix" reads through the page cache, "direct" bypasses it (O_DIRECT). "auto" means "posix", so that
-            later epochs hit the page cache. With `shuffle="block"` on a fast local disk "direct" may read a cold file
-            up to 1.5 times as fast.
+            later epochs hit the page cache, but "direct" for a rank alone on its node that reads a file of 512 MiB or
+            more, of which the page cache holds less than half, from a disk of this node that is measured to be fast;
+            not for records below 64 KiB in `shuffle="global"`.
         tiers: copies of the dataset on the node, nearest first, so that every byte leaves the store once: `Tier`s
             (docs/tiers.md). (): none. None: as the environment variable PARIO_TIERS says; without it one of memory for
             a file that other nodes see, too, if a quarter of the nodes' memory has room for it.
@@ -239,6 +240,11 @@ class Options:
         raise OptionError(
             f'inflight must be "auto", an integer of at least 1, or a pair (least, most) of them, got {given!r}'
         )
+
+    @property
+    def chooses_fetch(self) -> bool:
+        """Nothing says whether the page cache is to be used."""
+        return self.fetch == "auto" and self.own_rows == "auto"
 
     @property
     def usual_inflight(self) -> int:

@@ -19,8 +19,7 @@ __all__ = ["FETCHERS", "open_dataset", "resolve"]
 
 #: name -> class: those of `pario.options.FETCHERS`, and one that only recipes use.
 #: "auto" reads through the page cache: a set that fits into memory is read from the storage once. A cold file costs
-#: nothing by it on a store of 200 MB/s, and up to a third on a fast local disk (1.0 to 1.1 GB/s against 1.1 to 1.6 with
-#: O_DIRECT for 197 KB records in key order, 0.7 to 0.8 against 1.1 to 1.2 for 3 KB ones).
+#: nothing by it on a store of 200 MB/s; for fast disks of the node see past_cache.py.
 FETCHERS: dict[str, type[FileFetcher]] = {
     "auto": PosixFetcher,
     "posix": PosixFetcher,
