@@ -1,0 +1,170 @@
+"""The decoder of samples of several records: each field by its own decoder.
+
+    records   image 1, label 1, image 2, label 2, ...      those of a sample follow each other
+    inside    images by one decoder, labels by another     every width-th record
+    outside   one row per sample in every array
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures
+from pario.errors import DecodeError, OptionError
+from pario.records import Records
+
+__all__ = ["Fields", "Lookup", "Verbatims"]
+
+#: Between the name of a field and that of a column of its decoder, until the batch is finished.
+_MARK = "\0"
+#: What decoders call the arrays beside "data".
+_BESIDE = ("offsets", "lengths")
+
+
+class Lookup(Protocol):
+    """What a first record says about its sample."""
+
+    def numbers(self, first: np.ndarray) -> np.ndarray:
+        """i64[k]: what the samples with these first records (i64[k]) are called."""
+
+    def missing(self, first: np.ndarray) -> list[tuple[int, int, bytes]]:
+        """(index into `first`, field, key) of the records that these samples lack."""
+
+
+class Verbatims(Decoder):
+    """{"data": object[b]}: the bytes of each record."""
+
+    spec: Any = True
+
+    def __repr__(self) -> str:
+        return "bytes"
+
+    def learn(self, record: np.ndarray) -> bool:
+        return True
+
+    def shapes(self, records: Records) -> dict[str, ArraySpec]:
+        return {"data": ((len(records),), np.dtype(object))}
+
+    def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
+        out["data"][:] = [records[i].tobytes() for i in range(len(records))]
+        return []
+
+
+class Fields(Decoder):
+    """Samples of several records. The inner decoders see a sample's number as the id of its records, so that all fields
+    of a sample get the same random numbers.
+
+    decoders : field -> decoder of its records; None: the bytes, one object per record
+    lookup : knows the samples; None: nothing is decoded yet
+    """
+
+    def __init__(self, decoders: Mapping[str, Decoder | None], lookup: Lookup | None = None) -> None:
+        # Copies: what they learn belongs to this decoder.
+        self.inner = {name: Verbatims() if one is None else copy.copy(one) for name, one in decoders.items()}
+        self._lookup = lookup
+        self.width = len(self.inner)
+        for name, decoder in self.inner.items():
+            if not decoder.by_rows:
+                raise OptionError(
+                    f"field {name!r}: {decoder!r} puts the bytes of a whole batch in one array, of which no sample can "
+                    "be left out",
+                    hint="None instead of a decoder gives each record's bytes; so does Text(), Npy(), ...(ragged=...).",
+                )
+
+    @property
+    def lookup(self) -> Lookup:
+        assert self._lookup is not None
+        return self._lookup
+
+    def __repr__(self) -> str:
+        return f"Fields({', '.join(f'{name}={one!r}' for name, one in self.inner.items())})"
+
+    @property
+    def parallel(self) -> bool:  # type: ignore[override]
+        return any(one.parallel for one in self.inner.values())
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        specs = [one.spec for one in self.inner.values()]
+        return None if any(spec is None for spec in specs) else specs
+
+    @spec.setter
+    def spec(self, specs: Any) -> None:
+        for one, spec in zip(self.inner.values(), specs, strict=True):
+            one.spec = spec
+
+    def learn(self, record: np.ndarray) -> Any:
+        raise NotImplementedError("a sample has several records: learn_from")
+
+    def learn_from(self, records: Records, draw: Draw) -> Any:
+        numbers = self.lookup.numbers(records.ids[:: self.width])
+        for _, field, key in self.lookup.missing(records.ids[:: self.width]):
+            raise DecodeError(self._lack(int(numbers[0]), field, key))
+        for j, (name, one) in enumerate(self.inner.items()):
+            try:
+                one.learn_at(records[j], int(numbers[0]), self._draw(draw, records.ids[j : j + 1], numbers))
+            except DecodeError as error:
+                error.what = f"sample {numbers[0]}, field {name!r}: {error.what}"
+                raise error.at() from None
+        return self.spec
+
+    def shapes(self, records: Records) -> dict[str, ArraySpec]:
+        arrays: dict[str, ArraySpec] = {}
+        for j, (name, one) in enumerate(self.inner.items()):
+            for column, spec in one.shapes(self._field(records, j, records.ids[j :: self.width])).items():
+                arrays[f"{name}{_MARK}{column}"] = spec
+        return arrays
+
+    def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
+        first = np.array(records.ids[:: self.width])
+        numbers = self.lookup.numbers(first)
+        # A sample fails once, whatever is wrong with its other records; what it lacks comes first.
+        failed = {row: self._lack(int(numbers[row]), field, key) for row, field, key in self.lookup.missing(first)}
+        for j, (name, one) in enumerate(self.inner.items()):
+            begin = f"{name}{_MARK}"
+            mine = {whole[len(begin) :]: array for whole, array in out.items() if whole.startswith(begin)}
+            ids = records.ids[j :: self.width]
+            for row, why in one.decode(self._field(records, j, numbers), mine, self._draw(draw, ids, numbers)):
+                failed.setdefault(row, f"sample {numbers[row]}, field {name!r}: {why}")
+        return sorted(failed.items())
+
+    def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        whole: dict[str, np.ndarray] = {}
+        for name, one in self.inner.items():
+            begin = f"{name}{_MARK}"
+            mine = {full[len(begin) :]: array for full, array in arrays.items() if full.startswith(begin)}
+            for column, array in one.finish(mine).items():
+                called = _called(name, column)
+                if called in whole:
+                    raise OptionError(f"two arrays of a batch would have the name {called!r}", hint="Rename a field.")
+                whole[called] = array
+        return whole
+
+    def row_ids(self, ids: np.ndarray) -> np.ndarray:
+        return self.lookup.numbers(ids)
+
+    def _field(self, records: Records, j: int, ids: np.ndarray) -> Records:
+        return Records(ids, records.data, records.starts[j :: self.width], records.nbytes[j :: self.width])
+
+    def _draw(self, draw: Draw, ids: np.ndarray, numbers: np.ndarray) -> Draw:
+        """For a decoder that asks for keys by what it takes for record ids."""
+        look = draw.keys
+        if look is None:
+            return draw
+        record_of = dict(zip(numbers.tolist(), ids.tolist(), strict=True))
+        return replace(draw, keys=lambda asked: look(np.array([record_of[number] for number in asked.tolist()])))
+
+    def _lack(self, number: int, field: int, key: bytes) -> str:
+        name = list(self.inner)[field]
+        return f"sample {number} has no record {key.decode(errors='backslashreplace')!r} (field {name!r})"
+
+
+def _called(field: str, column: str) -> str:
+    if column == "data":
+        return field
+    return f"{field}_{column}" if column in _BESIDE else f"{field}.{column}"
