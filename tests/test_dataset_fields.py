@@ -123,6 +123,29 @@ def epoch(loader: pario.Loader, path: str, layout: Layout) -> list[int]:
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("batch_size", [25, 60])
+def test_steps_larger_than_a_slot(
+    written: Callable[[str], tuple[str, Layout]], shuffle: Any, batch_size: int
+) -> None:
+    path, layout = written("clovaai")
+    with open_loader(path, layout, batch_size, shuffle=shuffle) as loader:
+        assert sorted(epoch(loader, path, layout)) == layout.numbers
+
+
+@pytest.mark.parametrize("name", ["apart", "in turn"])
+def test_blocks_are_read_in_long_stretches(tmp_path: Path, name: str) -> None:
+    """Also where the labels lie far from the images."""
+    layout = by_template(numbers=list(range(800)), image="image-%09d", label="label-%09d")
+    records = sorted(layout.records) if name == "apart" else layout.records
+    path = write(tmp_path / "x", [(key, data[:700]) for key, data in records])
+    options = pario.Options(block_bytes=128 << 10, mix_blocks=4)
+    with open_loader(path, layout, shuffle="block", options=options, on_error="skip") as loader:
+        taken = [i for batch in loader for i in batch.ids.tolist()]
+        assert sorted(taken) == layout.numbers
+        assert loader.stats()["reads"] < 40
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_sample_comes_once(
     written: Callable[[str], tuple[str, Layout]], name: str, shuffle: Any
@@ -151,6 +174,8 @@ def test_texts_in_keys(tmp_path: Path) -> None:
         keys = loader.keys([i for i, *_ in taken])
         assert loader.stats()["bad"] == {f"sample n has no record 'mol:{names[0].decode()[3:]}' (field 'm')".replace(
             "mol:", "mol:n"): 1}
+        with pytest.raises(OptionError, match="there is no sample 40"):
+            loader.keys([40])
     assert sorted(i for i, *_ in taken) == sorted(set(range(40)) - {sorted(names).index(names[0])})
     for key, (i, s, m) in zip(keys, taken, strict=True):
         assert key == b"structure:" + sorted(names)[i]

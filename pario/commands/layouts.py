@@ -116,8 +116,8 @@ def _behind(index: Index, low: int, high: int) -> list[Field]:
 def _field(before: bytes, digits: list[bytes], after: bytes, ids: list[int], name: bytes) -> Field:
     width = min(map(len, digits))
     padded = any(one[:1] == b"0" for one in digits) and width > 1
-    place = b"%%0%dd" % width if padded else b"%d"
-    text = (_written(before) + place + _written(after)).decode("utf-8", errors="replace")
+    hole = b"%%0%dd" % width if padded else b"%d"
+    text = (_written(before) + hole + _written(after)).decode("utf-8", errors="replace")
     words = re.findall(r"\w+", name.decode(errors="replace"))
     fits = all(Template(text).parse(before + one + after) is not None for one in digits)
     return Field("_".join(words) if fits else "", text, ids)

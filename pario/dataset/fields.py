@@ -99,9 +99,9 @@ class Found(NamedTuple):
 
     def _key(self, first: int, field: int) -> bytes:
         """The key that a record of the sample would have."""
-        lead, number = self.fields.makers[0], int(self.samples.numbers_of(np.array([first]))[0])
-        name: int | bytes | None = number
-        if isinstance(lead, Template) and lead.digits is None:
+        lead = self.fields.makers[0]
+        name: int | bytes | None = int(self.samples.numbers_of(np.array([first]))[0])
+        if isinstance(lead, Template):
             name = lead.parse(self.reader.keys([first])[0])
         assert name is not None  # the template has found this key
         return self.fields.makers[field].make(name)
@@ -152,25 +152,28 @@ def find(fields: FieldSet, wanted: Wanted, reader: Reader, *, file_order: bool) 
             raise OptionError("fields= needs one record per key, and this database has several", path=reader.path)
     first, numbers = _first_records(fields, wanted, reader)
     first, numbers = _wanted(fields, wanted, reader, first, numbers)
-    rest = _other_records(fields, reader, first, numbers)
-    lead = fields.makers[0]
-    named = not isinstance(lead, Template) or lead.digits is not None
-    told = table = by_place = None
+    kind = sample_type(len(reader))
+    shared = world.share_array(first.astype(kind) if world.rank == 0 else None)
+    called = None if _named_by_texts(fields) else world.share_array(numbers if world.rank == 0 else None)
+    rest = _other_records(fields, reader, shared, called)
+    told = by_place = None
     with together(world, "finding the samples (fields)"):
         if world.rank == 0:
-            table = np.empty((len(fields.names), len(first)), sample_type(len(reader)))
-            table[0] = first
-            for j, ids in enumerate(rest, 1):
-                table[j] = np.where(ids < 0, absent(table.dtype), ids)
             _say_missing(fields, reader, numbers, rest)
-            figures, by_place = _measured(index.extents, table, file_order)
-            told = digest_of_samples(table, numbers if named else None, len(reader)), figures, by_place is not None
+            rest = [np.where(ids < 0, absent(kind), ids).astype(kind) for ids in rest]
+            figures, by_place = _measured(index.extents, [shared, *rest], file_order)
+            told = digest_of_samples([shared, *rest], called, len(reader)), figures, by_place is not None
     digest, figures, has_order = world.bcast(told)
-    table = world.share_array(table)
-    called = world.share_array(numbers if world.rank == 0 else None) if named else None
+    columns = [shared, *(world.share_array(ids) for ids in rest)]
     by_place = world.share_array(by_place) if has_order else None
-    samples = Samples(len(reader), digest, table, numbers=called, by_place=by_place, figures=figures)
+    samples = Samples(len(reader), digest, columns, numbers=called, by_place=by_place, figures=figures)
     return Found(samples, fields, reader)
+
+
+def _named_by_texts(fields: FieldSet) -> bool:
+    """Whether there are no numbers in the keys: then the samples are counted."""
+    lead = fields.makers[0]
+    return isinstance(lead, Template) and lead.digits is None
 
 
 # -- which samples there are -------------------------------------------------------------------------------------------
@@ -275,22 +278,24 @@ def _wanted(
 # -- their other records -----------------------------------------------------------------------------------------------
 
 
-def _other_records(fields: FieldSet, reader: Reader, first: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
-    """On rank 0, for every field but the first one, record ids i64[n], -1 for a missing one."""
-    world, makers = reader.world, fields.makers
-    if len(makers) == 1:
-        return []
-    whole = world.share_array(np.stack([first, numbers]) if world.rank == 0 else None)
-    lead = makers[0]
-    texts = isinstance(lead, Template) and lead.digits is None
-    found: list[list[np.ndarray]] = [[] for _ in makers[1:]]
+def _other_records(
+    fields: FieldSet, reader: Reader, first: np.ndarray, numbers: np.ndarray | None
+) -> list[np.ndarray]:
+    """On rank 0, for every field but the first one, record ids i64[n], -1 for a missing one; elsewhere as many arrays.
+
+    first, numbers : of all samples, on all ranks; numbers is None where keys have texts
+    """
+    world, lead = reader.world, fields.makers[0]
+    found: list[list[np.ndarray]] = [[] for _ in fields.makers[1:]]
     with together(world, "finding the records of the samples (fields)"):
-        begin, stop = even_split(whole.shape[1], world.size, world.rank)
-        for mine in _parts(whole[:, begin:stop].T):
-            names: list[Any] = mine[:, 1].tolist()
-            if texts and isinstance(lead, Template):
-                names = list(map(lead.parse, reader.index.keys(np.ascontiguousarray(mine[:, 0]))))
-            for maker, ids in zip(makers[1:], found, strict=True):
+        for mine in _parts(np.arange(*even_split(len(first), world.size, world.rank)) if found else np.arange(0)):
+            names: list[Any]
+            if numbers is not None:
+                names = numbers[mine].tolist()
+            else:
+                assert isinstance(lead, Template)
+                names = list(map(lead.parse, reader.index.keys(first[mine].astype(np.int64))))
+            for maker, ids in zip(fields.makers[1:], found, strict=True):
                 ids.append(_find(list(map(maker.make, names)), reader))
     return [_gathered(reader, ids) for ids in found]
 
@@ -356,19 +361,19 @@ def _say_missing(fields: FieldSet, reader: Reader, numbers: np.ndarray, rest: li
             )
 
 
-def _measured(extents: np.ndarray, table: np.ndarray, file_order: bool) -> tuple[Figures, np.ndarray | None]:
+def _measured(extents: np.ndarray, columns: list[np.ndarray], file_order: bool) -> tuple[Figures, np.ndarray | None]:
     """Sizes of the samples, and their ordinals by the first record's position in the file, if that is another order."""
     total = largest = 0
-    for ids in table:
+    for ids in columns:
         for part in _parts(ids):
-            nbytes = extents["nbytes"][part[part != absent(table.dtype)]]
+            nbytes = extents["nbytes"][part[part != absent(ids.dtype)]]
             total, largest = total + int(nbytes.sum()), max(largest, int(nbytes.max(initial=0)))
     by_place = None
     if file_order:
-        at = extents["offset"][table[0]]
+        at = extents["offset"][columns[0]]
         if not bool((at[1:] > at[:-1]).all()):
             by_place = np.argsort(at, kind="stable").astype(id_type(len(at)))
-    return Figures(max(1, total) / table.shape[1], largest), by_place
+    return Figures(max(1, total) / len(columns[0]), largest), by_place
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

@@ -90,8 +90,7 @@ class Fields(Decoder):
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
-        specs = [one.spec for one in self.inner.values()]
-        return None if any(spec is None for spec in specs) else specs
+        return [one.spec for one in self.inner.values()]
 
     @spec.setter
     def spec(self, specs: Any) -> None:
@@ -156,8 +155,12 @@ class Fields(Decoder):
         look = draw.keys
         if look is None:
             return draw
-        record_of = dict(zip(numbers.tolist(), ids.tolist(), strict=True))
-        return replace(draw, keys=lambda asked: look(np.array([record_of[number] for number in asked.tolist()])))
+
+        def keys(asked: np.ndarray) -> list[bytes]:
+            record_of = dict(zip(numbers.tolist(), ids.tolist(), strict=True))
+            return look(np.array([record_of[number] for number in asked.tolist()]))
+
+        return replace(draw, keys=keys)
 
     def _lack(self, number: int, field: int, key: bytes) -> str:
         name = list(self.inner)[field]

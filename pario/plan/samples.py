@@ -15,6 +15,7 @@ import hashlib
 
 import numpy as np
 
+from pario.errors import OptionError
 from pario.plan.selection import Figures, Selection, id_type
 
 __all__ = ["Samples", "absent", "digest_of_samples", "sample_type", "widened"]
@@ -24,7 +25,8 @@ class Samples(Selection):
     """n samples of `width` records each, in the order of the ids of their first records, which differ.
 
     total : records of the database
-    table : u[width, n] of `sample_type`, record ids by field; `absent` for a missing one, which no first record is
+    columns : width times u[n] of `sample_type`, the record ids of a field; `absent` for a missing one, which no first
+        record is
     numbers : i64[n], what the samples are called; None: by their ordinals
     by_place : u[n], ordinals in file order; None: file order is the order of the ids
     figures : mean bytes of a sample, and bytes of the largest record
@@ -34,19 +36,19 @@ class Samples(Selection):
         self,
         total: int,
         digest: str,
-        table: np.ndarray,
+        columns: list[np.ndarray],
         *,
         numbers: np.ndarray | None = None,
         by_place: np.ndarray | None = None,
         figures: Figures,
     ) -> None:
-        super().__init__(total, digest, table=table[0], by_place=by_place, figures=figures)
-        self._fields = table
+        super().__init__(total, digest, table=columns[0], by_place=by_place, figures=figures)
+        self._columns = columns
         self._numbers = numbers
-        self._absent = absent(table.dtype)
-        self.width = len(table)
+        self._absent = absent(columns[0].dtype)
+        self.width = len(columns)
         #: fields of which records are missing
-        self._holes = [j for j in range(1, self.width) if bool((table[j] == self._absent).any())]
+        self._holes = [j for j in range(1, self.width) if bool((columns[j] == self._absent).any())]
 
     @property
     def is_dense(self) -> bool:
@@ -58,15 +60,17 @@ class Samples(Selection):
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self._fields, self._numbers, self._by_place) if array is not None)
+        return sum(array.nbytes for array in (*self._columns, self._numbers, self._by_place) if array is not None)
 
     def ids(self, ordinals: np.ndarray) -> np.ndarray:
         """i64[k * width]: the records of the samples at these ordinals, sample by sample; the first record of a sample
         stands where one is missing."""
-        found = self._fields[:, ordinals]
+        found = np.empty((len(ordinals), self.width), np.int64)
+        for j, column in enumerate(self._columns):
+            found[:, j] = column[ordinals]
         for j in self._holes:
-            found[j] = np.where(found[j] == self._absent, found[0], found[j])
-        return found.T.astype(np.int64).reshape(-1)
+            found[:, j] = np.where(found[:, j] == self._absent, found[:, 0], found[:, j])
+        return found.reshape(-1)
 
     def ids_of(self, numbers: np.ndarray, space: str) -> np.ndarray:
         if space == "id" or self._by_place is None:
@@ -83,29 +87,30 @@ class Samples(Selection):
         if not self._holes:
             return []
         ordinals = self._ordinals(first)
-        return [(i, j) for j in self._holes for i in np.flatnonzero(self._fields[j][ordinals] == self._absent).tolist()]
+        gone = {j: np.flatnonzero(self._columns[j][ordinals] == self._absent) for j in self._holes}
+        return [(i, j) for j, rows in gone.items() for i in rows.tolist()]
 
     def records(self, ids: np.ndarray) -> np.ndarray:
-        """i64[k]: the first records of the samples that are called so. Raises KeyError for another number."""
+        """i64[k]: the first records of the samples that are called so. Raises OptionError for another number."""
         wanted = np.asarray(ids, np.int64)
-        order = None if self._numbers is None else np.argsort(self._numbers, kind="stable")
         if self._numbers is None:
-            ordinals, known = wanted, (wanted >= 0) & (wanted < self.n)
+            ordinals = np.clip(wanted, 0, self.n - 1)
+            known = ordinals == wanted
         else:
-            at = np.minimum(np.searchsorted(self._numbers, wanted, sorter=order), self.n - 1)
-            ordinals = order[at] if order is not None else at
+            order = np.argsort(self._numbers, kind="stable")
+            ordinals = order[np.minimum(np.searchsorted(self._numbers, wanted, sorter=order), self.n - 1)]
             known = self._numbers[ordinals] == wanted
         if not known.all():
-            raise KeyError(int(wanted[~known][0]))
-        return self._fields[0][ordinals].astype(np.int64)
+            raise OptionError(f"there is no sample {int(wanted[~known][0])} among those that are selected")
+        return self._columns[0][ordinals].astype(np.int64)
 
     def close(self) -> None:
         super().close()
-        self._fields = self._fields[:, :0].copy()
+        self._columns = [column[:0].copy() for column in self._columns]
         self._numbers = None
 
     def _ordinals(self, first: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._fields[0], np.asarray(first).astype(self._fields.dtype))
+        return np.searchsorted(self._columns[0], np.asarray(first).astype(self._columns[0].dtype))
 
 
 def widened(rows: np.ndarray, width: int) -> np.ndarray:
@@ -123,11 +128,12 @@ def absent(dtype: np.dtype) -> int:
     return int(np.iinfo(dtype).max)
 
 
-def digest_of_samples(table: np.ndarray, numbers: np.ndarray | None, total: int) -> str:
+def digest_of_samples(columns: list[np.ndarray], numbers: np.ndarray | None, total: int) -> str:
     """Hex; the same samples of as many records give the same one, whatever named them."""
-    digest = hashlib.blake2b(f"pario samples 1 {total} {table.shape}".encode(), digest_size=16)
-    for ids in table:
-        digest.update(np.ascontiguousarray(ids, f"<u{table.dtype.itemsize}").view(np.uint8))
+    shape = len(columns), len(columns[0])
+    digest = hashlib.blake2b(f"pario samples 1 {total} {shape}".encode(), digest_size=16)
+    for ids in columns:
+        digest.update(np.ascontiguousarray(ids, f"<u{ids.dtype.itemsize}").view(np.uint8))
     if numbers is not None:
         digest.update(np.ascontiguousarray(numbers, "<i8").view(np.uint8))
     return digest.hexdigest()
