@@ -20,6 +20,8 @@ N = 97
 BAD = [9, 10, 50]
 SMALL = pario.Options(slot_bytes=64 << 10, slots=3, block_bytes=24 << 10, mix_blocks=4)
 FIELDS = {"image": ("image-%09d", None), "label": ("label-%09d", None)}
+#: the others run with `-m full`
+QUICK_PAIRS = [("skip", "global"), ("substitute", "block")]
 QUICK = [pytest.param(False, marks=pytest.mark.full), "global", "block"]
 
 
@@ -89,8 +91,14 @@ def test_each_sample_once(world: Any, whole: str, shuffle: Any) -> None:
         assert [sorted(step) for step in take(alone, whole)] == [sorted(step) for step in epochs[0]]
 
 
-@pytest.mark.parametrize("shuffle", QUICK)
-@pytest.mark.parametrize("policy", ["skip", "substitute"])
+@pytest.mark.parametrize(
+    ("policy", "shuffle"),
+    [
+        pytest.param(policy, shuffle, marks=() if (policy, shuffle) in QUICK_PAIRS else pytest.mark.full)
+        for policy in ("skip", "substitute")
+        for shuffle in (False, "global", "block")
+    ],
+)
 def test_missing_records(world: Any, broken: str, shuffle: Any, policy: Any) -> None:
     given: dict[str, Any] = {"fields": FIELDS, "shuffle": shuffle, "on_error": policy, "options": SMALL}
     with pario.Loader(broken, 4, **given) as loader:
@@ -112,7 +120,7 @@ def test_a_missing_record_is_raised_on_all(world: Any, broken: str) -> None:
     assert sum(world.allgather(isinstance(caught.value, DecodeError))) >= 1
 
 
-@pytest.mark.parametrize("shuffle", QUICK)
+@pytest.mark.parametrize("shuffle", QUICK[:1] + [pytest.param("global", marks=pytest.mark.full), "block"])
 def test_resuming_on_one_rank_and_on_all(world: Any, broken: str, shuffle: Any) -> None:
     given: dict[str, Any] = {"fields": FIELDS, "shuffle": shuffle, "on_error": "skip", "options": SMALL}
     with pario.Loader(broken, 3, **given) as loader:

@@ -151,6 +151,7 @@ def find(fields: FieldSet, wanted: Wanted, reader: Reader, *, file_order: bool) 
         if record.md_flags & MDB_DUPSORT:
             raise OptionError("fields= needs one record per key, and this database has several", path=reader.path)
     first, numbers = _first_records(fields, wanted, reader)
+    there = len(first)
     first, numbers = _wanted(fields, wanted, reader, first, numbers)
     kind = sample_type(len(reader))
     shared = world.share_array(first.astype(kind) if world.rank == 0 else None)
@@ -160,6 +161,8 @@ def find(fields: FieldSet, wanted: Wanted, reader: Reader, *, file_order: bool) 
     with together(world, "finding the samples (fields)"):
         if world.rank == 0:
             _say_missing(fields, reader, numbers, rest)
+            if len(first) == there:
+                _say_left_over(fields, reader, rest)
             rest = [np.where(ids < 0, absent(kind), ids).astype(kind) for ids in rest]
             figures, by_place = _measured(index.extents, [shared, *rest], file_order)
             told = digest_of_samples([shared, *rest], called, len(reader)), figures, by_place is not None
@@ -338,16 +341,22 @@ def _stretch(template: Template, reader: Reader, doing: str) -> tuple[int, int]:
     index, prefix = reader.index, template.prefix
     record = index.database.record
     assert record is not None
-    low, high = 0, index.n
+    found = 0, index.n
     with together(reader.world, doing):
         if reader.world.rank == 0 and not record.md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY) and prefix:
+            found = _records_with(prefix, reader)
+    return found
 
-            def begin(i: int) -> bytes:
-                return index.keys([i])[0][: len(prefix)]
 
-            low = bisect_left(range(index.n), prefix, key=begin)
-            high = bisect_right(range(index.n), prefix, lo=low, key=begin)
-    return low, high
+def _records_with(prefix: bytes, reader: Reader) -> tuple[int, int]:
+    """[low, high) of the records whose keys begin so, where keys are ordered as bytes. Not collective."""
+    index = reader.index
+
+    def begin(i: int) -> bytes:
+        return index.keys([i])[0][: len(prefix)]
+
+    low = bisect_left(range(index.n), prefix, key=begin)
+    return low, bisect_right(range(index.n), prefix, lo=low, key=begin)
 
 
 def _say_missing(fields: FieldSet, reader: Reader, numbers: np.ndarray, rest: list[np.ndarray]) -> None:
@@ -358,6 +367,27 @@ def _say_missing(fields: FieldSet, reader: Reader, numbers: np.ndarray, rest: li
             _log.warning(
                 "%s: %d of %d samples have no record of field %r; the first of them is sample %d",
                 *(reader.path, len(lacks), len(ids), name, int(numbers[lacks[0]])),
+            )
+
+
+def _say_left_over(fields: FieldSet, reader: Reader, rest: list[np.ndarray]) -> None:
+    """Say in one line that there are records of a later field without a first one, where their keys begin with a name
+    of their own. On rank 0, if all samples are selected."""
+    record = reader.index.database.record
+    templates = [one for one in fields.makers if isinstance(one, Template)]
+    if len(templates) < len(fields.makers) or record is None or record.md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY):
+        return
+    for j, ids in enumerate(rest, 1):
+        mine = templates[j].prefix
+        others = [one.prefix for one in templates[:j] + templates[j + 1 :]]
+        if not mine or any(one.startswith(mine) or mine.startswith(one) for one in others):
+            continue
+        low, high = _records_with(mine, reader)
+        over = high - low - int((ids >= 0).sum())
+        if over:
+            _log.warning(
+                "%s: %d records whose keys begin with %s are in no sample: the first field, %r, has none for them",
+                *(reader.path, over, _text(mine), fields.names[0]),
             )
 
 
