@@ -88,7 +88,7 @@ class Arguments:
             if theirs != first:
                 error = OptionError(
                     f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select, fields)",
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, fields, select)",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )
