@@ -218,6 +218,15 @@ def test_a_missing_record_makes_a_bad_sample(
         assert loader.stats()["bad"] == {"sample n has no record 'label-n' (field 'label')": 3}
 
 
+def test_no_decoder_sees_what_stands_in_for_a_missing_record(tmp_path: Path) -> None:
+    path, _ = with_holes(tmp_path)
+    seen: list[bytes] = []
+    fields = {"image": ("image-%09d", None), "label": ("label-%09d", lambda value, key: seen.append(key) or len(value))}
+    with pario.Loader(path, 20, fields=fields, on_error="skip", comm="self") as loader:
+        numbers = [i for batch in loader for i in batch.ids.tolist()]
+    assert sorted(set(seen)) == [b"label-%09d" % i for i in numbers]
+
+
 def test_a_missing_record_of_the_first_sample(tmp_path: Path) -> None:
     """The decoders learn from the first one."""
     layout = LAYOUTS["clovaai"]()
@@ -396,6 +405,23 @@ def test_columns_and_what_decoders_get(written: Callable[[str], tuple[str, Layou
     drawn = {i: number for i, _, number in seen["image"]}
     assert drawn == {i: number for i, _, number in seen["label"]}
     assert len(set(drawn.values())) == N
+
+
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, _ = pytest.importorskip("simplejpeg"), pytest.importorskip("cv2")
+    jpeg = codec.encode_jpeg(np.full((300, 280, 3), 90, np.uint8))
+    keys = [(b"image-%09d" % i, jpeg) for i in range(1, 71)] + [(b"label-%09d" % i, b"w%d" % i) for i in range(1, 71)]
+    write(tmp_path / "lmdb_train", [*keys, (b"num-samples", b"70")])
+    page = (Path(__file__).parent.parent / "docs" / "selections.md").read_text()
+    blocks = [one for one in re.findall(r"(?ms)^```python\n(.*?)^```$", page) if "fields=fields" in one]
+    assert len(blocks) == 1
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    last = names["batch"]
+    assert last["image"].shape == (6, 224, 224, 3)
+    assert last["image"].dtype == np.uint8
+    assert last["label"].tolist() == [f"w{i}" for i in last.ids.tolist()]
 
 
 def test_two_arrays_of_one_name(written: Callable[[str], tuple[str, Layout]]) -> None:

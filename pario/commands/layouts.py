@@ -105,6 +105,8 @@ def _behind(index: Index, low: int, high: int) -> list[Field]:
     if not 1 < len(groups) <= _MOST or whole < len(samples) - 6 or whole < 2:  # at each end of a look one may be cut
         return []
     by_id = dict(zip(ids, parts, strict=True))
+    if len({one[1] for one in by_id.values() if one}) != 1:
+        return []
     found = []
     for after, mine in sorted(groups.items()):
         digits = [one[2] for one in map(by_id.get, mine) if one]

@@ -93,7 +93,7 @@ class Decoder(ABC):
     by_rows: bool = True
 
     #: Records of one row, which follow each other: more than 1 only of samples of several records (fields.py).
-    width: int = 1
+    records_per_row: int = 1
 
     #: The result of `learn`, small and picklable; None before. Assign the spec of another process to skip `learn`.
     spec: Any = None
@@ -110,7 +110,7 @@ class Decoder(ABC):
         return self.learn(record)
 
     def learn_from(self, records: Records, draw: Draw) -> Any:
-        """`learn`, from the `width` records of one row."""
+        """`learn`, from the records of one row."""
         return self.learn_at(records[0], int(records.ids[0]), draw)
 
     @abstractmethod

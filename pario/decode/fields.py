@@ -1,7 +1,7 @@
 """The decoder of samples of several records: each field by its own decoder.
 
     records   image 1, label 1, image 2, label 2, ...      those of a sample follow each other
-    inside    images by one decoder, labels by another     every width-th record
+    inside    images by one decoder, labels by another     every so many records
     outside   one row per sample in every array
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,7 +68,7 @@ class Fields(Decoder):
         # Copies: what they learn belongs to this decoder.
         self.inner = {name: Verbatims() if one is None else copy.copy(one) for name, one in decoders.items()}
         self._lookup = lookup
-        self.width = len(self.inner)
+        self.records_per_row = len(self.inner)
         for name, decoder in self.inner.items():
             if not decoder.by_rows:
                 raise OptionError(
@@ -101,8 +102,8 @@ class Fields(Decoder):
         raise NotImplementedError("a sample has several records: learn_from")
 
     def learn_from(self, records: Records, draw: Draw) -> Any:
-        numbers = self.lookup.numbers(records.ids[:: self.width])
-        for _, field, key in self.lookup.missing(records.ids[:: self.width]):
+        numbers = self.lookup.numbers(records.ids[:: self.records_per_row])
+        for _, field, key in self.lookup.missing(records.ids[:: self.records_per_row]):
             raise DecodeError(self._lack(int(numbers[0]), field, key))
         for j, (name, one) in enumerate(self.inner.items()):
             try:
@@ -115,21 +116,27 @@ class Fields(Decoder):
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         arrays: dict[str, ArraySpec] = {}
         for j, (name, one) in enumerate(self.inner.items()):
-            for column, spec in one.shapes(self._field(records, j, records.ids[j :: self.width])).items():
+            for column, spec in one.shapes(self._field(records, j, records.ids[j :: self.records_per_row])).items():
                 arrays[f"{name}{_MARK}{column}"] = spec
         return arrays
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
-        first = np.array(records.ids[:: self.width])
+        first = np.array(records.ids[:: self.records_per_row])
         numbers = self.lookup.numbers(first)
-        # A sample fails once, whatever is wrong with its other records; what it lacks comes first.
         failed = {row: self._lack(int(numbers[row]), field, key) for row, field, key in self.lookup.missing(first)}
+        # No decoder sees the record that stands in for a missing one: only the stretches between such samples.
+        edges = [-1, *sorted(failed), len(first)]
+        stretches = [slice(before + 1, after) for before, after in pairwise(edges) if before + 1 < after]
         for j, (name, one) in enumerate(self.inner.items()):
             begin = f"{name}{_MARK}"
             mine = {whole[len(begin) :]: array for whole, array in out.items() if whole.startswith(begin)}
-            ids = records.ids[j :: self.width]
-            for row, why in one.decode(self._field(records, j, numbers), mine, self._draw(draw, ids, numbers)):
-                failed.setdefault(row, f"sample {numbers[row]}, field {name!r}: {why}")
+            whole_field = self._field(records, j, numbers)
+            drawn = self._draw(draw, records.ids[j :: self.records_per_row], numbers)
+            for rows in stretches:
+                arrays = {column: array[rows] for column, array in mine.items()}
+                for row, why in one.decode(whole_field.part(rows.start, rows.stop), arrays, drawn):
+                    number = int(numbers[rows.start + row])
+                    failed.setdefault(rows.start + row, f"sample {number}, field {name!r}: {why}")
         return sorted(failed.items())
 
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -148,7 +155,8 @@ class Fields(Decoder):
         return self.lookup.numbers(ids)
 
     def _field(self, records: Records, j: int, ids: np.ndarray) -> Records:
-        return Records(ids, records.data, records.starts[j :: self.width], records.nbytes[j :: self.width])
+        width = self.records_per_row
+        return Records(ids, records.data, records.starts[j::width], records.nbytes[j::width])
 
     def _draw(self, draw: Draw, ids: np.ndarray, numbers: np.ndarray) -> Draw:
         """For a decoder that asks for keys by what it takes for record ids."""

@@ -82,7 +82,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             ids = np.arange(min(stream.n, _SKIPPED_FIRST if given.on_error != "raise" else 1))
             ids = ids if chosen is None else chosen.ids(ids)
             # Once for all: each read also asks whether a writer overtook us.
-            ends = reader.read([0, len(reader) - 1, *ids[: decoder.width].tolist()])
+            ends = reader.read([0, len(reader) - 1, *ids[: decoder.records_per_row].tolist()])
             learn(decoder, reader, ends.part(2, len(ends)), ids, given.seed)
             ends = ends.part(0, 2)
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
@@ -95,7 +95,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     whole = Work(stream, shape, epoch=0, start=0)
     # Even if records take another way, the ring carries news of errors and lost ranks.
     life.ring = ring = Ring(world, shape.slots, alive_seconds=options.alive_seconds)
-    rows = given.batch_size * world.node_size * decoder.width
+    rows = given.batch_size * world.node_size * decoder.records_per_row
     life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
     life.watch()
     life.decode = decode = DecodeStep(

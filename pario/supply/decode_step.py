@@ -41,15 +41,15 @@ class Parts(NamedTuple):
 def learn(decoder: Decoder, reader: Reader, first: Records, ids: np.ndarray, seed: int) -> None:
     """Let the decoder learn from the first row, or from the first readable one of several. Not collective.
 
-    first : the records of the first row; ids : i64[m * decoder.width], those of the rows to try, the first included
+    first : the records of the first row; ids : i64[m * records per row], those of the rows to try, the first included
     Raises DecodeError if it can read none of them.
     """
-    for tried, row in enumerate(ids.reshape(-1, decoder.width)):
+    for tried, row in enumerate(ids.reshape(-1, decoder.records_per_row)):
         try:
             decoder.learn_from(reader.read(row) if tried else first, Draw(seed, 0, reader.keys))
             return
         except DecodeError as e:
-            if (tried + 1) * decoder.width == len(ids):
+            if (tried + 1) * decoder.records_per_row == len(ids):
                 record = int(row[0])
                 raise e.at(path=reader.path, record=record, key=reader.keys([record])[0]) from None
 
@@ -89,7 +89,7 @@ class DecodeStep:
     def arrays(self, records: Records, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Memory for a batch of `rows` rows, of which `records` are the first: (arrays by name, i64[rows] ids)."""
         shapes = dict(self.decoder.shapes(records))
-        if rows * self.decoder.width != len(records):  # decoder.by_rows: only the first axis differs
+        if rows * self.decoder.records_per_row != len(records):  # decoder.by_rows: only the first axis differs
             shapes = {name: ((rows, *shape[1:]), dtype) for name, (shape, dtype) in shapes.items()}
         shapes[_IDS] = ((rows,), np.dtype(np.int64))
         arrays = self.held.take(shapes)
@@ -98,7 +98,7 @@ class DecodeStep:
 
     def decode(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
         """Fill the rows of `arrays`; returns (row, reason) of the records that the decoder could not read."""
-        width = self.decoder.width
+        width = self.decoder.records_per_row
         rows = len(records) // width
         if self._workers is None or rows < 2:
             return self.decoder.decode(records, arrays, draw)
