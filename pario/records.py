@@ -41,6 +41,10 @@ class Records:
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
 
+    def part(self, first: int, stop: int) -> Records:
+        """Records [first, stop), in the same memory."""
+        return Records(self.ids[first:stop], self.data, self.starts[first:stop], self.nbytes[first:stop])
+
 
 class Batch(Mapping[str, np.ndarray]):
     """Named arrays of one step on one rank, first axis = records.

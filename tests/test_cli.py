@@ -204,12 +204,28 @@ def test_info_lists_named_databases(sets, call):
             {b"image-%04d" % i: b"\xff\xd8\xff\xe0...." for i in range(30)}
             | {b"label-%04d" % i: b"a" for i in range(30)},
             [
+                '64, fields={"image": ("image-%04d", pario.decode.Image()), "label": ("label-%04d", '
+                'pario.decode.Text())}, shuffle="global")  # a JPEG; text'
+            ],
+        ),
+        (
+            {b"%d%s" % (i, end): b"%d" % i for i in range(3, 33) for end in (b".a", b".b")},
+            ['fields={"a": ("%d.a", pario.decode.Text()), "b": ("%d.b", pario.decode.Text())}, shuffle='],
+        ),
+        (
+            {b"x%d" % i: b"a" for i in range(30)} | {b"y%d" % i: bytes([200, i]) for i in range(30)},
+            ['fields={"x": ("x%d", pario.decode.Text()), "y": ("y%d", None)}, shuffle="global")  # text; bytes'],
+        ),
+        (
+            {b"image-%04d" % i: b"\xff\xd8\xff\xe0...." for i in range(30)}
+            | {b"other-%04d" % i: b"a" for i in range(5, 35)},
+            [
                 "64, pario.decode.Image(), shuffle=\"global\", select=b'image-')  # a JPEG",
-                "64, pario.decode.Text(), shuffle=\"global\", select=b'label-')  # text",
+                "64, pario.decode.Text(), shuffle=\"global\", select=b'other-')  # text",
             ],
         ),
     ],
-    ids=["datum", "jpeg", "bytes", "json", "mixed", "images and labels"],
+    ids=["datum", "jpeg", "bytes", "json", "mixed", "samples", "suffixes", "unpadded", "other numbers"],
 )
 def test_info_prints_the_lines_to_paste_and_names_meta_records(tmp_path, call, items, lines):
     write(tmp_path, {**items, b"num-samples": b"30", b"__keys__": b"x"})
@@ -225,6 +241,7 @@ def test_info_prints_the_lines_to_paste_and_names_meta_records(tmp_path, call, i
             exec(line.strip(), names)
             with names["loader"] as loader:
                 assert loader.records == 30
+                assert sum(len(batch.ids) for batch in loader) == 30
     write(tmp_path / "plain", items)
     assert "meta records" not in call("info", tmp_path / "plain")[1]
 

@@ -58,6 +58,14 @@ def test_it_shows_the_next_batch_wherever_the_loop_is(path: str, shuffle: Any) -
     assert shown[-1][:2] == (2, 0)
 
 
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_it_shows_the_selected_records(path: str, shuffle: Any) -> None:
+    given: dict[str, Any] = {"shuffle": shuffle, "select": range(1, N, 3), "options": SMALL}
+    with pario.Loader(path, SIZE, DRAWN, **given) as loader:
+        shown = said(loader.peek())
+        assert shown == said(next(iter(loader)))
+
+
 def test_it_follows_set_epoch_and_a_loaded_state(path: str) -> None:
     with pario.Loader(path, SIZE, DRAWN, shuffle="global") as loader:
         loader.set_epoch(5)

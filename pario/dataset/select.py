@@ -59,6 +59,24 @@ class Wanted(ABC):
     def runs(self, reader: Reader) -> np.ndarray:
         """On rank 0 i64[r, 2], ascending runs of ids; elsewhere anything. Collective; all ranks raise alike."""
 
+    def numbers(self) -> np.ndarray | None:
+        """i64[k], ascending: the numbers that the user has named; None if no numbers were."""
+        return None
+
+    def among(self, numbers: np.ndarray) -> np.ndarray | None:
+        """bool[n]: which of the samples with these numbers (i64[n]) are wanted; None: it goes by records. Raises
+        OptionError for a wanted number that no sample has."""
+        wanted = self.numbers()
+        if wanted is None:
+            return None
+        missing = wanted[~np.isin(wanted, numbers)]
+        if len(missing):
+            raise OptionError(
+                f"select has numbers that no sample has: {_few(missing)}; there are {len(numbers):,} samples, of "
+                f"numbers {int(numbers.min())} to {int(numbers.max())}"
+            )
+        return np.isin(numbers, wanted)
+
     def __repr__(self) -> str:
         return "select (" + " ".join(map(str, self.mark or ())) + ")"
 
@@ -110,6 +128,9 @@ class Ids(Wanted):
         digest = hashlib.blake2b(self._ids.data, digest_size=8).hexdigest()
         self.mark = ("ids", len(self._ids), f"hash {digest}")
 
+    def numbers(self) -> np.ndarray:
+        return self._ids
+
     def runs(self, reader: Reader) -> np.ndarray:
         if int(self._ids[-1]) >= len(reader):
             raise _out_of_range(_few(self._ids[self._ids >= len(reader)]), reader)
@@ -126,6 +147,16 @@ class Span(Wanted):
         except (TypeError, ValueError) as e:
             raise _not_understood(given) from e
         self.mark = (type(given).__name__, given.start, given.stop, given.step)
+
+    def numbers(self) -> np.ndarray | None:
+        return None if isinstance(self._given, slice) else np.sort(np.asarray(self._given, np.int64))
+
+    def among(self, numbers: np.ndarray) -> np.ndarray | None:
+        if not isinstance(self._given, slice):
+            return super().among(numbers)
+        chosen = np.zeros(len(numbers), bool)
+        chosen[self._given] = True
+        return chosen
 
     def runs(self, reader: Reader) -> np.ndarray:
         n, given = len(reader), self._given

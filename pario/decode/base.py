@@ -92,6 +92,9 @@ class Decoder(ABC):
     #: True: row i of every array belongs to record i alone, so slices of a batch can be decoded separately.
     by_rows: bool = True
 
+    #: Records of one row, which follow each other: more than 1 only of samples of several records (fields.py).
+    records_per_row: int = 1
+
     #: The result of `learn`, small and picklable; None before. Assign the spec of another process to skip `learn`.
     spec: Any = None
 
@@ -105,6 +108,10 @@ class Decoder(ABC):
     def learn_at(self, record: np.ndarray, number: int, draw: Draw) -> Any:
         """`learn`, for decoders that use a record's id, its key or random numbers. number : the record's id"""
         return self.learn(record)
+
+    def learn_from(self, records: Records, draw: Draw) -> Any:
+        """`learn`, from the records of one row."""
+        return self.learn_at(records[0], int(records.ids[0]), draw)
 
     @abstractmethod
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
@@ -120,6 +127,10 @@ class Decoder(ABC):
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays that the user gets, from those of a whole batch, without the rows that failed."""
         return arrays
+
+    def row_ids(self, ids: np.ndarray) -> np.ndarray:
+        """i64[b]: the ids that the user gets for rows whose first records are these."""
+        return ids
 
     def verbatim(self) -> Verbatim | None:
         """The layout in which most records can be read straight into their rows; None if there is none."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pario.comm.base import AnyWorld
+from pario.dataset.fields import as_fields
 from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
@@ -35,6 +36,7 @@ class Arguments:
     options: Options
     recipe: Recipe | str
     select: Any = None
+    fields: Any = None
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -66,20 +68,27 @@ class Arguments:
             raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
         self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
         os.fspath(self.path)
+        self.fields = as_fields(self.fields)
+        if self.fields is not None:
+            if self.decoder is not None:
+                raise OptionError("decoder= and fields= exclude each other: each field has a decoder of its own")
+            if self.recipe.source != "auto":
+                raise OptionError(f"{self.recipe} is for studies, and knows no fields=")
+            self.decoder = self.fields.decoder()
         self.decoder = as_decoder(self.decoder)
         self.select = as_wanted(self.select)
 
     def _compare(self, world: AnyWorld) -> Share:
         mine: tuple[Any, ...] = (os.path.abspath(os.path.expanduser(os.fspath(self.path))), self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
-        mine += (repr(self.recipe), repr(self.options), self.select.mark)
+        mine += (repr(self.recipe), repr(self.options), self.select.mark, self.fields and self.fields.mark)
         everyones = world.allgather((mine, boot(), allowed_cores()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
                 error = OptionError(
                     f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select)",
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, fields, select)",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )

@@ -10,6 +10,7 @@ import numpy as np
 from pario.comm.base import together
 from pario.comm.slots import Slots
 from pario.comm.window import Ring
+from pario.dataset.fields import find
 from pario.dataset.reader import Reader
 from pario.dataset.select import choose
 from pario.decode.base import Decoder
@@ -25,7 +26,6 @@ from pario.plan.selection import Selection
 from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
 from pario.plan.stream import Stream, Work
 from pario.recipes.lmdbio import Synchronous
-from pario.records import Records
 from pario.stats.rank import RankStats
 from pario.supply.base import Context, Supply
 from pario.supply.choose import make_supply
@@ -61,10 +61,9 @@ _RECIPES = {"synchronous": Synchronous, "per_rank": _per_rank}
 def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meeting: Meeting) -> Built:
     """Build the parts, and hand each one to `life` as soon as it needs cleaning up. Collective; raises on all ranks."""
     world, reader, options = life.world, life.reader, given.options
-    chosen = choose(given.select, reader, file_order=given.shuffle == "block")
+    decoder, chosen = _decoder_and_records(given, reader)
     given.select = None  # its ids may take much memory
     reader.use_tiers(chosen)
-    decoder = copy.copy(as_decoder(given.decoder))  # what it learns belongs to this loader
     most = world.allreduce_max(world.node_size)
     stream, shape = _plan(reader, given, decoder, most, chosen)
     if stream.steps(0) == 0:
@@ -83,9 +82,9 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             ids = np.arange(min(stream.n, _SKIPPED_FIRST if given.on_error != "raise" else 1))
             ids = ids if chosen is None else chosen.ids(ids)
             # Once for all: each read also asks whether a writer overtook us.
-            ends = reader.read([0, len(reader) - 1, *([int(ids[0])] if ids[0] else [])])
-            learn(decoder, reader, ends[len(ends) - 1 if ids[0] else 0], ids, given.seed)
-            ends = Records(ends.ids[:2], ends.data, ends.starts[:2], ends.nbytes[:2])
+            ends = reader.read([0, len(reader) - 1, *ids[: decoder.records_per_row].tolist()])
+            learn(decoder, reader, ends.part(2, len(ends)), ids, given.seed)
+            ends = ends.part(0, 2)
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
             if chosen is not None and chosen.has_gaps and given.shuffle != "global":
                 slot_bytes = int(slot_bytes / chosen.density)  # room for the gaps, which are read along
@@ -96,7 +95,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     whole = Work(stream, shape, epoch=0, start=0)
     # Even if records take another way, the ring carries news of errors and lost ranks.
     life.ring = ring = Ring(world, shape.slots, alive_seconds=options.alive_seconds)
-    rows = given.batch_size * world.node_size
+    rows = given.batch_size * world.node_size * decoder.records_per_row
     life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
     life.watch()
     life.decode = decode = DecodeStep(
@@ -114,6 +113,15 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     if world.allreduce_max(world.is_leader and supply.needs_ring(supply.propose())):
         slots.allocate()
     return Built(supply, shape, fingerprint)
+
+
+def _decoder_and_records(given: Arguments, reader: Reader) -> tuple[Decoder, Selection | None]:
+    """The decoder, whose learning belongs to this loader, and the records of an epoch. Collective."""
+    file_order = given.shuffle == "block"
+    if given.fields is None:
+        return copy.copy(as_decoder(given.decoder)), choose(given.select, reader, file_order=file_order)
+    samples = find(given.fields, given.select, reader, file_order=file_order)
+    return given.fields.decoder(samples), samples.samples
 
 
 def _plan(

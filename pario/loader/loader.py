@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -61,6 +61,10 @@ class Loader:
         compiled pattern of bytes, matched from the beginning of a key; a function of a key (bytes), called once per
         key, the keys divided over the ranks; a part of `pario.split`. None: all records, less those that hold counts
         and lists about the dataset, such as `__len__`; "all": those, too
+    fields : samples of several records (docs/selections.md): field -> (keys, decoder), instead of `decoder`. Keys are a
+        template such as "image-%09d", or a function of a sample's number; a decoder that is None gives the bytes. The
+        records of the first field say which samples there are; where another one is missing the sample is bad, as
+        `on_error` says. Batches count samples, and `batch.ids` are their numbers
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -86,13 +90,14 @@ class Loader:
         options: Options | None = None,
         recipe: str | Recipe = "auto",
         select: Any = None,
+        fields: Mapping[str, tuple[Any, Any]] | None = None,
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
-            options if options is not None else Options(), recipe, select,
+            options if options is not None else Options(), recipe, select, fields,
         )  # fmt: skip
         self.world = world = get_world(comm)
         try:
@@ -110,7 +115,7 @@ class Loader:
             save_index=save_index,
             progress=progress,
             # The other orders, and most selections, need the whole index before the first record.
-            grow=shuffle is False and given.select.grows,
+            grow=shuffle is False and given.select.grows and given.fields is None,
             tiers=True,
         )
         self._life = Lifetime(world, reader)
@@ -168,7 +173,7 @@ class Loader:
 
     @property
     def records(self) -> int:
-        """Number of records of an epoch: all of the dataset, or those that `select` picks."""
+        """Records (with `fields`: samples) of an epoch: all of the dataset, or those that `select` picks."""
         return self._supply.context.stream.n
 
     @property
@@ -182,9 +187,10 @@ class Loader:
         return self._life.reader.index
 
     def keys(self, ids: Iterable[int] | np.ndarray) -> list[bytes]:
-        """The LMDB keys of the records with these ids. Not collective."""
+        """The LMDB keys of the records with these ids; with `fields`, of the samples' first records. Not collective."""
         self._life.check_open()
-        return self._life.reader.keys(ids)
+        wanted = ids if isinstance(ids, np.ndarray) else np.array(list(ids), np.int64)
+        return self._life.reader.keys(wanted if self.selection is None else self.selection.records(wanted))
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was taken: a few integers, the same on every rank."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from pario.decode.base import Draw
-from pario.plan.schedule import node_share
 from pario.plan.stream import Work
 from pario.records import Batch
 from pario.supply.base import Context, Parts
@@ -22,13 +21,12 @@ def peek(context: Context, work: Work, step: int) -> Batch:
     """
     schedule = replace(work.schedule, pieces=1, per_group=1)
     first, stop = schedule.step_groups(0)
-    shares = [node_share(schedule, work.order, group, context.world.seat, 1) for group in range(first, stop)]
-    numbers, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
+    shares = [context.records_of(schedule, work.order, group, context.world.seat, 1) for group in range(first, stop)]
+    ids, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
     mine = steps == 0
     reader, decode = context.reader, context.decode
-    ids = reader.index.ids_of(numbers[mine][np.argsort(rows[mine])], work.order)
-    records = reader.read(ids)
-    arrays, filled = decode.arrays(records, len(records))
-    filled[:] = records.ids
+    records = reader.read(ids[mine][np.argsort(rows[mine])])
+    arrays, filled = decode.arrays(records, len(records) // context.width)
+    filled[:] = records.ids[:: context.width]
     failures = decode.decode(records, arrays, Draw(work.stream.seed, work.epoch, reader.keys))
     return decode.batch(Parts(arrays, filled, failures), step, work.epoch)

@@ -29,7 +29,7 @@ _HINTS = {
     "block_records": "construct the Loader with the block_bytes that the state was saved with",
     "mix_blocks": "construct the Loader with the mix_blocks of the state",
     "drop_last": "construct the Loader with the drop_last of the state",
-    "selection": "construct the Loader with the select of the state",
+    "selection": "construct the Loader with the select of the state, and its fields",
 }
 #: Fields that a state may lack: it was saved where they say nothing.
 _OPTIONAL = {"selection": ""}

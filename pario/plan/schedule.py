@@ -377,6 +377,8 @@ def slot_capacity(
         begin = np.maximum(part["offset"] - lead_bytes, 0) // align * align
         size = -(-(part["offset"] + part["nbytes"]) // align) * align - begin
         size += _LEAST_ALIGN - 1 if align < _LEAST_ALIGN else 0
+        if chosen is not None and chosen.width > 1:  # samples count with all their records
+            size = size.reshape(-1, chosen.width).sum(axis=1)
         largest = _top(np.concatenate([largest, size]), k)
         if pools:
             sums = np.add.reduceat(size, np.arange(0, len(size), pools.block_records))

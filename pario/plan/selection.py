@@ -49,8 +49,11 @@ class Selection:
     table : u32[n] or u64[n], ascending ids; or None, if there are runs
     by_place : like `table`, the ids in file order; None: file order is id order
     digest : hex, of the ids
+    width : records for each ordinal; more than 1 only of `Samples`
     figures : None if sizes are not known yet
     """
+
+    width = 1
 
     def __init__(
         self,
@@ -114,6 +117,10 @@ class Selection:
         if space == "id" or self._by_place is None:
             return self.ids(numbers)
         return self._by_place[numbers].astype(np.int64)
+
+    def records(self, ids: np.ndarray) -> np.ndarray:
+        """i64[k]: the (first) records of what has these ids in a batch."""
+        return ids
 
     def close(self) -> None:
         """Let go of memory that is shared; afterwards there are no ids. Idempotent."""

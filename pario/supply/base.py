@@ -30,6 +30,8 @@ from pario.decode.base import Draw, Failures
 from pario.machine import Share
 from pario.options import Options
 from pario.plan.epoch import Order
+from pario.plan.samples import widened
+from pario.plan.schedule import Schedule, node_share
 from pario.plan.stream import Stream, Work
 from pario.records import Records
 from pario.stats.rank import RankStats
@@ -62,9 +64,24 @@ class Context:
     stats: RankStats
 
     def ids_of(self, numbers: np.ndarray, order: Order) -> np.ndarray:
-        """i64[k]: the record ids of an order's numbers i64[k]."""
+        """i64[k * width]: the record ids of an order's numbers i64[k]."""
         chosen = self.stream.chosen
         return self.reader.index.ids_of(numbers, order) if chosen is None else chosen.ids_of(numbers, order.space)
+
+    @property
+    def width(self) -> int:
+        """Records of each of the stream's items; more than 1 only for samples of several records."""
+        chosen = self.stream.chosen
+        return 1 if chosen is None else chosen.width
+
+    def records_of(
+        self, schedule: Schedule, order: Order, group: int, seat: int, seats: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`node_share` of the seats [seat, seat + seats) in records: (ids i64[k], step i64[k], row i32[k]). A table of
+        rows has `width` times as many as the schedule's, those of a sample one after the other."""
+        numbers, steps, rows = node_share(schedule, order, group, seat, seats)
+        ids, width = self.ids_of(numbers, order), self.width
+        return (ids, steps, rows) if width == 1 else (ids, np.repeat(steps, width), widened(rows, width))
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,7 @@ class RecordSource(Source):
     """A source that has the bytes of records in memory before it decodes them, one piece of a step at a time.
 
     pieces : pieces of a step (`Schedule.pieces`)
+    width : records of each row
     """
 
     def __init__(self, context: Context, work: Work) -> None:
@@ -169,10 +187,11 @@ class RecordSource(Source):
         self._stats = context.stats
         self._draw = Draw(work.stream.seed, work.epoch, context.reader.keys)
         self.pieces = work.schedule.pieces
+        self.width = context.width
 
     @abstractmethod
     def take(self, step: int, piece: int, check: Callable[[], None]) -> tuple[int, Records]:
-        """(first row, this rank's records) of one piece of `step`: views, valid until its release.
+        """(first row, the records of this rank's rows) of one piece of `step`: views, valid until its release.
 
         Adds the time it waits to `stats.share`, and calls `check` meanwhile, which may raise.
         """
@@ -182,7 +201,7 @@ class RecordSource(Source):
         """The records of the piece have been decoded."""
 
     def rows(self, step: int) -> int:
-        """Number of this rank's records in `step`."""
+        """Number of this rank's rows in `step`."""
         return self._schedule.rows(step, self._context.world.seat)
 
     def prepare(self, step: int, check: Callable[[], None]) -> Parts:
@@ -197,11 +216,11 @@ class RecordSource(Source):
             if piece == 0:
                 arrays, ids = decode.arrays(records, self.rows(step))
             if self.pieces == 1:
-                ids[:] = records.ids
+                ids[:] = records.ids[:: self.width]
                 failures = decode.decode(records, arrays, draw)
             else:
-                part = slice(first, first + len(records))
-                ids[part] = records.ids
+                part = slice(first, first + len(records) // self.width)
+                ids[part] = records.ids[:: self.width]
                 pieces = {name: array[part] for name, array in arrays.items()}
                 failures += [(first + row, why) for row, why in decode.decode(records, pieces, draw)]
             self.release(step, piece)

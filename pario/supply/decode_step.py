@@ -30,27 +30,27 @@ _KINDS, _LONGEST = 50, 160
 
 
 class Parts(NamedTuple):
-    """One rank's records of one step, decoded: arrays by name, i64[n] record ids, and (row, reason) of each record that
-    the decoder could not read."""
+    """One rank's records of one step, decoded: arrays by name, i64[n] record ids (of samples: of their first records),
+    and (row, reason) of each row that the decoder could not read."""
 
     arrays: dict[str, np.ndarray]
     ids: np.ndarray
     failures: Failures
 
 
-def learn(decoder: Decoder, reader: Reader, first: np.ndarray, ids: np.ndarray, seed: int) -> None:
-    """Let the decoder learn from the first record, or from the first readable one of several. Not collective.
+def learn(decoder: Decoder, reader: Reader, first: Records, ids: np.ndarray, seed: int) -> None:
+    """Let the decoder learn from the first row, or from the first readable one of several. Not collective.
 
-    first : u8[k], the first record; ids : i64[m], the records to try, the first one among them
+    first : the records of the first row; ids : i64[m * records per row], those of the rows to try, the first included
     Raises DecodeError if it can read none of them.
     """
-    for tried, record in enumerate(ids.tolist()):
+    for tried, row in enumerate(ids.reshape(-1, decoder.records_per_row)):
         try:
-            value = reader.read([record])[0] if tried else first
-            decoder.learn_at(value, record, Draw(seed, 0, reader.keys))
+            decoder.learn_from(reader.read(row) if tried else first, Draw(seed, 0, reader.keys))
             return
         except DecodeError as e:
-            if tried + 1 == len(ids):
+            if (tried + 1) * decoder.records_per_row == len(ids):
+                record = int(row[0])
                 raise e.at(path=reader.path, record=record, key=reader.keys([record])[0]) from None
 
 
@@ -87,9 +87,9 @@ class DecodeStep:
         self._workers = Workers("pario-decode", threads) if decoder.parallel else None
 
     def arrays(self, records: Records, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Memory for a batch of `rows` records, of which `records` are the first: (arrays by name, i64[rows] ids)."""
+        """Memory for a batch of `rows` rows, of which `records` are the first: (arrays by name, i64[rows] ids)."""
         shapes = dict(self.decoder.shapes(records))
-        if rows != len(records):  # decoder.by_rows: only the first axis differs
+        if rows * self.decoder.records_per_row != len(records):  # decoder.by_rows: only the first axis differs
             shapes = {name: ((rows, *shape[1:]), dtype) for name, (shape, dtype) in shapes.items()}
         shapes[_IDS] = ((rows,), np.dtype(np.int64))
         arrays = self.held.take(shapes)
@@ -98,15 +98,17 @@ class DecodeStep:
 
     def decode(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
         """Fill the rows of `arrays`; returns (row, reason) of the records that the decoder could not read."""
-        if self._workers is None or len(records) < 2:
+        width = self.decoder.records_per_row
+        rows = len(records) // width
+        if self._workers is None or rows < 2:
             return self.decoder.decode(records, arrays, draw)
         # Several slices per thread, because images differ in cost.
-        pieces = min(len(records), 4 * self._threads)
-        cuts = [len(records) * k // pieces for k in range(pieces + 1)]
+        pieces = min(rows, 4 * self._threads)
+        cuts = [rows * k // pieces for k in range(pieces + 1)]
         futures = [
             self._workers.call(
                 self.decoder.decode,
-                Records(records.ids[a:b], records.data, records.starts[a:b], records.nbytes[a:b]),
+                records.part(a * width, b * width),
                 {name: array[a:b] for name, array in arrays.items()},
                 draw,
             )
@@ -119,7 +121,7 @@ class DecodeStep:
         arrays, ids, failures = parts
         if failures:
             arrays, ids = self._without(arrays, ids, failures)
-        return Batch(self.decoder.finish(arrays), ids, epoch, step, len(failures))
+        return Batch(self.decoder.finish(arrays), self.decoder.row_ids(ids), epoch, step, len(failures))
 
     def _without(
         self, arrays: dict[str, np.ndarray], ids: np.ndarray, failures: Failures

@@ -21,7 +21,6 @@ import numpy as np
 from pario.locate.fetched import Fetched, Later
 from pario.locate.guess import Outlook
 from pario.plan.coalesce import Reads, coalesce
-from pario.plan.schedule import node_share
 from pario.plan.stream import Work
 from pario.supply.base import Context
 from pario.supply.ring_writer import Group, RingWriter
@@ -107,8 +106,7 @@ class FirstEpochWriter(RingWriter):
 
     def _foresee(self, j: int) -> _Scouted:
         begin = time.perf_counter()
-        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
-        ids = self._ids_of(numbers, self._order)
+        ids, steps, rows = self._records_of(self._schedule, self._order, j, *self._seats)
         outlook = self._speculator.foresee(ids)
         offsets, nbytes = outlook.offsets, outlook.nbytes
         reads = self._merge(coalesce, offsets, nbytes)

@@ -20,7 +20,6 @@ import numpy as np
 from pario.comm.farewell import describe
 from pario.decode.base import Failures
 from pario.errors import CorruptedError, RankError
-from pario.plan.schedule import node_share
 from pario.plan.stream import Work
 from pario.records import Records
 from pario.stage.fill import Filler
@@ -100,8 +99,8 @@ class MemorySource(SeatSource):
         world, index, grid = self._context.world, self._index, self._memory.grid
         schedule = work.schedule
         for group in range(schedule.groups):
-            numbers, _, _ = node_share(schedule, work.order, group, world.node_seat, world.node_size)
-            offsets, nbytes = index.extents_of(self._ids_of(numbers, work.order))
+            ids, _, _ = self._records_of(schedule, work.order, group, world.node_seat, world.node_size)
+            offsets, nbytes = index.extents_of(ids)
             begins, lengths = self._checked.spans(offsets, nbytes)
             for chunk in grid.chunks_at(begins, lengths).tolist():
                 if not seen[chunk]:
@@ -114,8 +113,8 @@ class MemorySource(SeatSource):
         places = self._places(step)
         offsets, nbytes = places.offsets, places.nbytes
         records = Records(places.ids, self._view, offsets, nbytes)
-        arrays, ids = self._context.decode.arrays(records, len(offsets))
-        ids[:] = places.ids
+        arrays, ids = self._context.decode.arrays(records, len(offsets) // self._width)
+        ids[:] = places.ids[:: self._width]
         located = waited = time.perf_counter()
         failures: Failures | None
         if self._states.whole() is not None:
@@ -127,7 +126,7 @@ class MemorySource(SeatSource):
             waited = time.perf_counter()
             failures = self._decode_here(records, arrays, lambda: self._states.generations(chunks))
         if failures is None:  # the tier has given a chunk back, or had no room for it
-            records = self._reader.read(ids, self._stats)
+            records = self._reader.read(places.ids, self._stats)
             failures = self._context.decode.decode(records, arrays, self._draw)
         with self._counting:
             self._stats.locate += located - begin

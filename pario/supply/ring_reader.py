@@ -36,7 +36,8 @@ class RingReader(RecordSource):
         self._writer = writer
         self._spills = spills
         self.ahead = ahead
-        self._row = (world.seat - world.node_seat) * work.schedule.batch_size
+        self._seat_rows = work.schedule.batch_size * self.width
+        self._row = (world.seat - world.node_seat) * self._seat_rows
         self._flat = context.slots.data.reshape(-1)
         self._next_group = 0
         self._ready = 0
@@ -52,7 +53,7 @@ class RingReader(RecordSource):
             first, stop = self._schedule.piece_rows(step, self._context.world.seat, piece)
         slots = self._slots
         table = step % len(slots.ids)
-        rows = slice(self._row + first, self._row + stop)
+        rows = slice(self._row + first * self.width, self._row + stop * self.width)
         ids, starts = slots.ids[table, rows], slots.starts[table, rows]
         if self._spills and len(starts) and int(starts.min()) < 0:
             begin = time.perf_counter()
@@ -89,16 +90,17 @@ class RingReader(RecordSource):
         if stop <= first:
             return 0
         schedule, nbytes, row, seat = self._schedule, self._slots.nbytes, self._row, self._context.world.seat
+        width = self.width
         if self.pieces > 1:
             return sum(
-                int(nbytes[step % len(nbytes), row + a : row + b].sum())
+                int(nbytes[step % len(nbytes), row + a * width : row + b * width].sum())
                 for step, piece in (divmod(tick, self.pieces) for tick in range(first, stop))
                 for a, b in [schedule.piece_rows(step, seat, piece)]
             )
         last = stop - 1  # may be shorter than the others; the rest of its row is stale
         steps = np.arange(first, last) % len(nbytes)
-        rest = nbytes[last % len(nbytes), row : row + schedule.rows(last, seat)]
-        return int(nbytes[steps, row : row + schedule.batch_size].sum()) + int(rest.sum())
+        rest = nbytes[last % len(nbytes), row : row + schedule.rows(last, seat) * width]
+        return int(nbytes[steps, row : row + self._seat_rows].sum()) + int(rest.sum())
 
     def release(self, step: int, piece: int) -> None:
         """This rank no longer needs the memory of the piece."""

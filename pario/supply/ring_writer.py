@@ -24,7 +24,7 @@ from pario.comm.farewell import describe
 from pario.comm.window import Ring
 from pario.errors import ParioError, RankError
 from pario.plan.coalesce import Reads, coalesce
-from pario.plan.schedule import Schedule, node_share
+from pario.plan.schedule import Schedule
 from pario.plan.stream import Work
 from pario.supply.base import Context
 from pario.threads import start_thread
@@ -82,7 +82,7 @@ class RingWriter:
         assert reader.file.feeder is not None  # a rank without a share of the groups needs no writer
         self._schedule = work.schedule
         self._order = work.order
-        self._ids_of = context.ids_of
+        self._records_of = context.records_of
         chosen, ordered = work.stream.chosen, work.stream.shuffle != "global"
         self._gap_percent = _GAP_PERCENT if ordered and chosen is not None and chosen.has_gaps else None
         self._index = reader.index
@@ -177,8 +177,7 @@ class RingWriter:
     def _plan(self, j: int) -> Group:
         """Plan a group: its records, their extents, its reads."""
         begin = time.perf_counter()
-        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
-        ids = self._ids_of(numbers, self._order)
+        ids, steps, rows = self._records_of(self._schedule, self._order, j, *self._seats)
         offsets, nbytes = self._index.extents_of(ids)
         begins, lengths = self._checked.spans(offsets, nbytes)
         reads = self._merge_steps(begins, lengths, steps).behind(offsets - begins)

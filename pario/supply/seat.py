@@ -11,7 +11,6 @@ import numpy as np
 
 from pario.comm.memory import PAGE
 from pario.decode.base import Draw
-from pario.plan.schedule import node_share
 from pario.plan.stream import Work
 from pario.records import Records
 from pario.supply.base import Ahead, Context, Source
@@ -67,7 +66,8 @@ class SeatSource(Source):
             schedule = replace(schedule, pieces=1, per_group=1)
         self._schedule = schedule
         self._order = work.order
-        self._ids_of = context.ids_of
+        self._width = context.width
+        self._records_of = context.records_of
         chosen = work.stream.chosen
         self._figures = chosen.figures if chosen is not None else None
         self._draw = Draw(work.stream.seed, work.epoch, reader.keys)
@@ -103,7 +103,7 @@ class SeatSource(Source):
             largest = self._index.largest_bytes if self._figures is None else self._figures.largest_bytes
         if largest is None:
             return None
-        rest = np.zeros(self._schedule.batch_size, np.int64)
+        rest = np.zeros(self._schedule.batch_size * self._width, np.int64)
         shapes = self._decoder.shapes(Records(rest, NOTHING, rest, rest + largest))
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
@@ -125,11 +125,10 @@ class SeatSource(Source):
         with self._planning:
             share = self._shares.get(group)
             if share is None:
-                numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
+                ids, steps, rows = self._records_of(self._schedule, self._order, group, self._seat, 1)
                 if self._schedule.pools is not None:  # by step and row, as in the other orders
                     by_row = np.lexsort((rows, steps))
-                    numbers, steps, rows = numbers[by_row], steps[by_row], rows[by_row]
-                ids = self._ids_of(numbers, self._order)
+                    ids, steps, rows = ids[by_row], steps[by_row], rows[by_row]
                 self._index.reach(ids, self._stats)
                 offsets, nbytes = self._index.extents_of(ids)
                 large = self._checked.are_large(nbytes)  # here, where one call looks at the records of many steps
