@@ -15,43 +15,59 @@ from collections.abc import Sequence
 import numpy as np
 
 from pario.fetch.base import Fetcher, OpenFile
-from pario.fetch.file import FileFetcher
+from pario.fetch.checked import Checked
 from pario.records import EXTENT
 
-__all__ = ["JoinedFetcher"]
+__all__ = ["JoinedChecked", "JoinedFetcher", "bases_of", "joined_name"]
 
 #: Files begin at multiples of this, LMDB's largest page, so that pages and O_DIRECT's blocks begin where they would.
 _UNIT = 64 << 10
+#: More files than this are not all named in a message.
+_NAMED = 3
+
+
+def bases_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    """i64[files], the address at which each of the files with these sizes in bytes begins."""
+    room = -(-np.array(sizes, np.int64) // _UNIT) * _UNIT
+    return np.cumsum(room) - room
+
+
+def joined_name(paths: Sequence[str]) -> str:
+    """What stands for these files in messages."""
+    if len(paths) <= _NAMED:
+        return ", ".join(paths)
+    return f"{paths[0]}, ..., {paths[-1]} ({len(paths)} files)"
 
 
 class JoinedFetcher(Fetcher):
     """Reads from several files. Errors name the file, and the offset in it.
 
-    files : at least one; they are closed with this
+    files : fetchers of one file each, at least one; they are closed with this
+    sizes : in bytes, of all that is addressed; None: as the files were when they were opened. All ranks must take the
+        same ones, as the addresses follow from them
 
     Attributes
     ----------
     bases : i64[files], the address at which each begins
     """
 
-    def __init__(self, files: Sequence[FileFetcher]) -> None:
+    def __init__(self, files: Sequence[Fetcher], sizes: Sequence[int] | None = None) -> None:
         self._files = tuple(files)
-        sizes = np.array([file.nbytes for file in self._files], np.int64)
-        self.bases = np.zeros(len(sizes), np.int64)
-        np.cumsum(-(-sizes[:-1] // _UNIT) * _UNIT, out=self.bases[1:])
-        self.path = ", ".join(file.path for file in self._files)
-        self.nbytes = int(self.bases[-1] + sizes[-1])
+        lengths = np.array([file.nbytes for file in self._files] if sizes is None else sizes, np.int64)
+        self.bases = bases_of(lengths)
+        self.path = joined_name([file.path for file in self._files])
+        self.nbytes = int(self.bases[-1] + lengths[-1])
         self.align = max(file.align for file in self._files)
         self.read_ahead_bytes = min(file.read_ahead_bytes for file in self._files)
-        self._ends = self.bases + -(-sizes // self.align) * self.align
+        self._ends = self.bases + -(-lengths // self.align) * self.align
 
     @property
     def files(self) -> tuple[OpenFile, ...]:
-        return self._files
+        return tuple(opened for file in self._files for opened in file.files)
 
     def file_of(self, addresses: np.ndarray) -> np.ndarray:
         """i64[n], the number of the file in which each of these addresses (i64[n]) lies."""
-        return np.maximum(np.searchsorted(self.bases, addresses, side="right") - 1, 0)
+        return _file_of(self.bases, addresses)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         number = int(self.file_of(np.array([offset]))[0])
@@ -88,3 +104,63 @@ class JoinedFetcher(Fetcher):
     def close(self) -> None:
         for file in self._files:
             file.close()
+
+
+class JoinedChecked(Checked):
+    """The checks of several files, of which each one has its own snapshot, page size and trust. Errors name the file,
+    and the page and offset in it.
+
+    files : of each file
+    bases : i64[files], the address at which each begins
+    """
+
+    def __init__(self, files: Sequence[Checked], bases: np.ndarray) -> None:
+        self.nodes = any(file.nodes for file in files)
+        self._files = tuple(files)
+        self._bases = bases
+
+    def snapshot(self) -> None:
+        for file in self._files:
+            file.snapshot()
+
+    def spans(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        begins, lengths = np.empty_like(offsets), np.empty_like(nbytes)
+        for number, mine in self._parts(offsets):
+            base = self._bases[number]
+            begin, lengths[mine] = self._files[number].spans(offsets[mine] - base, nbytes[mine])
+            begins[mine] = begin + base
+        return begins, lengths
+
+    def in_leaves(self, offsets: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(offsets), bool)
+        for number, mine in self._parts(offsets):
+            found[mine] = self._files[number].in_leaves(offsets[mine] - self._bases[number])
+        return found
+
+    def are_large(self, nbytes: np.ndarray) -> bool:
+        return all(file.are_large(nbytes) for file in self._files)
+
+    def records(
+        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> None:
+        for number, mine in self._parts(offsets):
+            own = offsets[mine] - self._bases[number]
+            self._files[number].records(data, starts[mine], own, nbytes[mine], ids[mine])
+
+    def in_copy(
+        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> None:
+        for number, mine in self._parts(offsets):
+            own = offsets[mine] - self._bases[number]
+            self._files[number].in_copy(data, starts[mine], own, nbytes[mine], ids[mine])
+
+    def _parts(self, addresses: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """(number of a file, i64[k], which of these addresses lie in it), for each file with any."""
+        numbers = _file_of(self._bases, addresses)
+        order = np.argsort(numbers, kind="stable")
+        cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+        return [(int(numbers[mine[0]]), mine) for mine in np.split(order, cuts) if len(mine)]
+
+
+def _file_of(bases: np.ndarray, addresses: np.ndarray) -> np.ndarray:
+    return np.maximum(np.searchsorted(bases, addresses, side="right") - 1, 0)

@@ -14,6 +14,7 @@ from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
 from pario.errors import OptionError
+from pario.fetch.resolve import Paths, as_paths
 from pario.machine import Share, allowed_cores, boot, my_share
 from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, find_recipe
 
@@ -24,7 +25,7 @@ __all__ = ["Arguments"]
 class Arguments:
     """The arguments of `Loader`, whose docstring explains them. Unchecked until `agree` has been called."""
 
-    path: str | os.PathLike[str]
+    path: Paths
     batch_size: int
     decoder: Decoder | Callable[..., Any] | None
     shuffle: Shuffle
@@ -65,12 +66,12 @@ class Arguments:
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
             raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
         self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
-        os.fspath(self.path)
+        self.path = as_paths(self.path)
         self.decoder = as_decoder(self.decoder)
         self.select = as_wanted(self.select)
 
     def _compare(self, world: AnyWorld) -> Share:
-        mine: tuple[Any, ...] = (os.path.abspath(os.path.expanduser(os.fspath(self.path))), self.db)
+        mine: tuple[Any, ...] = ([os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)], self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
         mine += (repr(self.recipe), repr(self.options), self.select.mark)
         everyones = world.allgather((mine, boot(), allowed_cores()))

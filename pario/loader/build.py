@@ -18,7 +18,7 @@ from pario.errors import OptionError
 from pario.loader.arguments import Arguments
 from pario.loader.lifetime import Lifetime
 from pario.loader.meeting import Meeting
-from pario.loader.state import identify
+from pario.loader.state import ends_of, identify
 from pario.machine import Share
 from pario.plan.epoch import records_per_block
 from pario.plan.selection import Selection
@@ -83,9 +83,11 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             ids = np.arange(min(stream.n, _SKIPPED_FIRST if given.on_error != "raise" else 1))
             ids = ids if chosen is None else chosen.ids(ids)
             # Once for all: each read also asks whether a writer overtook us.
-            ends = reader.read([0, len(reader) - 1, *([int(ids[0])] if ids[0] else [])])
+            edges = ends_of(reader)
+            ends = reader.read([*edges, *([int(ids[0])] if ids[0] else [])])
             learn(decoder, reader, ends[len(ends) - 1 if ids[0] else 0], ids, given.seed)
-            ends = Records(ends.ids[:2], ends.data, ends.starts[:2], ends.nbytes[:2])
+            k = len(edges)
+            ends = Records(ends.ids[:k], ends.data, ends.starts[:k], ends.nbytes[:k])
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
             if chosen is not None and chosen.has_gaps and given.shuffle != "global":
                 slot_bytes = int(slot_bytes / chosen.density)  # room for the gaps, which are read along

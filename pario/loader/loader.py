@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from pario.comm.world import get_world
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder
 from pario.errors import OptionError
+from pario.fetch.resolve import Paths
 from pario.loader.arguments import Arguments
 from pario.loader.build import build
 from pario.loader.lifetime import Lifetime
@@ -31,14 +31,16 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """Batches of one LMDB for every rank of a communicator, an epoch per `for` loop.
+    """Batches of one LMDB, or of several, for every rank of a communicator, an epoch per `for` loop.
 
     Construction, the start of each `for` loop, `report` and `close` are collective over `comm`. Taking a batch is not:
     a slow rank delays nobody until the ring of its node is full.
 
     Parameters
     ----------
-    path : the LMDB: its data file, or the directory that holds data.mdb
+    path : the LMDB: its data file, or the directory that holds data.mdb. Several LMDBs as one dataset
+        (docs/selections.md): a list of paths, a pattern such as "data.%04d.lmdb" or "data.*.lmdb", or a directory of
+        LMDBs; the records of one come behind those of another
     batch_size : records per rank and step
     decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
     shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
@@ -73,7 +75,7 @@ class Loader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Paths,
         batch_size: int,
         decoder: Decoder | Callable[..., Any] | None = None,
         *,

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pario.dataset.reader import Reader
+from pario.dataset.several import trees_of
 from pario.errors import StateError
 from pario.records import Records
 
-__all__ = ["VERSION", "LoaderState", "identify"]
+__all__ = ["VERSION", "LoaderState", "ends_of", "identify"]
 
 #: Version of the fields and of the orders in plan/epoch.py: a state must never continue in another order.
 VERSION = 2
@@ -38,17 +39,24 @@ _OPTIONAL = {"selection": ""}
 def identify(reader: Reader, ends: Records) -> str:
     """The fingerprint of a dataset in a saved state, hex. Not collective.
 
-    ends : the first and the last record
+    ends : the first and the last record of each file, see `ends_of`
 
-    It covers the tree's page counts and these two records; datasets that agree in them count as the same. It does not
+    It covers the trees' page counts and these records; datasets that agree in them count as the same. It does not
     cover the extents of all records, because these may become known only while the records are read.
     """
-    tree = reader.tree()
-    counts = (len(reader), tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
-    identity = hashlib.sha256(repr(counts).encode())
+    counts = tuple(
+        (stop - start, tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
+        for tree, (_, start, stop, _) in zip(trees_of(reader.file, reader.index), reader.index.stretches, strict=True)
+    )
+    identity = hashlib.sha256(repr(counts[0] if len(counts) == 1 else counts).encode())
     for part in (*reader.keys(ends.ids), *ends):
         identity.update(len(part).to_bytes(8, "little") + bytes(part))
     return identity.hexdigest()[:32]
+
+
+def ends_of(reader: Reader) -> list[int]:
+    """The ids of the first and the last record of each file."""
+    return [record for _, start, stop, _ in reader.index.stretches for record in (start, stop - 1)]
 
 
 @dataclass(frozen=True)
