@@ -17,7 +17,7 @@ def index(path: str, db: str | None) -> int:
     reader = Reader(path, db=db, progress=screen.progress("leaf pages", "page"))
     took = time.perf_counter() - started
     held = reader.index
-    size = sum(map(os.path.getsize, held.paths))
+    size = sum(map(os.path.getsize, held.files.paths))
     ranks = counted(reader.world.size, "rank")
     screen.say(f"{reader.path}: {counted(held.n, 'record')}, {decimal_bytes(size)}")
     built = held.bytes_read

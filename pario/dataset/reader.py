@@ -179,7 +179,7 @@ class Reader:
             saved=saved,
             grow=(lambda: file.pool) if self._grow else None,
         )
-        self.checked = checks_of(file, self.index.stretches, 0)
+        self.checked = checks_of(file, self.index, 0, self.index.trusted)
 
     def _look(self, db: bytes | None) -> tuple[tuple[Snapshot, ...], Saved | None]:
         """The newest state of each file; of a single one also the side-car if it matches: then one read of the meta

@@ -173,7 +173,7 @@ class Prefix(Wanted):
 
     def runs(self, reader: Reader) -> np.ndarray:
         prefix, index, world = self._prefix, reader.index, reader.world
-        for stretch in index.stretches:
+        for stretch in index.files.stretches:
             assert stretch.database.record is not None  # of an open index
             if stretch.database.record.md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY):
                 return Keys(lambda key: key.startswith(prefix)).runs(reader)
@@ -184,7 +184,7 @@ class Prefix(Wanted):
         runs: list[tuple[int, int]] = []
         with together(world, "looking for a prefix (select)"):
             if world.rank == 0:
-                for _, start, stop, _ in index.stretches:
+                for _, start, stop, _ in index.files.stretches:
                     low = bisect_left(range(stop), prefix, start, key=begin)
                     high = bisect_right(range(stop), prefix, low, key=begin)
                     runs += [(low, high)] if low < high else []

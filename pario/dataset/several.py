@@ -14,7 +14,7 @@ from pario.fetch.pool import STOP_S, ReadPool
 from pario.format.layout import MDB_DUPSORT, Db
 from pario.format.meta import Snapshot
 from pario.format.tree import Tree, named_database
-from pario.locate.base import Index, Stretch
+from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.open import open_joined
 from pario.locate.walk import PageReader
@@ -60,15 +60,19 @@ def open_several(
         for pool in pools:
             if pool is not None:
                 pool.close(STOP_S)
-    return index, JoinedChecked([checks_of(file, index.stretches, k) for k in range(len(snapshots))], bases)
+    checks = [checks_of(file, index, number, one.bytes_read > 0) for number, one in enumerate(index.files.stretches)]
+    return index, JoinedChecked(checks, bases)
 
 
-def checks_of(file: DataFile, stretches: Sequence[Stretch], number: int) -> Checked:
-    """The checks of the records in one of the files."""
-    database, trusted = stretches[number].database, stretches[number].trusted
+def checks_of(file: DataFile, index: Index, number: int, trusted: bool) -> Checked:
+    """The checks of the records in one of the files.
+
+    trusted : whether this job took the places of its records from the file itself
+    """
+    database = index.files.stretches[number].database
     record = database.record
     dups = record is not None and bool(record.md_flags & MDB_DUPSORT)
-    several = len(stretches) > 1
+    several = len(index.files) > 1
 
     def fetcher() -> Fetcher:
         pool = file.pool  # opens the files
@@ -80,7 +84,7 @@ def checks_of(file: DataFile, stretches: Sequence[Stretch], number: int) -> Chec
 def trees_of(file: DataFile, index: Index) -> list[Db]:
     """The entry of the database's tree in each file, with its page counts. Reads a few pages if the database is a
     named one; not collective."""
-    return [_tree(file, number, stretch.database) for number, stretch in enumerate(index.stretches)]
+    return [_tree(file, number, stretch.database) for number, stretch in enumerate(index.files.stretches)]
 
 
 def _tree(file: DataFile, number: int, database: Database) -> Db:

@@ -17,6 +17,7 @@ from pario.errors import OptionError
 from pario.fetch.resolve import Paths, as_paths
 from pario.machine import Share, allowed_cores, boot, my_share
 from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, find_recipe
+from pario.plan.mixture import as_units
 
 __all__ = ["Arguments"]
 
@@ -36,6 +37,7 @@ class Arguments:
     options: Options
     recipe: Recipe | str
     select: Any = None
+    weights: Any = None
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -69,18 +71,36 @@ class Arguments:
         self.path = as_paths(self.path)
         self.decoder = as_decoder(self.decoder)
         self.select = as_wanted(self.select)
+        if self.weights is not None:
+            self._check_weights()
+
+    def _check_weights(self) -> None:
+        """Make whole numbers of them; None where there is nothing to mix."""
+        paths, self.weights = as_paths(self.path), as_units(self.weights)
+        if len(self.weights) != len(paths):
+            raise OptionError(
+                f"weights has {len(self.weights)} numbers for {len(paths)} paths",
+                hint="Pass a list of paths, each of which may be a pattern or a folder, and a weight for each.",
+            )
+        if self.shuffle == "block":
+            raise OptionError(
+                'weights= goes with shuffle=False or "global", not with "block"',
+                hint="A mixture draws record by record, so it would read no longer runs of neighbours.",
+            )
+        if len(paths) == 1:
+            self.weights = None
 
     def _compare(self, world: AnyWorld) -> Share:
         mine: tuple[Any, ...] = ([os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)], self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
-        mine += (repr(self.recipe), repr(self.options), self.select.mark)
+        mine += (repr(self.recipe), repr(self.options), self.select.mark, self.weights)
         everyones = world.allgather((mine, boot(), allowed_cores()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
                 error = OptionError(
                     f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select)",
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select, weights)",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )

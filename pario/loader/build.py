@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from pario.loader.meeting import Meeting
 from pario.loader.state import ends_of, identify
 from pario.machine import Share
 from pario.plan.epoch import records_per_block
+from pario.plan.mixture import Mixture
 from pario.plan.selection import Selection
 from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
 from pario.plan.stream import Stream, Work
@@ -140,6 +142,7 @@ def _plan(
         mix_blocks=options.mix_blocks if blocks else 0,
         drop_last=given.drop_last,
         chosen=chosen,
+        mixture=_mixture(reader, given.weights, chosen),
     )
     if blocks:
         pool = min(stream.n, stream.block_records * stream.mix_blocks)
@@ -147,3 +150,18 @@ def _plan(
         return stream, pool_shape(pool_bytes, pool, stream.step_records, options, reader.recipe)
     step_bytes = mean_bytes * given.batch_size * node_size
     return stream, step_shape(step_bytes, given.batch_size, options, reader.recipe, by_rows=decoder.by_rows)
+
+
+def _mixture(reader: Reader, units: tuple[int, ...] | None, chosen: Selection | None) -> Mixture | None:
+    """The mixture of the sources, which are the paths that the user gave. Raises OptionError on all ranks."""
+    if units is None:
+        return None
+    stops = [stretch.stop for stretch in reader.index.files.stretches]
+    edges = [0, *(stops[last - 1] for last in accumulate(reader.file.counts))]
+    if chosen is not None:
+        edges = [chosen.below(edge) for edge in edges]
+    sizes = tuple(last - first for first, last in pairwise(edges))
+    if 0 in sizes:
+        what = f"select picks no record of source {sizes.index(0)} of the mixture"
+        raise reader.world.raised_by_all(OptionError(what, path=reader.path))
+    return Mixture(units, sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -63,6 +63,9 @@ class Loader:
         compiled pattern of bytes, matched from the beginning of a key; a function of a key (bytes), called once per
         key, the keys divided over the ranks; a part of `pario.split`. None: all records, less those that hold counts
         and lists about the dataset, such as `__len__`; "all": those, too
+    weights : with a list of paths: how often each of these sources is drawn, in any unit. An epoch has as many draws as
+        all sources have records; a source that runs out comes again, one that does not goes on in the next epoch
+        (docs/selections.md). Not with shuffle="block"
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -88,13 +91,14 @@ class Loader:
         options: Options | None = None,
         recipe: str | Recipe = "auto",
         select: Any = None,
+        weights: Sequence[float] | None = None,
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
-            options if options is not None else Options(), recipe, select,
+            options if options is not None else Options(), recipe, select, weights,
         )  # fmt: skip
         self.world = world = get_world(comm)
         try:

@@ -7,6 +7,7 @@ scanned while records are read). Both implement this contract, and `open.py` ope
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from pario.plan.schedule import Schedule
 from pario.plan.selection import Selection
 from pario.stats.rank import RankStats
 
-__all__ = ["Index", "Stretch", "mostly_ascend"]
+__all__ = ["Files", "Index", "Stretch", "mostly_ascend"]
 
 #: A dataset is in order if, of _SAMPLE records or leaf pages at equal distances, this share lies behind the one before.
 #: (After random insertions half of them do.)
@@ -29,18 +30,45 @@ _IN_ORDER, _SAMPLE = 0.75, 64
 class Stretch(NamedTuple):
     """Records that lie in one file: ids start..stop-1, in key order.
 
-    trusted : whether this job took their places from the file itself
+    bytes_read : of `Index`, in this file
     """
 
     database: Database
     start: int
     stop: int
-    trusted: bool
+    bytes_read: int
+
+
+class Files:
+    """What lies in which file.
+
+    stretches : of each file, in the order of ids
+    """
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        self.stretches = tuple(stretches)
+        self._starts = [stretch.start for stretch in stretches]
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The data files."""
+        return tuple(stretch.database.path for stretch in self.stretches)
+
+    def of(self, ids: np.ndarray | list[int]) -> np.ndarray:
+        """i64[m]: for each of these records (in 0..n-1), which of `paths` it lies in."""
+        return np.searchsorted(self._starts, ids, side="right") - 1
+
+    def path_of(self, record: int) -> str:
+        """The data file in which a record lies."""
+        return self.stretches[int(self.of([record])[0])].database.path
 
 
 class Index(ABC):
     """All records of one database in one snapshot. Ids are 0..n-1 in key order. Any thread; nothing is collective.
-    Or those of several files, one file after the other (joined.py); then `stretches` says which database is whose.
+    Or those of several files, one file after the other (joined.py); then `files` says which database is whose.
 
     A growing index that is asked for something unknown reads leaf pages, which can raise CorruptedError, DatabaseError,
     ReadError or SnapshotError, as reading records does.
@@ -52,6 +80,7 @@ class Index(ABC):
     sizes_known : whether all sizes were known when it was opened, so that `group_bytes` is exact
     sidecar : path of the saved index, or None
     trusted : whether this job built it from the file itself, and did not load it from a side-car
+    files : which records lie in which file
     meta : id -> key of the records that are about the dataset and no samples of it (meta.py); on all ranks
     """
 
@@ -65,29 +94,12 @@ class Index(ABC):
         self.bytes_read = bytes_read
         self.sidecar: str | None = None
         self.meta: dict[int, bytes] = {}
+        self.files = Files([Stretch(database, 0, n, bytes_read)])
         self.path = database.path
         self.snapshot = database.snapshot
         self.file_bytes = database.snapshot.file_bytes
         self.header_bytes = database.snapshot.header
         self.page_size = database.snapshot.page_size
-
-    @property
-    def stretches(self) -> tuple[Stretch, ...]:
-        """What lies in each file, in the order of ids."""
-        return (Stretch(self.database, 0, self.n, self.trusted),)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The data files."""
-        return tuple(stretch.database.path for stretch in self.stretches)
-
-    def file_of(self, ids: np.ndarray | list[int]) -> np.ndarray:
-        """i64[m]: for each of these records, which of `paths` it lies in. Raises OptionError for an id out of range."""
-        return np.searchsorted([stretch.start for stretch in self.stretches], self.checked(ids), side="right") - 1
-
-    def path_of(self, record: int) -> str:
-        """The data file in which a record lies."""
-        return self.paths[int(self.file_of([record])[0])]
 
     def __len__(self) -> int:
         return self.n

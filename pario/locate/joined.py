@@ -15,7 +15,7 @@ import numpy as np
 
 from pario.errors import CorruptedError
 from pario.fetch.joined import bases_of, joined_name
-from pario.locate.base import Stretch
+from pario.locate.base import Files, Stretch
 from pario.locate.database import Database
 from pario.locate.index import KeyTable, Places, RecordIndex
 from pario.records import EXTENT
@@ -106,7 +106,7 @@ class JoinedKeys(KeyTable):
 
 
 class JoinedIndex(RecordIndex):
-    """The index of several files. `database`, `snapshot` and `sidecar` are those of none: `stretches` has them.
+    """The index of several files. `database` and `snapshot` are the first one's: `files` has all. `sidecar` is None.
 
     parts : the files; places : of all records; keys : of each file
     """
@@ -131,11 +131,9 @@ class JoinedIndex(RecordIndex):
         sizes = [snapshot.file_bytes for snapshot in snapshots]
         self.file_bytes = int(bases_of(sizes)[-1]) + sizes[-1]
         self.meta = {first + i: key for part, first in zip(parts, firsts, strict=False) for i, key in part.meta.items()}
-        self._stretches = tuple(
-            Stretch(part.database, first, first + part.n, part.bytes_read > 0)
-            for part, first in zip(parts, firsts, strict=False)
+        self.files = Files(
+            [
+                Stretch(part.database, first, first + part.n, part.bytes_read)
+                for part, first in zip(parts, firsts, strict=False)
+            ]
         )
-
-    @property
-    def stretches(self) -> tuple[Stretch, ...]:
-        return self._stretches

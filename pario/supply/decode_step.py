@@ -51,7 +51,8 @@ def learn(decoder: Decoder, reader: Reader, first: np.ndarray, ids: np.ndarray, 
             return
         except DecodeError as e:
             if tried + 1 == len(ids):
-                raise e.at(path=reader.index.path_of(record), record=record, key=reader.keys([record])[0]) from None
+                where = reader.index.files.path_of(record)
+                raise e.at(path=where, record=record, key=reader.keys([record])[0]) from None
 
 
 class DecodeStep:
@@ -153,7 +154,7 @@ class DecodeStep:
     def _bad(self, record: int, what: str, hint: str | None) -> DecodeError:
         reader = self._reader
         key = reader.keys([record])[0]
-        where, rank = reader.index.path_of(record), reader.world.rank
+        where, rank = reader.index.files.path_of(record), reader.world.rank
         return DecodeError(what, path=where, rank=rank, record=record, key=key, hint=hint)
 
     def close(self, limit_s: float = math.inf) -> bool:
