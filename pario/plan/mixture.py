@@ -202,7 +202,7 @@ class MixedOrder(Order):
         if table is None:
             n = self.mixture.sizes[source]
             table = np.empty(n, np.uint32 if n < 1 << 32 else np.uint64)
-            key = kernels.stream_key(self._seed, np.uint64(which), np.uint64(kernels.STREAM_MIXED))
+            key = np.uint64(kernels.stream_key(self._seed, np.uint64(which), np.uint64(kernels.STREAM_MIXED)))
             kernels.permute(np.uint64(kernels.absorb(key, source)), table)
             old = [one for one in list(self._tables) if one[0] == source][: -_KEPT + 1]
             for one in old:
