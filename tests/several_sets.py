@@ -1,4 +1,4 @@
-"""Three LMDBs for tests of several as one: other numbers and sizes of records, the same keys, and a meta record in each.
+"""Three LMDBs for tests of several as one: other numbers and sizes of records, the same keys, a meta record in each.
 The truth is what py-lmdb's cursor reads."""
 
 from __future__ import annotations
