@@ -88,6 +88,14 @@ def test_a_list_of_one_is_that_file(paths: list[str]) -> None:
         assert same.state_dict() == one.state_dict()
 
 
+def test_a_folder_is_named_in_the_log(folder: Path, paths: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "pario"):
+        pario.Reader(paths).close()
+        assert not caplog.records
+        pario.Reader(folder).close()
+    assert f"{folder}: the 3 LMDBs in this folder are one dataset: {paths[0]}, " in caplog.text
+
+
 def test_side_cars_are_those_of_the_files(folder: Path, tmp_path: Path, pairs: Pairs) -> None:
     shutil.copytree(folder, tmp_path / "sets", ignore=shutil.ignore_patterns("*.h5"))
     mine = paths_in(tmp_path / "sets")
@@ -195,7 +203,7 @@ def test_numbers_come_in_their_order(folder: Path, tmp_path: Path) -> None:
         shutil.copy(folder / name(k), tmp_path / f"{number}.lmdb")
     with pario.Reader(f"{tmp_path}/%d.lmdb", save_index=False) as reader:
         assert [os.path.basename(path) for path in reader.index.files.paths] == ["9.lmdb", "10.lmdb", "11.lmdb"]
-        assert [stop - start for _, start, stop, _ in reader.index.files.stretches] == [n + 1 for n, _ in SHAPES]
+        assert [stop - start for _, start, stop, *_ in reader.index.files.stretches] == [n + 1 for n, _ in SHAPES]
 
 
 def test_a_path_that_exists_is_no_pattern(folder: Path, tmp_path: Path) -> None:
@@ -294,7 +302,9 @@ def sources(ids: list[int]) -> list[int]:
 def test_a_mixture(paths: list[str], pairs: Pairs, shuffle: Any) -> None:
     weights = [2, 1, 1]
     with pario.Loader(paths, 7, shuffle=shuffle, weights=weights, options=SMALL) as loader:
+        first = loader.peek().ids.tolist()
         whole = [read(loader, pairs) for _ in range(3)]
+        assert whole[0][:7] == first
         assert loader.records == len(samples(pairs))
     for ids in whole:
         assert len(ids) == len(samples(pairs))

@@ -71,6 +71,13 @@ def test_it_follows_set_epoch_and_a_loaded_state(path: str) -> None:
         assert shown == said(next(iter(loader)))
 
 
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_it_shows_the_selected_records(path: str, shuffle: Any) -> None:
+    with pario.Loader(path, SIZE, DRAWN, shuffle=shuffle, select=range(7, 50, 3), options=SMALL) as loader:
+        shown = said(loader.peek())
+        assert shown == said(next(iter(loader)))
+
+
 def test_what_cannot_be_read_is_treated_as_in_the_loop(path: str) -> None:
     def odd(record: bytes) -> int:
         value = int(np.frombuffer(record, np.int32)[0])

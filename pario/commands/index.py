@@ -27,7 +27,9 @@ def index(path: str, db: str | None) -> int:
     else:
         screen.say(f"the saved index fits this file; loaded in {seconds(took)}")
     where = held.sidecar
-    if where:
+    if where and len(held.files) > 1:
+        screen.say(f"saved, one for each file: {where}, ...")
+    elif where:
         screen.say(f"saved as {where} ({decimal_bytes(os.path.getsize(where))})")
     else:
         screen.say("not saved: neither beside the dataset nor in the cache directory could it be written")

@@ -49,11 +49,11 @@ class DataFile:
     """
 
     path: str
-    paths: tuple[str, ...]
-    counts: tuple[int, ...]
+    paths: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
 
     def __init__(self, given: Sequence[str], world: AnyWorld, options: Options, fetcher: type[FileFetcher]) -> None:
-        self._given = given
+        self.given = tuple(given)
         self.fetchers: list[Fetcher] = []
         self._world = world
         self.knob = Knob("reads in flight", *options.inflight_bounds, START_DEPTH)
@@ -76,7 +76,7 @@ class DataFile:
     def open(self) -> None:
         """Open what the paths lead to; on the leader of a node."""
         with store_agent() as gate:
-            opened = open_datasets(self._given, lambda path: open_limited(partial(self._fetcher, path), gate))
+            opened = open_datasets(self.given, lambda path: open_limited(partial(self._fetcher, path), gate))
         self.counts = tuple(map(len, opened))
         self.fetchers = [fetcher for fetchers in opened for fetcher in fetchers]
         self.paths = tuple(fetcher.path for fetcher in self.fetchers)

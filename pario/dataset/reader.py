@@ -21,7 +21,6 @@ from pario.dataset.several import checks_of, open_several
 from pario.dataset.staging import Stage, open_stage
 from pario.dataset.tiers import no_tiers
 from pario.errors import ClosedError, FileError, MissingError, OptionError, ParioError
-from pario.fetch.base import Fetcher
 from pario.fetch.pool import STOP_S
 from pario.fetch.resolve import FETCHERS, Paths, as_paths
 from pario.fetch.snapshot import read_snapshot
@@ -139,10 +138,10 @@ class Reader:
         except BaseException as e:
             error = e
         # One rank decides which snapshots all ranks read.
-        snapshots = world.bcast(snapshots)
+        snapshots, paths = world.bcast((snapshots, file.paths))
         if world.is_leader and world.rank and error is None and snapshots:
             try:
-                _compare(file.fetchers, snapshots, world.rank)
+                _compare(file, paths, snapshots, world.rank)
             except BaseException as e:
                 error = e
         try:
@@ -151,7 +150,7 @@ class Reader:
             error = e
         _agree(world, error)
         self.snapshots = snapshots
-        self.snapshot = snapshot = snapshots[0]  # _agree raised if there are none
+        self.snapshot = snapshot = snapshots[0]  # of the only file, or the first one; `_agree` raised without any
         self.path = file.path
         self.index: Index
         if len(snapshots) > 1:
@@ -256,10 +255,9 @@ class Reader:
         chosen : the records that will be read; None: all. It is closed together with the reader
         Raises OptionError."""
         self._chosen = chosen
-        if len(self.snapshots) > 1:
+        if len(self.snapshots) > 1 and self.recipe.source == "auto":
             no_tiers(self.world, self.options, self.path)
-            return
-        if self.recipe.source == "auto" and not self._walked_through_tiers:
+        elif self.recipe.source == "auto" and not self._walked_through_tiers:
             self.stage = _open_tiers(self)
         if self.stage is not None:
             self.stage.chosen = chosen
@@ -284,9 +282,9 @@ class Reader:
 
     def _warn_if_replaced(self) -> None:
         with suppress(ClosedError):
-            if any(file.is_replaced() for file in self.file.pool.fetcher.files):
+            for path in [file.path for file in self.file.pool.fetcher.files if file.is_replaced()][:1]:
                 self._replaced = True
-                _log.warning("%s was replaced by another file; this reader goes on with the one it opened", self.path)
+                _log.warning("%s was replaced by another file; this reader goes on with the one it opened", path)
 
     def close(self) -> None:
         """Collective over `comm`. A second call does nothing."""
@@ -340,16 +338,16 @@ def _walk_share(snapshot: Snapshot) -> float:
     return snapshot.main.md_leaf_pages * snapshot.page_size / snapshot.file_bytes
 
 
-def _compare(fetchers: Sequence[Fetcher], snapshots: Sequence[Snapshot], rank: int) -> None:
+def _compare(file: DataFile, paths: Sequence[str], snapshots: Sequence[Snapshot], rank: int) -> None:
     """Raise an error if this node has another copy, or a file that was just replaced, than rank 0 describes."""
-    if len(fetchers) != len(snapshots):
+    if file.paths != paths and max(len(file.paths), len(paths)) > 1:
+        others = sorted(set(file.paths) ^ set(paths))
         raise FileError(
-            f"this node sees {len(fetchers)} files, and rank 0 {len(snapshots)}",
-            path=fetchers[0].path,
+            f"this node sees {len(file.paths)} files, rank 0 sees {len(paths)}; not on both: {', '.join(others[:5])}",
             rank=rank,
-            hint="Name the files in a list, or wait until all nodes see them.",
+            hint="Wait until all nodes see the same files, or name them in a list.",
         )
-    for fetcher, snapshot in zip(fetchers, snapshots, strict=True):
+    for fetcher, snapshot in zip(file.fetchers, snapshots, strict=True):
         mine = read_snapshot(fetcher, believe=snapshot.__eq__)
         if mine != snapshot:
             raise FileError(

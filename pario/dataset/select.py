@@ -184,7 +184,7 @@ class Prefix(Wanted):
         runs: list[tuple[int, int]] = []
         with together(world, "looking for a prefix (select)"):
             if world.rank == 0:
-                for _, start, stop, _ in index.files.stretches:
+                for _, start, stop, *_ in index.files.stretches:
                     low = bisect_left(range(stop), prefix, start, key=begin)
                     high = bisect_right(range(stop), prefix, low, key=begin)
                     runs += [(low, high)] if low < high else []

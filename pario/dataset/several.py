@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
 from pario.comm.base import AnyWorld
 from pario.dataset.file import DataFile
@@ -21,6 +24,8 @@ from pario.locate.walk import PageReader
 from pario.options import Recipe
 
 __all__ = ["checks_of", "open_several", "trees_of"]
+
+_log = logging.getLogger("pario")
 
 
 def open_several(
@@ -42,26 +47,44 @@ def open_several(
     if recipe.source == "per_rank":
         wrong = OptionError("this recipe reads one LMDB with py-lmdb", path=file.path, hint="Use another one.")
     world.agree(wrong, "opening several files")
+    if world.rank == 0:
+        _tell(file)
     bases = bases_of([snapshot.file_bytes for snapshot in snapshots])
     # LMDBIO's readers get the extents from one process.
     alone = recipe.locate == "walk" and world.rank != 0
     is_open = file.opened is not None and not alone
-    pools = [ReadPool(fetcher, file.knob) if is_open else None for fetcher in file.fetchers]
-    try:
+    with closing(_pools(file) if is_open else _none(len(snapshots))) as pools:
         index = open_joined(
             [Database(path, snapshot, db) for path, snapshot in zip(file.paths, snapshots, strict=True)],
-            pools or [None] * len(snapshots),
+            pools,
             bases,
             world,
             save=save,
             progress=progress,
         )
-    finally:
-        for pool in pools:
-            if pool is not None:
-                pool.close(STOP_S)
     checks = [checks_of(file, index, number, one.bytes_read > 0) for number, one in enumerate(index.files.stretches)]
     return index, JoinedChecked(checks, bases)
+
+
+def _tell(file: DataFile) -> None:
+    """Say what a folder stands for, in which there may be other sets than the user has in mind."""
+    for given, count in zip(file.given, file.counts, strict=True):
+        if count > 1 and os.path.isdir(given):
+            _log.warning("%s: the %d LMDBs in this folder are one dataset: %s", given, count, file.path)
+
+
+def _pools(file: DataFile) -> Generator[ReadPool]:
+    """One file after the other, with threads that end before the next one."""
+    for fetcher in file.fetchers:
+        pool = ReadPool(fetcher, file.knob)
+        try:
+            yield pool
+        finally:
+            pool.close(STOP_S)
+
+
+def _none(count: int) -> Generator[None]:
+    yield from [None] * count
 
 
 def checks_of(file: DataFile, index: Index, number: int, trusted: bool) -> Checked:

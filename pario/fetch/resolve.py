@@ -114,7 +114,7 @@ def _numbered(path: str, folder: str, name: str) -> list[str]:
         if number not in found:
             raise MissingError(
                 f"one of the files {min(found)} to {max(found)} is missing",
-                path=os.path.join(folder, name % number),
+                path=os.path.join(folder, before + f"%{width}d" % number + after),
                 hint="Bring it back, or name the files in a list.",
             )
     return [found[number] for number in sorted(found)]

@@ -91,16 +91,17 @@ class Arguments:
             self.weights = None
 
     def _compare(self, world: AnyWorld) -> Share:
-        mine: tuple[Any, ...] = ([os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)], self.db)
+        paths = [os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)]
+        mine: tuple[Any, ...] = (paths, self.weights, self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
-        mine += (repr(self.recipe), repr(self.options), self.select.mark, self.weights)
+        mine += (repr(self.recipe), repr(self.options), self.select.mark)
         everyones = world.allgather((mine, boot(), allowed_cores()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
                 error = OptionError(
                     f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select, weights)",
+                    "(path, weights, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select)",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )

@@ -20,6 +20,7 @@ from pario.loader.arguments import Arguments
 from pario.loader.lifetime import Lifetime
 from pario.loader.meeting import Meeting
 from pario.loader.state import ends_of, identify
+from pario.locate.base import Stretch
 from pario.machine import Share
 from pario.plan.epoch import records_per_block
 from pario.plan.mixture import Mixture
@@ -130,7 +131,12 @@ def _plan(
     index, options, seats = reader.index, given.options, reader.world.size
     blocks = given.shuffle == "block"
     figures = chosen.figures if chosen is not None else None
-    mean_bytes = (index.mean_bytes if figures is None else figures.mean_bytes) + index.header_bytes
+    mixture = _mixture(reader, given.weights, chosen)
+    if mixture is not None:
+        mean_bytes = _mean_drawn(reader, mixture)
+    else:
+        mean_bytes = index.mean_bytes if figures is None else figures.mean_bytes
+    mean_bytes += index.header_bytes
     stream = Stream(
         n=index.n if chosen is None else chosen.n,
         batch_size=given.batch_size,
@@ -142,7 +148,7 @@ def _plan(
         mix_blocks=options.mix_blocks if blocks else 0,
         drop_last=given.drop_last,
         chosen=chosen,
-        mixture=_mixture(reader, given.weights, chosen),
+        mixture=mixture,
     )
     if blocks:
         pool = min(stream.n, stream.block_records * stream.mix_blocks)
@@ -156,8 +162,7 @@ def _mixture(reader: Reader, units: tuple[int, ...] | None, chosen: Selection | 
     """The mixture of the sources, which are the paths that the user gave. Raises OptionError on all ranks."""
     if units is None:
         return None
-    stops = [stretch.stop for stretch in reader.index.files.stretches]
-    edges = [0, *(stops[last - 1] for last in accumulate(reader.file.counts))]
+    edges = [0, *(part[-1].stop for part in _sources(reader))]
     if chosen is not None:
         edges = [chosen.below(edge) for edge in edges]
     sizes = tuple(last - first for first, last in pairwise(edges))
@@ -165,3 +170,19 @@ def _mixture(reader: Reader, units: tuple[int, ...] | None, chosen: Selection | 
         what = f"select picks no record of source {sizes.index(0)} of the mixture"
         raise reader.world.raised_by_all(OptionError(what, path=reader.path))
     return Mixture(units, sizes)
+
+
+def _mean_drawn(reader: Reader, mixture: Mixture) -> float:
+    """Mean bytes of a draw, as if each source's records were of one size."""
+    means = []
+    for part in _sources(reader):
+        total = sum(one.mean_bytes * (one.stop - one.start) for one in part)
+        means.append(total / (part[-1].stop - part[0].start))
+    return sum(unit * mean for unit, mean in zip(mixture.units, means, strict=True)) / mixture.period
+
+
+def _sources(reader: Reader) -> list[tuple[Stretch, ...]]:
+    """The files of each path that the user gave."""
+    stretches = reader.index.files.stretches
+    counts = reader.file.counts
+    return [stretches[last - count : last] for count, last in zip(counts, accumulate(counts), strict=True)]

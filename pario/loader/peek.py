@@ -26,7 +26,7 @@ def peek(context: Context, work: Work, step: int) -> Batch:
     numbers, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
     mine = steps == 0
     reader, decode = context.reader, context.decode
-    ids = reader.index.ids_of(numbers[mine][np.argsort(rows[mine])], work.order)
+    ids = context.ids_of(numbers[mine][np.argsort(rows[mine])], work.order)
     records = reader.read(ids)
     arrays, filled = decode.arrays(records, len(records))
     filled[:] = records.ids

@@ -48,7 +48,7 @@ def identify(reader: Reader, ends: Records) -> str:
     trees = zip(trees_of(reader.file, reader.index), reader.index.files.stretches, strict=True)
     counts = tuple(
         (stop - start, tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
-        for tree, (_, start, stop, _) in trees
+        for tree, (_, start, stop, *_) in trees
     )
     identity = hashlib.sha256(repr(counts[0] if len(counts) == 1 else counts).encode())
     for part in (*reader.keys(ends.ids), *ends):
@@ -58,7 +58,7 @@ def identify(reader: Reader, ends: Records) -> str:
 
 def ends_of(reader: Reader) -> list[int]:
     """The ids of the first and the last record of each file."""
-    return [record for _, start, stop, _ in reader.index.files.stretches for record in (start, stop - 1)]
+    return [record for _, start, stop, *_ in reader.index.files.stretches for record in (start, stop - 1)]
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,14 @@ _IN_ORDER, _SAMPLE = 0.75, 64
 class Stretch(NamedTuple):
     """Records that lie in one file: ids start..stop-1, in key order.
 
-    bytes_read : of `Index`, in this file
+    bytes_read, mean_bytes : as of `Index`, in this file
     """
 
     database: Database
     start: int
     stop: int
     bytes_read: int
+    mean_bytes: float
 
 
 class Files:
@@ -94,7 +95,7 @@ class Index(ABC):
         self.bytes_read = bytes_read
         self.sidecar: str | None = None
         self.meta: dict[int, bytes] = {}
-        self.files = Files([Stretch(database, 0, n, bytes_read)])
+        self.files = Files([Stretch(database, 0, n, bytes_read, mean_bytes)])
         self.path = database.path
         self.snapshot = database.snapshot
         self.file_bytes = database.snapshot.file_bytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,23 +24,23 @@ from pario.records import EXTENT
 __all__ = ["JoinedIndex", "Part", "join_places"]
 
 
+@dataclass
 class Part:
     """What is known of one file.
 
-    n : its records; meta, bytes_read : as of its own index
-    places, ends : of its own index, too; on rank 0, until they are joined
+    n : its records
+    mean_bytes, meta, bytes_read, sidecar : as of its own index
+    places, ends : of its own index, too; on rank 0, the places until they are joined
     """
 
-    def __init__(self, database: Database, n: int, meta: dict[int, bytes], bytes_read: int) -> None:
-        self.database = database
-        self.n = n
-        self.meta = meta
-        self.bytes_read = bytes_read
-        self.places: Places | None = None
-        self.ends: dict[int, bytes] = {}
-
-    def hold(self, places: Places, ends: dict[int, bytes]) -> None:
-        self.places, self.ends = places, ends
+    database: Database
+    n: int
+    mean_bytes: float
+    meta: dict[int, bytes]
+    bytes_read: int
+    sidecar: str | None
+    places: Places | None = None
+    ends: dict[int, bytes] = field(default_factory=dict)
 
 
 def join_places(parts: Sequence[Part], bases: np.ndarray) -> Places:
@@ -121,6 +122,7 @@ class JoinedIndex(RecordIndex):
             places,
             JoinedKeys(keys, starts),
             ends={first + i: key for part, first in zip(parts, firsts, strict=False) for i, key in part.ends.items()},
+            sidecar=parts[0].sidecar if all(part.sidecar for part in parts) else None,
             bytes_read=sum(part.bytes_read for part in parts),
             trusted=all(part.bytes_read for part in parts),
         )
@@ -133,7 +135,7 @@ class JoinedIndex(RecordIndex):
         self.meta = {first + i: key for part, first in zip(parts, firsts, strict=False) for i, key in part.meta.items()}
         self.files = Files(
             [
-                Stretch(part.database, first, first + part.n, part.bytes_read)
+                Stretch(part.database, first, first + part.n, part.bytes_read, part.mean_bytes)
                 for part, first in zip(parts, firsts, strict=False)
             ]
         )

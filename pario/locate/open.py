@@ -3,7 +3,7 @@ joined."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ def open_index(
 
 def open_joined(
     databases: Sequence[Database],
-    pools: Sequence[ReadPool | None],
+    pools: Iterable[ReadPool | None],
     bases: np.ndarray,
     world: AnyWorld,
     *,
@@ -100,7 +100,7 @@ def open_joined(
 
     Collective over `world`, raises as `open_index` does.
 
-    pools : one for each file, as for `open_index`
+    pools : one for each file, as for `open_index`; is asked for the next one when it is needed
     bases : i64[files], the address at which each begins
     progress : counts the leaf pages of one file after the other
     """
@@ -114,10 +114,11 @@ def open_joined(
             database = replace(database, record=begun[1])
             whole = _walk(Saved(database, trustees), pool, world, begun, save, progress)
         told, table = _told(whole, world)
-        parts.append(Part(database, told.n, told.meta, whole.bytes_read))
         keys.append(table)
-        if whole.saved is not None and whole.saved.places is not None:
-            parts[-1].hold(whole.saved.places, whole.saved.ends)
+        part = Part(database, told.n, told.mean_bytes, told.meta, whole.bytes_read, told.sidecar)
+        if whole.saved is not None:
+            part.places, part.ends = whole.saved.places, whole.saved.ends
+        parts.append(part)
     joined: Places | None = None
     with together(world, "joining the indexes of several files"):
         if world.rank == 0:
