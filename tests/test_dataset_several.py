@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,31 @@ def read(loader: pario.Loader, pairs: Pairs, steps: int | None = None) -> list[i
     return seen
 
 
+@pytest.mark.parametrize("own", ["auto", "always", "never"])
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
-def test_every_record_once(paths: list[str], pairs: Pairs, shuffle: Any) -> None:
-    with pario.Loader(paths, 7, shuffle=shuffle, options=SMALL) as loader:
+def test_every_record_once(paths: list[str], pairs: Pairs, shuffle: Any, own: str) -> None:
+    with pario.Loader(paths, 7, shuffle=shuffle, options=replace(SMALL, own_rows=own)) as loader:
         assert loader.records == len(samples(pairs))
         for _ in range(2):
             ids = read(loader, pairs)
             assert ids == samples(pairs) if not shuffle else sorted(ids) == samples(pairs)
+        if own != "auto":
+            assert loader.stats()["own"] == (own == "always")
         assert loader.keys(range(len(pairs))) == [key for key, _ in pairs]
         assert loader.index.files.paths == tuple(paths)
         assert loader.index.files.of([0, EDGES[1] - 1, EDGES[1], EDGES[3] - 1]).tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("own", ["always", "never"])
+def test_files_of_different_formats(dataset: Any, own: str) -> None:
+    """Other headers of pages, values inside leaf pages and on pages of their own, and none at all."""
+    made = [dataset(name) for name in ("format_3", "variable_sizes", "random_insertion")]
+    pairs = [pair for one in made for pair in one.truth]
+    options = pario.Options(own_rows=own, slots=3, slot_bytes=1 << 20)
+    for _ in range(2):  # the second time the places come from the side-cars, and more of them is checked
+        with pario.Loader([one.path for one in made], 50, shuffle="global", options=options) as loader:
+            assert sorted(read(loader, pairs)) == list(range(len(pairs)))
+    assert not loader.index.bytes_read
 
 
 def named(how: str, folder: Path, tmp_path: Path) -> Any:
@@ -298,10 +314,10 @@ def sources(ids: list[int]) -> list[int]:
     return (np.searchsorted(EDGES, ids, side="right") - 1).tolist()
 
 
-@pytest.mark.parametrize("shuffle", [False, "global"])
-def test_a_mixture(paths: list[str], pairs: Pairs, shuffle: Any) -> None:
+@pytest.mark.parametrize(("shuffle", "own"), [(False, "never"), ("global", "never"), ("global", "always")])
+def test_a_mixture(paths: list[str], pairs: Pairs, shuffle: Any, own: str) -> None:
     weights = [2, 1, 1]
-    with pario.Loader(paths, 7, shuffle=shuffle, weights=weights, options=SMALL) as loader:
+    with pario.Loader(paths, 7, shuffle=shuffle, weights=weights, options=replace(SMALL, own_rows=own)) as loader:
         first = loader.peek().ids.tolist()
         whole = [read(loader, pairs) for _ in range(3)]
         assert whole[0][:7] == first

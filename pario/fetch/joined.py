@@ -11,10 +11,11 @@ and need not know of files; reads are divided here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from pario.fetch.base import Fetcher, OpenFile
+from pario.fetch.base import Fetcher, Form, OpenFile, RowReader
 from pario.fetch.checked import Checked
 from pario.records import EXTENT
 
@@ -59,6 +60,8 @@ class JoinedFetcher(Fetcher):
         self.nbytes = int(self.bases[-1] + lengths[-1])
         self.align = max(file.align for file in self._files)
         self.read_ahead_bytes = min(file.read_ahead_bytes for file in self._files)
+        rows = [file.rows for file in self._files]
+        self.rows = JoinedRows([one for one in rows if one is not None], self.bases) if None not in rows else None
         self._ends = self.bases + -(-lengths // self.align) * self.align
 
     @property
@@ -106,6 +109,53 @@ class JoinedFetcher(Fetcher):
             file.close()
 
 
+class JoinedRows(RowReader):
+    """Reads rows of several files: each call for one file after the other.
+
+    files : of each file; bases : i64[files], the address at which each begins
+    """
+
+    def __init__(self, files: Sequence[RowReader], bases: np.ndarray) -> None:
+        self._files = tuple(files)
+        self._bases = bases
+
+    def read_ranges(
+        self, begins: np.ndarray, nbytes: np.ndarray, gap: int, out: np.ndarray
+    ) -> tuple[np.ndarray, int, int] | None:
+        starts = np.empty(len(begins), np.int64)
+        reads = total = 0
+        for number, mine in _parts(self._bases, begins):
+            own = begins[mine] - self._bases[number]
+            done = self._files[number].read_ranges(own, nbytes[mine], gap, out[total:])
+            if done is None:
+                return None
+            starts[mine] = done[0] + total
+            reads += done[1]
+            total += done[2]
+        return starts, reads, total
+
+    def read_split(
+        self, begins: np.ndarray, nbytes: np.ndarray, form: Form, gap: int, edges: np.ndarray, out: np.ndarray
+    ) -> tuple[int, int] | None:
+        numbers = _file_of(self._bases, begins)
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(begins)]
+        sizes = nbytes - form.head if form.row < 0 else np.full(len(begins), form.row)
+        if int(sizes.min(initial=0)) < 0:
+            return None
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        reads = total = 0
+        for first, stop in pairwise(cuts):
+            number, mine = int(numbers[first]), slice(first, stop)
+            rows = out[ends[first] : ends[stop]]
+            own = begins[mine] - self._bases[number]
+            done = self._files[number].read_split(own, nbytes[mine], form, gap, edges[mine], rows)
+            if done is None:
+                return None
+            reads += done[0]
+            total += done[1]
+        return reads, total
+
+
 class JoinedChecked(Checked):
     """The checks of several files, of which each one has its own snapshot, page size and trust. Errors name the file,
     and the page and offset in it.
@@ -125,7 +175,7 @@ class JoinedChecked(Checked):
 
     def spans(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         begins, lengths = np.empty_like(offsets), np.empty_like(nbytes)
-        for number, mine in self._parts(offsets):
+        for number, mine in _parts(self._bases, offsets):
             base = self._bases[number]
             begin, lengths[mine] = self._files[number].spans(offsets[mine] - base, nbytes[mine])
             begins[mine] = begin + base
@@ -133,7 +183,7 @@ class JoinedChecked(Checked):
 
     def in_leaves(self, offsets: np.ndarray) -> np.ndarray:
         found = np.zeros(len(offsets), bool)
-        for number, mine in self._parts(offsets):
+        for number, mine in _parts(self._bases, offsets):
             found[mine] = self._files[number].in_leaves(offsets[mine] - self._bases[number])
         return found
 
@@ -143,23 +193,24 @@ class JoinedChecked(Checked):
     def records(
         self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
     ) -> None:
-        for number, mine in self._parts(offsets):
+        for number, mine in _parts(self._bases, offsets):
             own = offsets[mine] - self._bases[number]
             self._files[number].records(data, starts[mine], own, nbytes[mine], ids[mine])
 
     def in_copy(
         self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
     ) -> None:
-        for number, mine in self._parts(offsets):
+        for number, mine in _parts(self._bases, offsets):
             own = offsets[mine] - self._bases[number]
             self._files[number].in_copy(data, starts[mine], own, nbytes[mine], ids[mine])
 
-    def _parts(self, addresses: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """(number of a file, i64[k], which of these addresses lie in it), for each file with any."""
-        numbers = _file_of(self._bases, addresses)
-        order = np.argsort(numbers, kind="stable")
-        cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-        return [(int(numbers[mine[0]]), mine) for mine in np.split(order, cuts) if len(mine)]
+
+def _parts(bases: np.ndarray, addresses: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """(number of a file, i64[k], which of these addresses lie in it, in their order), for each file with any."""
+    numbers = _file_of(bases, addresses)
+    order = np.argsort(numbers, kind="stable")
+    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+    return [(int(numbers[mine[0]]), mine) for mine in np.split(order, cuts) if len(mine)]
 
 
 def _file_of(bases: np.ndarray, addresses: np.ndarray) -> np.ndarray:
