@@ -10,7 +10,7 @@ and need not know of files; reads are divided here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -79,7 +79,21 @@ class JoinedFetcher(Fetcher):
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         begins, ends = reads["offset"], reads["offset"] + reads["nbytes"]
         first, last = self.file_of(begins), self.file_of(ends - 1)
-        for number in np.union1d(first, last) if (last - first <= 1).all() else range(len(self._files)):
+        inside = first == last
+        if not inside.all():
+            self._read_across(reads[~inside], out, starts[~inside])
+            reads, starts, first = reads[inside], starts[inside], first[inside]
+        order = np.argsort(first, kind="stable")
+        own, starts = reads[order], starts[order]
+        own["offset"] -= self.bases[first[order]]
+        for number, mine in _runs(first[order]):
+            self._files[number].read(own[mine], out, starts[mine])
+
+    def _read_across(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        """Reads that begin in one file and end in another one."""
+        begins, ends = reads["offset"], reads["offset"] + reads["nbytes"]
+        first, last = self.file_of(begins), self.file_of(ends - 1)
+        for number in range(int(first.min()), int(last.max()) + 1):
             base = self.bases[number]
             begin = np.where(first < number, base, begins)
             stop = np.where(last > number, self._ends[number], ends)
@@ -122,14 +136,15 @@ class JoinedRows(RowReader):
     def read_ranges(
         self, begins: np.ndarray, nbytes: np.ndarray, gap: int, out: np.ndarray
     ) -> tuple[np.ndarray, int, int] | None:
+        order, numbers, own = _by_file(self._bases, begins)
+        nbytes = nbytes[order]
         starts = np.empty(len(begins), np.int64)
         reads = total = 0
-        for number, mine in _parts(self._bases, begins):
-            own = begins[mine] - self._bases[number]
-            done = self._files[number].read_ranges(own, nbytes[mine], gap, out[total:])
+        for number, mine in _runs(numbers):
+            done = self._files[number].read_ranges(own[mine], nbytes[mine], gap, out[total:])
             if done is None:
                 return None
-            starts[mine] = done[0] + total
+            starts[order[mine]] = done[0] + total
             reads += done[1]
             total += done[2]
         return starts, reads, total
@@ -138,17 +153,15 @@ class JoinedRows(RowReader):
         self, begins: np.ndarray, nbytes: np.ndarray, form: Form, gap: int, edges: np.ndarray, out: np.ndarray
     ) -> tuple[int, int] | None:
         numbers = _file_of(self._bases, begins)
-        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(begins)]
+        own = begins - self._bases[numbers]
         sizes = nbytes - form.head if form.row < 0 else np.full(len(begins), form.row)
         if int(sizes.min(initial=0)) < 0:
             return None
-        ends = np.concatenate([[0], np.cumsum(sizes)])
+        ends = [0, *np.cumsum(sizes).tolist()]
         reads = total = 0
-        for first, stop in pairwise(cuts):
-            number, mine = int(numbers[first]), slice(first, stop)
-            rows = out[ends[first] : ends[stop]]
-            own = begins[mine] - self._bases[number]
-            done = self._files[number].read_split(own, nbytes[mine], form, gap, edges[mine], rows)
+        for number, mine in _runs(numbers):
+            rows = out[ends[mine.start] : ends[mine.stop]]
+            done = self._files[number].read_split(own[mine], nbytes[mine], form, gap, edges[mine], rows)
             if done is None:
                 return None
             reads += done[0]
@@ -168,23 +181,30 @@ class JoinedChecked(Checked):
         self.nodes = any(file.nodes for file in files)
         self._files = tuple(files)
         self._bases = bases
+        #: one of them, if all need the same bytes besides a value
+        self._alike = files[0] if len({file.shape for file in files}) == 1 else None
 
     def snapshot(self) -> None:
         for file in self._files:
             file.snapshot()
 
     def spans(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        begins, lengths = np.empty_like(offsets), np.empty_like(nbytes)
-        for number, mine in _parts(self._bases, offsets):
-            base = self._bases[number]
-            begin, lengths[mine] = self._files[number].spans(offsets[mine] - base, nbytes[mine])
-            begins[mine] = begin + base
+        if self._alike is not None:  # files begin at multiples of the largest page
+            return self._alike.spans(offsets, nbytes)
+        order, numbers, own = _by_file(self._bases, offsets)
+        begins, lengths, sizes = np.empty_like(offsets), np.empty_like(nbytes), nbytes[order]
+        for number, mine in _runs(numbers):
+            begin, lengths[order[mine]] = self._files[number].spans(own[mine], sizes[mine])
+            begins[order[mine]] = begin + self._bases[number]
         return begins, lengths
 
     def in_leaves(self, offsets: np.ndarray) -> np.ndarray:
+        if self._alike is not None:
+            return self._alike.in_leaves(offsets)
+        order, numbers, own = _by_file(self._bases, offsets)
         found = np.zeros(len(offsets), bool)
-        for number, mine in _parts(self._bases, offsets):
-            found[mine] = self._files[number].in_leaves(offsets[mine] - self._bases[number])
+        for number, mine in _runs(numbers):
+            found[order[mine]] = self._files[number].in_leaves(own[mine])
         return found
 
     def are_large(self, nbytes: np.ndarray) -> bool:
@@ -193,24 +213,40 @@ class JoinedChecked(Checked):
     def records(
         self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
     ) -> None:
-        for number, mine in _parts(self._bases, offsets):
-            own = offsets[mine] - self._bases[number]
-            self._files[number].records(data, starts[mine], own, nbytes[mine], ids[mine])
+        for file, *values in self._divided(starts, offsets, nbytes, ids):
+            file.records(data, *values)
 
     def in_copy(
         self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
     ) -> None:
-        for number, mine in _parts(self._bases, offsets):
-            own = offsets[mine] - self._bases[number]
-            self._files[number].in_copy(data, starts[mine], own, nbytes[mine], ids[mine])
+        for file, *values in self._divided(starts, offsets, nbytes, ids):
+            file.in_copy(data, *values)
+
+    def _divided(
+        self, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> Iterator[tuple[Checked, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """The checks of each file, and these values of those that lie in it, with their offsets in the file."""
+        order, numbers, own = _by_file(self._bases, offsets)
+        starts, nbytes, ids = starts[order], nbytes[order], ids[order]
+        for number, mine in _runs(numbers):
+            yield self._files[number], starts[mine], own[mine], nbytes[mine], ids[mine]
 
 
-def _parts(bases: np.ndarray, addresses: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """(number of a file, i64[k], which of these addresses lie in it, in their order), for each file with any."""
+def _by_file(bases: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(order, numbers, offsets), each i64[n]: the addresses put in the order of their files, the file of each one then,
+    and its offset there."""
     numbers = _file_of(bases, addresses)
     order = np.argsort(numbers, kind="stable")
-    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-    return [(int(numbers[mine[0]]), mine) for mine in np.split(order, cuts) if len(mine)]
+    numbers = numbers[order]
+    return order, numbers, addresses[order] - bases[numbers]
+
+
+def _runs(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """(a number, where it stands) for each run of equal numbers."""
+    if len(numbers):
+        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        for first, stop in pairwise([0, *cuts, len(numbers)]):
+            yield int(numbers[first]), slice(first, stop)
 
 
 def _file_of(bases: np.ndarray, addresses: np.ndarray) -> np.ndarray:
