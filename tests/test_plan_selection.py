@@ -121,3 +121,12 @@ def test_slots_have_room_for_any_group_of_the_selection(shuffle: bool | str) -> 
         group_ids = one.ids_of(order.ids(*schedule.group_positions(group)), order.space)
         most = max(most, int(extents["nbytes"][group_ids].sum()))
     assert most <= room
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_how_many_are_below(as_table: bool) -> None:
+    ids = np.array([2, 3, 4, 9, 10, 17])
+    form = {"table": ids.astype(np.uint32)} if as_table else {"runs": runs_of(ids)}
+    selection = Selection(20, "", **form)
+    for record in range(22):
+        assert selection.below(record) == int((ids < record).sum())

@@ -25,6 +25,7 @@ from pario.adapters.sampling import prefetching
 from pario.comm.launcher import own_addresses
 from pario.comm.world import get_world
 from pario.errors import OptionError
+from pario.fetch.resolve import Paths
 from pario.loader.loader import Loader as NumpyLoader
 from pario.records import Batch
 
@@ -73,7 +74,7 @@ class Loader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Paths,
         batch_size: int,
         decoder: Any = None,
         *,

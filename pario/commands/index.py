@@ -17,7 +17,7 @@ def index(path: str, db: str | None) -> int:
     reader = Reader(path, db=db, progress=screen.progress("leaf pages", "page"))
     took = time.perf_counter() - started
     held = reader.index
-    size = os.path.getsize(reader.path)
+    size = sum(map(os.path.getsize, held.files.paths))
     ranks = counted(reader.world.size, "rank")
     screen.say(f"{reader.path}: {counted(held.n, 'record')}, {decimal_bytes(size)}")
     built = held.bytes_read
@@ -27,7 +27,9 @@ def index(path: str, db: str | None) -> int:
     else:
         screen.say(f"the saved index fits this file; loaded in {seconds(took)}")
     where = held.sidecar
-    if where:
+    if where and len(held.files) > 1:
+        screen.say(f"saved, one for each file: {where}, ...")
+    elif where:
         screen.say(f"saved as {where} ({decimal_bytes(os.path.getsize(where))})")
     else:
         screen.say("not saved: neither beside the dataset nor in the cache directory could it be written")

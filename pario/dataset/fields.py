@@ -148,6 +148,12 @@ def find(fields: FieldSet, wanted: Wanted, reader: Reader, *, file_order: bool) 
     with together(world, "looking at the keys (fields)"):
         record = index.database.record
         assert record is not None  # of an open index
+        if len(index.files.paths) > 1:
+            raise OptionError(
+                f"fields= needs all records of a sample in one LMDB, and {len(index.files.paths)} files were given",
+                path=reader.path,
+                hint="Make a Loader for each of them.",
+            )
         if record.md_flags & MDB_DUPSORT:
             raise OptionError("fields= needs one record per key, and this database has several", path=reader.path)
     first, numbers = _first_records(fields, wanted, reader)

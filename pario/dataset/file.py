@@ -1,4 +1,4 @@
-"""The data file of a dataset: which ranks of a node open it, and when."""
+"""The data file of a dataset, or its data files: which ranks of a node open them, and when."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -17,9 +17,10 @@ from pario.control.knobs import START_DEPTH, Knob
 from pario.errors import ClosedError, FileError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.fetch.file import FileFetcher
+from pario.fetch.joined import JoinedFetcher, joined_name
 from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
-from pario.fetch.resolve import open_dataset
+from pario.fetch.resolve import open_datasets
 from pario.options import Options
 from pario.threads import Workers
 
@@ -27,18 +28,20 @@ __all__ = ["DataFile"]
 
 
 class DataFile:
-    """One data file, the same one for all ranks of a node.
+    """One data file, or several in one space of addresses (fetch/joined.py), the same for all ranks of a node.
 
     The node's leader opens it by its path (`open`), the other reading ranks as the leader has it (`share`), the rest
     when they first ask for `pool`: on a shared file system every open goes to the metadata server, which all ranks
     share.
 
-    given : data file, or directory that holds data.mdb
-    fetcher : how to read it
+    given : paths, see `open_datasets`
+    fetcher : how to read a file
 
     Attributes
     ----------
-    path : the data file; known after `share`
+    path : the data file, or what stands for all of them in messages; known after `share`
+    paths : the data files; counts : how many of them each path of `given` means
+    fetchers : one for each of them, as far as they are open on this rank
     feeders : number of ranks that read for this node (`Options.readers_per_node`)
     feeder : this rank's number among them, or None
     knob : reads that this rank may have in flight, if it reads
@@ -46,11 +49,12 @@ class DataFile:
     """
 
     path: str
+    paths: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
 
-    def __init__(
-        self, given: str | os.PathLike[str], world: AnyWorld, options: Options, fetcher: type[FileFetcher]
-    ) -> None:
-        self._given = given
+    def __init__(self, given: Sequence[str], world: AnyWorld, options: Options, fetcher: type[FileFetcher]) -> None:
+        self.given = tuple(given)
+        self.fetchers: list[Fetcher] = []
         self._world = world
         self.knob = Knob("reads in flight", *options.inflight_bounds, START_DEPTH)
         # Not the threads that read: what is called may wait for reads.
@@ -70,24 +74,29 @@ class DataFile:
         return self._readers[group % self.feeders]
 
     def open(self) -> None:
-        """Open what the path leads to; on the leader of a node."""
+        """Open what the paths lead to; on the leader of a node."""
         with store_agent() as gate:
-            fetcher = open_dataset(self._given, lambda path: open_limited(partial(self._fetcher, path), gate))
-        self.opened = ReadPool(fetcher, self.knob)
+            opened = open_datasets(self.given, lambda path: open_limited(partial(self._fetcher, path), gate))
+        self.counts = tuple(map(len, opened))
+        self.fetchers = [fetcher for fetchers in opened for fetcher in fetchers]
+        self.paths = tuple(fetcher.path for fetcher in self.fetchers)
+        self.opened = ReadPool(_joined(self.fetchers, [fetcher.nbytes for fetcher in self.fetchers]), self.knob)
 
     def share(self, goes_on: bool) -> None:
-        """Tell the ranks of this node which file their leader has opened; those that read for the node open it.
+        """Tell the ranks of this node which files their leader has opened; those that read for the node open them.
         Collective over the node.
 
         goes_on : False: an error is known to this rank, so nothing need be opened
         """
         mine = None
         if goes_on and self.opened is not None:
-            (file,) = self.opened.fetcher.files
-            mine = file.path, file.status(), f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            files = self.opened.fetcher.files
+            fds = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files]
+            mine = self.paths, self.counts, [file.status() for file in files], fds
         found = self._world.node_bcast(mine)
         if goes_on and found is not None:
-            self.path, self._status, self._leaders_file = found
+            self.paths, self.counts, self._statuses, self._leaders_files = found
+            self.path = joined_name(self.paths)
             if self.feeder is not None and self.opened is None:
                 self.opened = self._open_like_leader()
 
@@ -135,25 +144,42 @@ class DataFile:
             pool.fetcher.close()
 
     def _open_like_leader(self) -> ReadPool:
-        """Open the file that this node's leader has open: through the leader's descriptor, because the path may lead to
+        fetchers: list[Fetcher] = []
+        try:
+            for path, status, leaders in zip(self.paths, self._statuses, self._leaders_files, strict=True):
+                fetchers.append(self._open_one_like_leader(path, status, leaders))
+        except BaseException:
+            for fetcher in fetchers:
+                fetcher.close()
+            raise
+        self.fetchers = fetchers
+        # The leader's sizes: a file may have grown since.
+        return ReadPool(self._through(_joined(fetchers, [status.st_size for status in self._statuses])), self.knob)
+
+    def _open_one_like_leader(self, path: str, status: os.stat_result, leaders_file: str) -> Fetcher:
+        """Open a file that this node's leader has open: through the leader's descriptor, because the path may lead to
         another file by now; by the path if the system forbids that."""
-        for via in (self._leaders_file, None):
+        for via in (leaders_file, None):
             try:
                 with store_agent() as gate:
-                    fetcher = open_limited(partial(self._fetcher, self.path, via), gate)
+                    fetcher = open_limited(partial(self._fetcher, path, via), gate)
             except FileError:
                 if via is None:
                     raise
                 continue
-            if os.path.samestat(fetcher.files[0].status(), self._status):
-                return ReadPool(self._through(fetcher), self.knob)
+            if os.path.samestat(fetcher.files[0].status(), status):
+                return fetcher
             fetcher.close()
         raise SnapshotError(
             "the file was replaced after another rank of this node had opened it",
-            path=self.path,
+            path=path,
             rank=self._world.rank,
             hint="Open the dataset again.",
         )
+
+
+def _joined(fetchers: list[Fetcher], sizes: list[int]) -> Fetcher:
+    return fetchers[0] if len(fetchers) == 1 else JoinedFetcher(fetchers, sizes)
 
 
 def _unchanged(fetcher: Fetcher) -> Fetcher:

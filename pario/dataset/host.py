@@ -237,14 +237,14 @@ class Host:
 
     def _open(self, asked: _Asked) -> _Dataset:
         options, path = self._options, asked.path
-        file = DataFile(path, self._solo, options, FETCHERS[options.fetch])
+        file = DataFile([path], self._solo, options, FETCHERS[options.fetch])
         try:
             file.open()
             file.share(True)
             fetcher = file.pool.fetcher
             snapshot = read_snapshot(fetcher)
             identity = identity_of(fetcher, snapshot)
-            if identity != asked.identity or snapshot.file_bytes != asked.file_bytes:
+            if len(file.paths) > 1 or identity != asked.identity or snapshot.file_bytes != asked.file_bytes:
                 raise ParioError("the service's node sees another state of the file", path=path)
             with self._opening:
                 tiers = self._tiers_for(snapshot.file_bytes)

@@ -1,13 +1,12 @@
-"""Opens a dataset for a communicator and reads the bytes of any records."""
+"""Opens a dataset, of one file or several, for a communicator and reads the bytes of any records."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import platform
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,22 +17,19 @@ from pario.comm.farewell import guard
 from pario.comm.world import get_world
 from pario.dataset.file import DataFile
 from pario.dataset.served import open_served
+from pario.dataset.several import checks_of, open_several
 from pario.dataset.staging import Stage, open_stage
+from pario.dataset.tiers import no_tiers
 from pario.errors import ClosedError, FileError, MissingError, OptionError, ParioError
-from pario.fetch.base import Fetcher
-from pario.fetch.checked import Checked
 from pario.fetch.pool import STOP_S
-from pario.fetch.resolve import FETCHERS
+from pario.fetch.resolve import FETCHERS, Paths, as_paths
 from pario.fetch.snapshot import read_snapshot
-from pario.format.layout import MDB_DUPSORT, Db
 from pario.format.meta import Snapshot
-from pario.format.tree import Tree, named_database
 from pario.kernels.jit import tell_cache_problem, warm_up
 from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sidecar import Saved, find_saved
-from pario.locate.walk import PageReader
 from pario.options import Options, Recipe, find_recipe
 from pario.plan.coalesce import coalesce
 from pario.plan.selection import Selection
@@ -52,14 +48,14 @@ _LITTLE = 0.015
 
 
 class Reader:
-    """The records of one LMDB, for the ranks of a communicator.
+    """The records of one LMDB, or of several one after the other, for the ranks of a communicator.
 
     Collective over `comm`: construction and `close`. `read` and `keys` are not: any rank may call them at any time.
     `Options.readers_per_node` ranks of a node open the file at once, the others when they first call `read`.
 
     Parameters
     ----------
-    path : data file, or directory that holds data.mdb
+    path : data file, or directory that holds data.mdb; or several, as `Loader` takes them
     comm : an mpi4py communicator; it is duplicated. None: COMM_WORLD under a launcher, else this process alone,
         without any MPI library. "self": this process alone, whatever started it
     db : name of a named database; None is the main one
@@ -79,7 +75,7 @@ class Reader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Paths,
         *,
         comm: Any = None,
         db: str | bytes | None = None,
@@ -92,10 +88,12 @@ class Reader:
     ) -> None:
         self.options = options or Options()
         self.world = get_world(comm)
-        wrong: ParioError | None = None
+        wrong: BaseException | None = None
+        paths: tuple[str, ...] = ()
         try:
             self.recipe = find_recipe(recipe)
-        except OptionError as e:
+            paths = as_paths(path)
+        except (OptionError, TypeError) as e:
             wrong = e
         if self.world is not comm:  # a Loader has compared its arguments
             self.world.agree(wrong, "looking at the arguments of Reader")
@@ -106,7 +104,7 @@ class Reader:
         self._epochs = 0
         self._replaced = False
         self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
-        self.file = DataFile(path, self.world, self.options, FETCHERS[self.recipe.fetch or self.options.fetch])
+        self.file = DataFile(paths, self.world, self.options, FETCHERS[self.recipe.fetch or self.options.fetch])
         try:
             self._open(db, save_index, progress)
         except BaseException as e:
@@ -128,32 +126,38 @@ class Reader:
         error: BaseException | None = None
         tell_cache_problem(world.rank)
         name = db.encode() if isinstance(db, str) else db
-        snapshot: Snapshot | None = None
+        snapshots: tuple[Snapshot, ...] = ()
         saved: Saved | None = None
         try:
             if world.is_leader:
                 file.open()
             if world.rank == 0:
-                snapshot, saved = self._look(name)
+                snapshots, saved = self._look(name)
             else:
                 warm_up()  # while this rank waits for rank 0
         except BaseException as e:
             error = e
-        # One rank decides which snapshot all ranks read.
-        snapshot = world.bcast(snapshot)
-        if world.is_leader and world.rank and error is None and snapshot is not None:
+        # One rank decides which snapshots all ranks read.
+        snapshots, paths = world.bcast((snapshots, file.paths))
+        if world.is_leader and world.rank and error is None and snapshots:
             try:
-                _compare(file.pool.fetcher, snapshot, world.rank)
+                _compare(file, paths, snapshots, world.rank)
             except BaseException as e:
                 error = e
         try:
-            file.share(error is None and snapshot is not None)
+            file.share(error is None and bool(snapshots))
         except BaseException as e:
             error = e
         _agree(world, error)
-        assert snapshot is not None  # _agree raised otherwise
-        self.snapshot = snapshot
+        self.snapshots = snapshots
+        self.snapshot = snapshot = snapshots[0]  # of the only file, or the first one; `_agree` raised without any
         self.path = file.path
+        self.index: Index
+        if len(snapshots) > 1:
+            self.index, self.checked = open_several(
+                file, world, snapshots, name, self.recipe, save=save_index and self._uses_sidecar, progress=progress
+            )
+            return
         # What a walk reads much of it should bring into the tiers at once. With several readers on a node only the
         # first one can. (All ranks must decide alike: not by how many readers this node has.)
         can = self._tiers and name is None and self.options.readers_per_node == 1
@@ -165,7 +169,7 @@ class Reader:
         self._walked_through_tiers = early
         # LMDBIO's readers get the extents from one process that walks through the whole tree ("walk").
         alone = self.recipe.locate == "walk" and world.rank != 0
-        self.index: Index = open_index(
+        self.index = open_index(
             Database(self.path, snapshot, name),
             None if alone else file.opened,
             world,
@@ -174,14 +178,14 @@ class Reader:
             saved=saved,
             grow=(lambda: file.pool) if self._grow else None,
         )
-        record = self.index.database.record
-        dups = record is not None and bool(record.md_flags & MDB_DUPSORT)
-        nodes = not self.index.trusted
-        self.checked = Checked(lambda: file.pool.fetcher, self.path, snapshot, nodes=nodes, dups=dups)
+        self.checked = checks_of(file, self.index, 0, self.index.trusted)
 
-    def _look(self, db: bytes | None) -> tuple[Snapshot, Saved | None]:
-        """The file's newest state, and the side-car if it matches: then one read of the meta pages is enough."""
+    def _look(self, db: bytes | None) -> tuple[tuple[Snapshot, ...], Saved | None]:
+        """The newest state of each file; of a single one also the side-car if it matches: then one read of the meta
+        pages is enough."""
         pool = self.file.pool
+        if len(self.file.fetchers) > 1:
+            return tuple(map(read_snapshot, self.file.fetchers)), None
         saved: Saved | None = None
 
         def known(snapshot: Snapshot) -> bool:
@@ -189,7 +193,7 @@ class Reader:
             saved = find_saved(pool, snapshot, db, look=self._uses_sidecar)
             return saved.places is not None
 
-        return read_snapshot(pool.fetcher, believe=known), saved
+        return (read_snapshot(pool.fetcher, believe=known),), saved
 
     @property
     def _uses_sidecar(self) -> bool:
@@ -236,16 +240,6 @@ class Reader:
         self.file.check_open()
         return self.index.keys(np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64))
 
-    def tree(self) -> Db:
-        """The entry of the database's tree in the file, with its page counts. Reads a few pages if the database is a
-        named one; not collective."""
-        database, snapshot = self.index.database, self.snapshot
-        if database.record is not None:
-            return database.record
-        assert database.name is not None  # the record of the main database is in the snapshot
-        pages = PageReader(lambda: self.file.pool, snapshot)
-        return named_database(Tree(pages.one, snapshot, snapshot.main), database.name)
-
     def save_index(self) -> None:
         """Save the index that an epoch without one has found; on rank 0."""
         try:
@@ -261,7 +255,9 @@ class Reader:
         chosen : the records that will be read; None: all. It is closed together with the reader
         Raises OptionError."""
         self._chosen = chosen
-        if self.recipe.source == "auto" and not self._walked_through_tiers:
+        if len(self.snapshots) > 1 and self.recipe.source == "auto":
+            no_tiers(self.world, self.options, self.path)
+        elif self.recipe.source == "auto" and not self._walked_through_tiers:
             self.stage = _open_tiers(self)
         if self.stage is not None:
             self.stage.chosen = chosen
@@ -286,9 +282,9 @@ class Reader:
 
     def _warn_if_replaced(self) -> None:
         with suppress(ClosedError):
-            if any(file.is_replaced() for file in self.file.pool.fetcher.files):
+            for path in [file.path for file in self.file.pool.fetcher.files if file.is_replaced()][:1]:
                 self._replaced = True
-                _log.warning("%s was replaced by another file; this reader goes on with the one it opened", self.path)
+                _log.warning("%s was replaced by another file; this reader goes on with the one it opened", path)
 
     def close(self) -> None:
         """Collective over `comm`. A second call does nothing."""
@@ -342,17 +338,25 @@ def _walk_share(snapshot: Snapshot) -> float:
     return snapshot.main.md_leaf_pages * snapshot.page_size / snapshot.file_bytes
 
 
-def _compare(fetcher: Fetcher, snapshot: Snapshot, rank: int) -> None:
+def _compare(file: DataFile, paths: Sequence[str], snapshots: Sequence[Snapshot], rank: int) -> None:
     """Raise an error if this node has another copy, or a file that was just replaced, than rank 0 describes."""
-    mine = read_snapshot(fetcher, believe=snapshot.__eq__)
-    if mine != snapshot:
+    if file.paths != paths and max(len(file.paths), len(paths)) > 1:
+        others = sorted(set(file.paths) ^ set(paths))
         raise FileError(
-            f"this node sees another file than rank 0: transaction {mine.txnid} with "
-            f"{mine.main.md_entries} entries, against {snapshot.txnid} with {snapshot.main.md_entries}",
-            path=fetcher.path,
+            f"this node sees {len(file.paths)} files, rank 0 sees {len(paths)}; not on both: {', '.join(others[:5])}",
             rank=rank,
-            hint="Bring the copies on all nodes up to date.",
+            hint="Wait until all nodes see the same files, or name them in a list.",
         )
+    for fetcher, snapshot in zip(file.fetchers, snapshots, strict=True):
+        mine = read_snapshot(fetcher, believe=snapshot.__eq__)
+        if mine != snapshot:
+            raise FileError(
+                f"this node sees another file than rank 0: transaction {mine.txnid} with "
+                f"{mine.main.md_entries} entries, against {snapshot.txnid} with {snapshot.main.md_entries}",
+                path=fetcher.path,
+                rank=rank,
+                hint="Bring the copies on all nodes up to date.",
+            )
 
 
 def _agree(world: AnyWorld, error: BaseException | None) -> None:

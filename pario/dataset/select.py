@@ -12,6 +12,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -203,20 +204,22 @@ class Prefix(Wanted):
 
     def runs(self, reader: Reader) -> np.ndarray:
         prefix, index, world = self._prefix, reader.index, reader.world
-        record = index.database.record
-        assert record is not None  # of an open index
-        if record.md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY):
-            return Keys(lambda key: key.startswith(prefix)).runs(reader)
+        for stretch in index.files.stretches:
+            assert stretch.database.record is not None  # of an open index
+            if stretch.database.record.md_flags & (MDB_INTEGERKEY | MDB_REVERSEKEY):
+                return Keys(lambda key: key.startswith(prefix)).runs(reader)
 
         def begin(i: int) -> bytes:
             return index.keys([i])[0][: len(prefix)]
 
-        low = high = 0
+        runs: list[tuple[int, int]] = []
         with together(world, "looking for a prefix (select)"):
             if world.rank == 0:
-                low = bisect_left(range(len(reader)), prefix, key=begin)
-                high = bisect_right(range(len(reader)), prefix, key=begin)
-        return np.array([(low, high)] if low < high else [], np.int64).reshape(-1, 2)
+                for _, start, stop, *_ in index.files.stretches:
+                    low = bisect_left(range(stop), prefix, start, key=begin)
+                    high = bisect_right(range(stop), prefix, low, key=begin)
+                    runs += [(low, high)] if low < high else []
+        return joined(np.array(runs, np.int64).reshape(-1, 2))
 
 
 def as_wanted(select: Any) -> Wanted:
@@ -258,10 +261,11 @@ def choose(wanted: Wanted, reader: Reader, *, file_order: bool) -> Selection | N
         if not index.meta:
             return None
         if reader.world.rank == 0:
+            names = Counter(key.decode(errors="backslashreplace") for _, key in sorted(index.meta.items()))
             _log.warning(
                 "%s: left out of the epochs: %s, which %s about the dataset; select=\"all\" keeps %s",
                 reader.path,
-                ", ".join(repr(key.decode(errors="backslashreplace")) for _, key in sorted(index.meta.items())),
+                ", ".join(repr(name) + (f" ({count} times)" if count > 1 else "") for name, count in names.items()),
                 *(("is a record", "it") if len(index.meta) == 1 else ("are records", "them")),
             )
     world, n = reader.world, len(reader)

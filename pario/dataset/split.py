@@ -22,6 +22,7 @@ from pario.comm.world import get_world
 from pario.dataset.reader import Reader
 from pario.dataset.select import Keys, Wanted, as_wanted, picked
 from pario.errors import OptionError
+from pario.fetch.resolve import Paths, as_paths
 from pario.kernels.permute import STREAM_SPLIT, permute, stream_key
 from pario.options import Options
 from pario.plan.selection import Selection, common, id_type, runs_of
@@ -79,7 +80,7 @@ class Part(Wanted):
 
 
 def split(
-    path: str | os.PathLike[str],
+    path: Paths,
     fractions: Sequence[float],
     *,
     seed: int = 0,
@@ -107,7 +108,8 @@ def split(
     try:
         with together(world, "looking at the arguments of pario.split"):
             shares, wanted = _checked(fractions, seed, by), as_wanted(select)
-            mark = (os.path.abspath(os.path.expanduser(os.fspath(path))), db, shares, seed, by, wanted.mark)
+            paths = [os.path.abspath(os.path.expanduser(one)) for one in as_paths(path)]
+            mark = (paths, db, shares, seed, by, wanted.mark)
         everyones = world.allgather(mark)
         for rank, theirs in enumerate(everyones):
             if theirs != everyones[0]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pario import machine
-from pario.comm.base import AnyWorld
+from pario.comm.base import AnyWorld, together
 from pario.dataset.file import DataFile
 from pario.errors import OptionError, ParioError
 from pario.fetch.base import Fetcher
@@ -26,6 +26,7 @@ __all__ = [
     "OpenTiers",
     "automatic_bytes",
     "look_at_tiers",
+    "no_tiers",
     "same_disks",
     "service_folder",
     "share_memory",
@@ -107,6 +108,18 @@ def wanted_tiers(options: Options) -> tuple[Tier, ...] | None:
             f"two tiers are on one device: {', '.join(folders)}", hint="A second copy there gains nothing: name one."
         )
     return wanted
+
+
+def no_tiers(world: AnyWorld, options: Options, path: str) -> None:
+    """Several files have no tiers: an error if the options name any, and a warning if the environment does. Collective;
+    raises OptionError on all ranks."""
+    with together(world, "looking at the tiers"):
+        if options.tiers:
+            raise OptionError(
+                "several LMDBs have no tiers", path=path, hint="Leave Options.tiers out, or load one LMDB at a time."
+            )
+        if world.rank == 0 and (service_folder(options) or wanted_tiers(options)):
+            _log.warning("%s: several LMDBs have no tiers and no service; they are read from the store", path)
 
 
 def tiers_by_default(file: DataFile, file_bytes: int, options: Options, world: AnyWorld) -> tuple[Tier, ...]:

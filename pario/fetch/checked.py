@@ -44,6 +44,11 @@ class Checked:
         self._dups = dups
         self._words = np.array(file_words(snapshot), np.int64)
 
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        """What `spans` and `in_leaves` depend on."""
+        return self._snapshot.page_size, self._snapshot.header, self.nodes
+
     def snapshot(self) -> None:
         """Raises SnapshotError if a writer may have overwritten pages of the snapshot."""
         fetcher = self._fetcher()

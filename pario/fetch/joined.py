@@ -10,48 +10,67 @@ and need not know of files; reads are divided here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from pario.fetch.base import Fetcher, OpenFile
-from pario.fetch.file import FileFetcher
+from pario.fetch.base import Fetcher, Form, OpenFile, RowReader
+from pario.fetch.checked import Checked
 from pario.records import EXTENT
 
-__all__ = ["JoinedFetcher"]
+__all__ = ["JoinedChecked", "JoinedFetcher", "bases_of", "joined_name"]
 
 #: Files begin at multiples of this, LMDB's largest page, so that pages and O_DIRECT's blocks begin where they would.
 _UNIT = 64 << 10
+#: More files than this are not all named in a message.
+_NAMED = 3
+
+
+def bases_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    """i64[files], the address at which each of the files with these sizes in bytes begins."""
+    room = -(-np.array(sizes, np.int64) // _UNIT) * _UNIT
+    return np.cumsum(room) - room
+
+
+def joined_name(paths: Sequence[str]) -> str:
+    """What stands for these files in messages."""
+    if len(paths) <= _NAMED:
+        return ", ".join(paths)
+    return f"{paths[0]}, ..., {paths[-1]} ({len(paths)} files)"
 
 
 class JoinedFetcher(Fetcher):
     """Reads from several files. Errors name the file, and the offset in it.
 
-    files : at least one; they are closed with this
+    files : fetchers of one file each, at least one; they are closed with this
+    sizes : in bytes, of all that is addressed; None: as the files were when they were opened. All ranks must take the
+        same ones, as the addresses follow from them
 
     Attributes
     ----------
     bases : i64[files], the address at which each begins
     """
 
-    def __init__(self, files: Sequence[FileFetcher]) -> None:
+    def __init__(self, files: Sequence[Fetcher], sizes: Sequence[int] | None = None) -> None:
         self._files = tuple(files)
-        sizes = np.array([file.nbytes for file in self._files], np.int64)
-        self.bases = np.zeros(len(sizes), np.int64)
-        np.cumsum(-(-sizes[:-1] // _UNIT) * _UNIT, out=self.bases[1:])
-        self.path = ", ".join(file.path for file in self._files)
-        self.nbytes = int(self.bases[-1] + sizes[-1])
+        lengths = np.array([file.nbytes for file in self._files] if sizes is None else sizes, np.int64)
+        self.bases = bases_of(lengths)
+        self.path = joined_name([file.path for file in self._files])
+        self.nbytes = int(self.bases[-1] + lengths[-1])
         self.align = max(file.align for file in self._files)
         self.read_ahead_bytes = min(file.read_ahead_bytes for file in self._files)
-        self._ends = self.bases + -(-sizes // self.align) * self.align
+        rows = [file.rows for file in self._files]
+        self.rows = JoinedRows([one for one in rows if one is not None], self.bases) if None not in rows else None
+        self._ends = self.bases + -(-lengths // self.align) * self.align
 
     @property
     def files(self) -> tuple[OpenFile, ...]:
-        return self._files
+        return tuple(opened for file in self._files for opened in file.files)
 
     def file_of(self, addresses: np.ndarray) -> np.ndarray:
         """i64[n], the number of the file in which each of these addresses (i64[n]) lies."""
-        return np.maximum(np.searchsorted(self.bases, addresses, side="right") - 1, 0)
+        return _file_of(self.bases, addresses)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         number = int(self.file_of(np.array([offset]))[0])
@@ -60,7 +79,21 @@ class JoinedFetcher(Fetcher):
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         begins, ends = reads["offset"], reads["offset"] + reads["nbytes"]
         first, last = self.file_of(begins), self.file_of(ends - 1)
-        for number in np.union1d(first, last) if (last - first <= 1).all() else range(len(self._files)):
+        inside = first == last
+        if not inside.all():
+            self._read_across(reads[~inside], out, starts[~inside])
+            reads, starts, first = reads[inside], starts[inside], first[inside]
+        order = np.argsort(first, kind="stable")
+        own, starts = reads[order], starts[order]
+        own["offset"] -= self.bases[first[order]]
+        for number, mine in _runs(first[order]):
+            self._files[number].read(own[mine], out, starts[mine])
+
+    def _read_across(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        """Reads that begin in one file and end in another one."""
+        begins, ends = reads["offset"], reads["offset"] + reads["nbytes"]
+        first, last = self.file_of(begins), self.file_of(ends - 1)
+        for number in range(int(first.min()), int(last.max()) + 1):
             base = self.bases[number]
             begin = np.where(first < number, base, begins)
             stop = np.where(last > number, self._ends[number], ends)
@@ -88,3 +121,133 @@ class JoinedFetcher(Fetcher):
     def close(self) -> None:
         for file in self._files:
             file.close()
+
+
+class JoinedRows(RowReader):
+    """Reads rows of several files: each call for one file after the other.
+
+    files : of each file; bases : i64[files], the address at which each begins
+    """
+
+    def __init__(self, files: Sequence[RowReader], bases: np.ndarray) -> None:
+        self._files = tuple(files)
+        self._bases = bases
+
+    def read_ranges(
+        self, begins: np.ndarray, nbytes: np.ndarray, gap: int, out: np.ndarray
+    ) -> tuple[np.ndarray, int, int] | None:
+        order, numbers, own = _by_file(self._bases, begins)
+        nbytes = nbytes[order]
+        starts = np.empty(len(begins), np.int64)
+        reads = total = 0
+        for number, mine in _runs(numbers):
+            done = self._files[number].read_ranges(own[mine], nbytes[mine], gap, out[total:])
+            if done is None:
+                return None
+            starts[order[mine]] = done[0] + total
+            reads += done[1]
+            total += done[2]
+        return starts, reads, total
+
+    def read_split(
+        self, begins: np.ndarray, nbytes: np.ndarray, form: Form, gap: int, edges: np.ndarray, out: np.ndarray
+    ) -> tuple[int, int] | None:
+        numbers = _file_of(self._bases, begins)
+        own = begins - self._bases[numbers]
+        sizes = nbytes - form.head if form.row < 0 else np.full(len(begins), form.row)
+        if int(sizes.min(initial=0)) < 0:
+            return None
+        ends = [0, *np.cumsum(sizes).tolist()]
+        reads = total = 0
+        for number, mine in _runs(numbers):
+            rows = out[ends[mine.start] : ends[mine.stop]]
+            done = self._files[number].read_split(own[mine], nbytes[mine], form, gap, edges[mine], rows)
+            if done is None:
+                return None
+            reads += done[0]
+            total += done[1]
+        return reads, total
+
+
+class JoinedChecked(Checked):
+    """The checks of several files, of which each one has its own snapshot, page size and trust. Errors name the file,
+    and the page and offset in it.
+
+    files : of each file
+    bases : i64[files], the address at which each begins
+    """
+
+    def __init__(self, files: Sequence[Checked], bases: np.ndarray) -> None:
+        self.nodes = any(file.nodes for file in files)
+        self._files = tuple(files)
+        self._bases = bases
+        #: one of them, if all need the same bytes besides a value
+        self._alike = files[0] if len({file.shape for file in files}) == 1 else None
+
+    def snapshot(self) -> None:
+        for file in self._files:
+            file.snapshot()
+
+    def spans(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self._alike is not None:  # files begin at multiples of the largest page
+            return self._alike.spans(offsets, nbytes)
+        order, numbers, own = _by_file(self._bases, offsets)
+        begins, lengths, sizes = np.empty_like(offsets), np.empty_like(nbytes), nbytes[order]
+        for number, mine in _runs(numbers):
+            begin, lengths[order[mine]] = self._files[number].spans(own[mine], sizes[mine])
+            begins[order[mine]] = begin + self._bases[number]
+        return begins, lengths
+
+    def in_leaves(self, offsets: np.ndarray) -> np.ndarray:
+        if self._alike is not None:
+            return self._alike.in_leaves(offsets)
+        order, numbers, own = _by_file(self._bases, offsets)
+        found = np.zeros(len(offsets), bool)
+        for number, mine in _runs(numbers):
+            found[order[mine]] = self._files[number].in_leaves(own[mine])
+        return found
+
+    def are_large(self, nbytes: np.ndarray) -> bool:
+        return all(file.are_large(nbytes) for file in self._files)
+
+    def records(
+        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> None:
+        for file, *values in self._divided(starts, offsets, nbytes, ids):
+            file.records(data, *values)
+
+    def in_copy(
+        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> None:
+        for file, *values in self._divided(starts, offsets, nbytes, ids):
+            file.in_copy(data, *values)
+
+    def _divided(
+        self, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
+    ) -> Iterator[tuple[Checked, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """The checks of each file, and these values of those that lie in it, with their offsets in the file."""
+        order, numbers, own = _by_file(self._bases, offsets)
+        starts, nbytes, ids = starts[order], nbytes[order], ids[order]
+        for number, mine in _runs(numbers):
+            yield self._files[number], starts[mine], own[mine], nbytes[mine], ids[mine]
+
+
+def _by_file(bases: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(order, numbers, offsets), each i64[n]: the addresses put in the order of their files, the file of each one then,
+    and its offset there."""
+    numbers = _file_of(bases, addresses)
+    order = np.argsort(numbers, kind="stable")
+    numbers = numbers[order]
+    return order, numbers, addresses[order] - bases[numbers]
+
+
+def _runs(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """(a number, where it stands) for each run of equal numbers."""
+    if len(numbers):
+        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        for first, stop in pairwise([0, *cuts, len(numbers)]):
+            yield int(numbers[first]), slice(first, stop)
+
+
+def _file_of(bases: np.ndarray, addresses: np.ndarray) -> np.ndarray:
+    return np.maximum(np.searchsorted(bases, addresses, side="right") - 1, 0)

@@ -40,7 +40,7 @@ _FAST = 4.0
 def past_cache(store: Fetcher) -> Fetcher:
     """A fetcher of the same file that bypasses the page cache, and `store` is closed; or `store` itself, if that is
     better. Reads a few MiB of a file that the page cache does not hold."""
-    if store.rows is None or not store.read_ahead_bytes or store.nbytes < _LEAST_BYTES:
+    if len(store.files) > 1 or store.rows is None or not store.read_ahead_bytes or store.nbytes < _LEAST_BYTES:
         return store
     offsets = np.linspace(0, store.nbytes - 1, _SAMPLE).astype(np.int64)
     share = store.cached_share(offsets, _CACHED)

@@ -23,6 +23,7 @@ from pario.kernels.jit import kernel
 __all__ = [
     "POOL",
     "STREAM_BLOCKS",
+    "STREAM_MIXED",
     "STREAM_RECORDS",
     "STREAM_ROUNDS",
     "STREAM_SPLIT",
@@ -53,6 +54,7 @@ STREAM_BLOCKS = 2  # the permutation of the blocks
 STREAM_RECORDS = 3  # the records inside one block; index = number of the block in the file
 STREAM_ROUNDS = 4  # the shift of one round of a pool; indices = pool, round
 STREAM_SPLIT = 5  # the permutation of the records that a split cuts
+STREAM_MIXED = 6  # one pass through a source of a mixture, in place of the epoch; index = number of the source
 
 
 @kernel

@@ -15,8 +15,10 @@ from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
 from pario.errors import OptionError
+from pario.fetch.resolve import Paths, as_paths
 from pario.machine import Share, allowed_cores, boot, my_share
 from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, find_recipe
+from pario.plan.mixture import as_units
 
 __all__ = ["Arguments"]
 
@@ -25,7 +27,7 @@ __all__ = ["Arguments"]
 class Arguments:
     """The arguments of `Loader`, whose docstring explains them. Unchecked until `agree` has been called."""
 
-    path: str | os.PathLike[str]
+    path: Paths
     batch_size: int
     decoder: Decoder | Callable[..., Any] | None
     shuffle: Shuffle
@@ -37,6 +39,7 @@ class Arguments:
     recipe: Recipe | str
     select: Any = None
     fields: Any = None
+    weights: Any = None
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -67,7 +70,7 @@ class Arguments:
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
             raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
         self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
-        os.fspath(self.path)
+        self.path = as_paths(self.path)
         self.fields = as_fields(self.fields)
         if self.fields is not None:
             if self.decoder is not None:
@@ -77,9 +80,28 @@ class Arguments:
             self.decoder = self.fields.decoder()
         self.decoder = as_decoder(self.decoder)
         self.select = as_wanted(self.select)
+        if self.weights is not None:
+            self._check_weights()
+
+    def _check_weights(self) -> None:
+        """Make whole numbers of them; None where there is nothing to mix."""
+        paths, self.weights = as_paths(self.path), as_units(self.weights)
+        if len(self.weights) != len(paths):
+            raise OptionError(
+                f"weights has {len(self.weights)} numbers for {len(paths)} paths",
+                hint="Pass a list of paths, each of which may be a pattern or a folder, and a weight for each.",
+            )
+        if self.shuffle == "block":
+            raise OptionError(
+                'weights= goes with shuffle=False or "global", not with "block"',
+                hint="A mixture draws record by record, so it would read no longer runs of neighbours.",
+            )
+        if len(paths) == 1:
+            self.weights = None
 
     def _compare(self, world: AnyWorld) -> Share:
-        mine: tuple[Any, ...] = (os.path.abspath(os.path.expanduser(os.fspath(self.path))), self.db)
+        paths = [os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)]
+        mine: tuple[Any, ...] = (paths, self.weights, self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
         mine += (repr(self.recipe), repr(self.options), self.select.mark, self.fields and self.fields.mark)
         everyones = world.allgather((mine, boot(), allowed_cores()))
@@ -88,7 +110,8 @@ class Arguments:
             if theirs != first:
                 error = OptionError(
                     f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, fields, select)",
+                    "(path, weights, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select, "
+                    "fields)",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +20,11 @@ from pario.errors import OptionError
 from pario.loader.arguments import Arguments
 from pario.loader.lifetime import Lifetime
 from pario.loader.meeting import Meeting
-from pario.loader.state import identify
+from pario.loader.state import ends_of, identify
+from pario.locate.base import Stretch
 from pario.machine import Share
 from pario.plan.epoch import records_per_block
+from pario.plan.mixture import Mixture
 from pario.plan.selection import Selection
 from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
 from pario.plan.stream import Stream, Work
@@ -82,9 +85,10 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             ids = np.arange(min(stream.n, _SKIPPED_FIRST if given.on_error != "raise" else 1))
             ids = ids if chosen is None else chosen.ids(ids)
             # Once for all: each read also asks whether a writer overtook us.
-            ends = reader.read([0, len(reader) - 1, *ids[: decoder.records_per_row].tolist()])
-            learn(decoder, reader, ends.part(2, len(ends)), ids, given.seed)
-            ends = ends.part(0, 2)
+            edges = ends_of(reader)
+            ends = reader.read([*edges, *ids[: decoder.records_per_row].tolist()])
+            learn(decoder, reader, ends.part(len(edges), len(ends)), ids, given.seed)
+            ends = ends.part(0, len(edges))
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
             if chosen is not None and chosen.has_gaps and given.shuffle != "global":
                 slot_bytes = int(slot_bytes / chosen.density)  # room for the gaps, which are read along
@@ -134,7 +138,12 @@ def _plan(
     index, options, seats = reader.index, given.options, reader.world.size
     blocks = given.shuffle == "block"
     figures = chosen.figures if chosen is not None else None
-    mean_bytes = (index.mean_bytes if figures is None else figures.mean_bytes) + index.header_bytes
+    mixture = _mixture(reader, given.weights, chosen)
+    if mixture is not None:
+        mean_bytes = _mean_drawn(reader, mixture)
+    else:
+        mean_bytes = index.mean_bytes if figures is None else figures.mean_bytes
+    mean_bytes += index.header_bytes
     stream = Stream(
         n=index.n if chosen is None else chosen.n,
         batch_size=given.batch_size,
@@ -146,6 +155,7 @@ def _plan(
         mix_blocks=options.mix_blocks if blocks else 0,
         drop_last=given.drop_last,
         chosen=chosen,
+        mixture=mixture,
     )
     if blocks:
         pool = min(stream.n, stream.block_records * stream.mix_blocks)
@@ -153,3 +163,33 @@ def _plan(
         return stream, pool_shape(pool_bytes, pool, stream.step_records, options, reader.recipe)
     step_bytes = mean_bytes * given.batch_size * node_size
     return stream, step_shape(step_bytes, given.batch_size, options, reader.recipe, by_rows=decoder.by_rows)
+
+
+def _mixture(reader: Reader, units: tuple[int, ...] | None, chosen: Selection | None) -> Mixture | None:
+    """The mixture of the sources, which are the paths that the user gave. Raises OptionError on all ranks."""
+    if units is None:
+        return None
+    edges = [0, *(part[-1].stop for part in _sources(reader))]
+    if chosen is not None:
+        edges = [chosen.below(edge) for edge in edges]
+    sizes = tuple(last - first for first, last in pairwise(edges))
+    if 0 in sizes:
+        what = f"select picks no record of source {sizes.index(0)} of the mixture"
+        raise reader.world.raised_by_all(OptionError(what, path=reader.path))
+    return Mixture(units, sizes)
+
+
+def _mean_drawn(reader: Reader, mixture: Mixture) -> float:
+    """Mean bytes of a draw, as if each source's records were of one size."""
+    means = []
+    for part in _sources(reader):
+        total = sum(one.mean_bytes * (one.stop - one.start) for one in part)
+        means.append(total / (part[-1].stop - part[0].start))
+    return sum(unit * mean for unit, mean in zip(mixture.units, means, strict=True)) / mixture.period
+
+
+def _sources(reader: Reader) -> list[tuple[Stretch, ...]]:
+    """The files of each path that the user gave."""
+    stretches = reader.index.files.stretches
+    counts = reader.file.counts
+    return [stretches[last - count : last] for count, last in zip(counts, accumulate(counts), strict=True)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +13,7 @@ from pario.comm.world import get_world
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder
 from pario.errors import OptionError
+from pario.fetch.resolve import Paths
 from pario.loader.arguments import Arguments
 from pario.loader.build import build
 from pario.loader.lifetime import Lifetime
@@ -31,14 +31,16 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """Batches of one LMDB for every rank of a communicator, an epoch per `for` loop.
+    """Batches of one LMDB, or of several, for every rank of a communicator, an epoch per `for` loop.
 
     Construction, the start of each `for` loop, `report` and `close` are collective over `comm`. Taking a batch is not:
     a slow rank delays nobody until the ring of its node is full.
 
     Parameters
     ----------
-    path : the LMDB: its data file, or the directory that holds data.mdb
+    path : the LMDB: its data file, or the directory that holds data.mdb. Several LMDBs as one dataset
+        (docs/selections.md): a list of paths, a pattern such as "data.%04d.lmdb" or "data.*.lmdb", or a directory of
+        LMDBs; the records of one come behind those of another
     batch_size : records per rank and step
     decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
     shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
@@ -65,6 +67,9 @@ class Loader:
         template such as "image-%09d", or a function of a sample's number; a decoder that is None gives the bytes. The
         records of the first field say which samples there are; where another one is missing the sample is bad, as
         `on_error` says. Batches count samples, and `batch.ids` are their numbers
+    weights : with a list of paths: how often each of these sources is drawn, in any unit. An epoch has as many draws as
+        all sources have records; a source that runs out comes again, one that does not goes on in the next epoch
+        (docs/selections.md). Not with shuffle="block"
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -77,7 +82,7 @@ class Loader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Paths,
         batch_size: int,
         decoder: Decoder | Callable[..., Any] | None = None,
         *,
@@ -91,13 +96,14 @@ class Loader:
         recipe: str | Recipe = "auto",
         select: Any = None,
         fields: Mapping[str, tuple[Any, Any]] | None = None,
+        weights: Sequence[float] | None = None,
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
-            options if options is not None else Options(), recipe, select, fields,
+            options if options is not None else Options(), recipe, select, fields, weights,
         )  # fmt: skip
         self.world = world = get_world(comm)
         try:

@@ -52,6 +52,7 @@ class Progress:
             position=self.position,
             drop_last=stream.drop_last,
             selection=stream.chosen.digest if stream.chosen is not None else "",
+            mixture=stream.mixture.mark if stream.mixture is not None else "",
         )
 
     def peek(self) -> Batch:

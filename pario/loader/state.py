@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pario.dataset.reader import Reader
+from pario.dataset.several import trees_of
 from pario.errors import StateError
 from pario.records import Records
 
-__all__ = ["VERSION", "LoaderState", "identify"]
+__all__ = ["VERSION", "LoaderState", "ends_of", "identify"]
 
 #: Version of the fields and of the orders in plan/epoch.py: a state must never continue in another order.
 VERSION = 2
@@ -30,25 +31,34 @@ _HINTS = {
     "mix_blocks": "construct the Loader with the mix_blocks of the state",
     "drop_last": "construct the Loader with the drop_last of the state",
     "selection": "construct the Loader with the select of the state, and its fields",
+    "mixture": "construct the Loader with the weights of the state",
 }
 #: Fields that a state may lack: it was saved where they say nothing.
-_OPTIONAL = {"selection": ""}
+_OPTIONAL = {"selection": "", "mixture": ""}
 
 
 def identify(reader: Reader, ends: Records) -> str:
     """The fingerprint of a dataset in a saved state, hex. Not collective.
 
-    ends : the first and the last record
+    ends : the first and the last record of each file, see `ends_of`
 
-    It covers the tree's page counts and these two records; datasets that agree in them count as the same. It does not
+    It covers the trees' page counts and these records; datasets that agree in them count as the same. It does not
     cover the extents of all records, because these may become known only while the records are read.
     """
-    tree = reader.tree()
-    counts = (len(reader), tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
-    identity = hashlib.sha256(repr(counts).encode())
+    trees = zip(trees_of(reader.file, reader.index), reader.index.files.stretches, strict=True)
+    counts = tuple(
+        (stop - start, tree.md_depth, tree.md_branch_pages, tree.md_leaf_pages, tree.md_overflow_pages)
+        for tree, (_, start, stop, *_) in trees
+    )
+    identity = hashlib.sha256(repr(counts[0] if len(counts) == 1 else counts).encode())
     for part in (*reader.keys(ends.ids), *ends):
         identity.update(len(part).to_bytes(8, "little") + bytes(part))
     return identity.hexdigest()[:32]
+
+
+def ends_of(reader: Reader) -> list[int]:
+    """The ids of the first and the last record of each file."""
+    return [record for _, start, stop, *_ in reader.index.files.stretches for record in (start, stop - 1)]
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class LoaderState:
     position : records of that epoch that all ranks together have consumed, 0..n
     drop_last : whether the remainder of an epoch is left out
     selection : hash of the selected ids, hex; "" for all records of the dataset
+    mixture : the shares of a mixture's sources, and how many records each one has; "" if each record comes once
     """
 
     version: int
@@ -78,6 +89,7 @@ class LoaderState:
     position: int
     drop_last: bool
     selection: str = ""
+    mixture: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Integers, strings and a bool, for json, pickle or torch.save."""
@@ -99,7 +111,7 @@ class LoaderState:
         unknown = [str(name) for name in state if name not in names]
         if missing or unknown:
             raise StateError(f"not a loader state: missing {missing}, unknown {unknown}")
-        kinds = {"fingerprint": str, "shuffle": str, "drop_last": bool, "selection": str}
+        kinds = {"fingerprint": str, "shuffle": str, "drop_last": bool, "selection": str, "mixture": str}
         for name in names:
             value = state[name]
             if name in kinds:

@@ -7,6 +7,8 @@ scanned while records are read). Both implement this contract, and `open.py` ope
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,15 +20,56 @@ from pario.plan.schedule import Schedule
 from pario.plan.selection import Selection
 from pario.stats.rank import RankStats
 
-__all__ = ["Index", "mostly_ascend"]
+__all__ = ["Files", "Index", "Stretch", "mostly_ascend"]
 
 #: A dataset is in order if, of _SAMPLE records or leaf pages at equal distances, this share lies behind the one before.
 #: (After random insertions half of them do.)
 _IN_ORDER, _SAMPLE = 0.75, 64
 
 
+class Stretch(NamedTuple):
+    """Records that lie in one file: ids start..stop-1, in key order.
+
+    bytes_read, mean_bytes : as of `Index`, in this file
+    """
+
+    database: Database
+    start: int
+    stop: int
+    bytes_read: int
+    mean_bytes: float
+
+
+class Files:
+    """What lies in which file.
+
+    stretches : of each file, in the order of ids
+    """
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        self.stretches = tuple(stretches)
+        self._starts = [stretch.start for stretch in stretches]
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The data files."""
+        return tuple(stretch.database.path for stretch in self.stretches)
+
+    def of(self, ids: np.ndarray | list[int]) -> np.ndarray:
+        """i64[m]: for each of these records (in 0..n-1), which of `paths` it lies in."""
+        return np.searchsorted(self._starts, ids, side="right") - 1
+
+    def path_of(self, record: int) -> str:
+        """The data file in which a record lies."""
+        return self.stretches[int(self.of([record])[0])].database.path
+
+
 class Index(ABC):
     """All records of one database in one snapshot. Ids are 0..n-1 in key order. Any thread; nothing is collective.
+    Or those of several files, one file after the other (joined.py); then `files` says which database is whose.
 
     A growing index that is asked for something unknown reads leaf pages, which can raise CorruptedError, DatabaseError,
     ReadError or SnapshotError, as reading records does.
@@ -38,6 +81,7 @@ class Index(ABC):
     sizes_known : whether all sizes were known when it was opened, so that `group_bytes` is exact
     sidecar : path of the saved index, or None
     trusted : whether this job built it from the file itself, and did not load it from a side-car
+    files : which records lie in which file
     meta : id -> key of the records that are about the dataset and no samples of it (meta.py); on all ranks
     """
 
@@ -51,8 +95,10 @@ class Index(ABC):
         self.bytes_read = bytes_read
         self.sidecar: str | None = None
         self.meta: dict[int, bytes] = {}
+        self.files = Files([Stretch(database, 0, n, bytes_read, mean_bytes)])
         self.path = database.path
         self.snapshot = database.snapshot
+        self.file_bytes = database.snapshot.file_bytes
         self.header_bytes = database.snapshot.header
         self.page_size = database.snapshot.page_size
 

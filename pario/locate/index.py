@@ -168,7 +168,7 @@ class RecordIndex(Index):
             chosen=chosen,
         )
         # For the leaf pages that lie between values; all of the file at the most, as no byte is read twice.
-        return min(capacity + capacity // 32, self.snapshot.file_bytes) + 2 * self.page_size
+        return min(capacity + capacity // 32, self.file_bytes) + 2 * self.page_size
 
     def speculator(self, stats: RankStats, *, guess: bool) -> None:
         return None

@@ -1,11 +1,12 @@
-"""Opening an index by all ranks together: loaded from its side-car, made by a walk, or left to grow."""
+"""Opening an index by all ranks together: loaded from its side-car, made by a walk, or left to grow. Several files' are
+joined."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +17,38 @@ from pario.locate.database import Database
 from pario.locate.frontier import Growth, check_entries
 from pario.locate.growing import GrowingIndex, may_grow
 from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
+from pario.locate.joined import JoinedIndex, Part, join_places
 from pario.locate.meta import find_meta, meta_in
 from pario.locate.sidecar import Mark, Saved, Trustees, find_saved, open_keys, same_sidecar, save_any
 from pario.locate.walk import Begun, Located, begin, build, check_size
 from pario.records import EXTENT
 
-__all__ = ["open_index"]
+__all__ = ["open_index", "open_joined"]
+
+
+class Whole(NamedTuple):
+    """A database whose places are all known.
+
+    saved : what rank 0 has of it; elsewhere None, or nothing that counts
+    bytes_read : see `Index`
+    """
+
+    database: Database
+    saved: Saved | None
+    bytes_read: int
+
+
+class Told(NamedTuple):
+    """What rank 0 tells of it: see `Saved` and `Places`."""
+
+    sidecar: str | None
+    mark: Mark | None
+    trustees: Trustees
+    meta: dict[int, bytes]
+    n: int
+    has_order: bool
+    content_id: str
+    mean_bytes: float
 
 
 def open_index(
@@ -48,28 +75,89 @@ def open_index(
 
     Raises DatabaseError (EmptyError among them), CorruptedError, ReadError, SnapshotError.
     """
+    database, saved, trustees = _look(database, pool, world, saved)
+    if database.record is not None:
+        return _complete(Whole(database, saved, 0), world)
+    begun = begin(pool, database, world)
+    database = replace(database, record=begun[1])
+    if grow is not None and may_grow(database.snapshot, begun[1], world.allreduce_sum(pool is not None)):
+        growing = _growing(database, trustees, pool, world, begun, grow, keep_keys=save and world.rank == 0)
+        if growing is not None:
+            return growing
+    return _complete(_walk(Saved(database, trustees), pool, world, begun, save, progress), world)
+
+
+def open_joined(
+    databases: Sequence[Database],
+    pools: Iterable[ReadPool | None],
+    bases: np.ndarray,
+    world: AnyWorld,
+    *,
+    save: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> JoinedIndex:
+    """The index of several files, as if their records were those of one. Each file has a side-car of its own.
+
+    Collective over `world`, raises as `open_index` does.
+
+    pools : one for each file, as for `open_index`; is asked for the next one when it is needed
+    bases : i64[files], the address at which each begins
+    progress : counts the leaf pages of one file after the other
+    """
+    parts: list[Part] = []
+    keys: list[KeyTable | Callable[[], KeyTable]] = []
+    for database, pool in zip(databases, pools, strict=True):
+        database, saved, trustees = _look(database, pool, world, None)
+        whole = Whole(database, saved, 0)
+        if database.record is None:
+            begun = begin(pool, database, world)
+            database = replace(database, record=begun[1])
+            whole = _walk(Saved(database, trustees), pool, world, begun, save, progress)
+        told, table = _told(whole, world)
+        keys.append(table)
+        part = Part(database, told.n, told.mean_bytes, told.meta, whole.bytes_read, told.sidecar)
+        if whole.saved is not None:
+            part.places, part.ends = whole.saved.places, whole.saved.ends
+        parts.append(part)
+    joined: Places | None = None
+    with together(world, "joining the indexes of several files"):
+        if world.rank == 0:
+            joined = join_places(parts, bases)
+    has_order, content_id, mean_bytes = world.bcast(
+        (joined.by_offset is not None, joined.content_id, joined.mean_bytes) if joined is not None else None
+    )
+    extents = world.share_array(joined.extents if joined is not None else None)
+    by_offset = world.share_array(joined.by_offset if joined is not None else None) if has_order else None
+    return JoinedIndex(parts, Places(extents, by_offset, content_id, mean_bytes), keys)
+
+
+def _look(
+    database: Database, pool: ReadPool | None, world: AnyWorld, saved: Saved | None
+) -> tuple[Database, Saved | None, Trustees]:
+    """(the database as far as it is known, what rank 0 has of it, who may write its side-car). Collective."""
     snapshot = database.snapshot
     with together(world, "looking for a saved index"):
         if world.rank == 0 and (saved is None or saved.database.snapshot != snapshot):
             assert pool is not None  # rank 0 has one
             saved = find_saved(pool, snapshot, database.name)
     known, trustees = world.bcast((saved.database, saved.trustees) if saved else None)
-    database = replace(database, record=known.record, fingerprint=known.fingerprint)
-    bytes_read = 0
-    if database.record is None:
-        begun = begin(pool, database, world)
-        database = replace(database, record=begun[1])
-        if grow is not None and may_grow(snapshot, begun[1], world.allreduce_sum(pool is not None)):
-            growing = _growing(database, trustees, pool, world, begun, grow, keep_keys=save and world.rank == 0)
-            if growing is not None:
-                return growing
-        located = build(pool, database, world, progress, begun=begun)
-        bytes_read = located.bytes_read
-        with together(world, "saving the index"):
-            if world.rank == 0:
-                saved = _kept(Saved(database, trustees), located, save)
-            del located
-    return _complete(database, saved, world, bytes_read)
+    return replace(database, record=known.record, fingerprint=known.fingerprint), saved, trustees
+
+
+def _walk(
+    saved: Saved,
+    pool: ReadPool | None,
+    world: AnyWorld,
+    begun: Begun,
+    save: bool,
+    progress: Callable[[int, int], None] | None,
+) -> Whole:
+    """All of the database, read from its leaf pages. Collective."""
+    located = build(pool, saved.database, world, progress, begun=begun)
+    with together(world, "saving the index"):
+        if world.rank == 0:
+            saved = _kept(saved, located, save)
+    return Whole(saved.database, saved, located.bytes_read)
 
 
 def _kept(saved: Saved, located: Located, save: bool) -> Saved:
@@ -88,30 +176,38 @@ def _kept(saved: Saved, located: Located, save: bool) -> Saved:
     return saved
 
 
-def _complete(database: Database, saved: Saved | None, world: AnyWorld, bytes_read: int) -> RecordIndex:
-    """The index that rank 0 has as `saved`, for all ranks. Collective."""
+def _told(whole: Whole, world: AnyWorld) -> tuple[Told, KeyTable | Callable[[], KeyTable]]:
+    """What all ranks must know of what rank 0 has, and how they open the keys. Collective."""
+    saved, database = whole.saved, whole.database
     places = saved.places if saved is not None else None
-    sidecar, mark, trustees, meta, has_order, content_id, mean_bytes = world.bcast(
-        (
-            *(saved.sidecar, saved.mark, saved.trustees, saved.meta),
-            *(places.by_offset is not None, places.content_id, places.mean_bytes),
-        )
-        if saved is not None and places is not None
-        else None
-    )
-    keys = _spread_keys(world, saved, sidecar, mark, partial(open_keys, sidecar, database.fingerprint, trustees))
+    told: Told | None = None
+    if saved is not None and places is not None:
+        order = places.by_offset is not None
+        words = saved.sidecar, saved.mark, saved.trustees, saved.meta
+        told = Told(*words, len(places.extents), order, places.content_id, places.mean_bytes)
+    told = world.bcast(told)
+    assert told is not None  # rank 0 has told it
+    opener = partial(open_keys, told.sidecar or "", database.fingerprint, told.trustees)
+    return told, _spread_keys(world, saved, told.sidecar, told.mark, opener)
+
+
+def _complete(whole: Whole, world: AnyWorld) -> RecordIndex:
+    """The index that rank 0 has, for all ranks. Collective."""
+    saved = whole.saved
+    told, keys = _told(whole, world)
+    places = saved.places if saved is not None else None
     extents = world.share_array(places.extents if places is not None else None)
-    by_offset = world.share_array(places.by_offset if places is not None else None) if has_order else None
+    by_offset = world.share_array(places.by_offset if places is not None else None) if told.has_order else None
     index = RecordIndex(
-        database,
-        Places(extents, by_offset, content_id, mean_bytes),
+        whole.database,
+        Places(extents, by_offset, told.content_id, told.mean_bytes),
         keys,
         ends=saved.ends if saved is not None else {},
-        sidecar=sidecar,
-        bytes_read=bytes_read,
-        trusted=bytes_read > 0,
+        sidecar=told.sidecar,
+        bytes_read=whole.bytes_read,
+        trusted=whole.bytes_read > 0,
     )
-    index.meta = meta
+    index.meta = told.meta
     return index
 
 

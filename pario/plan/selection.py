@@ -112,6 +112,16 @@ class Selection:
             return ordinals + self._shifts[0]
         return ordinals + self._shifts[np.searchsorted(self._begins, ordinals, side="right") - 1]
 
+    def below(self, record: int) -> int:
+        """How many of the selected records have a smaller id than `record`."""
+        if self._table is not None:
+            return int(np.searchsorted(self._table, record))
+        run = int(np.searchsorted(self._begins + self._shifts, record, side="right")) - 1
+        if run < 0:
+            return 0
+        stop = self._begins[run + 1] if run + 1 < len(self._begins) else self.n
+        return min(int(stop), record - int(self._shifts[run]))
+
     def ids_of(self, numbers: np.ndarray, space: str) -> np.ndarray:
         """i64[k]: the records of an order's numbers; space : what the numbers count, as `Order.space` says."""
         if space == "id" or self._by_place is None:

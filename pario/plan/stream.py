@@ -7,6 +7,7 @@ from functools import cached_property
 
 from pario.options import BLOCK_SLOTS
 from pario.plan.epoch import Order, epoch_order
+from pario.plan.mixture import MixedOrder, Mixture
 from pario.plan.schedule import Schedule
 from pario.plan.selection import Selection
 from pario.plan.sizing import RingShape
@@ -26,6 +27,7 @@ class Stream:
     block_records, mix_blocks : parameters of a block order, see `plan/epoch.py`; 0 for the others
     drop_last : leave out the last step if it is not full on every seat
     chosen : which records the n are; None: all records of the database
+    mixture : of sources by weight, whose draws the n are; None: each record once
     """
 
     n: int
@@ -37,6 +39,7 @@ class Stream:
     mix_blocks: int
     drop_last: bool
     chosen: Selection | None = field(default=None, compare=False)
+    mixture: Mixture | None = None
 
     @property
     def step_records(self) -> int:
@@ -44,6 +47,8 @@ class Stream:
         return self.batch_size * self.seats
 
     def order(self, epoch: int) -> Order:
+        if self.mixture is not None:
+            return MixedOrder(self.mixture, self.shuffle, self.seed, epoch)
         return epoch_order(
             self.shuffle,
             self.n,

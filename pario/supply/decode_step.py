@@ -51,7 +51,8 @@ def learn(decoder: Decoder, reader: Reader, first: Records, ids: np.ndarray, see
         except DecodeError as e:
             if (tried + 1) * decoder.records_per_row == len(ids):
                 record = int(row[0])
-                raise e.at(path=reader.path, record=record, key=reader.keys([record])[0]) from None
+                where = reader.index.files.path_of(record)
+                raise e.at(path=where, record=record, key=reader.keys([record])[0]) from None
 
 
 class DecodeStep:
@@ -155,7 +156,8 @@ class DecodeStep:
     def _bad(self, record: int, what: str, hint: str | None) -> DecodeError:
         reader = self._reader
         key = reader.keys([record])[0]
-        return DecodeError(what, path=reader.path, rank=reader.world.rank, record=record, key=key, hint=hint)
+        where, rank = reader.index.files.path_of(record), reader.world.rank
+        return DecodeError(what, path=where, rank=rank, record=record, key=key, hint=hint)
 
     def close(self, limit_s: float = math.inf) -> bool:
         """End the threads. Returns whether they ended within `limit_s` seconds."""
