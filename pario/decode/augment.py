@@ -126,7 +126,10 @@ class Augment:
             )
         grey = _GREY[::-1] if self.color == "BGR" else _GREY
         #: see kernels.picture.picture_row
-        self.colors = np.array([1 / (255 * std), -mean / std, grey], np.float32)
+        factors, summands = 1 / (255 * std), -mean / std
+        if self.kind == U8:
+            factors, summands = np.ones(3), np.zeros(3)
+        self.colors = np.concatenate([factors, summands, grey]).astype(np.float32)
 
     def draw(self, draw: Draw, record: int, size: tuple[int, int]) -> None:
         """Choose the window and the jitter of a record whose picture is (h, w): in this thread's memory."""

@@ -12,8 +12,12 @@ the caller, which keeps it for the next picture.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from pario.kernels.convert import mix
 from pario.kernels.jit import inner, kernel
@@ -34,6 +38,8 @@ WINDOW = ("top", "left", "height", "width", "flip")
 JITTER = ("brightness", "contrast", "saturation", "hue")
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
+#: `colors` that change nothing.
+_AS_IS = np.array([1, 1, 1, 0, 0, 0, 0, 0, 0], np.float32)
 #: Makes these draws others than those of convert.draw_window.
 _SALT = np.uint64(0xB5297A4D3F84D5B5)
 #: A window that does not fit is drawn again so often.
@@ -103,19 +109,15 @@ def draw_picture(key, record, size, crop, chance, window, jitter):  # type: igno
 
 
 @inner
-def _taps_of(length, begin, out_length):  # type: ignore[no-untyped-def]
-    """Pixels that a new pixel may need; 1 if nothing is resized."""
-    if length == out_length and begin == math.floor(begin):
-        return 1
-    if length <= out_length:
-        return 2
-    return np.int64(2.0 * length / out_length) + 2
+def _most_taps(length, out_length):  # type: ignore[no-untyped-def]
+    """Pixels that a new pixel may need, and one more."""
+    return np.int64(2.0 * max(length / out_length, 1.0)) + 3
 
 
 @kernel
 def work_floats(height, width, out_height, out_width, jitters):  # type: ignore[no-untyped-def]
     """Size of `picture_row`'s work f32[n], for a picture of three channels and any window of it."""
-    across, down = np.int64(2.0 * width / out_width) + 3, np.int64(2.0 * height / out_height) + 3
+    across, down = _most_taps(np.float64(width), out_width), _most_taps(np.float64(height), out_height)
     n = 3 * (width + 1 + across) + 3 * out_width + out_width * across + out_height * down
     return n + 3 * out_height * out_width if jitters else n
 
@@ -127,18 +129,33 @@ def work_numbers(out_height, out_width):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _weigh(begin, length, taps, flip, first, weights):  # type: ignore[no-untyped-def]
-    """New pixel x is the sum of weights[x * taps + k] * pixel[first[x] + k], counted from pixel floor(begin)."""
-    n = len(first)
+def _covered(begin, length, n, x):  # type: ignore[no-untyped-def]
+    """(first, one past the last) pixel that new pixel x of n may need, and its centre, counted from floor(begin)."""
     scale = length / n
     support = max(scale, 1.0)
     begin -= math.floor(begin)
     limit = math.ceil(begin + length)
+    centre = begin + (x + 0.5) * scale
+    low = min(max(math.floor(centre - support + 0.5), 0), limit - 1)
+    return low, max(min(math.floor(centre + support + 0.5), limit), low + 1), centre
+
+
+@inner
+def _weigh(begin, length, flip, first, weights):  # type: ignore[no-untyped-def]
+    """New pixel x is the sum of weights[x * taps + k] * pixel[first[x] + k], counted from pixel floor(begin).
+
+    Returns taps: the most pixels that one needs, and 1 if nothing is resized.
+    """
+    n = len(first)
+    support = max(length / n, 1.0)
+    taps = 1
+    if length != n or begin != math.floor(begin):
+        for x in range(n):
+            low, high, _ = _covered(begin, length, n, x)
+            taps = max(taps, high - low)
     for x in range(n):
         to = n - 1 - x if flip else x
-        centre = begin + (x + 0.5) * scale
-        low = min(max(math.floor(centre - support + 0.5), 0), limit - 1)
-        high = max(min(math.floor(centre + support + 0.5), limit), low + 1)
+        low, high, centre = _covered(begin, length, n, x)
         if taps == 1:
             low, high = x, x + 1
         first[to] = low
@@ -151,6 +168,7 @@ def _weigh(begin, length, taps, flip, first, weights):  # type: ignore[no-untype
             total += weight
         for k in range(taps):
             weights[to * taps + k] /= total
+    return taps
 
 
 @inner
@@ -159,18 +177,23 @@ def _add_lines(src, at, stride, n, taps, weights, line):  # type: ignore[no-unty
     l = line[:n]  # noqa: E741
     a = weights[0]
     s = src[at : at + n]
-    if taps >= 2 and weights[1] != np.float32(0):
+    begin = 2
+    if taps >= 3 and weights[2] != np.float32(0):
+        b, c = weights[1], weights[2]
+        t = src[at + stride : at + stride + n]
+        u = src[at + 2 * stride : at + 2 * stride + n]
+        for i in range(n):
+            l[i] = a * np.float32(s[i]) + b * np.float32(t[i]) + c * np.float32(u[i])
+        begin = 3
+    elif taps >= 2 and weights[1] != np.float32(0):
         b = weights[1]
         t = src[at + stride : at + stride + n]
         for i in range(n):
             l[i] = a * np.float32(s[i]) + b * np.float32(t[i])
-    elif a == np.float32(1):
-        for i in range(n):
-            l[i] = np.float32(s[i])
     else:
         for i in range(n):
             l[i] = a * np.float32(s[i])
-    for k in range(2, taps):
+    for k in range(begin, taps):
         b = weights[k]
         if b != np.float32(0):
             t = src[at + k * stride : at + k * stride + n]
@@ -178,43 +201,79 @@ def _add_lines(src, at, stride, n, taps, weights, line):  # type: ignore[no-unty
                 l[i] += b * np.float32(t[i])
 
 
+def _sum_of(taps: int) -> Any:
+    """add(out, to, line, at, weights, begin, colors): out[to : to + 4] = the sum over k < taps of
+    weights[begin + k] * line[at + 3 * k :][:4], times colors[:4], plus colors[3:7].
+
+    All f32 and contiguous. Unchecked. Three of the four are a pixel: LLVM does not find this vector by itself.
+    """
+
+    def add(typing_context, out, to, line, at, weights, begin, colors):  # type: ignore[no-untyped-def]
+        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            four = ir.VectorType(ir.FloatType(), 4)
+            nothing, number = ir.Constant(four, ir.Undefined), arguments[1].type
+
+            def address(which: int, index: Any) -> ir.Value:
+                array = context.make_array(signature.args[which])(context, builder, arguments[which])
+                return builder.gep(array.data, [index])
+
+            def load(which: int, index: Any) -> ir.Value:
+                return builder.load(builder.bitcast(address(which, index), four.as_pointer()), align=4)
+
+            total = None
+            for k in range(taps):
+                weight = builder.load(address(4, builder.add(arguments[5], number(k))))
+                lanes = builder.insert_element(nothing, weight, ir.IntType(32)(0))
+                lanes = builder.shuffle_vector(lanes, nothing, ir.Constant(ir.VectorType(ir.IntType(32), 4), [0] * 4))
+                part = builder.fmul(lanes, load(2, builder.add(arguments[3], number(3 * k))))
+                total = part if total is None else builder.fadd(total, part)
+            total = builder.fadd(builder.fmul(total, load(6, number(0))), load(6, number(3)))
+            builder.store(total, builder.bitcast(address(0, arguments[1]), four.as_pointer()), align=4)
+            return context.get_dummy_value()
+
+        return types.void(out, types.intp, line, types.intp, weights, types.intp, colors), generate
+
+    return intrinsic(add)
+
+
+_one, _two, _three = _sum_of(1), _sum_of(2), _sum_of(3)
+
+
 @inner
-def _add_pixels(line, channels, first, taps, weights, planar, res):  # type: ignore[no-untyped-def]
-    """res f32[channels * w] = the new pixels of a line, channel after channel (planar) or pixel after pixel."""
+def _add_pixels(line, channels, first, taps, weights, colors, res, to):  # type: ignore[no-untyped-def]
+    """res f32[to : to + channels * w] = the new pixels of a line times colors[:3], plus colors[3:6].
+
+    Of three channels the pixels lie one after the other, and the last one is written by itself: nothing behind it is.
+    """
     w = len(first)
     if channels != 3:
         for x in range(w):
             v = np.float32(0)
             for k in range(taps):
                 v += weights[x * taps + k] * line[first[x] + k]
-            res[x] = v
+            res[to + x] = v * colors[0] + colors[3]
         return
-    step, plane = (1, w) if planar else (3, 1)
     if taps == 1:
-        for x in range(w):
-            i = 3 * first[x]
-            res[x * step] = line[i]
-            res[x * step + plane] = line[i + 1]
-            res[x * step + 2 * plane] = line[i + 2]
+        for x in range(w - 1):
+            _one(res, to + 3 * x, line, 3 * first[x], weights, x, colors)
     elif taps == 2:
-        for x in range(w):
-            i = 3 * first[x]
-            a, b = weights[2 * x], weights[2 * x + 1]
-            res[x * step] = a * line[i] + b * line[i + 3]
-            res[x * step + plane] = a * line[i + 1] + b * line[i + 4]
-            res[x * step + 2 * plane] = a * line[i + 2] + b * line[i + 5]
-    else:
-        for x in range(w):
-            i = 3 * first[x]
-            r, g, v = np.float32(0), np.float32(0), np.float32(0)
-            for k in range(taps):
-                a = weights[x * taps + k]
-                r += a * line[i + 3 * k]
-                g += a * line[i + 3 * k + 1]
-                v += a * line[i + 3 * k + 2]
-            res[x * step] = r
-            res[x * step + plane] = g
-            res[x * step + 2 * plane] = v
+        for x in range(w - 1):
+            _two(res, to + 3 * x, line, 3 * first[x], weights, 2 * x, colors)
+    elif taps == 3:
+        for x in range(w - 1):
+            _three(res, to + 3 * x, line, 3 * first[x], weights, 3 * x, colors)
+    done = max(w - 1, 0) if taps <= 3 else 0
+    for x in range(done, w):
+        i = 3 * first[x]
+        r, g, v = np.float32(0), np.float32(0), np.float32(0)
+        for k in range(taps):
+            a = weights[x * taps + k]
+            r += a * line[i + 3 * k]
+            g += a * line[i + 3 * k + 1]
+            v += a * line[i + 3 * k + 2]
+        res[to + 3 * x] = r * colors[0] + colors[3]
+        res[to + 3 * x + 1] = g * colors[1] + colors[4]
+        res[to + 3 * x + 2] = v * colors[2] + colors[5]
 
 
 @inner
@@ -239,37 +298,50 @@ def _half(bits):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _store(res, begin, n, mul, add, kind, out, to):  # type: ignore[no-untyped-def]
-    """out[to : to + n] = res[begin : begin + n] * mul + add, as `kind`. res f32; out: see `picture_row`."""
-    r = res[begin : begin + n]
+def _store(res, channels, planar, kind, out, to, plane):  # type: ignore[no-untyped-def]
+    """A line res f32[channels * w], pixel after pixel, becomes out[to:] as `kind`; out: see `picture_row`.
+
+    planar : channel c of it lies at `to` + c * plane
+    """
     bytes_, floats, halves = out
+    if planar and channels == 3:
+        w = len(res) // 3
+        first, second, third = to, to + plane, to + 2 * plane
+        if kind == U8:
+            d, e, f = bytes_[first : first + w], bytes_[second : second + w], bytes_[third : third + w]
+            half = np.float32(0.5)
+            for i in range(w):
+                d[i] = np.uint8(res[3 * i] + half)
+                e[i] = np.uint8(res[3 * i + 1] + half)
+                f[i] = np.uint8(res[3 * i + 2] + half)
+        elif kind == F32:
+            g, h, k = floats[first : first + w], floats[second : second + w], floats[third : third + w]
+            for i in range(w):
+                g[i] = res[3 * i]
+                h[i] = res[3 * i + 1]
+                k[i] = res[3 * i + 2]
+        else:
+            bits = res.view(np.uint32)
+            p, q, r = halves[first : first + w], halves[second : second + w], halves[third : third + w]
+            for i in range(w):
+                p[i] = _half(bits[3 * i])
+                q[i] = _half(bits[3 * i + 1])
+                r[i] = _half(bits[3 * i + 2])
+        return
+    n = len(res)
     if kind == U8:
         d = bytes_[to : to + n]
         for i in range(n):
-            d[i] = np.uint8(r[i] + np.float32(0.5))
+            d[i] = np.uint8(res[i] + np.float32(0.5))
     elif kind == F32:
         e = floats[to : to + n]
         for i in range(n):
-            e[i] = r[i] * mul + add
+            e[i] = res[i]
     else:
-        for i in range(n):
-            r[i] = r[i] * mul + add
-        bits = r.view(np.uint32)
+        bits = res.view(np.uint32)
         f = halves[to : to + n]
         for i in range(n):
             f[i] = _half(bits[i])
-
-
-@inner
-def _store_pixels(res, begin, w, mul, add, kind, out, to):  # type: ignore[no-untyped-def]
-    """`_store` of w pixels of three channels, pixel after pixel."""
-    if kind != U8:
-        r = res[begin : begin + 3 * w]
-        for x in range(w):
-            r[3 * x] = r[3 * x] * mul[0] + add[0]
-            r[3 * x + 1] = r[3 * x + 1] * mul[1] + add[1]
-            r[3 * x + 2] = r[3 * x + 2] * mul[2] + add[2]
-    _store(res, begin, 3 * w, np.float32(1), np.float32(0), kind, out, to)
 
 
 @inner
@@ -337,7 +409,7 @@ def picture_row(picture, shape, window, size, jitter, colors, kind, planar, work
     window : f64[5], see WINDOW; inside the picture
     size : (height, width) of the row
     jitter : f32[4], see JITTER
-    colors : f32[3, 3]: factor and summand of each channel's level 0 ... 255 (not of U8), weights of a grey level
+    colors : f32[9]: three factors and three summands of the channels' levels 0 ... 255, three weights of a grey level
     kind : U8, F32 or F16
     planar : the channels lie one after the other in the row
     work, numbers : f32 and i64, see `work_floats` and `work_numbers`
@@ -345,52 +417,45 @@ def picture_row(picture, shape, window, size, jitter, colors, kind, planar, work
     """
     _, width, channels = shape
     out_height, out_width = size
-    mul, add, grey = colors[0], colors[1], colors[2]
     jitters = jitter[0] != 1 or jitter[1] != 1 or jitter[2] != 1 or jitter[3] != 0
-    across, down = _taps_of(window[3], window[1], out_width), _taps_of(window[2], window[0], out_height)
     top, left = np.int64(math.floor(window[0])), np.int64(math.floor(window[1]))
     n = channels * (min(np.int64(math.ceil(window[1] + window[3])), width) - left)
+    run, plane = channels * out_width, out_height * out_width
 
-    at = n + channels * across
+    most_x, most_y = _most_taps(window[3], out_width), _most_taps(window[2], out_height)
+    at = n + channels * most_x
     line = work[:at]
-    res = work[at : at + 3 * out_width]
-    at += 3 * out_width
-    weights_x = work[at : at + out_width * across]
-    at += out_width * across
-    weights_y = work[at : at + out_height * down]
-    at += out_height * down
+    res = work[at : at + run]
+    at += run
+    weights_x = work[at : at + out_width * most_x]
+    at += out_width * most_x
+    weights_y = work[at : at + out_height * most_y]
+    at += out_height * most_y
     first_x, first_y = numbers[:out_width], numbers[out_width : out_width + out_height]
-    _weigh(window[1], window[3], across, window[4] != 0, first_x, weights_x)
-    _weigh(window[0], window[2], down, False, first_y, weights_y)
+    across = _weigh(window[1], window[3], window[4] != 0, first_x, weights_x)
+    down = _weigh(window[0], window[2], False, first_y, weights_y)
     for i in range(n, len(line)):  # read where a weight is 0
         line[i] = 0
 
     stride = width * channels
-    run, plane = channels * out_width, out_height * out_width
+    direct = kind == F32 and (channels == 1 or not planar) and not jitters
     levels = work[at : at + run * out_height] if jitters else res
     for y in range(out_height):
         begin = (top + first_y[y]) * stride + left * channels
         _add_lines(picture, begin, stride, n, down, weights_y[y * down : (y + 1) * down], line)
         if jitters:
-            _add_pixels(line, channels, first_x, across, weights_x, False, levels[y * run : (y + 1) * run])
-            continue
-        _add_pixels(line, channels, first_x, across, weights_x, planar, res)
-        if planar or channels == 1:
-            for c in range(channels):
-                _store(res, c * out_width, out_width, mul[c], add[c], kind, out, c * plane + y * out_width)
+            _add_pixels(line, channels, first_x, across, weights_x, _AS_IS, levels, y * run)
+        elif direct:
+            _add_pixels(line, channels, first_x, across, weights_x, colors, out[1], y * run)
         else:
-            _store_pixels(res, 0, out_width, mul, add, kind, out, y * run)
+            _add_pixels(line, channels, first_x, across, weights_x, colors, res, 0)
+            _store(res, channels, planar, kind, out, y * (out_width if planar else run), plane)
     if not jitters:
         return
-    _change_colors(levels, plane, channels, jitter, grey)
+    _change_colors(levels, plane, channels, jitter, colors[6:9])
     for y in range(out_height):
-        if channels == 1:
-            _store(levels, y * run, run, mul[0], add[0], kind, out, y * run)
-        elif planar:
+        part = levels[y * run : (y + 1) * run]
+        for c in range(channels):
             for x in range(out_width):
-                i = y * run + 3 * x
-                res[x], res[out_width + x], res[2 * out_width + x] = levels[i], levels[i + 1], levels[i + 2]
-            for c in range(3):
-                _store(res, c * out_width, out_width, mul[c], add[c], kind, out, c * plane + y * out_width)
-        else:
-            _store_pixels(levels, y * run, out_width, mul, add, kind, out, y * run)
+                part[x * channels + c] = part[x * channels + c] * colors[c] + colors[3 + c]
+        _store(part, channels, planar, kind, out, y * (out_width if planar else run), plane)
