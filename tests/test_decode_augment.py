@@ -127,35 +127,6 @@ def test_hue() -> None:
     np.testing.assert_array_equal(planes.transpose(1, 2, 0), pixels)
 
 
-def test_windows_are_drawn_as_torchvision_does() -> None:
-    """Shares of the area are uniform, ratios uniform in their logarithm, positions uniform; all within bounds."""
-    from pario.kernels.picture import RANDOM, draw_picture
-
-    decoder = Image(8, crop="random", scale=(0.1, 0.5), ratio=(0.5, 2.0), flip=True)
-    assert decoder.augment is not None
-    size, n = (3000, 3000), 4000
-    found = np.empty((n, 5))
-    jitter = np.empty(4, np.float32)
-    for i in range(n):
-        draw_picture(Draw(1, 0).key, i, size, RANDOM, decoder.augment.chance, found[i], jitter)
-    top, left, height, width, flip = found.T
-    assert min(top.min(), left.min()) >= 0
-    assert max((top + height).max(), (left + width).max()) <= 3000
-    for drawn, low, high in (
-        (height * width / 9e6, 0.1, 0.5),
-        (np.log(width / height), -np.log(2), np.log(2)),
-        (top / (3000 - height), 0, 1),
-        (left / (3000 - width), 0, 1),
-    ):
-        # Kolmogorov's distance; 1.95 / sqrt(n) is passed once in 1,000 times, and the seed is fixed.
-        ranks = np.sort((drawn - low) / (high - low))
-        assert np.abs(ranks - (np.arange(n) + 0.5) / n).max() < 1.95 / np.sqrt(n) + 1e-3
-    assert abs(flip.mean() - 0.5) < 0.04
-    # A strip has no window of these ratios: the largest one in the middle.
-    draw_picture(0, 0, (10, 1000), RANDOM, decoder.augment.chance, found[0], jitter)
-    assert found[0][:4].tolist() == [0, 490, 10, 20]
-
-
 def test_random_numbers_depend_on_seed_epoch_and_id_alone() -> None:
     values = [file_of(picture(40, 50, i)) for i in range(7)]
     decoder = Image(16, crop="random", flip=True, jitter=(0.4, 0.4, 0.4, 0.1), dtype="float16")

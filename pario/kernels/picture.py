@@ -144,19 +144,19 @@ def _covered(begin, length, n, x):  # type: ignore[no-untyped-def]
 def _weigh(begin, length, flip, first, weights):  # type: ignore[no-untyped-def]
     """New pixel x is the sum of weights[x * taps + k] * pixel[first[x] + k], counted from pixel floor(begin).
 
-    Returns taps: the most pixels that one needs, and 1 if nothing is resized.
+    Returns taps: the most pixels that one needs.
     """
     n = len(first)
     support = max(length / n, 1.0)
-    taps = 1
-    if length != n or begin != math.floor(begin):
+    taps, same = 1, length == n and begin == math.floor(begin)
+    if not same:
         for x in range(n):
             low, high, _ = _covered(begin, length, n, x)
             taps = max(taps, high - low)
     for x in range(n):
         to = n - 1 - x if flip else x
         low, high, centre = _covered(begin, length, n, x)
-        if taps == 1:
+        if same:
             low, high = x, x + 1
         first[to] = low
         total = 0.0
