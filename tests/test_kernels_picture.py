@@ -34,8 +34,10 @@ def row_of(picture, window, size, colors, kind, planar) -> np.ndarray:
     numbers = guarded(work_numbers(*size), np.int64)
     jitter = np.array([1, 1, 1, 0], np.float32)
     out = tuple(row for _, row in held)
-    picture_row(picture.reshape(-1), picture.shape, np.array(window, float), size, jitter, colors, kind, planar, work[1],
-                numbers[1], out)  # fmt: skip
+    picture_row(
+        picture.reshape(-1), picture.shape, np.array(window, float), size, jitter, colors, kind, planar, work[1],
+        numbers[1], out,
+    )  # fmt: skip
     for whole, _ in (*held, work, numbers):
         assert (whole[-GUARD:] == 77).all()
     for other in {U8, F32, F16} - {kind}:
