@@ -64,6 +64,7 @@ def test_records_bad_records_and_seeds() -> None:
         everything.learn(records[1])
 
 
+@pytest.mark.full
 def test_a_kernel_without_a_return_and_one_output_of_any_name() -> None:
     def half(value, row):
         row[:] = value[:4]
