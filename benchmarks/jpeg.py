@@ -123,6 +123,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--works", default=",".join(WORKS))
     parser.add_argument("--cells", default=",".join(name for name, _, _ in CELLS))
+    parser.add_argument("--tiers", help="pario's, as in PARIO_TIERS; by default records come from the page cache")
     parser.add_argument("--out", help="JSON file (default: jpeg.json in the data folder)")
     options = parser.parse_args()
     path = make(options.data, options.records)
@@ -134,8 +135,9 @@ def main() -> int:
                 continue
             given = [path, "--work", work, "--batch", str(options.batch), "--threads", str(threads)]
             theirs = ["benchmarks.worker_ffcv_jpeg", *given, "--beton", f"{path}.beton"]
+            mine = ["benchmarks.worker_jpeg", *given, *(("--tiers", options.tiers) if options.tiers else ())]
             with (
-                side(["benchmarks.worker_jpeg", *given], sys.executable, ranks) as pario,
+                side(mine, sys.executable, ranks) as pario,
                 side(theirs, options.python, ranks) as ffcv,
             ):
                 for each in (pario, ffcv, pario, ffcv):  # compile, fill caches

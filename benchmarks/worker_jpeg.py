@@ -15,18 +15,21 @@ def main() -> None:
     parser.add_argument("--work", required=True, choices=["plain", "crop"])
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--exact", action="store_true", help="the exact transform, as FFCV's decoder does not use it")
+    parser.add_argument("--tiers", help="as in PARIO_TIERS; by default records come from the page cache")
     options = parser.parse_args()
     team = Team()
     import pario
+    from pario.options import read_tiers
 
-    fast = not options.exact
-    decoder = pario.decode.Image(fast=fast)
+    # With the fast transform, which FFCV's decoder uses: the pixels are the same, bit by bit.
+    decoder = pario.decode.Image(fast=True)
     if options.work == "crop":
-        decoder = pario.decode.Image(224, crop="random", flip=True, mean=MEAN, std=STD, fast=fast)
+        decoder = pario.decode.Image(224, crop="random", flip=True, mean=MEAN, std=STD, fast=True)
     loader = pario.Loader(
         options.path, options.batch, decoder, shuffle="global", comm=team.comm,
-        options=pario.Options(decode_threads=options.threads),
+        options=pario.Options(
+            decode_threads=options.threads, tiers=None if options.tiers is None else read_tiers(options.tiers)
+        ),
     )  # fmt: skip
 
     def epoch() -> int:

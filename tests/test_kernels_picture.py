@@ -77,6 +77,19 @@ def test_rows_are_what_the_weights_make(kind: int) -> None:
         np.testing.assert_allclose(got.astype(float), right, atol=near, rtol=0 if kind == U8 else 1e-3)
 
 
+def test_a_window_that_is_rounded_over_the_edge_reads_nothing_behind_it() -> None:
+    """Lines behind the picture hold 255, and the picture 0."""
+    over = np.nextafter(5.0, 6.0)
+    whole = np.full((8, 8, 3), 255, np.uint8)
+    memory = whole.reshape(-1)
+    memory[: 5 * 5 * 3] = 0
+    colors = np.array([1, 1, 1, 0, 0, 0, 0.3, 0.6, 0.1], np.float32)
+    picture = memory[:75].reshape(5, 5, 3)
+    for size in ((2, 2), (5, 5), (11, 11)):
+        for window in ((0, 0, over, over, 0), (2.2, 2.2, over - 2.2, over - 2.2, 1), (2, 2, over - 2, over - 2, 0)):
+            assert (row_of(picture, window, size, colors, F32, False) == 0).all()
+
+
 def test_halves_are_numpys() -> None:
     """Float16 of all sizes, the middles between neighbours, and the next float32 on either side of these."""
     exact = np.arange(0, 1 << 16, 7, dtype=np.uint16).view(np.float16)

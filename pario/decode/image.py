@@ -87,16 +87,18 @@ def decode(
     if len(record) == 0:
         raise BadImage("the record is empty")
     if record[:3].tobytes() == _JPEG and _simplejpeg() is not None:
-        image = _decode_jpeg(record, color, out, {**_smaller(least), "strict": strict}, fast)
+        image = _decode_jpeg(record, color, out, _how(least, strict), fast)
         if image is not None:
             return image
     return _decode_any(record, color, strict)
 
 
-def _smaller(least: tuple[int, int]) -> dict[str, Any]:
-    """simplejpeg's options for a JPEG that may come out scaled down to `least`; (0, 0): it may not."""
+@functools.lru_cache
+def _how(least: tuple[int, int], strict: bool) -> dict[str, Any]:
+    """simplejpeg's options for a JPEG that may come out scaled down to `least`; (0, 0): it may not. Not to be changed.
+    """
     # Scaling by 1/2 or less is faster than decoding fully; 7/8 and the like are slower than decoding and resizing.
-    return {"min_height": least[0], "min_width": least[1], "min_factor": 2 if least[0] else 1}
+    return {"min_height": least[0], "min_width": least[1], "min_factor": 2 if least[0] else 1, "strict": strict}
 
 
 def _decode_jpeg(
@@ -113,10 +115,10 @@ def _decode_jpeg(
         if out is not None and out.shape != shape:
             nbytes = height * width * COLORS[color]
             out = out[:nbytes].reshape(shape) if out.ndim == 1 and len(out) >= nbytes else None
-        image = codec.decode_jpeg(record, color, **how, buffer=out, fastdct=fast)
+        image: np.ndarray = codec.decode_jpeg(record, color, **how, buffer=out, fastdct=fast)
     except (ValueError, MemoryError) as error:
         raise BadImage(f"JPEG: {error}") from error
-    return image
+    return image if out is None else out
 
 
 def _size_of_jpeg(record: np.ndarray, strict: bool) -> tuple[int, int] | None:
@@ -378,7 +380,7 @@ class Image(Decoder):
             from pario.kernels.convert import hwc_to_chw
 
             hwc_to_chw(np.ascontiguousarray(image).reshape(-1), channels, row.reshape(-1))
-        elif not np.may_share_memory(image, row):
+        elif image is not target:
             np.copyto(row.reshape(image.shape), image)
 
     def _change_one(self, augment: Augment, record: np.ndarray, row: np.ndarray, draw: Draw, number: int) -> None:

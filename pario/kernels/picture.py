@@ -129,19 +129,22 @@ def work_numbers(out_height, out_width):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _covered(begin, length, n, x):  # type: ignore[no-untyped-def]
-    """(first, one past the last) pixel that new pixel x of n may need, and its centre, counted from floor(begin)."""
+def _covered(begin, length, most, n, x):  # type: ignore[no-untyped-def]
+    """(first, one past the last) pixel that new pixel x of n may need, and its centre, counted from floor(begin).
+
+    most : pixels from there to the picture's end; begin + length may be rounded to a little more
+    """
     scale = length / n
     support = max(scale, 1.0)
     begin -= math.floor(begin)
-    limit = math.ceil(begin + length)
+    limit = min(math.ceil(begin + length), most)
     centre = begin + (x + 0.5) * scale
     low = min(max(math.floor(centre - support + 0.5), 0), limit - 1)
     return low, max(min(math.floor(centre + support + 0.5), limit), low + 1), centre
 
 
 @inner
-def _weigh(begin, length, flip, first, weights):  # type: ignore[no-untyped-def]
+def _weigh(begin, length, most, flip, first, weights):  # type: ignore[no-untyped-def]
     """New pixel x is the sum of weights[x * taps + k] * pixel[first[x] + k], counted from pixel floor(begin).
 
     Returns taps: the most pixels that one needs.
@@ -151,11 +154,11 @@ def _weigh(begin, length, flip, first, weights):  # type: ignore[no-untyped-def]
     taps, same = 1, length == n and begin == math.floor(begin)
     if not same:
         for x in range(n):
-            low, high, _ = _covered(begin, length, n, x)
+            low, high, _ = _covered(begin, length, most, n, x)
             taps = max(taps, high - low)
     for x in range(n):
         to = n - 1 - x if flip else x
-        low, high, centre = _covered(begin, length, n, x)
+        low, high, centre = _covered(begin, length, most, n, x)
         if same:
             low, high = x, x + 1
         first[to] = low
@@ -415,7 +418,7 @@ def picture_row(picture, shape, window, size, jitter, colors, kind, planar, work
     work, numbers : f32 and i64, see `work_floats` and `work_numbers`
     out : (u8, f32, u16), of which that of the kind is the row, and the others are not used
     """
-    _, width, channels = shape
+    height, width, channels = shape
     out_height, out_width = size
     jitters = jitter[0] != 1 or jitter[1] != 1 or jitter[2] != 1 or jitter[3] != 0
     top, left = np.int64(math.floor(window[0])), np.int64(math.floor(window[1]))
@@ -432,8 +435,8 @@ def picture_row(picture, shape, window, size, jitter, colors, kind, planar, work
     weights_y = work[at : at + out_height * most_y]
     at += out_height * most_y
     first_x, first_y = numbers[:out_width], numbers[out_width : out_width + out_height]
-    across = _weigh(window[1], window[3], window[4] != 0, first_x, weights_x)
-    down = _weigh(window[0], window[2], False, first_y, weights_y)
+    across = _weigh(window[1], window[3], width - left, window[4] != 0, first_x, weights_x)
+    down = _weigh(window[0], window[2], height - top, False, first_y, weights_y)
     for i in range(n, len(line)):  # read where a weight is 0
         line[i] = 0
 
