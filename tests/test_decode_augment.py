@@ -193,6 +193,8 @@ def test_sizes_that_differ_need_a_size() -> None:
         ({"size": 8, "crop": "random", "scale": (0.5, 0.1)}, "scale must be"),
         ({"size": 8, "crop": "random", "ratio": "wide"}, "ratio must be"),
         ({"size": 8, "crop": "center", "central": 0}, "central must be"),
+        ({"size": 8, "central": 0.5}, 'central= is for crop="center"'),
+        ({"size": 8, "crop": "center", "scale": (0.5, 1)}, 'scale= is for crop="random"'),
         ({"flip": 2}, "flip must be"),
         ({"flip": "yes"}, "flip must be"),
         ({"jitter": {"color": 1}}, "jitter must be"),

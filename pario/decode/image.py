@@ -271,6 +271,9 @@ class Image(Decoder):
             "crop": crop, "scale": scale, "ratio": ratio, "central": central, "flip": flip, "jitter": jitter,
             "mean": mean, "std": std, "dtype": dtype,
         }  # fmt: skip
+        for name, of in (("scale", "random"), ("ratio", "random"), ("central", "center")):
+            if crop != of and not _same(self.options[name], _PLAIN[name]):
+                raise OptionError(f'{name}= is for crop="{of}", got crop={crop!r}')
         self.augment: Augment | None = None
         if not all(_same(self.options[name], _PLAIN[name]) for name in _CHANGES):
             from pario.decode.augment import Augment
@@ -422,7 +425,7 @@ _CHANGES = ("crop", "flip", "jitter", "mean", "std", "dtype")
 
 
 def _same(value: Any, plain: Any) -> bool:
-    return value is plain or (isinstance(plain, (tuple, float)) and value == plain)
+    return value is plain or (type(value) is type(plain) and isinstance(plain, (tuple, float)) and value == plain)
 
 
 def _offset(offset: Any) -> int | bytes:
