@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Team", "bytes_asked", "digests", "memory", "run"]
+__all__ = ["Team", "bytes_asked", "digests", "memory", "on_request", "run"]
 
 
 def bytes_asked() -> int:
@@ -65,6 +65,19 @@ def digests(data: np.ndarray, label: np.ndarray) -> np.ndarray:
 
     rows = np.ascontiguousarray(data).reshape(len(data), -1)
     return np.array([record_digest(rows[i], int(label[i])) for i in range(len(rows))], np.uint64)
+
+
+def on_request(team: Team, epoch: Callable[[], int]) -> None:
+    """Run an epoch, which returns its number of records, for each line that rank 0 reads; one JSON line each."""
+    while True:
+        line = sys.stdin.readline() if team.rank == 0 else ""
+        if not any(team.gather(line)):
+            return
+        team.barrier()
+        cpu, start = time.process_time(), time.perf_counter()
+        records = epoch()
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        team.report({"seconds": seconds, "cpu": cpu, "records": records}, {})
 
 
 def run(main: Callable[[], None]) -> None:

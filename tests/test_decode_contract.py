@@ -63,6 +63,16 @@ def noisy(record: bytes, rng: np.random.Generator) -> dict[str, Any]:
     return {"a": record[0] + rng.random(3), "b": True}
 
 
+@pario.decode.kernel({"sum": "int64", "first": ("float32", (2,))})
+def summed(value, sum, first):
+    if len(value) < 2:
+        return 1
+    sum[0] = value.sum()
+    for k in range(2):
+        first[k] = 2 * value[k]
+    return 0
+
+
 def described(record: bytes, key: bytes, id: int) -> dict[str, Any]:
     if not record:
         raise ValueError("nothing in it")
@@ -169,6 +179,21 @@ CASES = {
         {"data": PIXELS[:, ::-1], "label": np.arange(N) * 2},
     ),
     "image resized": Case(lambda: Image((5, 6), color="GRAY"), PNGS, b""),
+    "image random": Case(
+        lambda: Image(7, crop="random", flip=True, jitter=(0.3, 0.3, 0.3, 0.1), mean=0.5, layout="CHW"), PNGS, b"no"
+    ),
+    "image of floats": Case(
+        lambda: Image(dtype="float32", offset=b"?"),
+        [b"?" + value for value in PNGS],
+        PNGS[0],
+        {"data": np.stack(PICTURES)[..., ::-1] * (np.float32(1) / np.float32(255))},
+    ),
+    "kernel": Case(
+        lambda: summed,
+        [p.tobytes() for p in PIXELS],
+        b"",
+        {"sum": PIXELS.sum((1, 2, 3)), "first": PIXELS.reshape(N, -1)[:, :2] * np.float32(2)},
+    ),
     "function": Case(
         lambda: Function(add_one),
         [p.tobytes() for p in PIXELS],

@@ -106,7 +106,7 @@ ARGUMENTS = 8
 KERNEL_ARGUMENTS = 12
 METHODS = 20
 #: public constructors: keyword-only from the ninth argument on at the latest
-CONSTRUCTORS = ("loader Loader.__init__", "dataset Reader.__init__")
+CONSTRUCTORS = ("loader Loader.__init__", "dataset Reader.__init__", "decode Image.__init__")
 #: signatures that others have made
 FOREIGN = {"lmdb Environment.__init__": "py-lmdb's"}
 #: classes with more than METHODS methods, and why

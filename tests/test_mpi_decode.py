@@ -2,12 +2,14 @@
 
 import json
 
+import cv2
 import lmdb
 import numpy as np
 import pytest
+from made_records import arrays, made
 
 import pario
-from pario.decode import Json
+from pario.decode import Draw, Image, Json
 from pario.errors import DecodeError, PeerError
 
 pytestmark = [pytest.mark.mpi]
@@ -104,3 +106,32 @@ def test_chance_is_the_same_on_any_number_of_ranks(world, path):
         again = {i: x for batch in loader for i, x in zip(batch["id"].tolist(), batch["draw"].tolist(), strict=True)}
     assert 0 < len(again) < len(drawn)
     assert all(whole[i][1] == x for i, x in again.items())
+
+
+@pytest.fixture(scope="module")
+def pictures(world, tmp_path_factory):
+    """Path of an LMDB of 50 PNGs, and their bytes; on every rank."""
+    name, files = None, None
+    if world.rank == 0:
+        rng = np.random.default_rng(1)
+        files = [cv2.imencode(".png", rng.integers(0, 256, (9 + i, 30, 3), np.uint8))[1].tobytes() for i in range(50)]
+        name = str(tmp_path_factory.mktemp("pictures") / "x.lmdb")
+        with lmdb.open(name, map_size=1 << 24) as env, env.begin(write=True) as txn:
+            for i, file in enumerate(files):
+                txn.put(b"%06d" % i, file)
+    return world.bcast((name, files))
+
+
+def test_windows_flips_and_jitter_are_those_of_one_process(world, pictures):
+    path, files = pictures
+    alone = Image((8, 7), crop="random", flip=True, jitter=(0.5, 0.5, 0.5), layout="CHW")
+    records = made(files)
+    with pario.Loader(path, 4, alone, shuffle="global", seed=5, comm=world) as loader:
+        for epoch in range(2):
+            right = arrays(alone, records)
+            assert alone.decode(records, right, Draw(5, epoch)) == []
+            seen = []
+            for batch in loader:
+                np.testing.assert_array_equal(batch["data"], right["data"][batch.ids])
+                seen += batch.ids.tolist()
+            assert sorted(i for ids in world.allgather(seen) for i in ids) == list(range(50))

@@ -3,13 +3,14 @@
     Raw           fixed-size records -> dtype[b, ...]; records of any size -> bytes and offsets
     Datum         Caffe's protobuf: pixels or floats or an encoded image, with its label
     TensorProtos  Caffe2's protobuf: one array per tensor
-    Image         JPEG, PNG, WebP, ... -> u8[b, h, w, c]
+    Image         JPEG, PNG, WebP, ... -> u8[b, h, w, c], or cropped, flipped, normalised floats
     Npy, Npz      NumPy's files
     Struct        fields of a fixed binary layout
     Text          text, or tokens of one dtype
     Json, MsgPack, Pickle    documents, whole or field by field
     Zlib, Gzip, Zstd         compressed records, around another decoder
     Function      a plain Python function of one record
+    kernel        a function of one record that Numba compiles
     preset        the decoder of a published dataset, by its name
 
 Names are loaded on first use: OpenCV, simplejpeg and Numba are imported by the decoder that needs them.
@@ -29,6 +30,7 @@ _HOMES = {
     "Gzip": "pario.decode.compressed",
     "Image": "pario.decode.image",
     "Json": "pario.decode.json",
+    "Kernel": "pario.decode.own_kernel",
     "MsgPack": "pario.decode.msgpack",
     "Npy": "pario.decode.npy",
     "Npz": "pario.decode.npy",
@@ -40,6 +42,7 @@ _HOMES = {
     "Zlib": "pario.decode.compressed",
     "Zstd": "pario.decode.compressed",
     "as_decoder": "pario.decode.function",
+    "kernel": "pario.decode.own_kernel",
     "preset": "pario.decode.preset",
 }
 
@@ -51,6 +54,7 @@ __all__ = [
     "Gzip",
     "Image",
     "Json",
+    "Kernel",
     "MsgPack",
     "Npy",
     "Npz",
@@ -62,6 +66,7 @@ __all__ = [
     "Zlib",
     "Zstd",
     "as_decoder",
+    "kernel",
     "preset",
 ]
 
@@ -74,6 +79,7 @@ if TYPE_CHECKING:
     from pario.decode.json import Json
     from pario.decode.msgpack import MsgPack
     from pario.decode.npy import Npy, Npz
+    from pario.decode.own_kernel import Kernel, kernel
     from pario.decode.pickle import Pickle
     from pario.decode.preset import preset
     from pario.decode.raw import Raw

@@ -1,15 +1,22 @@
-"""Image files in records: simplejpeg decodes JPEG, OpenCV every other format and all resizing. Both release the GIL."""
+"""Image files in records: simplejpeg decodes JPEG, OpenCV every other format. Both release the GIL.
+
+OpenCV resizes whole images; what else happens to them is augment.py's.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
+
+if TYPE_CHECKING:
+    from pario.decode.augment import Augment
 
 __all__ = ["COLORS", "BadImage", "Image", "decode", "size_of"]
 
@@ -69,39 +76,60 @@ def decode(
     *,
     least: tuple[int, int] = (0, 0),
     strict: bool = True,
+    fast: bool = False,
 ) -> np.ndarray:
     """u8[h, w, c] of an image file u8[k], in `out` if its shape fits and the codec can use it, else in new memory.
 
     A JPEG that is at least twice as large as `least` (h, w) may come out scaled down, never below `least`.
-    If the shape differs, the content of `out` is undefined.
+    out : u8[h, w, c], or memory u8[n] for as many pixels. If the image does not fit, its content is undefined.
+    fast : JPEG's faster, less exact transform
     """
     if len(record) == 0:
         raise BadImage("the record is empty")
     if record[:3].tobytes() == _JPEG and _simplejpeg() is not None:
-        image = _decode_jpeg(record, color, out, least, strict)
+        image = _decode_jpeg(record, color, out, _how(least, strict), fast)
         if image is not None:
             return image
     return _decode_any(record, color, strict)
 
 
+@functools.lru_cache
+def _how(least: tuple[int, int], strict: bool) -> dict[str, Any]:
+    """simplejpeg's options for a JPEG that may come out scaled down to `least`; (0, 0): it may not. Not to be changed.
+    """
+    # Scaling by 1/2 or less is faster than decoding fully; 7/8 and the like are slower than decoding and resizing.
+    return {"min_height": least[0], "min_width": least[1], "min_factor": 2 if least[0] else 1, "strict": strict}
+
+
 def _decode_jpeg(
-    record: np.ndarray, color: str, out: np.ndarray | None, least: tuple[int, int], strict: bool
+    record: np.ndarray, color: str, out: np.ndarray | None, how: dict[str, Any], fast: bool
 ) -> np.ndarray | None:
     """None for a JPEG that simplejpeg cannot bring into this color space."""
     codec = _simplejpeg()
-    # Scaling by 1/2 or less is faster than decoding fully; 7/8 and the like are slower than decoding and resizing.
-    smaller = {"min_height": least[0], "min_width": least[1], "min_factor": 2 if least[0] else 1}
     try:
-        height, width, space, _ = codec.decode_jpeg_header(record, **smaller, strict=strict)
+        height, width, space, _ = codec.decode_jpeg_header(record, **how)
         _check_size("JPEG", height, width)
         if space in ("CMYK", "YCCK") and _cv2() is not None:
             return None
-        if out is not None and out.shape != (height, width, COLORS[color]):
-            out = None
-        image = codec.decode_jpeg(record, color, **smaller, strict=strict, buffer=out)
+        shape = height, width, COLORS[color]
+        if out is not None and out.shape != shape:
+            nbytes = height * width * COLORS[color]
+            out = out[:nbytes].reshape(shape) if out.ndim == 1 and len(out) >= nbytes else None
+        image: np.ndarray = codec.decode_jpeg(record, color, **how, buffer=out, fastdct=fast)
     except (ValueError, MemoryError) as error:
         raise BadImage(f"JPEG: {error}") from error
-    return image
+    return image if out is None else out
+
+
+def _size_of_jpeg(record: np.ndarray, strict: bool) -> tuple[int, int] | None:
+    """(h, w) in a JPEG's header; None if the record is none that simplejpeg can read."""
+    if record[:3].tobytes() != _JPEG or _simplejpeg() is None:
+        return None
+    try:
+        height, width, _, _ = _simplejpeg().decode_jpeg_header(record, strict=strict)
+    except ValueError as error:
+        raise BadImage(f"JPEG: {error}") from error
+    return height, width
 
 
 def _check_size(kind: str, height: int, width: int) -> None:
@@ -159,18 +187,48 @@ def _resize(image: np.ndarray, size: tuple[int, int], how: str, out: np.ndarray)
 class Image(Decoder):
     """{"data": u8[b, h, w, c]} (or [b, c, h, w]) from records that are image files; with "label" if labels are given.
 
-    Alpha is dropped, 16-bit images become 8-bit, orientation tags are ignored. OpenCV uses its own threads for
-    resizing: call cv2.setNumThreads(0) if the ranks fill the node.
+    Alpha is dropped, 16-bit images become 8-bit, orientation tags are ignored.
+
+        Image(224)                               resized to 224 x 224
+        Image(224, crop="random", flip=True, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), layout="CHW")
+                                                 what trainings on ImageNet do; f32[b, 3, 224, 224]
+
+    What is random depends on the seed, the epoch and the record's id alone. With crop, flip, jitter, mean, std or
+    dtype, one kernel writes each decoded image into the batch. It resizes with bilinear weights, which cover all pixels
+    where an image shrinks, as Pillow's BILINEAR. Without them OpenCV resizes, and uses its own threads: call
+    cv2.setNumThreads(0) if the ranks fill the node.
 
     Parameters
     ----------
     size : int or (h, w), optional
-        Resize to this, ignoring the aspect ratio; without it all images must have the size of record 0. JPEGs of more
-        than twice the size are scaled down during decoding.
+        Resize to this, ignoring the aspect ratio; without it all images must have the size of record 0.
+    crop : None, "random" or "center"
+        "random": a window of a random share of the area (`scale`) with a random ratio of width to height (`ratio`,
+        uniform in its logarithm), at a random position. "center": the largest window in the middle that has the size's
+        aspect ratio, its sides times `central`. The window is resized to `size`.
+    scale, ratio : (least, most)
+    central : float
+        0.875 cuts 224 out of 256.
+    flip : bool or float
+        Mirror left to right, with this probability; True: 1/2.
+    jitter : dict or numbers, optional
+        How far brightness, contrast, saturation (factors from 1 - x to 1 + x) and hue (from -x to x parts of a circle)
+        change, in this order. The hue turns in the plane of I and Q (NTSC).
+    mean, std : number or one per channel, optional
+        Arrays hold (x - mean) / std, where x is 0 for black and 1 for white.
+    dtype : "uint8", "float32" or "float16", optional
+        Of "data"; "float32" if mean or std are given.
     layout : "HWC" or "CHW"
     color : "RGB", "BGR" or "GRAY"
     resize : "auto", "area", "linear", "cubic" or "nearest"
-        "auto" is "area" (averaging) below half the size, else "linear".
+        How OpenCV resizes. "auto" is "area" (averaging) below half the size, else "linear".
+    scaled : bool, optional
+        Decode JPEGs at a half or less of their size where the rows still need no more pixels. It is faster and changes
+        the values a little. By default it is on where OpenCV resizes, and off where the kernel does.
+    fast : bool
+        Decode JPEGs with the faster, less exact transform.
+    offset : int or bytes
+        What precedes the image in a record: a number of bytes, or these bytes.
     label : array [n, ...], optional
         One label per record id; integers of shape [n] become i64.
     strict : bool
@@ -183,21 +241,50 @@ class Image(Decoder):
         self,
         size: int | tuple[int, int] | None = None,
         *,
+        crop: Literal["random", "center"] | None = None,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        central: float = 0.875,
+        flip: bool | float = False,
+        jitter: Mapping[str, float] | Sequence[float] | None = None,
+        mean: Any = None,
+        std: Any = None,
+        dtype: Any = None,
         layout: Literal["HWC", "CHW"] = "HWC",
         color: Literal["RGB", "BGR", "GRAY"] = "RGB",
         resize: Literal["auto", "area", "linear", "cubic", "nearest"] = "auto",
+        scaled: bool | None = None,
+        fast: bool = False,
+        offset: int | bytes = 0,
         label: Any = None,
         strict: bool = True,
     ) -> None:
         if _simplejpeg() is None and _cv2() is None:
             raise OptionError("Image() needs simplejpeg or OpenCV, and neither is installed", hint=_INSTALL)
         self.size = None if size is None else size_of(size, "size")
-        if self.size and _cv2() is None:
-            raise OptionError("Image(size=...) needs OpenCV, which is not installed", hint=_INSTALL)
         for name, value, known in (("layout", layout, LAYOUTS), ("color", color, COLORS), ("resize", resize, RESIZES)):
             if value not in known:
                 raise OptionError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         self.layout, self.color, self.resize, self.strict = layout, color, resize, bool(strict)
+        self.fast = bool(fast)
+        self.options = {
+            "crop": crop, "scale": scale, "ratio": ratio, "central": central, "flip": flip, "jitter": jitter,
+            "mean": mean, "std": std, "dtype": dtype,
+        }  # fmt: skip
+        for name, of in (("scale", "random"), ("ratio", "random"), ("central", "center")):
+            if crop != of and not _same(self.options[name], _PLAIN[name]):
+                raise OptionError(f'{name}= is for crop="{of}", got crop={crop!r}')
+        self.augment: Augment | None = None
+        if not all(_same(self.options[name], _PLAIN[name]) for name in _CHANGES):
+            from pario.decode.augment import Augment
+
+            if resize != "auto":
+                raise OptionError("resize= says how OpenCV resizes; crop, flip, jitter, mean, std and dtype do without")
+            self.augment = Augment(**self.options, color=color, planar=layout == "CHW", size=self.size)
+        elif self.size and _cv2() is None:
+            raise OptionError("Image(size=...) needs OpenCV, which is not installed", hint=_INSTALL)
+        self.scaled = self.size is not None and (self.augment is None if scaled is None else bool(scaled))
+        self.offset = _offset(offset)
         self.label = None if label is None else np.asarray(label, order="C")
         if self.label is not None:
             if self.label.ndim == 0 or self.label.dtype.kind not in "biuf":
@@ -208,24 +295,43 @@ class Image(Decoder):
         self.spec: tuple[int, int] | None = self.size
 
     def __repr__(self) -> str:
+        drawn = {
+            name: (None if _same(value, _PLAIN[name]) else value, None) for name, value in self.options.items()
+        }
+        usual = self.size is not None and self.augment is None
         return self._repr(
             size=(self.size, None),
+            **drawn,
             layout=(self.layout if self.layout != "HWC" else None, None),
             color=(self.color if self.color != "RGB" else None, None),
             resize=(self.resize if self.resize != "auto" else None, None),
+            scaled=(None if self.scaled is usual else self.scaled, None),
+            fast=(self.fast, False),
+            offset=(self.offset or None, None),
             label=(self.label, None),
             strict=(self.strict, True),
         )
 
     def learn(self, record: np.ndarray) -> tuple[int, int]:
         try:
-            image = decode(record, self.color, strict=self.strict)
+            image = decode(self._file(record), self.color, strict=self.strict)
         except BadImage as error:
             _, advice = describe(record)
             hint = None if "Image()" in advice or not advice else advice[0].upper() + advice[1:]
             raise DecodeError(f"not an image: {error}", hint=hint) from error
         self.spec = self.size or (image.shape[0], image.shape[1])
         return self.spec
+
+    def _file(self, record: np.ndarray) -> np.ndarray:
+        """The record without what precedes the image."""
+        if not self.offset:
+            return record
+        if isinstance(self.offset, int):
+            return record[self.offset :]
+        n = len(self.offset)
+        if record[:n].tobytes() != self.offset:
+            raise BadImage(f"the record begins with {record[:n].tobytes()!r:.60}, not with {self.offset!r:.60}")
+        return record[n:]
 
     def _row(self) -> tuple[int, int, int]:
         height, width = self._learnt()
@@ -234,7 +340,7 @@ class Image(Decoder):
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         n = len(records)
-        arrays: dict[str, ArraySpec] = {"data": ((n, *self._row()), _U8)}
+        arrays: dict[str, ArraySpec] = {"data": ((n, *self._row()), self.augment.result if self.augment else _U8)}
         if self.label is not None:
             arrays["label"] = ((n, *self.label.shape[1:]), self.label.dtype)
         return arrays
@@ -243,16 +349,19 @@ class Image(Decoder):
         failures: Failures = []
         height, width = self._learnt()
         # One array for all images: large ones come from the kernel, page fault by page fault, and go back to it.
-        planar = self.layout == "CHW" and COLORS[self.color] > 1
+        planar = self.layout == "CHW" and COLORS[self.color] > 1 and self.augment is None
         scratch = np.empty((height, width, COLORS[self.color]), _U8) if planar else None
         for i in range(len(records)):
             try:
-                self._decode_one(records[i], out["data"][i], scratch)
+                number, file = int(records.ids[i]), self._file(records[i])
+                if self.augment is None:
+                    self._decode_one(file, out["data"][i], scratch)
+                else:
+                    self._change_one(self.augment, file, out["data"][i], draw, number)
                 if self.label is not None:
-                    record = int(records.ids[i])
-                    if record >= len(self.label):
+                    if number >= len(self.label):
                         raise BadImage(f"label has {len(self.label)} entries, none for this record")
-                    out["label"][i] = self.label[record]
+                    out["label"][i] = self.label[number]
             except BadImage as error:
                 failures.append((i, str(error)))
             except Exception as error:  # an unexpected error of a codec must not stop the other rows
@@ -264,19 +373,64 @@ class Image(Decoder):
         channels = COLORS[self.color]
         # The rows of a grey image are the same in both layouts.
         target = row.reshape(height, width, channels) if scratch is None else scratch
-        least = size if self.size else (0, 0)
-        image = decode(record, self.color, target, least=least, strict=self.strict)
+        least = size if self.scaled else (0, 0)
+        image = decode(record, self.color, target, least=least, strict=self.strict, fast=self.fast)
         if image.shape != target.shape:
-            if not self.size:
-                raise BadImage(
-                    f"expected an image of {height} x {width} (height x width), as record 0 is, got "
-                    f"{image.shape[0]} x {image.shape[1]}; pass size=(h, w)"
-                )
+            self._check_shape(image)
             _resize(image, size, self.resize, target)
             image = target
         if scratch is not None:
             from pario.kernels.convert import hwc_to_chw
 
             hwc_to_chw(np.ascontiguousarray(image).reshape(-1), channels, row.reshape(-1))
-        elif not np.may_share_memory(image, row):
+        elif image is not target:
             np.copyto(row.reshape(image.shape), image)
+
+    def _change_one(self, augment: Augment, record: np.ndarray, row: np.ndarray, draw: Draw, number: int) -> None:
+        """Write a record's image, cropped, flipped and so on, into its row."""
+        size = self._learnt()
+        least, whole = (0, 0), None
+        if self.scaled:
+            whole = _size_of_jpeg(record, self.strict)
+            if whole is not None:
+                augment.draw(draw, number, whole)
+                least = augment.least(whole, size)
+        image = decode(record, self.color, augment.memory(), least=least, strict=self.strict, fast=self.fast)
+        height, width, _ = image.shape
+        if whole is None:
+            augment.draw(draw, number, (height, width))
+        elif whole != (height, width):
+            augment.shrink(whole, (height, width))
+        if (height, width) != size:
+            self._check_shape(image)
+        augment.write(image, row, size)
+
+    def _check_shape(self, image: np.ndarray) -> None:
+        """Raise BadImage for an image of another size if nothing is resized."""
+        if not self.size:
+            height, width = self._learnt()
+            raise BadImage(
+                f"expected an image of {height} x {width} (height x width), as record 0 is, got "
+                f"{image.shape[0]} x {image.shape[1]}; pass size=(h, w)"
+            )
+
+
+#: The options that change nothing.
+_PLAIN: dict[str, Any] = {
+    "crop": None, "scale": (0.08, 1.0), "ratio": (3 / 4, 4 / 3), "central": 0.875, "flip": False, "jitter": None,
+    "mean": None, "std": None, "dtype": None,
+}  # fmt: skip
+#: Of these, the ones that the kernel does something about.
+_CHANGES = ("crop", "flip", "jitter", "mean", "std", "dtype")
+
+
+def _same(value: Any, plain: Any) -> bool:
+    return value is plain or (type(value) is type(plain) and isinstance(plain, (tuple, float)) and value == plain)
+
+
+def _offset(offset: Any) -> int | bytes:
+    if isinstance(offset, (bytes, bytearray)):
+        return bytes(offset)
+    if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)) or offset < 0:
+        raise OptionError(f"offset must be a number of bytes, or the bytes before the image, got {offset!r}")
+    return int(offset)
