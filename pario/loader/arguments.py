@@ -35,6 +35,7 @@ class Arguments:
     options: Options
     recipe: Recipe | str
     select: Any = None
+    verify: bool = False
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -65,6 +66,7 @@ class Arguments:
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
             raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
         self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
+        self.verify = bool(self.verify)
         os.fspath(self.path)
         self.decoder = as_decoder(self.decoder)
         self.select = as_wanted(self.select)
@@ -72,14 +74,14 @@ class Arguments:
     def _compare(self, world: AnyWorld) -> Share:
         mine: tuple[Any, ...] = (os.path.abspath(os.path.expanduser(os.fspath(self.path))), self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
-        mine += (repr(self.recipe), repr(self.options), self.select.mark)
+        mine += (repr(self.recipe), repr(self.options), self.select.mark, self.verify)
         everyones = world.allgather((mine, boot(), allowed_cores()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
                 error = OptionError(
                     f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
-                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select)",
+                    "(path, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select, verify)",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )

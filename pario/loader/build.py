@@ -83,7 +83,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             ids = np.arange(min(stream.n, _SKIPPED_FIRST if given.on_error != "raise" else 1))
             ids = ids if chosen is None else chosen.ids(ids)
             # Once for all: each read also asks whether a writer overtook us.
-            ends = reader.read([0, len(reader) - 1, *([int(ids[0])] if ids[0] else [])])
+            ends = reader.read([0, len(reader) - 1, *([int(ids[0])] if ids[0] else [])], verify=False)
             learn(decoder, reader, ends[len(ends) - 1 if ids[0] else 0], ids, given.seed)
             ends = Records(ends.ids[:2], ends.data, ends.starts[:2], ends.nbytes[:2])
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)

@@ -61,6 +61,8 @@ class Loader:
         compiled pattern of bytes, matched from the beginning of a key; a function of a key (bytes), called once per
         key, the keys divided over the ranks; a part of `pario.split`. None: all records, less those that hold counts
         and lists about the dataset, such as `__len__`; "all": those, too
+    verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
+        decoded. One that differs is a record that cannot be read, for `on_error` (docs/guarantees.md)
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -86,13 +88,14 @@ class Loader:
         options: Options | None = None,
         recipe: str | Recipe = "auto",
         select: Any = None,
+        verify: bool = False,
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
-            options if options is not None else Options(), recipe, select,
+            options if options is not None else Options(), recipe, select, verify,
         )  # fmt: skip
         self.world = world = get_world(comm)
         try:
@@ -111,6 +114,7 @@ class Loader:
             progress=progress,
             # The other orders, and most selections, need the whole index before the first record.
             grow=shuffle is False and given.select.grows,
+            verify=given.verify,
             tiers=True,
         )
         self._life = Lifetime(world, reader)

@@ -14,7 +14,8 @@ import numpy as np
 from pario.buffers import BatchBuffers
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder, Draw, Failures
-from pario.errors import DecodeError
+from pario.errors import ChecksumError, DecodeError, ParioError
+from pario.locate.sums import MISMATCH
 from pario.options import Policy
 from pario.records import Batch, Records
 from pario.threads import Workers
@@ -25,6 +26,8 @@ _log = logging.getLogger("pario")
 _IDS = "\0ids"  # the record ids share a block of memory with the decoder's arrays
 
 
+#: Bytes of values that are compared with their checksums before they are decoded: a part of a core's second cache.
+_CHECKED_BYTES = 512 << 10
 #: Kinds of reasons that are counted apart, and the length of one.
 _KINDS, _LONGEST = 50, 160
 
@@ -42,16 +45,25 @@ def learn(decoder: Decoder, reader: Reader, first: np.ndarray, ids: np.ndarray, 
     """Let the decoder learn from the first record, or from the first readable one of several. Not collective.
 
     first : u8[k], the first record; ids : i64[m], the records to try, the first one among them
-    Raises DecodeError if it can read none of them.
+    Raises DecodeError if it can read none of them, ChecksumError if the last one is not what it was.
     """
     for tried, record in enumerate(ids.tolist()):
         try:
             value = reader.read([record])[0] if tried else first
+            if not tried:
+                _check_first(reader, record, value)
             decoder.learn_at(value, record, Draw(seed, 0, reader.keys))
             return
-        except DecodeError as e:
+        except (DecodeError, ChecksumError) as e:
             if tried + 1 == len(ids):
                 raise e.at(path=reader.path, record=record, key=reader.keys([record])[0]) from None
+
+
+def _check_first(reader: Reader, record: int, value: np.ndarray) -> None:
+    """Raises ChecksumError if the value of this record is not what it was."""
+    if reader.sums is not None:
+        zero = np.zeros(1, np.int64)
+        reader.sums.check(Records(zero + record, value, zero, zero + len(value)))
 
 
 class DecodeStep:
@@ -76,6 +88,7 @@ class DecodeStep:
         max_bad: int | None = None,
     ) -> None:
         self.decoder = decoder
+        self.sums = reader.sums
         self.held = BatchBuffers(held_bytes)
         self._reader = reader
         self._policy = policy
@@ -97,22 +110,51 @@ class DecodeStep:
         return arrays, ids
 
     def decode(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
-        """Fill the rows of `arrays`; returns (row, reason) of the records that the decoder could not read."""
+        """Fill the rows of `arrays`; returns (row, reason) of the records that the decoder could not read, or whose
+        values are not those of their checksums."""
         if self._workers is None or len(records) < 2:
-            return self.decoder.decode(records, arrays, draw)
+            return self.decode_here(records, arrays, draw)
         # Several slices per thread, because images differ in cost.
         pieces = min(len(records), 4 * self._threads)
         cuts = [len(records) * k // pieces for k in range(pieces + 1)]
         futures = [
             self._workers.call(
-                self.decoder.decode,
-                Records(records.ids[a:b], records.data, records.starts[a:b], records.nbytes[a:b]),
-                {name: array[a:b] for name, array in arrays.items()},
+                self.decode_here,
+                *_part(records, arrays, a, b),
                 draw,
             )
             for a, b in pairwise(cuts)
         ]
         return [(cuts[k] + row, why) for k, f in enumerate(futures) for row, why in f.result()]
+
+    def decode_here(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
+        """`decode`, in this thread. A value that is not what it was is not decoded, unless it is packed with others."""
+        if self.sums is None:
+            return self.decoder.decode(records, arrays, draw)
+        total = int(records.nbytes.sum())
+        if total <= _CHECKED_BYTES or not self.decoder.by_rows:
+            return self._decode_checked(records, arrays, draw)
+        # Decoded from the processor's cache, into which the check has brought them.
+        failures: Failures = []
+        cuts = (np.flatnonzero(np.diff(np.cumsum(records.nbytes) // _CHECKED_BYTES)) + 1).tolist()
+        for a, b in pairwise([0, *cuts, len(records)]):
+            failures += [(a + row, why) for row, why in self._decode_checked(*_part(records, arrays, a, b), draw)]
+        return failures
+
+    def _decode_checked(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
+        assert self.sums is not None  # the caller has looked
+        bad = self.sums.failures(records)
+        if not bad:
+            return self.decoder.decode(records, arrays, draw)
+        rows = [row for row, _ in bad]
+        if not self.decoder.by_rows:
+            return bad + [(row, why) for row, why in self.decoder.decode(records, arrays, draw) if row not in rows]
+        failures = bad
+        for a, b in pairwise([-1, *rows, len(records)]):
+            if a + 1 < b:
+                part = _part(records, arrays, a + 1, b)
+                failures = failures + [(a + 1 + row, why) for row, why in self.decoder.decode(*part, draw)]
+        return sorted(failures)
 
     def batch(self, parts: Parts, step: int, epoch: int) -> Batch:
         """The finished batch. An unreadable record is left out, substituted, or raises DecodeError."""
@@ -140,24 +182,38 @@ class DecodeStep:
         keep[[r for r, _ in failures]] = False
         if not self.substitutes:
             _log.warning("record %d left out (%d in this batch): %s", record, len(failures), why)
-            return {name: array[keep] for name, array in arrays.items()}, ids[keep]
+            return self.decoder.picked(arrays, np.flatnonzero(keep)), ids[keep]
         good, bad = np.flatnonzero(keep), np.flatnonzero(~keep)
-        if not len(good) or not self.decoder.by_rows:
+        if not len(good):
             raise self._bad(record, f"{why}{more}; no record of the batch can take its row", None)
         instead = good[np.searchsorted(good, bad) % len(good)]
         _log.warning("record %d substituted (%d in this batch): %s", record, len(failures), why)
+        if not self.decoder.by_rows:
+            rows = np.arange(len(ids))
+            rows[bad] = instead
+            return self.decoder.picked(arrays, rows), ids[rows]
         for array in (*arrays.values(), ids):
             array[bad] = array[instead]
         return arrays, ids
 
-    def _bad(self, record: int, what: str, hint: str | None) -> DecodeError:
+    def _bad(self, record: int, what: str, hint: str | None) -> ParioError:
         reader = self._reader
+        if self.sums is not None and what.startswith(MISMATCH):
+            return self.sums.error(record, what, hint)
         key = reader.keys([record])[0]
         return DecodeError(what, path=reader.path, rank=reader.world.rank, record=record, key=key, hint=hint)
 
     def close(self, limit_s: float = math.inf) -> bool:
         """End the threads. Returns whether they ended within `limit_s` seconds."""
         return self._workers is None or self._workers.end(limit_s, cancel=True)
+
+
+def _part(
+    records: Records, arrays: dict[str, np.ndarray], a: int, b: int
+) -> tuple[Records, dict[str, np.ndarray]]:
+    """Records and rows [a, b)."""
+    part = Records(records.ids[a:b], records.data, records.starts[a:b], records.nbytes[a:b])
+    return part, {name: array[a:b] for name, array in arrays.items()}
 
 
 def _kind(why: str) -> str:

@@ -79,6 +79,8 @@ class PageCacheSource(SeatSource):
         self._fetcher = context.reader.file.pool.fetcher
         assert self._fetcher.rows is not None  # as choose.py makes sure
         self._rows = self._fetcher.rows
+        self._decode = context.decode
+        self._sums = context.decode.sums
         self._gap_bytes = context.options.gap_bytes
         self._verbatim = self._decoder.verbatim()
         self._advise_bytes = self._ahead_bytes if way == "advised" else 0
@@ -102,7 +104,7 @@ class PageCacheSource(SeatSource):
         verbatim = self._verbatim
         if verbatim is not None and total < self._straight_bytes(offsets, total) * len(ids):
             verbatim = None
-        unit = _UNIT_BYTES if verbatim is None else _STRAIGHT_UNIT_BYTES
+        unit = _UNIT_BYTES if verbatim is None or self._sums is not None else _STRAIGHT_UNIT_BYTES
         cuts = [0, len(ids)]
         if total > unit and self._decoder.by_rows:  # where the running sum of bytes passes a multiple of the unit
             cuts[1:1] = (np.flatnonzero(np.diff(np.cumsum(nbytes) // unit)) + 1).tolist()
@@ -117,6 +119,8 @@ class PageCacheSource(SeatSource):
             left = [(first, stop)]
             if verbatim is not None:
                 left = [(first + a, first + b) for a, b in self._read_straight(batch.part(first, stop), verbatim)]
+                if self._sums is not None and not left and not self._decoder.by_rows:
+                    failures += self._sums.failures(_packed(ids, arrays[verbatim.name], nbytes))
             for a, b in left:
                 failures += [(a + row, why) for row, why in self._read_and_decode(batch.part(a, b))]
         return Parts(arrays, ids, failures)
@@ -176,18 +180,23 @@ class PageCacheSource(SeatSource):
         else:
             self._check(rest.data, batch.ids, rest.starts, batch.offsets, batch.nbytes)
         begin = time.perf_counter()
+        wrong: list[int] = []
+        if self._sums is not None and by_rows:
+            wrong = self._sums.split_failures(edges, (lead, verbatim.head, row), batch.nbytes, rows, batch.ids)
         odd = self._decoder.decode_rest(rest, batch.arrays)
+        # Values with another checksum are read once more, too, and found again where records are decoded.
+        again = sorted({*odd, *wrong}) if wrong else odd
         with self._counting:
             self._stats.decode += time.perf_counter() - begin
         if 2 * len(odd) > n:  # written by another program: do not try again with the next rows
             self._verbatim = None
-        return [(row, row + 1) for row in odd]
+        return [(row, row + 1) for row in again]
 
     def _read_and_decode(self, batch: _Rows) -> Failures:
         """Read into this thread's scratch memory and decode from there."""
         records = self._read_checked(batch.ids, batch.offsets, batch.nbytes)
         begin = time.perf_counter()
-        failures = self._decoder.decode(records, batch.arrays, self._draw)
+        failures = self._decode.decode_here(records, batch.arrays, self._draw)
         with self._counting:
             self._stats.decode += time.perf_counter() - begin
         return failures
@@ -234,3 +243,8 @@ class PageCacheSource(SeatSource):
             self._busy_since = now
             stats.reading += now - begin
         stats.count(reads, nbytes)  # the index counts its reads from any thread, too
+
+
+def _packed(ids: np.ndarray, data: np.ndarray, nbytes: np.ndarray) -> Records:
+    """The values of a batch that lie in `data` one after the other."""
+    return Records(ids, data.reshape(-1).view(np.uint8), np.cumsum(nbytes) - nbytes, nbytes)
