@@ -16,8 +16,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from pario.kernels.jit import inner, kernel
+from pario.kernels.pack import copy_bytes
 
-__all__ = ["check_split_sums", "check_sums", "sum_values"]
+__all__ = ["SCRATCH", "check_sums", "sum_pieces", "sum_values"]
 
 #: The secret of the specification.
 _SECRET = np.frombuffer(
@@ -34,6 +35,8 @@ _STRIPE, _PER_BLOCK = 64, 16
 _SCRAMBLE_AT, _LAST_AT, _MERGE_AT = 128, 121, 11
 #: Values up to this size have formulas of their own.
 _SHORT = 240
+#: bytes of memory that `sum_pieces` uses
+SCRATCH = _SHORT
 
 _P32_1, _P32_2, _P32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 _P64_1, _P64_2 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F
@@ -227,20 +230,24 @@ def _sum_short(buf, at, n):  # type: ignore[no-untyped-def]
 @inner
 def _gather(out, edges, head_at, head, rows, row_at, row, begin, n):  # type: ignore[no-untyped-def]
     """out[:n] = bytes [begin, begin + n) of a value in three pieces; the third follows the first in `edges`."""
-    for k in range(begin, begin + n):
-        if k < head:
-            out[k - begin] = edges[head_at + k]
-        elif k < head + row:
-            out[k - begin] = rows[row_at + k - head]
-        else:
-            out[k - begin] = edges[head_at + k - row]
+    at, stop = begin, begin + n
+    if at < head:
+        size = min(head, stop) - at
+        copy_bytes(out, 0, edges, head_at + at, size)
+        at += size
+    if at < stop and at < head + row:
+        size = min(head + row, stop) - at
+        copy_bytes(out, at - begin, rows, row_at + at - head, size)
+        at += size
+    if at < stop:
+        copy_bytes(out, at - begin, edges, head_at + at - row, stop - at)
 
 
 @inner
-def _sum_pieces(edges, head_at, head, rows, row_at, row, tail, lanes, scratch):  # type: ignore[no-untyped-def]
+def sum_pieces(edges, head_at, head, rows, row_at, row, tail, lanes, scratch):  # type: ignore[no-untyped-def]
     """Of the value edges[head_at :][: head] + rows[row_at :][: row] + the `tail` bytes of `edges` that follow.
 
-    lanes : u64[8], scratch : u8[_SHORT], for use here. The caller has checked the bounds.
+    lanes : u64[8], scratch : u8[SCRATCH], for use here. The caller has checked the bounds.
     """
     n = head + row + tail
     if n <= _SHORT:
@@ -288,12 +295,12 @@ def _sum_pieces(edges, head_at, head, rows, row_at, row, tail, lanes, scratch): 
 def sum_values(data, starts, nbytes, out):  # type: ignore[no-untyped-def]
     """out u64[n] = the checksums of the values data[starts[i] : starts[i] + nbytes[i]]. Returns the first that lies
     outside data u8[k], or -1."""
-    lanes, scratch = np.empty(8, np.uint64), np.empty(_SHORT, np.uint8)
+    lanes, scratch = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8)
     for i in range(len(starts)):
         at, size = starts[i], nbytes[i]
         if size < 0 or at < 0 or at > len(data) - size:
             return i
-        out[i] = _sum_pieces(data, at, 0, data, at, size, 0, lanes, scratch)
+        out[i] = sum_pieces(data, at, 0, data, at, size, 0, lanes, scratch)
     return -1
 
 
@@ -304,38 +311,14 @@ def check_sums(data, starts, nbytes, ids, sums, found, bad):  # type: ignore[no-
 
     starts, nbytes, ids : i64[n]; sums : u64[m], by record id: others differ
     """
-    lanes, scratch = np.empty(8, np.uint64), np.empty(_SHORT, np.uint8)
+    lanes, scratch = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8)
     n = 0
     for i in range(len(starts)):
         at, size, mine = starts[i], nbytes[i], np.uint64(0)
         inside = size >= 0 and at >= 0 and at <= len(data) - size and 0 <= ids[i] < len(sums)
         if inside:
-            mine = _sum_pieces(data, at, 0, data, at, size, 0, lanes, scratch)
+            mine = sum_pieces(data, at, 0, data, at, size, 0, lanes, scratch)
         if not inside or mine != sums[ids[i]]:
             bad[n], found[n] = i, mine
-            n += 1
-    return n
-
-
-@kernel
-def check_split_sums(edges, form, nbytes, rows, ids, sums, bad):  # type: ignore[no-untyped-def]
-    """As `check_sums`, of values whose middle is in a row of a batch, as `RowReader.read_split` leaves them.
-
-    edges : u8[n or more, k]; form : (bytes before a value in its edge, bytes of its head, bytes of its row)
-    nbytes : i64[n], of the values; rows : u8[...], the rows one after the other
-    Values whose bytes are not all there are among the bad ones.
-    """
-    lanes, scratch = np.empty(8, np.uint64), np.empty(_SHORT, np.uint8)
-    lead, head, row = form
-    width, flat = edges.shape[1], edges.reshape(-1)
-    n = 0
-    for i in range(len(ids)):
-        tail = nbytes[i] - head - row
-        sound = tail >= 0 and lead + head + tail <= width and (i + 1) * row <= len(rows) and 0 <= ids[i] < len(sums)
-        if sound:
-            mine = _sum_pieces(flat, i * width + lead, head, rows, i * row, row, tail, lanes, scratch)
-            sound = mine == sums[ids[i]]
-        if not sound:
-            bad[n] = i
             n += 1
     return n

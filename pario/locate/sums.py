@@ -26,7 +26,7 @@ from pario.comm.base import AnyWorld, together
 from pario.errors import ChecksumError, FileError, MissingError
 from pario.fetch.pool import ReadPool
 from pario.format.meta import Snapshot
-from pario.kernels.sums import check_split_sums, check_sums, sum_values
+from pario.kernels.sums import check_sums, sum_values
 from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.sidecar import Trustees, open_trusted, save_whole, sidecar_places
@@ -80,14 +80,6 @@ class Sums:
         wrong = check_sums(records.data, starts, nbytes, ids, self.values, found, bad)
         rows = zip(bad[:wrong].tolist(), found[:wrong].tolist(), strict=True)
         return [(row, self.said(int(ids[row]), mine)) for row, mine in rows]
-
-    def split_failures(
-        self, edges: np.ndarray, form: tuple[int, int, int], nbytes: np.ndarray, rows: np.ndarray, ids: np.ndarray
-    ) -> list[int]:
-        """The rows whose values are not what they were, or not all there. Arguments as of `check_split_sums`."""
-        bad = np.empty(len(ids), np.int64)
-        wrong = check_split_sums(edges, form, nbytes, rows, ids, self.values, bad)
-        return bad[:wrong].tolist()  # type: ignore[no-any-return]
 
     def said(self, record: int, found: int) -> str:
         """The reason of a mismatch."""

@@ -27,7 +27,7 @@ _IDS = "\0ids"  # the record ids share a block of memory with the decoder's arra
 
 
 #: Bytes of values that are compared with their checksums before they are decoded: a part of a core's second cache.
-_CHECKED_BYTES = 512 << 10
+_CHECKED_BYTES = 1 << 20
 #: Kinds of reasons that are counted apart, and the length of one.
 _KINDS, _LONGEST = 50, 160
 
