@@ -165,7 +165,8 @@ class PageCacheSource(SeatSource):
         begin = self._read_begins()
         done = None
         try:
-            done = self._rows.read_split(batch.offsets - lead, batch.nbytes, form, self._gap_bytes, edges, rows, compare)
+            begins = batch.offsets - lead
+            done = self._rows.read_split(begins, batch.nbytes, form, self._gap_bytes, edges, rows, compare)
         finally:
             self._read_ends(begin, *(done or (0, 0)))
         if done is None:
