@@ -55,7 +55,7 @@ def test_what_differs_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("head", "row", "tail"),
-    [(0, 3000, 0), (10, 3000, 9), (63, 1024, 64), (64, 2048, 1), (5, 196_608, 3), (1, 100, 2), (3, 230, 8), (200, 64, 9)],
+    [(0, 3000, 0), (10, 3000, 9), (63, 1024, 64), (64, 2048, 1), (5, 196_608, 3), (1, 100, 2), (3, 230, 8)],
 )
 def test_values_that_are_read_in_pieces(head: int, row: int, tail: int, tmp_path: Path) -> None:
     """As `RowReader.read_split` leaves them: the middle in a row, what is beside it in an edge."""

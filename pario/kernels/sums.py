@@ -66,6 +66,12 @@ def _accumulated(builder: ir.IRBuilder, sums: ir.Value, stripe: ir.Value, secret
     return builder.add(builder.add(sums, swapped), builder.mul(low, high))
 
 
+def _scrambled(builder: ir.IRBuilder, sums: ir.Value, secret: ir.Value) -> ir.Value:
+    """The accumulator after a whole block."""
+    sums = builder.xor(sums, builder.lshr(sums, _lanes(47)))
+    return builder.mul(builder.xor(sums, _loaded(builder, secret)), _lanes(_P32_1))
+
+
 def _stripes(typing_context, lanes, src, at, count, secret, secret_at):  # type: ignore[no-untyped-def]
     """lanes u64[8] after `count` stripes from src[at] on; the secret moves on by 8 bytes per stripe. Unchecked."""
     if not (isinstance(lanes, types.Array) and isinstance(src, types.Array) and isinstance(secret, types.Array)):
@@ -111,13 +117,26 @@ def _blocks(typing_context, lanes, src, at, count, secret):  # type: ignore[no-u
             sums = builder.load(held)
             for k in range(_PER_BLOCK):
                 sums = _accumulated(builder, sums, ahead(block, _STRIPE * k), ahead(key, 8 * k))
-            sums = builder.xor(sums, builder.lshr(sums, _lanes(47)))
-            sums = builder.xor(sums, _loaded(builder, ahead(key, _SCRAMBLE_AT)))
-            builder.store(builder.mul(sums, _lanes(_P32_1)), held)
+            builder.store(_scrambled(builder, sums, ahead(key, _SCRAMBLE_AT)), held)
         builder.store(builder.load(held), kept, align=8)
         return context.get_dummy_value()
 
     return types.void(lanes, src, types.intp, types.intp, secret), generate
+
+
+def _scramble_lanes(typing_context, lanes, secret):  # type: ignore[no-untyped-def]
+    """lanes u64[8] after the last stripe of a block. Unchecked."""
+    if not (isinstance(lanes, types.Array) and isinstance(secret, types.Array)):
+        return None
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        kept, key = (context.make_array(signature.args[k])(context, builder, arguments[k]).data for k in (0, 1))
+        kept = builder.bitcast(kept, _LANES.as_pointer())
+        key = cgutils.pointer_add(builder, key, ir.Constant(ir.IntType(64), _SCRAMBLE_AT))
+        builder.store(_scrambled(builder, builder.load(kept, align=8), key), kept, align=8)
+        return context.get_dummy_value()
+
+    return types.void(lanes, secret), generate
 
 
 def _folded(typing_context, x, y):  # type: ignore[no-untyped-def]
@@ -156,6 +175,7 @@ def _swap_bytes(typing_context, x):  # type: ignore[no-untyped-def]
 
 _add_stripes: Any = intrinsic(_stripes)
 _add_blocks: Any = intrinsic(_blocks)
+_scramble: Any = intrinsic(_scramble_lanes)
 _fold: Any = intrinsic(_folded)
 _read8: Any = _read(8)
 _read32: Any = _read(32)
@@ -276,9 +296,7 @@ def sum_pieces(edges, head_at, head, rows, row_at, row, tail, lanes, scratch):  
             _add_stripes(lanes, scratch, 0, 1, _SECRET, 8 * turn)
         k += run
         if k % _PER_BLOCK == 0:
-            for i in range(8):
-                kept = (lanes[i] ^ lanes[i] >> np.uint64(47)) ^ _read64(_SECRET, _SCRAMBLE_AT + 8 * i)
-                lanes[i] = kept * np.uint64(_P32_1)
+            _scramble(lanes, _SECRET)
     if tail == 0 and row >= _STRIPE:
         _add_stripes(lanes, rows, row_at + row - _STRIPE, 1, _SECRET, _LAST_AT)
     else:

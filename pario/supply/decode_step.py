@@ -118,11 +118,7 @@ class DecodeStep:
         pieces = min(len(records), 4 * self._threads)
         cuts = [len(records) * k // pieces for k in range(pieces + 1)]
         futures = [
-            self._workers.call(
-                self.decode_here,
-                *_part(records, arrays, a, b),
-                draw,
-            )
+            self._workers.call(self.decode_here, *_part(records, arrays, a, b), draw)
             for a, b in pairwise(cuts)
         ]
         return [(cuts[k] + row, why) for k, f in enumerate(futures) for row, why in f.result()]
