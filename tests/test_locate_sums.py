@@ -70,6 +70,20 @@ def test_a_copy_of_both_is_believed_and_known_to_be_one(path: str, tmp_path: Pat
     assert found.moved
 
 
+def test_those_of_this_very_file_come_first(path: str) -> None:
+    """Where the folder cannot be written, new ones are in the cache; beside the file may be those of an older one."""
+    sidecar = saved(path)
+    elsewhere = sidecar_places(path, None, ".sums")[1]
+    os.makedirs(os.path.dirname(elsewhere))
+    os.utime(path, ns=(5, 5))
+    os.rename(sidecar, sidecar + ".old")
+    os.rename(saved(path), elsewhere)
+    os.rename(sidecar + ".old", sidecar)
+    found, unfit = look(path)
+    assert found is not None
+    assert (found.sidecar, found.moved, unfit) == (elsewhere, False, [])
+
+
 def test_a_commit_makes_them_stale(path: str) -> None:
     saved(path)
     with lmdb.open(os.path.dirname(path)) as env, env.begin(write=True) as txn:

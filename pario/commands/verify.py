@@ -109,7 +109,7 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     if not damages and not names:  # a database of databases is no dataset: there is no index of it
         damages = _index_agrees(dataset, name, check, records, first)
     count = len(damages)
-    if saved is not None:
+    if saved is not None and not names:
         if not damages:
             count, damages = _other_values(dataset, check, saved, first)
             beside = f"every value was compared with the checksums in {beside}"
@@ -157,7 +157,7 @@ def _other_values(dataset: Dataset, check: TreeCheck, saved: np.ndarray, first: 
         page = (offset - 1) // dataset.snapshot.page_size
         errors.append(ChecksumError(what, page=page, offset=offset, record=first + k))
     everyones = dataset.world.allgather((len(other), errors))
-    return sum(count for count, _ in everyones), [error for _, theirs_ in everyones for error in theirs_]
+    return sum(count for count, _ in everyones), [error for _, first_ones in everyones for error in first_ones]
 
 
 def _note_counters(tree: Tree, words: str, leaf_count: int, overflow_pages: int) -> None:

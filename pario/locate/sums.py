@@ -67,7 +67,7 @@ class Sums:
     @property
     def hint(self) -> str:
         """How to go on after a mismatch."""
-        again = "make its checksums anew: `python -m pario checksum`"
+        again = f"make its checksums anew: python -m pario checksum {self._index.database.path}"
         if self.moved:
             return f"The file was written or copied since {self.sidecar} was made. If it was made anew, {again}"
         return f"Restore the file from a copy. If it was changed on purpose, {again}"
@@ -129,18 +129,23 @@ class Found(NamedTuple):
 def find_sums(database: Database, status: os.stat_result, n: int) -> tuple[Found | None, list[str]]:
     """(the saved checksums that fit, or None; those that are there and do not, with why). Not collective.
 
+    Those that were made of this very file come before those of the file that it may be a copy of.
     status : of the open data file; n : records of the database
     """
     unfit: list[str] = []
+    of_another: Found | None = None
     state = _state(database.snapshot, database.name)
     for sidecar in sidecar_places(database.path, database.name, _ENDING):
         try:
-            return _load(sidecar, status, state, n), unfit
+            found = _load(sidecar, status, state, n)
+            if not found.moved:
+                return found, unfit
+            of_another = of_another or found
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as e:
             unfit.append(f"{sidecar}: {e}")
-    return None, unfit
+    return of_another, unfit
 
 
 def open_sums(index: Index, pool: ReadPool | None, world: AnyWorld) -> Sums:
