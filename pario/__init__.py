@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 #: public name -> module that defines it
 _HOMES = {
     "Batch": "pario.records",
+    "ChecksumError": "pario.errors",
     "ClosedError": "pario.errors",
     "CorruptedError": "pario.errors",
     "DatabaseError": "pario.errors",
@@ -45,11 +46,11 @@ _HOMES = {
 }
 
 __all__ = [
-    "Batch", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError", "DecodeError", "EmptyError",
-    "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError", "Loader", "MissingError",
-    "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader", "Records", "Report",
-    "SnapshotError", "StateError", "Tier", "VersionMismatchError", "__version__", "decode", "errors",
-    "split",
+    "Batch", "ChecksumError", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError", "DecodeError",
+    "EmptyError", "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError", "Loader",
+    "MissingError", "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader",
+    "Records", "Report", "SnapshotError", "StateError", "Tier", "VersionMismatchError", "__version__", "decode",
+    "errors", "split",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from pario.dataset.reader import Reader
     from pario.dataset.split import split
     from pario.errors import (
+        ChecksumError,
         ClosedError,
         CorruptedError,
         DatabaseError,

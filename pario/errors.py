@@ -8,6 +8,7 @@
     │   │   ├── VersionMismatchError      an LMDB data format that pario does not know
     │   │   └── EncryptedError            pages are ciphertext
     │   ├── CorruptedError                a page, node or extent that breaks the format's rules
+    │   │   └── ChecksumError             a value that is not the one whose checksum was saved
     │   ├── SnapshotError                 a writer changed the file while it was read
     │   ├── DatabaseError                 no such named database, or databases where records were expected
     │   │   └── EmptyError                the database holds no record
@@ -28,6 +29,7 @@ survives pickling, so that it can travel between ranks.
 from __future__ import annotations
 
 __all__ = [
+    "ChecksumError",
     "ClosedError",
     "CorruptedError",
     "DatabaseError",
@@ -124,7 +126,7 @@ class FileError(ParioError):
 
 
 class MissingError(FileError, FileNotFoundError):
-    """No such path, or a directory without data.mdb."""
+    """No such path, a directory without data.mdb, or no checksums where `verify=True` needs them."""
 
 
 class InvalidError(FileError):
@@ -141,6 +143,10 @@ class EncryptedError(InvalidError):
 
 class CorruptedError(FileError):
     """A page, node or extent breaks the rules of the format."""
+
+
+class ChecksumError(CorruptedError):
+    """A record's value is not the one whose checksum was saved; the message holds both checksums."""
 
 
 class SnapshotError(FileError):

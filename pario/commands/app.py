@@ -125,6 +125,25 @@ def index(path: str, db: str | None) -> int:
 @group.command()
 @_path
 @_db
+def checksum(path: str, db: str | None) -> int:
+    """Save a checksum of every record's value.
+
+    Reads all records, which the ranks divide, and saves the checksums beside the dataset, or in your cache directory if
+    that place is not writable. `verify` and Loader(verify=True) then find any value that has changed since.
+
+    \b
+    Examples:
+      python -m pario checksum train.lmdb
+      mpiexec -n 8 python -m pario checksum train.lmdb
+    """
+    from pario.commands.checksum import checksum as run
+
+    return run(path, db)
+
+
+@group.command()
+@_path
+@_db
 @click.option("--to", "folder", required=True, metavar="FOLDER", help="On a disk of the node.")
 @click.option("--quota", default="auto", show_default=True, metavar="SIZE", help='As in "400 GiB".')
 @click.option("--force", is_flag=True, help="FOLDER may be on a network file system.")
@@ -224,8 +243,9 @@ def verify(path: str, db: str | None) -> int:
     """Read the whole file and look for damage.
 
     Checks that all pages in use have valid headers and bounds, that no page is used twice or both used and free, that
-    keys are in order, that the number of records is right, that every byte can be read, and that the index matches.
-    Prints each fault with its file, page, offset and record. The exit status is 1 if there is any.
+    keys are in order, that the number of records is right, that every byte can be read, that the index matches, and
+    that every value still has the checksum that `checksum` saved, if it did. Prints each fault with its file, page,
+    offset and record. The exit status is 1 if there is any.
 
     \b
     Examples:

@@ -1,6 +1,7 @@
 """`verify`: look at every page and every record of the newest snapshot, and say what is damaged.
 
-At the end of each database, the index that training would use is compared with what was found.
+At the end of each database, the index that training would use is compared with what was found, and so are the
+checksums of its values, if `checksum` has saved them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pario.commands.dataset import Dataset, name_of
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
 from pario.commands.verify_pages import PageUse
 from pario.commands.verify_tree import TreeCheck, check_free_list, leaf_pages
-from pario.errors import CorruptedError, ParioError
+from pario.errors import ChecksumError, CorruptedError, ParioError
 from pario.fetch.snapshot import check_snapshot
 from pario.format.layout import MDB_DUPSORT
 from pario.format.tree import Tree, named_database
 from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.open import open_index
+from pario.locate.sums import MISMATCH, Found, find_sums
 
 __all__ = ["verify"]
 
@@ -48,7 +50,7 @@ def verify(path: str, db: str | None) -> int:
         if damages
         else f"no damage found, in {took}. Checked: page headers, bounds and numbers; that no page is used twice, or "
         "used and free; key order; counts; every byte could be read. Not checked: what the bytes mean (LMDB keeps no "
-        "checksum), what is in free pages."
+        "checksum; pario's: see above), what is in free pages."
     )
     dataset.close()
     return 1 if damages else 0
@@ -86,7 +88,8 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     if tree.db.md_root < 0:
         screen.say(f"{words}: empty")
         return 0, []
-    check = TreeCheck(dataset, tree, f"the {words}", use)
+    saved, beside = _saved_sums(dataset, name, tree.db.md_entries)
+    check = TreeCheck(dataset, tree, f"the {words}", use, sums=saved is not None)
 
     def find_leaves() -> np.ndarray | None:
         return leaf_pages(tree, use, f"the {words}", check.faults) if world.rank == 0 else None
@@ -105,13 +108,56 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
         damages = [CorruptedError(what, page=tree.db.md_root)]
     if not damages and not names:  # a database of databases is no dataset: there is no index of it
         damages = _index_agrees(dataset, name, check, records, first)
-    count = _say(dataset, words, damages)
+    count = len(damages)
+    if saved is not None and not names:
+        if not damages:
+            count, damages = _other_values(dataset, check, saved, first)
+            beside = f"every value was compared with the checksums in {beside}"
+        else:
+            beside = f"the values were not compared with the checksums in {beside}: their pages are damaged"
+    count = _say(dataset, words, damages, count)
     state = f"{count:,} damaged" if count else "all sound"
     held = f", {counted(len(names), 'named database')} among them" if names else ""
+    if not names:
+        screen.say(f"{words}: {beside}")
     screen.say(f"{words}: {counted(records, 'record')} found{held}, {decimal_bytes(value_bytes)} of values; {state}")
     if not count:
         _note_counters(tree, words, len(leaves), overflow_pages)
     return count, names
+
+
+def _saved_sums(dataset: Dataset, name: bytes | None, n: int) -> tuple[np.ndarray | None, str]:
+    """(the saved checksums u64[n] that fit, or None; where they are, or why there are none). Collective."""
+    world = dataset.world
+
+    def find() -> tuple[Found | None, list[str]]:
+        (file,) = dataset.fetcher.files
+        database = Database(dataset.path, dataset.snapshot, name)
+        return find_sums(database, file.status(), n) if world.rank == 0 else (None, [])
+
+    found, unfit = dataset.together(find, "reading the checksums")
+    where, unfit = world.bcast((found.sidecar if found is not None else None, unfit))
+    if where is not None:
+        return world.share_array(found.values if found is not None else None), where
+    anew = "`python -m pario checksum` saves checksums of the values, to compare them with"
+    return None, f"no checksums fit ({'; '.join(unfit)}); {anew}" if unfit else f"no checksums; {anew}"
+
+
+def _other_values(dataset: Dataset, check: TreeCheck, saved: np.ndarray, first: int) -> tuple[int, list[ParioError]]:
+    """(how many values are not those of the checksums, the errors about the first ones of each rank). Collective.
+
+    saved : u64[n]; first : id of this rank's first record
+    """
+    mine, theirs = np.array(check.sums, np.uint64), saved[first : first + check.records]
+    other = np.flatnonzero(mine != theirs)
+    errors: list[ParioError] = []
+    for k in other[:SHOWN].tolist():
+        offset = check.offsets[k]
+        what = f"{MISMATCH}: expected {int(theirs[k]):#018x}, found {int(mine[k]):#018x}"
+        page = (offset - 1) // dataset.snapshot.page_size
+        errors.append(ChecksumError(what, page=page, offset=offset, record=first + k))
+    everyones = dataset.world.allgather((len(other), errors))
+    return sum(count for count, _ in everyones), [error for _, first_ones in everyones for error in first_ones]
 
 
 def _note_counters(tree: Tree, words: str, leaf_count: int, overflow_pages: int) -> None:

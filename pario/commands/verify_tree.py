@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from pario.commands.dataset import Dataset
 from pario.commands.screen import screen
@@ -70,17 +71,20 @@ class TreeCheck:
     tree : of a database
     words : what messages call it: "the main database"
     use : takes the pages that are seen
+    sums : also sum up the values
 
     Attributes
     ----------
     offsets, sizes : of the values in the file, in key order; bytes
     runs : of the values on overflow pages, their ids among this rank's records
+    sums : of the values, XXH3 of 64 bits, by their ids among this rank's records; None if nobody asked for them
     names : of databases among the records
     faults : what is damaged
     """
 
-    def __init__(self, dataset: Dataset, tree: Tree, words: str, use: PageUse) -> None:
+    def __init__(self, dataset: Dataset, tree: Tree, words: str, use: PageUse, *, sums: bool = False) -> None:
         self.offsets, self.sizes, self.runs = array("q"), array("q"), array("q")
+        self.sums = array("Q") if sums else None
         self.names: list[bytes] = []
         self.faults: list[Fault] = []
         self._dataset = dataset
@@ -150,11 +154,14 @@ class TreeCheck:
             self.runs.append(self.records)
             self._record(run.offset, run.nbytes)
         else:
-            self._record(node.offset, node.nbytes)
+            self._record(node.offset, node.nbytes, node.data)
 
-    def _record(self, offset: int, nbytes: int) -> None:
+    def _record(self, offset: int, nbytes: int, value: bytes | memoryview = b"") -> None:
+        """value : empty where it is read later"""
         self.offsets.append(offset)
         self.sizes.append(nbytes)
+        if self.sums is not None:
+            self.sums.append(xxh3_64_intdigest(value))
 
     def _duplicates(self, node: Node, dups: SubPage | Tree) -> None:
         """Look at the duplicates of one key."""
@@ -167,7 +174,7 @@ class TreeCheck:
             if before is not None:
                 check_ascending(order, before, value, page)
             before = value
-            self._record(page.offset + start, len(value))
+            self._record(page.offset + start, len(value), value)
         found = self.records - first
         if node.flags & F_SUBDATA and (said := node.db().md_entries) != found:
             raise node.page.fault(f"key {node.key!r} has {found:,} duplicates, its entry says {said:,}")
@@ -213,7 +220,8 @@ class TreeCheck:
 
     def _read_chunk(self, ids: np.ndarray, pages: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> None:
         """Fills in `counts`, i64[k]: how many pages each run takes by its header."""
-        read = partial(read_runs, self._dataset, pages, sizes, counts)
+        sums = np.zeros(len(ids), np.uint64) if self.sums is not None else None
+        read = partial(read_runs, self._dataset, pages, sizes, counts, sums=sums)
         try:
             faults = read(slice(None))
         except FileError:
@@ -225,14 +233,23 @@ class TreeCheck:
                 except FileError as e:
                     faults.append((k, e.at(page=int(pages[k]))))
         self.faults += [Fault(error, int(ids[k])) for k, error in faults]
+        if self.sums is not None and sums is not None:
+            for record, each in zip(ids.tolist(), sums.tolist(), strict=True):
+                self.sums[record] = each
 
 
 def read_runs(
-    dataset: Dataset, pages: np.ndarray, sizes: np.ndarray, counts: np.ndarray, part: slice
+    dataset: Dataset,
+    pages: np.ndarray,
+    sizes: np.ndarray,
+    counts: np.ndarray,
+    part: slice,
+    sums: np.ndarray | None = None,
 ) -> list[tuple[int, ParioError]]:
     """Read the overflow runs `pages[part]` with values of `sizes` bytes; returns those that are damaged, and why.
 
     counts : i64[k]; becomes how many pages each run takes, by its header
+    sums : u64[k] or None; becomes the XXH3 of each value
     """
     s = dataset.snapshot
     pages, sizes, counts = pages[part], sizes[part], counts[part]
@@ -246,6 +263,10 @@ def read_runs(
     )
     data = np.empty(plan.nbytes, np.uint8)
     dataset.pool.read(plan.reads, data, plan.starts)
+    if sums is not None:
+        begins = plan.record_starts + s.header
+        values = (data[at : at + n] for at, n in zip(begins.tolist(), sizes.tolist(), strict=True))
+        sums[part] = [xxh3_64_intdigest(value) for value in values]
     heads = data[plan.record_starts[:, None] + np.arange(s.header)]
     fields = heads.view(s.layout.page)[:, 0]
     at = s.layout.pages_at

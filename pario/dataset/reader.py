@@ -30,6 +30,7 @@ from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sidecar import Saved, find_saved
+from pario.locate.sums import Sums, open_sums
 from pario.options import Options, Recipe, find_recipe
 from pario.plan.coalesce import coalesce
 from pario.plan.selection import Selection
@@ -66,6 +67,7 @@ class Reader:
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
     grow : let the index grow while records are read, if the recipe allows that and no saved index fits
+    verify : compare the values that are read with the checksums that `python -m pario checksum` saved
     tiers : `use_tiers` will be called. Where a walk through the leaf pages reads much of the file, it uses them already
 
     Raises
@@ -84,6 +86,7 @@ class Reader:
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
         grow: bool = False,
+        verify: bool = False,
         tiers: bool = False,
     ) -> None:
         self.options = options or Options()
@@ -99,6 +102,7 @@ class Reader:
             self.world.agree(wrong, "looking at the arguments of Reader")
         self.world.alive_seconds = self.options.alive_seconds
         self.stage: Stage | None = None
+        self.sums: Sums | None = None
         self._tiers = tiers and self.recipe.source == "auto"
         self._chosen: Selection | None = None
         self._epochs = 0
@@ -107,6 +111,9 @@ class Reader:
         self.file = DataFile(paths, self.world, self.options, FETCHERS[self.recipe.fetch or self.options.fetch])
         try:
             self._open(db, save_index, progress)
+            if verify:
+                pool = self.file.pool if self.world.rank == 0 else None
+                self.sums = open_sums(self.index, pool, self.world)
         except BaseException as e:
             self.world.abandon(e)
             self.file.close(STOP_S)
@@ -203,12 +210,15 @@ class Reader:
         """Number of records."""
         return self.index.n
 
-    def read(self, ids: Iterable[int] | np.ndarray, stats: RankStats | None = None) -> Records:
+    def read(
+        self, ids: Iterable[int] | np.ndarray, stats: RankStats | None = None, *, verify: bool = True
+    ) -> Records:
         """The bytes of these records, in this order, in new memory.
 
         ids : i64[n], record ids in 0..len(self)-1; any order, repetitions allowed
         stats : counts `reads` and `bytes_read`
-        Raises OptionError for an id out of range, ReadError, SnapshotError, CorruptedError.
+        verify : False where the caller compares with the checksums itself, if this reader has them
+        Raises OptionError for an id out of range, ReadError, SnapshotError, CorruptedError (ChecksumError among them).
         """
         wanted = self.index.checked(ids if isinstance(ids, np.ndarray) else list(ids))
         pool = self.file.pool
@@ -233,7 +243,10 @@ class Reader:
             stats.count(len(plan.reads), int(plan.reads["nbytes"].sum()))
         starts = plan.behind(offsets - begins).record_starts
         self.checked.records(data, starts, offsets, nbytes, wanted)
-        return Records(wanted, data, starts, nbytes)
+        records = Records(wanted, data, starts, nbytes)
+        if verify and self.sums is not None:
+            self.sums.check(records)
+        return records
 
     def keys(self, ids: Iterable[int] | np.ndarray) -> list[bytes]:
         """The keys of these records."""
@@ -300,6 +313,8 @@ class Reader:
             self.stage.close()
         if self._chosen is not None:
             self._chosen.close()
+        if self.sums is not None:
+            self.sums.close()
         self.index.close()
 
     def __enter__(self) -> Reader:

@@ -132,6 +132,12 @@ class Decoder(ABC):
         """i64[b]: the ids that the user gets for rows whose first records are these."""
         return ids
 
+    def picked(self, arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays of a batch with these records alone. rows : i64[k], each a row of the batch, in any order"""
+        if not self.by_rows:
+            raise DecodeError(f"{self!r} cannot leave records out of a batch")
+        return {name: array[rows] for name, array in arrays.items()}
+
     def verbatim(self) -> Verbatim | None:
         """The layout in which most records can be read straight into their rows; None if there is none."""
         return None

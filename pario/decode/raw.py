@@ -96,6 +96,15 @@ class Raw(Decoder):
         n = pack_rows(data, starts, nbytes, flat(rows), want, failed, past_caches(rows))
         return [(int(i), self._why(int(nbytes[i]), want)) for i in failed[:n]]
 
+    def picked(self, arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        if self.fixed:
+            return super().picked(arrays, rows)
+        starts = np.ascontiguousarray(arrays["offsets"][rows])
+        records = Records(rows, arrays["data"], starts, arrays["offsets"][rows + 1] - starts)
+        out = {name: np.empty(shape, dtype) for name, (shape, dtype) in self.shapes(records).items()}
+        self.decode(records, out, Draw())
+        return out
+
     def verbatim(self) -> Verbatim:
         return Verbatim("data", 0)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pario.errors import ReadError
 
-__all__ = ["Fetcher", "Form", "OpenFile", "RowReader", "read_error"]
+__all__ = ["Compare", "Fetcher", "Form", "OpenFile", "RowReader", "read_error"]
 
 
 class OpenFile(ABC):
@@ -114,6 +114,15 @@ class Form(NamedTuple):
     tail: int
 
 
+class Compare(NamedTuple):
+    """Checksums to compare values with: `wrong` bool[n] becomes True where the checksum of value i is not
+    sums[ids[i]]. ids : i64[n]; sums : u64[m]"""
+
+    ids: np.ndarray
+    sums: np.ndarray
+    wrong: np.ndarray
+
+
 class RowReader(ABC):
     """Reads from the page cache in the caller's thread, without the GIL: one call plans and makes all reads.
 
@@ -134,7 +143,14 @@ class RowReader(ABC):
 
     @abstractmethod
     def read_split(
-        self, begins: np.ndarray, nbytes: np.ndarray, form: Form, gap: int, edges: np.ndarray, out: np.ndarray
+        self,
+        begins: np.ndarray,
+        nbytes: np.ndarray,
+        form: Form,
+        gap: int,
+        edges: np.ndarray,
+        out: np.ndarray,
+        compare: Compare | None = None,
     ) -> tuple[int, int] | None:
         """Read values with their rows straight into `out`: (number of reads, their bytes), or None if a value has
         another form; the content of `out` is then undefined.
@@ -142,6 +158,7 @@ class RowReader(ABC):
         begins, nbytes : i64[n], contiguous: where each value's lead begins in the file, and the value's bytes
         out : u8[k], contiguous; gets the rows, one after the other
         edges : u8[n or more, at least lead + head + tail]; edges[i] gets the bytes before and after row i, joined
+        compare : the values' checksums, with which they are compared; None: with none
         Raises ReadError, IndexError if `out` or `edges` is too short.
         """
 

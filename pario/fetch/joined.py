@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pario.fetch.base import Fetcher, Form, OpenFile, RowReader
+from pario.fetch.base import Compare, Fetcher, Form, OpenFile, RowReader
 from pario.fetch.checked import Checked
 from pario.records import EXTENT
 
@@ -150,7 +150,14 @@ class JoinedRows(RowReader):
         return starts, reads, total
 
     def read_split(
-        self, begins: np.ndarray, nbytes: np.ndarray, form: Form, gap: int, edges: np.ndarray, out: np.ndarray
+        self,
+        begins: np.ndarray,
+        nbytes: np.ndarray,
+        form: Form,
+        gap: int,
+        edges: np.ndarray,
+        out: np.ndarray,
+        compare: Compare | None = None,
     ) -> tuple[int, int] | None:
         numbers = _file_of(self._bases, begins)
         own = begins - self._bases[numbers]
@@ -161,7 +168,8 @@ class JoinedRows(RowReader):
         reads = total = 0
         for number, mine in _runs(numbers):
             rows = out[ends[mine.start] : ends[mine.stop]]
-            done = self._files[number].read_split(own[mine], nbytes[mine], form, gap, edges[mine], rows)
+            asked = compare and Compare(compare.ids[mine], compare.sums, compare.wrong[mine])
+            done = self._files[number].read_split(own[mine], nbytes[mine], form, gap, edges[mine], rows, asked)
             if done is None:
                 return None
             reads += done[0]

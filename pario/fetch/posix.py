@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pario.fetch.base import Form, RowReader, read_error
+from pario.fetch.base import Compare, Form, RowReader, read_error
 from pario.fetch.file import FileFetcher
 from pario.kernels import reads as kernels
 from pario.kernels.runs import LONGEST_GAP
@@ -18,6 +18,8 @@ __all__ = ["PosixFetcher"]
 
 #: IOV_MAX: parts of one preadv.
 _MOST_PARTS = 1024
+#: Values that are compared with nothing.
+_NOTHING = Compare(np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.bool_))
 #: The least bytes per call of readahead(2); kernels prefetch at most their own read-ahead per call.
 _ADVICE_BYTES = 128 << 10
 
@@ -75,13 +77,20 @@ class PosixFetcher(FileFetcher, RowReader):
         return None if errno else (starts, int(reads), int(total))
 
     def read_split(
-        self, begins: np.ndarray, nbytes: np.ndarray, form: Form, gap: int, edges: np.ndarray, out: np.ndarray
+        self,
+        begins: np.ndarray,
+        nbytes: np.ndarray,
+        form: Form,
+        gap: int,
+        edges: np.ndarray,
+        out: np.ndarray,
+        compare: Compare | None = None,
     ) -> tuple[int, int] | None:
         self._check_open()
         vector = np.empty((min(_MOST_PARTS, 4 * len(begins) + 4), 2), np.uint64)
         trash = np.empty(min(gap, LONGEST_GAP), np.uint8)
         failed, errno, got, reads, wanted = kernels.read_split(
-            self._read_fd, begins, nbytes, tuple(form), gap, edges, out, vector, trash
+            self._read_fd, begins, nbytes, tuple(form), gap, edges, out, vector, trash, *(compare or _NOTHING)
         )
         if failed < 0:
             return int(reads), int(wanted)

@@ -7,6 +7,7 @@ from numba import carray, types
 
 from pario.kernels.jit import inner, kernel
 from pario.kernels.runs import next_run, together
+from pario.kernels.sums import SCRATCH, sum_pieces
 
 __all__ = ["advise_ranges", "read_ranges", "read_spans", "read_split"]
 
@@ -18,6 +19,8 @@ _readahead = types.ExternalFunction("readahead", types.intp(types.intc, types.in
 _errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.intc)())
 
 _EINTR = 4
+#: Values that are compared with their checksums are read so many bytes at a time: they stay in the second cache.
+_CHECKED_BYTES = 256 << 10
 
 
 @inner
@@ -77,13 +80,14 @@ def read_ranges(fd, begins, nbytes, gap, out, starts):  # type: ignore[no-untype
 
 
 @kernel
-def read_split(fd, begins, nbytes, form, gap, edges, out, vector, trash):  # type: ignore[no-untyped-def]
+def read_split(fd, begins, nbytes, form, gap, edges, out, vector, trash, ids, sums, wrong):  # type: ignore[no-untyped-def]
     """Of value i, `nbytes[i]` bytes behind the `lead` bytes from `begins[i]` on, all but its first `head` bytes and
     what is behind `row` more go to `out`, one after the other; what stands before and behind to `edges[i]`. `row` < 0:
     all of each value. Values that follow each other in the file are one read where `together` says so.
 
     form: (lead, head, row, tail); vector u64[k, 2]: the places and sizes of a read's parts, 4 for a value;
-    trash: as long as a gap may be.
+    trash: as long as a gap may be; ids: i64[n], or none: then nothing is compared with sums u64[m], by record id;
+    wrong: bool[n], becomes True where a value has another checksum.
     Returns (-1, 0, 0, reads, their bytes), or of the part that failed (where it begins in the file, errno, the bytes
     that came, reads, its bytes). errno -1: more than `tail` bytes stand behind some value, or none of it; -2: no room.
     """
@@ -101,8 +105,11 @@ def read_split(fd, begins, nbytes, form, gap, edges, out, vector, trash):  # typ
         room -= size
     if room < 0:
         return 0, -2, 0, reads, total
+    checks = len(ids) == n
+    lanes, memory, flat = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8), edges.reshape(-1)
+    row_at = np.int64(0)
     while i < n:
-        begin, wanted, parts = begins[i], 0, 0
+        begin, wanted, parts, first = begins[i], 0, 0, i
         while True:
             size = nbytes[i] - head if row < 0 else row
             rest = nbytes[i] - head - size
@@ -117,20 +124,28 @@ def read_split(fd, begins, nbytes, form, gap, edges, out, vector, trash):  # typ
             stop = begin + wanted
             if i == n or begins[i] < stop or not together(stop, begins[i], gap) or parts + 4 > len(vector):
                 break
+            if checks and wanted >= _CHECKED_BYTES:
+                break
             vector[parts, 0], vector[parts, 1] = waste, begins[i] - stop
             parts += 1
             wanted += begins[i] - stop
         reads += 1
         total += wanted
-        if _preadv(types.intc(fd), types.uintp(scratch), types.intc(parts), types.int64(begin)) == wanted:
-            continue
-        # Interrupted, short or refused: part by part, which also tells where.
-        for part in range(parts):
-            size = np.int64(vector[part, 1])
-            errno, got = _read_whole(fd, begin, size, np.int64(vector[part, 0]))
-            if got < size:
-                return begin, errno, got, reads, size
-            begin += size
+        if _preadv(types.intc(fd), types.uintp(scratch), types.intc(parts), types.int64(begin)) != wanted:
+            # Interrupted, short or refused: part by part, which also tells where.
+            for part in range(parts):
+                size = np.int64(vector[part, 1])
+                errno, got = _read_whole(fd, begin, size, np.int64(vector[part, 0]))
+                if got < size:
+                    return begin, errno, got, reads, size
+                begin += size
+        if checks:  # while they are in the processor's cache
+            for k in range(first, i):
+                size = nbytes[k] - head if row < 0 else row
+                tail = nbytes[k] - head - size
+                found = sum_pieces(flat, k * pitch + lead, head, out, row_at, size, tail, lanes, memory)
+                wrong[k] = not 0 <= ids[k] < len(sums) or found != sums[ids[k]]
+                row_at += size
     return -1, 0, 0, reads, total
 
 

@@ -40,6 +40,7 @@ class Arguments:
     select: Any = None
     fields: Any = None
     weights: Any = None
+    verify: bool = False
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -70,6 +71,7 @@ class Arguments:
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
             raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
         self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
+        self.verify = bool(self.verify)
         self.path = as_paths(self.path)
         self.fields = as_fields(self.fields)
         if self.fields is not None:
@@ -103,7 +105,7 @@ class Arguments:
         paths = [os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)]
         mine: tuple[Any, ...] = (paths, self.weights, self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
-        mine += (repr(self.recipe), repr(self.options), self.select.mark, self.fields and self.fields.mark)
+        mine += (repr(self.recipe), repr(self.options), self.select.mark, self.fields and self.fields.mark, self.verify)
         everyones = world.allgather((mine, boot(), allowed_cores()))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
@@ -111,7 +113,7 @@ class Arguments:
                 error = OptionError(
                     f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
                     "(path, weights, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select, "
-                    "fields)",
+                    "fields, verify)",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )

@@ -86,7 +86,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             ids = ids if chosen is None else chosen.ids(ids)
             # Once for all: each read also asks whether a writer overtook us.
             edges = ends_of(reader)
-            ends = reader.read([*edges, *ids[: decoder.records_per_row].tolist()])
+            ends = reader.read([*edges, *ids[: decoder.records_per_row].tolist()], verify=False)
             learn(decoder, reader, ends.part(len(edges), len(ends)), ids, given.seed)
             ends = ends.part(0, len(edges))
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)

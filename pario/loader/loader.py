@@ -70,6 +70,8 @@ class Loader:
     weights : with a list of paths: how often each of these sources is drawn, in any unit. An epoch has as many draws as
         all sources have records; a source that runs out comes again, one that does not goes on in the next epoch
         (docs/selections.md). Not with shuffle="block"
+    verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
+        decoded. One that differs is a record that cannot be read, for `on_error` (docs/guarantees.md)
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -97,13 +99,14 @@ class Loader:
         select: Any = None,
         fields: Mapping[str, tuple[Any, Any]] | None = None,
         weights: Sequence[float] | None = None,
+        verify: bool = False,
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
-            options if options is not None else Options(), recipe, select, fields, weights,
+            options if options is not None else Options(), recipe, select, fields, weights, verify,
         )  # fmt: skip
         self.world = world = get_world(comm)
         try:
@@ -122,6 +125,7 @@ class Loader:
             progress=progress,
             # The other orders, and most selections, need the whole index before the first record.
             grow=shuffle is False and given.select.grows and given.fields is None,
+            verify=given.verify,
             tiers=True,
         )
         self._life = Lifetime(world, reader)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from errno import EPERM
+from functools import partial
 from stat import S_IMODE, S_ISREG, S_IWGRP, S_IWOTH
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote
@@ -43,7 +44,8 @@ from pario.locate.probe import probe
 from pario.records import EXTENT
 
 __all__ = [
-    "Mark", "Saved", "Trustees", "find_saved", "open_keys", "same_sidecar", "save_any", "saved_index", "sidecar_places",
+    "Mark", "Saved", "Trustees", "find_saved", "open_keys", "open_trusted", "same_sidecar", "save_any", "save_whole",
+    "saved_index", "sidecar_places",
 ]  # fmt: skip
 
 #: Of the side-car; one that says something else is rebuilt.
@@ -142,7 +144,7 @@ def saved_index(
     unfit: list[str] = []
     for sidecar in sidecar_places(path, db):
         try:
-            with _open(sidecar, Trustees.of(status)) as raw, _h5_file(raw) as file:
+            with open_trusted(sidecar, Trustees.of(status)) as raw, _h5_file(raw) as file:
                 _check_attributes(file, fingerprint)
             return sidecar, unfit
         except FileNotFoundError:
@@ -152,14 +154,14 @@ def saved_index(
     return None, unfit
 
 
-def sidecar_places(path: str, db: bytes | str | None = None) -> list[str]:
-    """Where the side-car of a data file may lie: beside it, then in the user's cache directory."""
-    return list(_places(path, db))
+def sidecar_places(path: str, db: bytes | str | None = None, ending: str = ".h5") -> list[str]:
+    """Where a side-car of a data file may lie: beside it, then in the user's cache directory."""
+    return list(_places(path, db, ending))
 
 
-def _places(path: str, db: bytes | str | None) -> Iterator[str]:
+def _places(path: str, db: bytes | str | None, ending: str = ".h5") -> Iterator[str]:
     name = db.encode() if isinstance(db, str) else db
-    suffix = ".pario.h5"
+    suffix = f".pario{ending}"
     if name is not None:
         safe = quote(name, safe="")
         if len(safe) > _LONGEST_NAME:
@@ -172,7 +174,7 @@ def _places(path: str, db: bytes | str | None) -> Iterator[str]:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     # A user without HOME and without an entry in passwd has none; a relative one the XDG specification calls invalid.
     if os.path.isabs(cache):
-        yield os.path.join(cache, "pario", f"{name_there}.h5")
+        yield os.path.join(cache, "pario", name_there + ending)
 
 
 def _fingerprint(status: os.stat_result, snapshot: Snapshot, db: bytes | None) -> str:
@@ -204,7 +206,7 @@ class _Sink(io.RawIOBase):
     """
 
     def __init__(self, fd: int) -> None:
-        self._file = open(fd, "r+b", buffering=0)  # noqa: SIM115
+        self._file = open(fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115
         self._error: OSError | None = None
 
     def _try(self, call: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
@@ -257,7 +259,7 @@ class _Sink(io.RawIOBase):
         super().close()
 
 
-def _open(sidecar: str, trustees: Trustees) -> BinaryIO:
+def open_trusted(sidecar: str, trustees: Trustees) -> BinaryIO:
     """Open it; raises ValueError where it is somebody's who must not be believed, OSError."""
     fd = os.open(sidecar, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would keep us waiting
     raw = os.fdopen(fd, "rb")
@@ -272,7 +274,7 @@ def _open(sidecar: str, trustees: Trustees) -> BinaryIO:
 def _load(sidecar: str, wanted: Saved, pool: ReadPool) -> Saved:
     """`wanted`, completed. Raises anything if the side-car is missing, damaged, or of another file or state."""
     database = wanted.database
-    with _open(sidecar, wanted.trustees) as raw:
+    with open_trusted(sidecar, wanted.trustees) as raw:
         mark = _mark(os.fstat(raw.fileno()))
         with _h5_file(raw) as file:
             _check_attributes(file, database.fingerprint)
@@ -338,7 +340,7 @@ def open_keys(sidecar: str, fingerprint: str, trustees: Trustees) -> KeyTable:
     """The side-car's keys; the file stays open and is read on demand."""
     raw = None
     try:
-        raw = _open(sidecar, trustees)
+        raw = open_trusted(sidecar, trustees)
         file = _h5_file(raw)
         _check_attributes(file, fingerprint)
         return _keys_in(file, raw)
@@ -411,10 +413,7 @@ def save_any(saved: Saved) -> None:
     refusals = []
     for sidecar in _places(path, db):
         try:
-            folder = os.path.dirname(sidecar) or os.curdir
-            if not os.path.isdir(folder):
-                os.makedirs(folder, mode=0o700)
-            _save(sidecar, saved)
+            save_whole(sidecar, partial(_write, saved))
             saved.sidecar, saved.mark = sidecar, _mark(os.stat(sidecar))
         except OSError as e:
             refusals.append(f"{sidecar}: {e.strerror or e}")
@@ -428,28 +427,30 @@ def save_any(saved: Saved) -> None:
     )
 
 
-def _save(sidecar: str, saved: Saved) -> None:
+def save_whole(sidecar: str, write: Callable[[int], None]) -> None:
     """Write and rename, so that nobody ever sees half of it. Raises OSError.
 
+    write : writes to a descriptor all that belongs there, to the disk, and leaves it open
     What another user keeps there stays: each would take the other's away at every start, and believe none.
     """
     with suppress(FileNotFoundError):
         if os.stat(sidecar).st_uid != os.geteuid() != 0:
             raise PermissionError(EPERM, "another user's side-car is there")
+    folder = os.path.dirname(sidecar) or os.curdir
+    if not os.path.isdir(folder):
+        os.makedirs(folder, mode=0o700)
     temporary = f"{sidecar}.{socket.gethostname()}-{os.getpid()}.tmp"
     with suppress(FileNotFoundError):
         os.unlink(temporary)
     nameless = True
     try:
         # A killed job leaves nothing behind: the file has no name before it is complete.
-        fd = os.open(os.path.dirname(sidecar) or os.curdir, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _MODE)
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _MODE)
     except (OSError, AttributeError):  # not every file system can do that
         nameless = False
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-    sink = _Sink(fd)
     try:
-        _write(sink, saved)
-        sink.finish()
+        write(fd)
         if nameless:  # with a dir_fd, or else Python takes the call that would link to the link
             os.link(f"/proc/self/fd/{fd}", temporary, src_dir_fd=fd, follow_symlinks=True)
         os.replace(temporary, sidecar)
@@ -458,16 +459,16 @@ def _save(sidecar: str, saved: Saved) -> None:
             os.unlink(temporary)
         raise
     finally:
-        sink.close()
+        os.close(fd)
 
 
-def _write(sink: _Sink, saved: Saved) -> None:
+def _write(saved: Saved, fd: int) -> None:
     import h5py
 
     database, places, keys = saved.database, saved.places, saved.keys
     assert places is not None
     assert keys is not None
-    n = len(places.extents)
+    n, sink = len(places.extents), _Sink(fd)
     with h5py.File(sink, "w", libver="v110") as file:
         file.attrs["format"] = _FORMAT
         file.attrs["index_version"] = INDEX_VERSION
@@ -492,3 +493,4 @@ def _write(sink: _Sink, saved: Saved) -> None:
                 file.create_dataset(name, data=array, chunks=(chunk,), fletcher32=True)
             else:
                 file.create_dataset(name, data=array)
+    sink.finish()

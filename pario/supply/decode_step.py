@@ -14,7 +14,8 @@ import numpy as np
 from pario.buffers import BatchBuffers
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder, Draw, Failures
-from pario.errors import DecodeError
+from pario.errors import ChecksumError, DecodeError, ParioError
+from pario.locate.sums import MISMATCH
 from pario.options import Policy
 from pario.records import Batch, Records
 from pario.threads import Workers
@@ -25,6 +26,8 @@ _log = logging.getLogger("pario")
 _IDS = "\0ids"  # the record ids share a block of memory with the decoder's arrays
 
 
+#: Bytes of values that are compared with their checksums before they are decoded: a part of a core's second cache.
+_CHECKED_BYTES = 1 << 20
 #: Kinds of reasons that are counted apart, and the length of one.
 _KINDS, _LONGEST = 50, 160
 
@@ -42,13 +45,15 @@ def learn(decoder: Decoder, reader: Reader, first: Records, ids: np.ndarray, see
     """Let the decoder learn from the first row, or from the first readable one of several. Not collective.
 
     first : the records of the first row; ids : i64[m * records per row], those of the rows to try, the first included
-    Raises DecodeError if it can read none of them.
+    Raises DecodeError if it can read none of them, ChecksumError if the last one is not what it was.
     """
     for tried, row in enumerate(ids.reshape(-1, decoder.records_per_row)):
         try:
+            if not tried and reader.sums is not None:
+                reader.sums.check(first)
             decoder.learn_from(reader.read(row) if tried else first, Draw(seed, 0, reader.keys))
             return
-        except DecodeError as e:
+        except (DecodeError, ChecksumError) as e:
             if (tried + 1) * decoder.records_per_row == len(ids):
                 record = int(row[0])
                 where = reader.index.files.path_of(record)
@@ -77,6 +82,7 @@ class DecodeStep:
         max_bad: int | None = None,
     ) -> None:
         self.decoder = decoder
+        self.sums = reader.sums
         self.held = BatchBuffers(held_bytes)
         self._reader = reader
         self._policy = policy
@@ -98,24 +104,59 @@ class DecodeStep:
         return arrays, ids
 
     def decode(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
-        """Fill the rows of `arrays`; returns (row, reason) of the records that the decoder could not read."""
-        width = self.decoder.records_per_row
-        rows = len(records) // width
+        """Fill the rows of `arrays`; returns (row, reason) of the records that the decoder could not read, or whose
+        values are not those of their checksums."""
+        rows = len(records) // self.decoder.records_per_row
         if self._workers is None or rows < 2:
-            return self.decoder.decode(records, arrays, draw)
+            return self.decode_here(records, arrays, draw)
         # Several slices per thread, because images differ in cost.
         pieces = min(rows, 4 * self._threads)
         cuts = [rows * k // pieces for k in range(pieces + 1)]
         futures = [
-            self._workers.call(
-                self.decoder.decode,
-                records.part(a * width, b * width),
-                {name: array[a:b] for name, array in arrays.items()},
-                draw,
-            )
+            self._workers.call(self.decode_here, *self._part(records, arrays, a, b), draw)
             for a, b in pairwise(cuts)
         ]
         return [(cuts[k] + row, why) for k, f in enumerate(futures) for row, why in f.result()]
+
+    def decode_here(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
+        """`decode`, in this thread. A value that is not what it was is not decoded, unless it is packed with others."""
+        if self.sums is None:
+            return self.decoder.decode(records, arrays, draw)
+        if int(records.nbytes.sum()) <= _CHECKED_BYTES or not self.decoder.by_rows:
+            return self._decode_checked(records, arrays, draw)
+        # Decoded from the processor's cache, into which the check has brought them.
+        failures: Failures = []
+        nbytes = records.nbytes.reshape(-1, self.decoder.records_per_row).sum(axis=1)
+        cuts = (np.flatnonzero(np.diff(np.cumsum(nbytes) // _CHECKED_BYTES)) + 1).tolist()
+        for a, b in pairwise([0, *cuts, len(nbytes)]):
+            failures += [(a + row, why) for row, why in self._decode_checked(*self._part(records, arrays, a, b), draw)]
+        return failures
+
+    def _decode_checked(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
+        assert self.sums is not None  # the caller has looked
+        width = self.decoder.records_per_row
+        bad: dict[int, str] = {}
+        for record, why in self.sums.failures(records):
+            of_several = f" (record {records.ids[record]})" if width > 1 else ""
+            bad.setdefault(record // width, why + of_several)
+        if not bad:
+            return self.decoder.decode(records, arrays, draw)
+        if not self.decoder.by_rows:
+            rest = self.decoder.decode(records, arrays, draw)
+            return [*bad.items(), *((row, why) for row, why in rest if row not in bad)]
+        failures = [*bad.items()]
+        for a, b in pairwise([-1, *bad, len(records) // width]):
+            if a + 1 < b:
+                part = self._part(records, arrays, a + 1, b)
+                failures += [(a + 1 + row, why) for row, why in self.decoder.decode(*part, draw)]
+        return sorted(failures)
+
+    def _part(
+        self, records: Records, arrays: dict[str, np.ndarray], a: int, b: int
+    ) -> tuple[Records, dict[str, np.ndarray]]:
+        """Rows [a, b), and their records."""
+        width = self.decoder.records_per_row
+        return records.part(a * width, b * width), {name: array[a:b] for name, array in arrays.items()}
 
     def batch(self, parts: Parts, step: int, epoch: int) -> Batch:
         """The finished batch. An unreadable record is left out, substituted, or raises DecodeError."""
@@ -143,18 +184,24 @@ class DecodeStep:
         keep[[r for r, _ in failures]] = False
         if not self.substitutes:
             _log.warning("record %d left out (%d in this batch): %s", record, len(failures), why)
-            return {name: array[keep] for name, array in arrays.items()}, ids[keep]
+            return self.decoder.picked(arrays, np.flatnonzero(keep)), ids[keep]
         good, bad = np.flatnonzero(keep), np.flatnonzero(~keep)
-        if not len(good) or not self.decoder.by_rows:
+        if not len(good):
             raise self._bad(record, f"{why}{more}; no record of the batch can take its row", None)
         instead = good[np.searchsorted(good, bad) % len(good)]
         _log.warning("record %d substituted (%d in this batch): %s", record, len(failures), why)
+        if not self.decoder.by_rows:
+            rows = np.arange(len(ids))
+            rows[bad] = instead
+            return self.decoder.picked(arrays, rows), ids[rows]
         for array in (*arrays.values(), ids):
             array[bad] = array[instead]
         return arrays, ids
 
-    def _bad(self, record: int, what: str, hint: str | None) -> DecodeError:
+    def _bad(self, record: int, what: str, hint: str | None) -> ParioError:
         reader = self._reader
+        if self.sums is not None and what.startswith(MISMATCH):
+            return self.sums.error(record, what, hint)
         key = reader.keys([record])[0]
         where, rank = reader.index.files.path_of(record), reader.world.rank
         return DecodeError(what, path=where, rank=rank, record=record, key=key, hint=hint)

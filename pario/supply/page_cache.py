@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pario.decode.base import Failures, Verbatim
-from pario.fetch.base import Form
+from pario.fetch.base import Compare, Form
 from pario.plan.stream import Work
 from pario.records import Records
 from pario.supply.base import Context, Parts
@@ -79,6 +79,8 @@ class PageCacheSource(SeatSource):
         self._fetcher = context.reader.file.pool.fetcher
         assert self._fetcher.rows is not None  # as choose.py makes sure
         self._rows = self._fetcher.rows
+        self._decode = context.decode
+        self._sums = context.decode.sums
         self._gap_bytes = context.options.gap_bytes
         self._verbatim = self._decoder.verbatim()
         self._advise_bytes = self._ahead_bytes if way == "advised" else 0
@@ -116,7 +118,9 @@ class PageCacheSource(SeatSource):
             check()
             left = [(first, stop)]
             if verbatim is not None:
-                left = [(first + a, first + b) for a, b in self._read_straight(batch.part(first, stop), verbatim)]
+                straight, wrong = self._read_straight(batch.part(first, stop), verbatim)
+                left = [(first + a, first + b) for a, b in straight]
+                failures += [(first + row, why) for row, why in wrong]
             for a, b in left:
                 failures += [(a + row, why) for row, why in self._read_and_decode(batch.part(a, b))]
         return Parts(arrays, ids, failures)
@@ -146,23 +150,27 @@ class PageCacheSource(SeatSource):
                     room -= nbytes
                 self._advised_step += 1
 
-    def _read_straight(self, batch: _Rows, verbatim: Verbatim) -> list[tuple[int, int]]:
+    def _read_straight(self, batch: _Rows, verbatim: Verbatim) -> tuple[list[tuple[int, int]], Failures]:
         """Read straight into rows; returns [first, stop) of the rows whose records do not have the layout of
-        `verbatim`."""
+        `verbatim` and must be decoded, and the failures among the others."""
         out = batch.arrays[verbatim.name]
         lead, n, by_rows = self._index.header_bytes, len(batch.ids), self._decoder.by_rows
         row = out[:1].nbytes if by_rows else -1
         form = Form(lead, verbatim.head, row, _TAIL_BYTES)
         edges = np.empty((n, lead + verbatim.head + _TAIL_BYTES), np.uint8)
         rows = out.reshape(-1).view(np.uint8)
+        sums, compare = self._sums, None
+        if sums is not None:
+            compare = Compare(batch.ids, sums.values, np.zeros(n, np.bool_))
         begin = self._read_begins()
         done = None
         try:
-            done = self._rows.read_split(batch.offsets - lead, batch.nbytes, form, self._gap_bytes, edges, rows)
+            begins = batch.offsets - lead
+            done = self._rows.read_split(begins, batch.nbytes, form, self._gap_bytes, edges, rows, compare)
         finally:
             self._read_ends(begin, *(done or (0, 0)))
         if done is None:
-            return [(0, n)]
+            return [(0, n)], []
         starts = self._edge_starts
         if len(starts) < n:
             starts = self._edge_starts = np.arange(n) * edges.shape[1] + lead
@@ -181,13 +189,21 @@ class PageCacheSource(SeatSource):
             self._stats.decode += time.perf_counter() - begin
         if 2 * len(odd) > n:  # written by another program: do not try again with the next rows
             self._verbatim = None
-        return [(row, row + 1) for row in odd]
+        failures: Failures = []
+        again = odd
+        if sums is not None and compare is not None and compare.wrong.any():
+            wrong = np.flatnonzero(compare.wrong).tolist()
+            if by_rows:  # read once more, to be compared again where records are decoded
+                again = sorted({*odd, *wrong})
+            else:
+                failures = sums.failures(_packed(batch.ids, rows, batch.nbytes))
+        return [(row, row + 1) for row in again], failures
 
     def _read_and_decode(self, batch: _Rows) -> Failures:
         """Read into this thread's scratch memory and decode from there."""
         records = self._read_checked(batch.ids, batch.offsets, batch.nbytes)
         begin = time.perf_counter()
-        failures = self._decoder.decode(records, batch.arrays, self._draw)
+        failures = self._decode.decode_here(records, batch.arrays, self._draw)
         with self._counting:
             self._stats.decode += time.perf_counter() - begin
         return failures
@@ -234,3 +250,8 @@ class PageCacheSource(SeatSource):
             self._busy_since = now
             stats.reading += now - begin
         stats.count(reads, nbytes)  # the index counts its reads from any thread, too
+
+
+def _packed(ids: np.ndarray, data: np.ndarray, nbytes: np.ndarray) -> Records:
+    """The values of a batch that lie in `data` u8[...] one after the other."""
+    return Records(ids, data, np.cumsum(nbytes) - nbytes, nbytes)

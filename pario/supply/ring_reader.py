@@ -57,7 +57,7 @@ class RingReader(RecordSource):
         ids, starts = slots.ids[table, rows], slots.starts[table, rows]
         if self._spills and len(starts) and int(starts.min()) < 0:
             begin = time.perf_counter()
-            records = self._context.reader.read(ids.copy(), self._stats)
+            records = self._context.reader.read(ids.copy(), self._stats, verify=False)
             self._stats.spilled += len(ids)
             self._stats.share += time.perf_counter() - begin
             return first, records

@@ -1,0 +1,273 @@
+"""The checksums of all records: a side-car of their own, beside the data or in the user's cache directory.
+
+    b"pario sums 1\\n"
+    one line of JSON   sums ("xxh3_64"), n, state (which state of which database), database, made_of (size, mtime and
+                       inode of the data file when they were made), and for people: data_file, txnid
+    u64[n]             the XXH3 of each record's value, by record id, lowest byte first
+    16 bytes           BLAKE2b of all that stands before
+
+It is written as a whole and believed only if everything fits: its owner and mode (`sidecar.Trustees`), its own
+checksum, and the state. Unlike that of an index, the state knows no inode and no time: what was copied to another disk
+is to be compared with its checksums, too. A database that was made anew with records of the same sizes is found by
+them; `Sums.hint` then says that the file is another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pario.comm.base import AnyWorld, together
+from pario.errors import ChecksumError, FileError, MissingError, OptionError
+from pario.fetch.pool import ReadPool
+from pario.format.meta import Snapshot
+from pario.kernels.sums import check_sums, sum_values
+from pario.locate.base import Index
+from pario.locate.database import Database
+from pario.locate.sidecar import Trustees, open_trusted, save_whole, sidecar_places
+from pario.records import Records
+
+__all__ = ["MISMATCH", "Sums", "find_sums", "open_sums", "save_sums", "sums_of"]
+
+#: How the reason begins why a record is not delivered.
+MISMATCH = "the value is not the one whose checksum was saved"
+
+_HEAD = b"pario sums 1\n"
+_ENDING = ".sums"
+_KIND = "xxh3_64"
+_DIGEST = 16
+#: The line of JSON is shorter.
+_MOST = 64 << 10
+
+_U64 = np.dtype("<u8")
+_NONE = np.empty(0, np.uint64)
+
+
+class Sums:
+    """The checksums of one database, and what was compared with them. Any thread.
+
+    index : of the database; rank : of this process, for errors
+    values : u64[n], by record id, shared by the ranks of a node
+    sidecar : where they were saved
+    moved : the data file was written or copied since they were made, for all that its status says
+    """
+
+    def __init__(self, index: Index, rank: int, values: np.ndarray, sidecar: str, *, moved: bool) -> None:
+        self._index = index
+        self._rank = rank
+        self.values = values
+        self.sidecar = sidecar
+        self.moved = moved
+
+    @property
+    def hint(self) -> str:
+        """How to go on after a mismatch."""
+        again = f"make its checksums anew: python -m pario checksum {self._index.database.path}"
+        if self.moved:
+            return f"The file was written or copied since {self.sidecar} was made. If it was made anew, {again}"
+        return f"Restore the file from a copy. If it was changed on purpose, {again}"
+
+    def failures(self, records: Records) -> list[tuple[int, str]]:
+        """(row, reason) of the values that are not what they were. Without the GIL."""
+        n = len(records)
+        bad, found = np.empty(n, np.int64), np.empty(n, np.uint64)
+        starts, nbytes, ids = (np.ascontiguousarray(a) for a in (records.starts, records.nbytes, records.ids))
+        wrong = check_sums(records.data, starts, nbytes, ids, self.values, found, bad)
+        rows = zip(bad[:wrong].tolist(), found[:wrong].tolist(), strict=True)
+        return [(row, self.said(int(ids[row]), mine)) for row, mine in rows]
+
+    def said(self, record: int, found: int) -> str:
+        """The reason of a mismatch."""
+        expected = int(self.values[record]) if record < len(self.values) else 0
+        return f"{MISMATCH}: expected {expected:#018x}, found {found:#018x}"
+
+    def check(self, records: Records) -> None:
+        """Raises ChecksumError for the first value that is not what it was."""
+        for row, why in self.failures(records):
+            raise self.error(int(records.ids[row]), why)
+
+    def error(self, record: int, why: str, hint: str | None = None) -> ChecksumError:
+        """The error of one record. hint : comes before what the checksums advise"""
+        wanted = np.array([record])
+        offset, size = int(self._index.extents_of(wanted)[0][0]), self._index.page_size
+        return ChecksumError(
+            why,
+            path=self._index.database.path,
+            rank=self._rank,
+            page=(offset - 1) // size,
+            offset=offset,
+            record=record,
+            key=self._index.keys(wanted)[0],
+            hint=self.hint if hint is None else f"{hint} {self.hint}",
+        )
+
+    def close(self) -> None:
+        self.values = _NONE  # so that the window that holds them can be freed
+
+
+def sums_of(records: Records) -> np.ndarray:
+    """u64[n], the checksums of these values."""
+    out = np.empty(len(records), np.uint64)
+    outside = sum_values(records.data, records.starts, records.nbytes, out)
+    assert outside < 0  # records lie inside their data
+    return out
+
+
+class Found(NamedTuple):
+    """Saved checksums that fit. values : u64[n]; sidecar, moved : as of `Sums`"""
+
+    values: np.ndarray
+    sidecar: str
+    moved: bool
+
+
+def find_sums(database: Database, status: os.stat_result, n: int) -> tuple[Found | None, list[str]]:
+    """(the saved checksums that fit, or None; those that are there and do not, with why). Not collective.
+
+    Those that were made of this very file come before those of the file that it may be a copy of.
+    status : of the open data file; n : records of the database
+    """
+    unfit: list[str] = []
+    of_another: Found | None = None
+    state = _state(database.snapshot, database.name)
+    for sidecar in sidecar_places(database.path, database.name, _ENDING):
+        try:
+            found = _load(sidecar, status, state, n)
+            if not found.moved:
+                return found, unfit
+            of_another = of_another or found
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as e:
+            unfit.append(f"{sidecar}: {e}")
+    return of_another, unfit
+
+
+def open_sums(index: Index, pool: ReadPool | None, world: AnyWorld) -> Sums:
+    """The saved checksums, in memory that the ranks of a node share. Collective: raises MissingError on all ranks.
+
+    pool : of the open file, on rank 0
+    """
+    if len(index.files.paths) > 1:
+        raise world.raised_by_all(
+            OptionError(
+                f"verify=True reads one LMDB, and {len(index.files.paths)} files were given",
+                path=index.database.path,
+                rank=world.rank,
+            )
+        )
+    found: Found | None = None
+    unfit: list[str] = []
+    database = index.database
+    with together(world, "reading the checksums"):
+        if world.rank == 0:
+            assert pool is not None  # rank 0 has one
+            (file,) = pool.fetcher.files
+            found, unfit = find_sums(database, file.status(), index.n)
+    about, unfit = world.bcast((found[1:] if found is not None else None, unfit))
+    if about is None:
+        what = f"no checksums fit this file: {'; '.join(unfit)}" if unfit else "this file has no checksums"
+        option = "" if database.name is None else f" --db {database.name.decode(errors='backslashreplace')}"
+        hint = f"verify=True compares with them. Make them: python -m pario checksum {database.path}{option}"
+        raise world.raised_by_all(MissingError(what, path=database.path, rank=world.rank, hint=hint))
+    values = world.share_array(found.values if found is not None else None)
+    return Sums(index, world.rank, values, about[0], moved=about[1])
+
+
+def save_sums(database: Database, status: os.stat_result, sums: np.ndarray) -> str:
+    """Save them at the first place that takes them, and return it.
+
+    status : of the open data file; sums : u64[n]
+    Raises FileError.
+    """
+    refusals = []
+    for sidecar in sidecar_places(database.path, database.name, _ENDING):
+        try:
+            save_whole(sidecar, partial(_write, _parts(database, status, sums)))
+            return sidecar
+        except OSError as e:
+            refusals.append(f"{sidecar}: {e.strerror or e}")
+    raise FileError(f"the checksums cannot be saved ({'; '.join(refusals)})", path=database.path)
+
+
+def _parts(database: Database, status: os.stat_result, sums: np.ndarray) -> list[Any]:
+    """The pieces of the file."""
+    about = {
+        "sums": _KIND,
+        "n": len(sums),
+        "state": _state(database.snapshot, database.name),
+        "database": None if database.name is None else database.name.hex(),
+        "made_of": _file_of(status),
+        "data_file": os.path.basename(database.path),
+        "txnid": database.snapshot.txnid,
+    }
+    parts: list[Any] = [_HEAD, json.dumps(about).encode() + b"\n", np.ascontiguousarray(sums, _U64).view(np.uint8).data]
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for part in parts:
+        digest.update(part)
+    return [*parts, digest.digest()]
+
+
+def _write(parts: list[Any], fd: int) -> None:
+    with open(fd, "wb", closefd=False) as file:
+        for part in parts:
+            file.write(part)
+    os.fsync(fd)
+
+
+def _state(snapshot: Snapshot, db: bytes | None) -> str:
+    """Which state of which database: what a commit changes, and what a copy keeps."""
+    what = {
+        "format": [snapshot.version, snapshot.word, snapshot.byteorder],
+        "page_size": snapshot.page_size,
+        "sum_size": snapshot.sum_size,
+        "txnid": snapshot.txnid,
+        "main": list(snapshot.main),
+        "last_pgno": snapshot.last_pgno,
+        "db": None if db is None else db.hex(),
+    }
+    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _file_of(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _load(sidecar: str, status: os.stat_result, state: str, n: int) -> Found:
+    """Raises OSError, and ValueError that says why these must not be believed."""
+    with open_trusted(sidecar, Trustees.of(status)) as file:
+        # Its size first: what somebody left there must not fill the memory.
+        nbytes = os.fstat(file.fileno()).st_size - n * _U64.itemsize - len(_HEAD) - _DIGEST
+        head = file.read(len(_HEAD))
+        if head != _HEAD:
+            raise ValueError("it holds no checksums of pario")
+        line = file.readline(_MOST)
+        about = _said(line)
+        if about.get("state") != state or about.get("n") != n:
+            raise ValueError("it is of another state of the data file")
+        if about.get("sums") != _KIND:
+            raise ValueError(f"its checksums are of the kind {about.get('sums')!r}, not {_KIND!r}")
+        if nbytes != len(line):
+            raise ValueError("it was cut short, or has more bytes than its checksums")
+        values = np.empty(n, _U64)
+        digest = hashlib.blake2b(head + line, digest_size=_DIGEST)
+        got = file.readinto(memoryview(values.view(np.uint8)))  # type: ignore[attr-defined]
+        digest.update(values.view(np.uint8).data)
+        if got != values.nbytes or file.read(_DIGEST + 1) != digest.digest():
+            raise ValueError("it is damaged: it does not fit its own checksum")
+    return Found(values, sidecar, moved=about.get("made_of") != _file_of(status))
+
+
+def _said(line: bytes) -> dict[str, Any]:
+    try:
+        about = json.loads(line)
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict):
+        raise ValueError("it is damaged: its first lines make no sense")
+    return about
