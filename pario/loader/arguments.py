@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pario.comm.base import AnyWorld
+from pario.comm.sharing import ranks_in
 from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
 from pario.errors import OptionError
 from pario.machine import Share, allowed_cores, boot, my_share
 from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, find_recipe
+from pario.plan.seats import Seats, seats_of_groups
 
 __all__ = ["Arguments"]
 
 
 @dataclass
 class Arguments:
-    """The arguments of `Loader`, whose docstring explains them. Unchecked until `agree` has been called."""
+    """The arguments of `Loader`, whose docstring explains them. Unchecked until `agree` has been called.
+
+    seats : who delivers which batches; set by `agree`
+    """
 
     path: str | os.PathLike[str]
     batch_size: int
@@ -35,6 +40,8 @@ class Arguments:
     options: Options
     recipe: Recipe | str
     select: Any = None
+    share_batch: Any = None
+    seats: Seats = field(init=False)
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -42,12 +49,15 @@ class Arguments:
         Collective; raises OptionError on all ranks.
         """
         error: BaseException | None = None
+        members: tuple[int, ...] | None = None
         try:
             self._check()
+            if self.share_batch is not None:
+                members = ranks_in(world, self.share_batch, "share_batch")
         except Exception as e:
             error = e
         world.agree(error, "checking the arguments of Loader")
-        return self._compare(world)
+        return self._compare(world, members)
 
     def _check(self) -> None:
         if self.shuffle is True:
@@ -69,11 +79,11 @@ class Arguments:
         self.decoder = as_decoder(self.decoder)
         self.select = as_wanted(self.select)
 
-    def _compare(self, world: AnyWorld) -> Share:
+    def _compare(self, world: AnyWorld, members: tuple[int, ...] | None) -> Share:
         mine: tuple[Any, ...] = (os.path.abspath(os.path.expanduser(os.fspath(self.path))), self.db)
         mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
         mine += (repr(self.recipe), repr(self.options), self.select.mark)
-        everyones = world.allgather((mine, boot(), allowed_cores()))
+        everyones = world.allgather((mine, boot(), allowed_cores(), members, world.node))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
@@ -84,4 +94,17 @@ class Arguments:
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )
                 raise world.raised_by_all(error)
-        return my_share(world.rank, [(machine, cores) for _, machine, cores in everyones])
+        self.share_batch = None  # the script may free it
+        *_, groups, nodes = zip(*everyones, strict=True)
+        try:
+            self.seats = _seats(world, groups, nodes)
+        except OptionError as error:
+            raise world.raised_by_all(error) from None
+        return my_share(world.rank, [(machine, cores) for _, machine, cores, *_ in everyones])
+
+
+def _seats(world: AnyWorld, groups: tuple[tuple[int, ...] | None, ...], nodes: tuple[int, ...]) -> Seats:
+    if not any(group is not None for group in groups):
+        node = tuple(range(world.node_seat, world.node_seat + world.node_size))
+        return Seats(world.size, world.seat, node)
+    return seats_of_groups(groups, nodes, world.rank)

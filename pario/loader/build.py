@@ -21,6 +21,7 @@ from pario.loader.meeting import Meeting
 from pario.loader.state import identify
 from pario.machine import Share
 from pario.plan.epoch import records_per_block
+from pario.plan.seats import Seats
 from pario.plan.selection import Selection
 from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
 from pario.plan.stream import Stream, Work
@@ -65,13 +66,13 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     given.select = None  # its ids may take much memory
     reader.use_tiers(chosen)
     decoder = copy.copy(as_decoder(given.decoder))  # what it learns belongs to this loader
-    most = world.allreduce_max(world.node_size)
+    most = world.allreduce_max(len(given.seats.node))
     stream, shape = _plan(reader, given, decoder, most, chosen)
     if stream.steps(0) == 0:
         raise world.raised_by_all(
             OptionError(
                 f"drop_last leaves no batch: {stream.n:,} records are fewer than one step of "
-                f"{given.batch_size} records on {world.size} ranks",
+                f"{given.batch_size} records on {_counted(given.seats)}",
                 path=reader.path,
             )
         )
@@ -96,7 +97,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     whole = Work(stream, shape, epoch=0, start=0)
     # Even if records take another way, the ring carries news of errors and lost ranks.
     life.ring = ring = Ring(world, shape.slots, alive_seconds=options.alive_seconds)
-    rows = given.batch_size * world.node_size
+    rows = given.batch_size * len(given.seats.node)
     life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
     life.watch()
     life.decode = decode = DecodeStep(
@@ -107,7 +108,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
         policy=given.on_error,
         max_bad=options.max_bad,
     )
-    context = Context(world, reader, options, stream, share, ring, slots, decode, stats)
+    context = Context(world, reader, options, stream, given.seats, share, ring, slots, decode, stats)
     life.supply = supply = make_supply(context, _RECIPES)
     # A later epoch may need the ring even if the first does not. If the first needs it, too little memory is an error
     # now.
@@ -116,14 +117,18 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     return Built(supply, shape, fingerprint)
 
 
+def _counted(seats: Seats) -> str:
+    return f"{seats.count} ranks" if seats.shared == 1 else f"{seats.count} groups of {seats.shared} ranks"
+
+
 def _plan(
-    reader: Reader, given: Arguments, decoder: Decoder, node_size: int, chosen: Selection | None
+    reader: Reader, given: Arguments, decoder: Decoder, node_seats: int, chosen: Selection | None
 ) -> tuple[Stream, RingShape]:
     """The stream of records, and the shape of a ring that fits it.
 
-    node_size : ranks of the largest node
+    node_seats : the most seats of a node
     """
-    index, options, seats = reader.index, given.options, reader.world.size
+    index, options, seats = reader.index, given.options, given.seats.count
     blocks = given.shuffle == "block"
     figures = chosen.figures if chosen is not None else None
     mean_bytes = (index.mean_bytes if figures is None else figures.mean_bytes) + index.header_bytes
@@ -141,7 +146,7 @@ def _plan(
     )
     if blocks:
         pool = min(stream.n, stream.block_records * stream.mix_blocks)
-        pool_bytes = mean_bytes * pool * node_size / seats
+        pool_bytes = mean_bytes * pool * node_seats / seats
         return stream, pool_shape(pool_bytes, pool, stream.step_records, options, reader.recipe)
-    step_bytes = mean_bytes * given.batch_size * node_size
+    step_bytes = mean_bytes * given.batch_size * node_seats
     return stream, step_shape(step_bytes, given.batch_size, options, reader.recipe, by_rows=decoder.by_rows)

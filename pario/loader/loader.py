@@ -61,6 +61,9 @@ class Loader:
         compiled pattern of bytes, matched from the beginning of a key; a function of a key (bytes), called once per
         key, the keys divided over the ranks; a part of `pario.split`. None: all records, less those that hold counts
         and lists about the dataset, such as `__len__`; "all": those, too
+    share_batch : an mpi4py communicator of the ranks that are to get the same batches: those of one tensor, pipeline or
+        context parallel group (docs/groups.md). `comm` has the ranks of all groups, which have equal sizes. Then
+        `batch_size` counts records per group and step, and "rank" means group in what is said here of batches
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -86,13 +89,14 @@ class Loader:
         options: Options | None = None,
         recipe: str | Recipe = "auto",
         select: Any = None,
+        share_batch: Any = None,
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
-            options if options is not None else Options(), recipe, select,
+            options if options is not None else Options(), recipe, select, share_batch,
         )  # fmt: skip
         self.world = world = get_world(comm)
         try:

@@ -22,11 +22,11 @@ def peek(context: Context, work: Work, step: int) -> Batch:
     """
     schedule = replace(work.schedule, pieces=1, per_group=1)
     first, stop = schedule.step_groups(0)
-    shares = [node_share(schedule, work.order, group, context.world.seat, 1) for group in range(first, stop)]
+    shares = [node_share(schedule, work.order, group, context.seats.mine, 1) for group in range(first, stop)]
     numbers, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
     mine = steps == 0
     reader, decode = context.reader, context.decode
-    ids = reader.index.ids_of(numbers[mine][np.argsort(rows[mine])], work.order)
+    ids = context.ids_of(numbers[mine][np.argsort(rows[mine])], work.order)
     records = reader.read(ids)
     arrays, filled = decode.arrays(records, len(records))
     filled[:] = records.ids

@@ -118,7 +118,7 @@ class PerRankSource(RecordSource):
         self._source = plain
         self._order = work.order
         self._index = index
-        self._seat = context.world.seat
+        self._seat = context.seats.mine
         self._ids = np.empty((work.table_steps, schedule.batch_size), np.int64)
         self._next_group = 0
         self._ready = 0

@@ -30,6 +30,7 @@ from pario.decode.base import Draw, Failures
 from pario.machine import Share
 from pario.options import Options
 from pario.plan.epoch import Order
+from pario.plan.seats import Seats
 from pario.plan.stream import Stream, Work
 from pario.records import Records
 from pario.stats.rank import RankStats
@@ -45,6 +46,7 @@ class Context:
     world, reader : those of the loader; the reader's recipe says how to read
     options : the loader's options
     stream : the records to deliver
+    seats : which ranks deliver which of them
     share : this rank's share of the machine's cores
     ring : the node's ring; `slots`: its memory for records, which exists after `Slots.allocate`
     decode : arrays and decoder of the batches
@@ -55,6 +57,7 @@ class Context:
     reader: Reader
     options: Options
     stream: Stream
+    seats: Seats
     share: Share
     ring: Ring
     slots: Slots
@@ -183,7 +186,7 @@ class RecordSource(Source):
 
     def rows(self, step: int) -> int:
         """Number of this rank's records in `step`."""
-        return self._schedule.rows(step, self._context.world.seat)
+        return self._schedule.rows(step, self._context.seats.mine)
 
     def prepare(self, step: int, check: Callable[[], None]) -> Parts:
         decode, stats, draw = self._context.decode, self._stats, self._draw

@@ -21,7 +21,7 @@ import numpy as np
 from pario.locate.fetched import Fetched, Later
 from pario.locate.guess import Outlook
 from pario.plan.coalesce import Reads, coalesce
-from pario.plan.schedule import node_share
+from pario.plan.seats import seats_share
 from pario.plan.stream import Work
 from pario.supply.base import Context
 from pario.supply.ring_writer import Group, RingWriter
@@ -107,7 +107,7 @@ class FirstEpochWriter(RingWriter):
 
     def _foresee(self, j: int) -> _Scouted:
         begin = time.perf_counter()
-        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
+        numbers, steps, rows = seats_share(self._schedule, self._order, j, self._seats)
         ids = self._ids_of(numbers, self._order)
         outlook = self._speculator.foresee(ids)
         offsets, nbytes = outlook.offsets, outlook.nbytes
@@ -136,7 +136,7 @@ class FirstEpochWriter(RingWriter):
                 places[i], base = at + lead, at + len(value)
         base = -(-base // _ALIGN) * _ALIGN
         # The slot holds either all records of a rank's piece of a step, or none: then that rank reads them.
-        piece = one.steps * self._seats[1] + one.rows // self._schedule.batch_size
+        piece = one.steps * len(self._seats) + one.rows // self._schedule.batch_size
         missing = np.flatnonzero(places < 0)
         pieces = np.unique(piece[missing])
         rest = self._merge(coalesce, offsets[missing] - lead, nbytes[missing] + lead)

@@ -20,7 +20,7 @@ import numpy as np
 from pario.comm.farewell import describe
 from pario.decode.base import Failures
 from pario.errors import CorruptedError, RankError
-from pario.plan.schedule import node_share
+from pario.plan.seats import seats_share
 from pario.plan.stream import Work
 from pario.records import Records
 from pario.stage.fill import Filler
@@ -97,10 +97,10 @@ class MemorySource(SeatSource):
     def _first_uses(self, work: Work, seen: np.ndarray) -> Iterator[int]:
         """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group
         come in file order, which makes long reads of neighbours."""
-        world, index, grid = self._context.world, self._index, self._memory.grid
+        node, index, grid = self._context.seats.node, self._index, self._memory.grid
         schedule = work.schedule
         for group in range(schedule.groups):
-            numbers, _, _ = node_share(schedule, work.order, group, world.node_seat, world.node_size)
+            numbers, _, _ = seats_share(schedule, work.order, group, node)
             offsets, nbytes = index.extents_of(self._ids_of(numbers, work.order))
             begins, lengths = self._checked.spans(offsets, nbytes)
             for chunk in grid.chunks_at(begins, lengths).tolist():

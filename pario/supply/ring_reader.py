@@ -30,13 +30,12 @@ class RingReader(RecordSource):
         self, context: Context, work: Work, writer: RingWriter | None, *, spills: bool, ahead: Ahead | None
     ) -> None:
         super().__init__(context, work)
-        world = context.world
         self._ring = context.ring
         self._slots = context.slots
         self._writer = writer
         self._spills = spills
         self.ahead = ahead
-        self._row = (world.seat - world.node_seat) * work.schedule.batch_size
+        self._row = context.seats.local * work.schedule.batch_size
         self._flat = context.slots.data.reshape(-1)
         self._next_group = 0
         self._ready = 0
@@ -49,7 +48,7 @@ class RingReader(RecordSource):
         if self.pieces == 1:
             first, stop = 0, self.rows(step)
         else:
-            first, stop = self._schedule.piece_rows(step, self._context.world.seat, piece)
+            first, stop = self._schedule.piece_rows(step, self._context.seats.mine, piece)
         slots = self._slots
         table = step % len(slots.ids)
         rows = slice(self._row + first, self._row + stop)
@@ -88,7 +87,7 @@ class RingReader(RecordSource):
         """Bytes of this rank's records in ticks [first, stop)."""
         if stop <= first:
             return 0
-        schedule, nbytes, row, seat = self._schedule, self._slots.nbytes, self._row, self._context.world.seat
+        schedule, nbytes, row, seat = self._schedule, self._slots.nbytes, self._row, self._context.seats.mine
         if self.pieces > 1:
             return sum(
                 int(nbytes[step % len(nbytes), row + a : row + b].sum())

@@ -24,7 +24,8 @@ from pario.comm.farewell import describe
 from pario.comm.window import Ring
 from pario.errors import ParioError, RankError
 from pario.plan.coalesce import Reads, coalesce
-from pario.plan.schedule import Schedule, node_share
+from pario.plan.schedule import Schedule
+from pario.plan.seats import seats_share
 from pario.plan.stream import Work
 from pario.supply.base import Context
 from pario.threads import start_thread
@@ -91,7 +92,7 @@ class RingWriter:
         self._pool = reader.file.pool
         self._options = context.options
         self._checked = reader.checked
-        self._seats = (world.node_seat, world.node_size)
+        self._seats = context.seats.node
         self._rank = world.rank
         self._shares = (reader.file.feeder, reader.file.feeders)
         self.stats = context.stats
@@ -176,7 +177,7 @@ class RingWriter:
     def _plan(self, j: int) -> Group:
         """Plan a group: its records, their extents, its reads."""
         begin = time.perf_counter()
-        numbers, steps, rows = node_share(self._schedule, self._order, j, *self._seats)
+        numbers, steps, rows = seats_share(self._schedule, self._order, j, self._seats)
         ids = self._ids_of(numbers, self._order)
         offsets, nbytes = self._index.extents_of(ids)
         begins, lengths = self._checked.spans(offsets, nbytes)

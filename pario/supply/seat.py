@@ -73,7 +73,7 @@ class SeatSource(Source):
         self._draw = Draw(work.stream.seed, work.epoch, reader.keys)
         self._held = context.decode.held
         self._checked = reader.checked
-        self._seat = context.world.seat
+        self._seat = context.seats.mine
         self._stats = context.stats
         # As far ahead as the ring would be.
         self._ahead_bytes = options.slots * options.slot_bytes // context.world.node_size
