@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 #: public name -> module that defines it
 _HOMES = {
     "Batch": "pario.records",
+    "Budget": "pario.plan.budget",
     "ClosedError": "pario.errors",
     "CorruptedError": "pario.errors",
     "DatabaseError": "pario.errors",
@@ -45,7 +46,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "Batch", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError", "DecodeError", "EmptyError",
+    "Batch", "Budget", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError", "DecodeError", "EmptyError",
     "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError", "Loader", "MissingError",
     "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader", "Records", "Report",
     "SnapshotError", "StateError", "Tier", "VersionMismatchError", "__version__", "decode", "errors",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     )
     from pario.loader.loader import Loader
     from pario.options import Options, Tier
+    from pario.plan.budget import Budget
     from pario.records import Batch, Records
     from pario.stats.report import Report
 

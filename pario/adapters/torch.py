@@ -90,7 +90,6 @@ class Loader:
         self._device = torch.device("cpu" if device is None else device)
         self._own_comm = options.get("comm") is not None
         self.loader = NumpyLoader(path, batch_size, decoder, **options)
-        self._length = len(self.loader)
         self._link = _link(self._device)
         #: state of the last batch that was handed out, while others are on their way to the device
         self._handed_out: dict[str, Any] | None = None
@@ -99,13 +98,13 @@ class Loader:
         self.batch_sampler = _BatchSampler(self)
 
     def __len__(self) -> int:
-        return self._length
+        return self.loader.batches
 
     @property
     def taken(self) -> int:
         """Batches of the epoch before the next loop's first one: 0, unless a state was loaded. In a loop that began
         there, the same number."""
-        return self._length - len(self.loader)
+        return self.loader.batches - len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         """An epoch, or the rest of one. Collective when the first batch is taken."""

@@ -17,6 +17,7 @@ from pario.decode.function import as_decoder
 from pario.errors import OptionError
 from pario.machine import Share, allowed_cores, boot, my_share
 from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, find_recipe
+from pario.plan.budget import Budget
 from pario.plan.seats import Seats, seats_of_groups
 
 __all__ = ["Arguments"]
@@ -26,11 +27,11 @@ __all__ = ["Arguments"]
 class Arguments:
     """The arguments of `Loader`, whose docstring explains them. Unchecked until `agree` has been called.
 
-    seats : who delivers which batches; set by `agree`
+    seats, budget : who delivers which batches, and what they may cost; set by `agree`
     """
 
     path: str | os.PathLike[str]
-    batch_size: int
+    batch_size: int | Budget
     decoder: Decoder | Callable[..., Any] | None
     shuffle: Shuffle
     seed: int
@@ -42,6 +43,7 @@ class Arguments:
     select: Any = None
     share_batch: Any = None
     seats: Seats = field(init=False)
+    budget: Budget | None = field(init=False, default=None)
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -70,18 +72,23 @@ class Arguments:
         self.recipe = find_recipe(self.recipe)
         if self.on_error not in POLICIES:
             raise OptionError(f'on_error must be "raise", "skip" or "substitute", got {self.on_error!r}')
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {size!r}")
+        if isinstance(size, Budget):
+            self.budget = size
+        elif isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise OptionError(f"batch_size must be an integer of at least 1 record per rank, or a Budget, got {size!r}")
+        else:
+            self.batch_size = int(size)
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
             raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
-        self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
+        self.seed, self.drop_last = int(seed), bool(self.drop_last)
         os.fspath(self.path)
         self.decoder = as_decoder(self.decoder)
         self.select = as_wanted(self.select)
 
     def _compare(self, world: AnyWorld, members: tuple[int, ...] | None) -> Share:
         mine: tuple[Any, ...] = (os.path.abspath(os.path.expanduser(os.fspath(self.path))), self.db)
-        mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
+        size = self.batch_size if self.budget is None else self.budget.mark
+        mine += (size, self.shuffle, self.seed, self.drop_last, self.on_error)
         mine += (repr(self.recipe), repr(self.options), self.select.mark)
         everyones = world.allgather((mine, boot(), allowed_cores(), members, world.node))
         first = everyones[0][0]

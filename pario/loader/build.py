@@ -10,6 +10,7 @@ import numpy as np
 from pario.comm.base import together
 from pario.comm.slots import Slots
 from pario.comm.window import Ring
+from pario.dataset.costs import costs_of
 from pario.dataset.reader import Reader
 from pario.dataset.select import choose
 from pario.decode.base import Decoder
@@ -20,6 +21,7 @@ from pario.loader.lifetime import Lifetime
 from pario.loader.meeting import Meeting
 from pario.loader.state import identify
 from pario.machine import Share
+from pario.plan.budget import Budget, Costs
 from pario.plan.epoch import records_per_block
 from pario.plan.seats import Seats
 from pario.plan.selection import Selection
@@ -67,12 +69,13 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     reader.use_tiers(chosen)
     decoder = copy.copy(as_decoder(given.decoder))  # what it learns belongs to this loader
     most = world.allreduce_max(len(given.seats.node))
-    stream, shape = _plan(reader, given, decoder, most, chosen)
-    if stream.steps(0) == 0:
+    life.costs = costs_of(given.budget, reader, chosen, file_order=given.shuffle == "block")
+    stream, shape = _plan(reader, given, decoder, most, chosen, life.costs)
+    if stream.steps(0, 0) == 0:
         raise world.raised_by_all(
             OptionError(
                 f"drop_last leaves no batch: {stream.n:,} records are fewer than one step of "
-                f"{given.batch_size} records on {_counted(given.seats)}",
+                f"{_sized(given.batch_size)} on {_counted(given.seats)}",
                 path=reader.path,
             )
         )
@@ -97,7 +100,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     whole = Work(stream, shape, epoch=0, start=0)
     # Even if records take another way, the ring carries news of errors and lost ranks.
     life.ring = ring = Ring(world, shape.slots, alive_seconds=options.alive_seconds)
-    rows = given.batch_size * len(given.seats.node)
+    rows = stream.batch_size * len(given.seats.node)
     life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
     life.watch()
     life.decode = decode = DecodeStep(
@@ -121,20 +124,31 @@ def _counted(seats: Seats) -> str:
     return f"{seats.count} ranks" if seats.shared == 1 else f"{seats.count} groups of {seats.shared} ranks"
 
 
+def _sized(size: int | Budget) -> str:
+    return f"{size} records" if isinstance(size, int) else repr(size)
+
+
 def _plan(
-    reader: Reader, given: Arguments, decoder: Decoder, node_seats: int, chosen: Selection | None
+    reader: Reader,
+    given: Arguments,
+    decoder: Decoder,
+    node_seats: int,
+    chosen: Selection | None,
+    costs: Costs | None,
 ) -> tuple[Stream, RingShape]:
     """The stream of records, and the shape of a ring that fits it.
 
     node_seats : the most seats of a node
     """
     index, options, seats = reader.index, given.options, given.seats.count
+    size = costs.most if costs is not None else given.batch_size
+    assert isinstance(size, int)  # a Budget has costs
     blocks = given.shuffle == "block"
     figures = chosen.figures if chosen is not None else None
     mean_bytes = (index.mean_bytes if figures is None else figures.mean_bytes) + index.header_bytes
     stream = Stream(
         n=index.n if chosen is None else chosen.n,
-        batch_size=given.batch_size,
+        batch_size=size,
         seats=seats,
         shuffle=given.shuffle,
         seed=given.seed,
@@ -143,10 +157,13 @@ def _plan(
         mix_blocks=options.mix_blocks if blocks else 0,
         drop_last=given.drop_last,
         chosen=chosen,
+        costs=costs,
     )
     if blocks:
         pool = min(stream.n, stream.block_records * stream.mix_blocks)
         pool_bytes = mean_bytes * pool * node_seats / seats
         return stream, pool_shape(pool_bytes, pool, stream.step_records, options, reader.recipe)
-    step_bytes = mean_bytes * given.batch_size * node_seats
-    return stream, step_shape(step_bytes, given.batch_size, options, reader.recipe, by_rows=decoder.by_rows)
+    usual = stream.batch_size if costs is None else costs.usual_records
+    by_rows = decoder.by_rows and costs is None
+    step_bytes = mean_bytes * usual * node_seats
+    return stream, step_shape(step_bytes, stream.batch_size, options, reader.recipe, by_rows=by_rows)

@@ -22,6 +22,7 @@ from pario.loader.progress import Progress
 from pario.loader.state import LoaderState
 from pario.locate.base import Index
 from pario.options import Options, Policy, Recipe, Shuffle
+from pario.plan.budget import Budget
 from pario.plan.selection import Selection
 from pario.records import Batch
 from pario.stats.rank import RankStats
@@ -39,7 +40,7 @@ class Loader:
     Parameters
     ----------
     path : the LMDB: its data file, or the directory that holds data.mdb
-    batch_size : records per rank and step
+    batch_size : records per rank and step; or a `pario.Budget`, what the records of a batch may cost (docs/budgets.md)
     decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
     shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
         random order, mixed over `Options.mix_blocks` blocks, so that reads stay long)
@@ -77,7 +78,7 @@ class Loader:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        batch_size: int,
+        batch_size: int | Budget,
         decoder: Decoder | Callable[..., Any] | None = None,
         *,
         shuffle: Shuffle = False,
@@ -113,8 +114,8 @@ class Loader:
             recipe=given.recipe,
             save_index=save_index,
             progress=progress,
-            # The other orders, and most selections, need the whole index before the first record.
-            grow=shuffle is False and given.select.grows,
+            # The other orders, most selections, and sizes need the whole index before the first record.
+            grow=shuffle is False and given.select.grows and given.budget is None,
             tiers=True,
         )
         self._life = Lifetime(world, reader)
@@ -169,6 +170,12 @@ class Loader:
         if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
             raise OptionError(f"epoch must be at least 0, got {epoch!r}")
         self._progress.go_to(int(epoch))
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of the whole epoch that is running, or else of the next one, also after `load_state_dict`.
+        """
+        return self._progress.whole_steps
 
     @property
     def records(self) -> int:
@@ -258,6 +265,6 @@ class Loader:
         reader, given = self._life.reader, self._arguments
         records = f"{self.records:,}" + (f" of {len(reader):,}" if self.records < len(reader) else "")
         return (
-            f"Loader({reader.path!r}, records={records}, batch_size={given.batch_size}, "
+            f"Loader({reader.path!r}, records={records}, batch_size={given.batch_size!r}, "
             f"ranks={self.world.size}, shuffle={given.shuffle!r}, decoder={self.decoder!r})"
         )

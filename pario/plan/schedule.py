@@ -140,18 +140,30 @@ class Schedule:
             pools = self.group_pools(group)
             first, stop = self.pools.bounds(pools[0])[0], self.pools.bounds(pools[-1])[1]
         else:
-            first = self.start + group // self.pieces * self.per_group * self.step_records
-            stop = first + self.per_group * self.step_records
+            first, stop = self._run(group)
         return max(self.start, first), min(self.stop, stop)
+
+    def _run(self, group: int) -> tuple[int, int]:
+        """Positions of a group without pools; the last one may end later than the epoch."""
+        first = self.start + group // self.pieces * self.per_group * self.step_records
+        return first, first + self.per_group * self.step_records
+
+    def _complete_by(self, position: int) -> int:
+        """Steps that end at `position` or before."""
+        return (position - self.start) // self.step_records
+
+    def _begun_by(self, position: int) -> int:
+        """Steps that begin before `position`."""
+        return -(-(position - self.start) // self.step_records)
 
     def group_ready_steps(self, group: int) -> int:
         """Steps that are complete once groups 0..group are there."""
         stop = self.group_positions(group)[1]
-        return self.steps if stop == self.stop else (stop - self.start) // self.step_records
+        return self.steps if stop == self.stop else self._complete_by(stop)
 
     def group_release_step(self, group: int) -> int:
         """Steps that all seats must have finished before the group's memory may be reused."""
-        return -(-(self.group_positions(group)[1] - self.start) // self.step_records)
+        return self._begun_by(self.group_positions(group)[1])
 
     def group_ready_ticks(self, group: int) -> int:
         """Ticks that are complete once groups 0..group are there."""
@@ -168,7 +180,7 @@ class Schedule:
     def group_steps(self, group: int) -> tuple[int, int]:
         """Steps [first, stop) that take records from a group."""
         first = self.group_positions(group)[0]
-        return (first - self.start) // self.step_records, self.group_release_step(group)
+        return self._complete_by(first), self.group_release_step(group)
 
     def step_groups(self, step: int) -> tuple[int, int]:
         """Groups [first, stop) that a step takes records from."""
@@ -184,26 +196,44 @@ class Schedule:
         if self.pieces > 1:
             # Unlike groups of whole steps, the pieces in the slots may begin and end inside a step.
             return max(1, min(self.steps, -(-slots // self.pieces) + 1))
-        return max(1, min(self.steps, -(-slots * _most_group_positions(self) // self.step_records)))
+        return max(1, min(self.steps, -(-slots * self._most_group_positions // self.step_records)))
 
     def max_group_records(self, node_size: int) -> int:
         """The most records that a node with `node_size` seats can have in one group."""
         if self.pieces > 1:
             return min(self.n, -(-self.batch_size // self.pieces) * node_size)
-        positions = _most_group_positions(self)
+        positions = self._most_group_positions
         # Positions that do not start at a step touch at most one step more.
         steps = positions // self.step_records + 2 if self.pools is not None else self.per_group
         return min(positions, steps * self.batch_size * node_size)
+
+    def max_group_bytes(self, node_size: int) -> int | None:
+        """The most bytes that the values of one group can have on such a node, if the schedule limits them."""
+        return None
+
+    @property
+    def _most_group_positions(self) -> int:
+        unit = self.step_records if self.pools is None else self.pools.most_records
+        return min(self.n, self.per_group * unit)
+
+    def share(
+        self, order: Order, group: int, node_seat: int, node_size: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`node_share`, whose arguments have been checked."""
+        if isinstance(order, BlockOrder):
+            parts = [_pool_share(self, order, pool, node_seat, node_size) for pool in self.group_pools(group)]
+            if len(parts) == 1:
+                return parts[0]
+            numbers, step, row = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            return numbers, step, row
+        if self.pieces > 1:
+            return _piece_share(self, order, group, node_seat, node_size)
+        return _step_share(self, order, group, node_seat, node_size)
 
 
 def _pool_group(schedule: Schedule, pools: Pools, position: int) -> int:
     """The group that holds a position of a block order."""
     return (pools.pool_of(position) - pools.pool_of(schedule.start)) // schedule.per_group
-
-
-def _most_group_positions(schedule: Schedule) -> int:
-    unit = schedule.step_records if schedule.pools is None else schedule.pools.most_records
-    return min(schedule.n, schedule.per_group * unit)
 
 
 def node_share(
@@ -221,15 +251,13 @@ def node_share(
         raise OptionError(f"seats {node_seat}..{node_seat + node_size - 1} of {schedule.seats}")
     if order.n != schedule.n or order.pools != schedule.pools:
         raise OptionError(f"the schedule has {schedule.pools}, the order {order.pools}")
-    if isinstance(order, BlockOrder):
-        parts = [_pool_share(schedule, order, pool, node_seat, node_size) for pool in schedule.group_pools(group)]
-        if len(parts) == 1:
-            return parts[0]
-        numbers, step, row = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return numbers, step, row
+    return schedule.share(order, group, node_seat, node_size)
 
-    if schedule.pieces > 1:
-        return _piece_share(schedule, order, group, node_seat, node_size)
+
+def _step_share(
+    schedule: Schedule, order: Order, group: int, node_seat: int, node_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`node_share` of whole steps."""
     first_step, stop_step = schedule.group_steps(group)
     batch, width = schedule.batch_size, schedule.batch_size * node_size
     full = stop_step - first_step
@@ -381,7 +409,9 @@ def slot_capacity(
         if pools:
             sums = np.add.reduceat(size, np.arange(0, len(size), pools.block_records))
             blocks = _top(np.concatenate([blocks, sums]), pools.mix_blocks * schedule.per_group)
-    return min(int(largest.sum()), int(blocks.sum())) if pools else int(largest.sum())
+    most = min(int(largest.sum()), int(blocks.sum())) if pools else int(largest.sum())
+    values = schedule.max_group_bytes(node_size)
+    return most if values is None else min(most, values + k * (lead_bytes + 2 * align + _LEAST_ALIGN))
 
 
 def _top(values: np.ndarray, k: int) -> np.ndarray:
