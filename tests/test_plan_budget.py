@@ -13,7 +13,7 @@ from pario.errors import ClosedError, OptionError
 from pario.plan.budget import Budget, Costs, CutSchedule, cost_of
 from pario.plan.epoch import Order, epoch_order
 from pario.plan.schedule import node_share
-from pario.plan.seats import seats_share
+from pario.plan.seats import Seats, seats_share
 
 
 def costs_of(of: Any, limit: int, most: int = 1000) -> Costs:
@@ -178,7 +178,9 @@ def test_seats_that_are_no_neighbours() -> None:
     costs = costs_of(np.random.default_rng(0).integers(1, 9, 200), 20, 10)
     schedule = CutSchedule(200, 10, 4, cuts=costs.cut(order, 4))
     by_seat = [node_share(schedule, order, 2, seat, 1)[0].tolist() for seat in range(4)]
-    assert sorted(seats_share(schedule, order, 2, (0, 3))[0].tolist()) == sorted(by_seat[0] + by_seat[3])
+    found = seats_share(schedule, order, 2, Seats(4, 3, ((0, 1), (3, 1))))
+    assert sorted(found[0].tolist()) == sorted(by_seat[0] + by_seat[3])
+    assert node_share(schedule, order, 2, 1, 3, only=3)[0].tolist() == by_seat[3]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,5 @@ class Arguments:
 
 def _seats(world: AnyWorld, groups: tuple[tuple[int, ...] | None, ...], nodes: tuple[int, ...]) -> Seats:
     if not any(group is not None for group in groups):
-        node = tuple(range(world.node_seat, world.node_seat + world.node_size))
-        return Seats(world.size, world.seat, node)
+        return Seats(world.size, world.seat, ((world.node_seat, world.node_size),))
     return seats_of_groups(groups, nodes, world.rank)

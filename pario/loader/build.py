@@ -68,7 +68,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     given.select = None  # its ids may take much memory
     reader.use_tiers(chosen)
     decoder = copy.copy(as_decoder(given.decoder))  # what it learns belongs to this loader
-    most = world.allreduce_max(len(given.seats.node))
+    most = world.allreduce_max(given.seats.here)
     life.costs = costs_of(given.budget, reader, chosen, file_order=given.shuffle == "block")
     stream, shape = _plan(reader, given, decoder, most, chosen, life.costs)
     if stream.steps(0, 0) == 0:
@@ -100,7 +100,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     whole = Work(stream, shape, epoch=0, start=0)
     # Even if records take another way, the ring carries news of errors and lost ranks.
     life.ring = ring = Ring(world, shape.slots, alive_seconds=options.alive_seconds)
-    rows = stream.batch_size * len(given.seats.node)
+    rows = stream.batch_size * given.seats.here
     life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
     life.watch()
     life.decode = decode = DecodeStep(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from pario.decode.base import Draw
-from pario.plan.schedule import node_share
+from pario.plan.seats import seat_share
 from pario.plan.stream import Work
 from pario.records import Batch
 from pario.supply.base import Context, Parts
@@ -22,7 +22,7 @@ def peek(context: Context, work: Work, step: int) -> Batch:
     """
     schedule = replace(work.schedule, pieces=1, per_group=1)
     first, stop = schedule.step_groups(0)
-    shares = [node_share(schedule, work.order, group, context.seats.mine, 1) for group in range(first, stop)]
+    shares = [seat_share(schedule, work.order, group, context.seats) for group in range(first, stop)]
     numbers, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
     mine = steps == 0
     reader, decode = context.reader, context.decode

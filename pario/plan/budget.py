@@ -302,8 +302,10 @@ class CutSchedule(Schedule):
     # Shares ----------------------------------------------------------------------------------------------------------
 
     def share(
-        self, order: Order, group: int, node_seat: int, node_size: int
+        self, order: Order, group: int, node_seat: int, node_size: int, only: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if only is not None:
+            node_seat, node_size = only, 1
         cuts, (first, stop) = self.cuts, self.group_positions(group)
         first_step, stop_step = self.group_steps(group)
         bounds = cuts.bounds[first_step : stop_step + 1]

@@ -17,12 +17,13 @@ pieces: a group then holds one piece of every seat's rows, so that all ranks dec
 Ranks count their progress in ticks: a tick is one piece of a step, or the whole step if pieces = 1.
 
 Arrangement within a step. A step is cut where pools meet. Inside each part the records are sorted by their block's
-number in the pool, then by ordinal, and every seat gets a run of them, as long as if the step's rows were dealt in turn
-(row i to seat i modulo seats). So a seat takes its records from the same part of the pool's blocks in every step,
-including steps that span two pools, and nodes read whole blocks instead of parts of all blocks. This is exact if the
-part holds equally many records of each block, and approximate otherwise. The arrangement does not change which records
-a step has, so these do not depend on the number of seats. Without pools the order itself is the arrangement, and seat k
-has share k.
+number in the pool, then by ordinal, and every node gets a run of them, as long as if the step's rows were dealt in turn
+(row i to seat i modulo seats). So a node takes its records from the same part of the pool's blocks in every step,
+including steps that span two pools, and reads whole blocks instead of parts of all blocks. This is exact if the part
+holds equally many records of each block, and approximate otherwise. A node deals its run to its seats in turn, so that
+each seat's batch has records of all blocks that the node reads. The arrangement does not change which records a step
+has, so these do not depend on seats and nodes. Without pools the order itself is the arrangement, and seat k has share
+k.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Schedule:
         return self.step_positions(step)[1]
 
     def seat_rows(self, step: int, seat: int) -> tuple[int, int]:
-        """Rows [a0, a1) of the arranged step that belong to a seat."""
+        """Rows [a0, a1) of the arranged step that belong to a seat, if it is a node of its own."""
         first, stop = self.step_positions(step)
         return even_split(stop - first, self.seats, seat)
 
@@ -217,15 +218,18 @@ class Schedule:
         return min(self.n, self.per_group * unit)
 
     def share(
-        self, order: Order, group: int, node_seat: int, node_size: int
+        self, order: Order, group: int, node_seat: int, node_size: int, only: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`node_share`, whose arguments have been checked."""
         if isinstance(order, BlockOrder):
-            parts = [_pool_share(self, order, pool, node_seat, node_size) for pool in self.group_pools(group)]
+            node = node_seat, node_size, -1 if only is None else only
+            parts = [_pool_share(self, order, pool, node) for pool in self.group_pools(group)]
             if len(parts) == 1:
                 return parts[0]
             numbers, step, row = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             return numbers, step, row
+        if only is not None:
+            node_seat, node_size = only, 1
         if self.pieces > 1:
             return _piece_share(self, order, group, node_seat, node_size)
         return _step_share(self, order, group, node_seat, node_size)
@@ -237,9 +241,11 @@ def _pool_group(schedule: Schedule, pools: Pools, position: int) -> int:
 
 
 def node_share(
-    schedule: Schedule, order: Order, group: int, node_seat: int, node_size: int
+    schedule: Schedule, order: Order, group: int, node_seat: int, node_size: int, only: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The records of a group that belong to the seats [node_seat, node_seat + node_size).
+    """The records of a group that belong to the seats [node_seat, node_seat + node_size), or those of one of them.
+
+    only : this seat alone, as if it were the first one of the table
 
     Returns (numbers i64[k], step i64[k], row i32[k]): what to read (ids or ordinals, as `order.space` says), the step,
     and the row in the node's table of that step. Item i of the node's l-th seat has row l * batch_size + i, so this
@@ -251,7 +257,9 @@ def node_share(
         raise OptionError(f"seats {node_seat}..{node_seat + node_size - 1} of {schedule.seats}")
     if order.n != schedule.n or order.pools != schedule.pools:
         raise OptionError(f"the schedule has {schedule.pools}, the order {order.pools}")
-    return schedule.share(order, group, node_seat, node_size)
+    if only is not None and not node_seat <= only < node_seat + node_size:
+        raise OptionError(f"seat {only} is none of {node_seat}..{node_seat + node_size - 1}")
+    return schedule.share(order, group, node_seat, node_size, only)
 
 
 def _step_share(
@@ -302,9 +310,10 @@ def _dealt(rows: np.ndarray, seats: int, seat: int) -> np.ndarray:
 
 
 def _pool_share(
-    schedule: Schedule, order: BlockOrder, pool: int, node_seat: int, node_size: int
+    schedule: Schedule, order: BlockOrder, pool: int, node: tuple[int, int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`node_share` of one pool."""
+    """`node_share` of one pool. node : the node's first seat, its number of seats, and the only one wanted, or -1"""
+    node_seat, node_size, only = node
     pool_start, pool_stop = order.pools.bounds(pool)
     first, stop = max(pool_start, schedule.start), min(pool_stop, schedule.stop)
     full = schedule.step_records
@@ -317,10 +326,15 @@ def _pool_share(
     end = np.minimum(begin + full, schedule.stop)
     pieces[:, 0] = np.minimum(end, stop) - np.maximum(begin, first)
     pieces[:, 1] = np.maximum(begin, first) - begin
-    for column, seat in ((2, node_seat), (3, node_seat + node_size)):
-        pieces[:, column] = pieces[:, 1] + _dealt(pieces[:, 1] + pieces[:, 0], schedule.seats, seat)
-        pieces[:, column] -= _dealt(pieces[:, 1], schedule.seats, seat)
-    count = int((pieces[:, 3] - pieces[:, 2]).sum())
+    before, after = pieces[:, 1], pieces[:, 1] + pieces[:, 0]
+
+    def rows_before(seat: int) -> np.ndarray:
+        return _dealt(after, schedule.seats, seat) - _dealt(before, schedule.seats, seat)
+
+    pieces[:, 2] = before + rows_before(node_seat)
+    pieces[:, 3] = before + rows_before(node_seat + node_size)
+    wanted = rows_before(only + 1) - rows_before(only) if only >= 0 else pieces[:, 3] - pieces[:, 2]
+    count = int(wanted.sum())
 
     numbers = np.empty(count, np.int64)
     step = np.empty(count, np.int64)
@@ -341,6 +355,8 @@ def _pool_share(
         "batch_size": schedule.batch_size,
         "seats": schedule.seats,
         "node_seat": node_seat,
+        "node_size": node_size,
+        "only": only,
     }
     pool_words = np.array([described[name] for name in kernels.POOL], np.int64)
     given = (keys, pool_words, blocks, np.argsort(blocks), pieces)

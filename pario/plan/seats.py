@@ -11,6 +11,7 @@ Without shared batches every rank has a seat of its own, in the order of nodes. 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,26 +21,37 @@ from pario.errors import OptionError
 from pario.plan.epoch import Order
 from pario.plan.schedule import Schedule, node_share
 
-__all__ = ["Seats", "seats_of_groups", "seats_share"]
+__all__ = ["Seats", "seat_share", "seats_of_groups", "seats_share"]
 
 
 @dataclass(frozen=True)
 class Seats:
     """count : seats of the job
     mine : this rank's seat
-    node : seats of this node's ranks, ascending; the node's tables have them in this order
+    parts : (first seat, number of seats) of this node, ascending: seats beside each other that the same nodes have. All
+        of these nodes divide a part alike. The node's tables have the seats in this order
     shared : ranks that have a seat together
     """
 
     count: int
     mine: int
-    node: tuple[int, ...]
+    parts: tuple[tuple[int, int], ...]
     shared: int = 1
+
+    @property
+    def here(self) -> int:
+        """Seats of this node."""
+        return sum(count for _, count in self.parts)
 
     @property
     def local(self) -> int:
         """This rank's seat among those of its node."""
-        return self.node.index(self.mine)
+        before = 0
+        for first, count in self.parts:
+            if first <= self.mine < first + count:
+                break
+            before += count
+        return before + self.mine - first
 
 
 def seats_of_groups(members: Sequence[Sequence[int] | None], nodes: Sequence[int], rank: int) -> Seats:
@@ -74,10 +86,15 @@ def seats_of_groups(members: Sequence[Sequence[int] | None], nodes: Sequence[int
                 hint="Give each group as many ranks, or make a Loader of another comm for the ranks that are left.",
             )
     # Node by node, so that a node's seats stand beside each other if groups do not go over nodes.
-    ordered = sorted(set(groups), key=lambda group: (sorted({nodes[one] for one in group}), group))
-    seat_of = {group: seat for seat, group in enumerate(ordered)}
-    here = {seat_of[group] for group, node in zip(groups, nodes, strict=True) if node == nodes[rank]}
-    return Seats(len(ordered), seat_of[groups[rank]], tuple(sorted(here)), len(groups[rank]))
+    nodes_of = {group: sorted({nodes[one] for one in group}) for group in groups}
+    ordered = sorted(nodes_of, key=lambda group: (nodes_of[group], group))
+    parts, first = [], 0
+    for where, seats in itertools.groupby(ordered, key=nodes_of.__getitem__):
+        count = len(list(seats))
+        if nodes[rank] in where:
+            parts.append((first, count))
+        first += count
+    return Seats(len(ordered), ordered.index(groups[rank]), tuple(parts), len(groups[rank]))
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -85,19 +102,23 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def seats_share(
-    schedule: Schedule, order: Order, group: int, seats: tuple[int, ...]
+    schedule: Schedule, order: Order, group: int, seats: Seats
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`node_share` of these seats, which ascend and need not be neighbours: item i of the l-th of them has row
-    l * batch_size + i."""
-    first = seats[0]
-    if seats[-1] - first + 1 == len(seats):
-        return node_share(schedule, order, group, first, len(seats))
-    parts = []
-    begin = 0
-    for stop in range(1, len(seats) + 1):
-        if stop == len(seats) or seats[stop] != seats[stop - 1] + 1:
-            numbers, step, row = node_share(schedule, order, group, seats[begin], stop - begin)
-            parts.append((numbers, step, (row + begin * schedule.batch_size).astype(np.int32)))
-            begin = stop
-    numbers, step, row = (np.concatenate(column) for column in zip(*parts, strict=True))
+    """`node_share` of all seats of this node: item i of the l-th of them has row l * batch_size + i."""
+    shares, before = [], 0
+    for first, count in seats.parts:
+        numbers, step, row = node_share(schedule, order, group, first, count)
+        shares.append((numbers, step, (row + before * schedule.batch_size).astype(np.int32) if before else row))
+        before += count
+    if len(shares) == 1:
+        return shares[0]
+    numbers, step, row = (np.concatenate(column) for column in zip(*shares, strict=True))
     return numbers, step, row
+
+
+def seat_share(
+    schedule: Schedule, order: Order, group: int, seats: Seats
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The part of `seats_share` that belongs to this rank's seat: item i has row i."""
+    first, count = next(part for part in seats.parts if part[0] <= seats.mine < part[0] + part[1])
+    return node_share(schedule, order, group, first, count, seats.mine)

@@ -136,7 +136,7 @@ class FirstEpochWriter(RingWriter):
                 places[i], base = at + lead, at + len(value)
         base = -(-base // _ALIGN) * _ALIGN
         # The slot holds either all records of a rank's piece of a step, or none: then that rank reads them.
-        piece = one.steps * len(self._seats) + one.rows // self._schedule.batch_size
+        piece = one.steps * self._seats.here + one.rows // self._schedule.batch_size
         missing = np.flatnonzero(places < 0)
         pieces = np.unique(piece[missing])
         rest = self._merge(coalesce, offsets[missing] - lead, nbytes[missing] + lead)

@@ -97,10 +97,10 @@ class MemorySource(SeatSource):
     def _first_uses(self, work: Work, seen: np.ndarray) -> Iterator[int]:
         """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group
         come in file order, which makes long reads of neighbours."""
-        node, index, grid = self._context.seats.node, self._index, self._memory.grid
+        seats, index, grid = self._context.seats, self._index, self._memory.grid
         schedule = work.schedule
         for group in range(schedule.groups):
-            numbers, _, _ = seats_share(schedule, work.order, group, node)
+            numbers, _, _ = seats_share(schedule, work.order, group, seats)
             offsets, nbytes = index.extents_of(self._ids_of(numbers, work.order))
             begins, lengths = self._checked.spans(offsets, nbytes)
             for chunk in grid.chunks_at(begins, lengths).tolist():

@@ -92,7 +92,7 @@ class RingWriter:
         self._pool = reader.file.pool
         self._options = context.options
         self._checked = reader.checked
-        self._seats = context.seats.node
+        self._seats = context.seats
         self._rank = world.rank
         self._shares = (reader.file.feeder, reader.file.feeders)
         self.stats = context.stats

@@ -11,7 +11,7 @@ import numpy as np
 
 from pario.comm.memory import PAGE
 from pario.decode.base import Draw
-from pario.plan.schedule import node_share
+from pario.plan.seats import seat_share
 from pario.plan.stream import Work
 from pario.records import Records
 from pario.supply.base import Ahead, Context, Source
@@ -73,7 +73,7 @@ class SeatSource(Source):
         self._draw = Draw(work.stream.seed, work.epoch, reader.keys)
         self._held = context.decode.held
         self._checked = reader.checked
-        self._seat = context.seats.mine
+        self._seats = context.seats
         self._stats = context.stats
         # As far ahead as the ring would be.
         self._ahead_bytes = options.slots * options.slot_bytes // context.world.node_size
@@ -125,7 +125,7 @@ class SeatSource(Source):
         with self._planning:
             share = self._shares.get(group)
             if share is None:
-                numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
+                numbers, steps, rows = seat_share(self._schedule, self._order, group, self._seats)
                 if self._schedule.pools is not None:  # by step and row, as in the other orders
                     by_row = np.lexsort((rows, steps))
                     numbers, steps, rows = numbers[by_row], steps[by_row], rows[by_row]
