@@ -52,9 +52,7 @@ def take(loader: pario.Loader, values: list[bytes], steps: int | None = None) ->
     for _ in range(len(loader) if steps is None else steps):
         batch = next(loop)
         o = batch["offsets"]
-        assert [batch["data"][a:b].tobytes() for a, b in pairwise(o)] == [
-            values[i] for i in batch.ids.tolist()
-        ]
+        assert [batch["data"][a:b].tobytes() for a, b in pairwise(o)] == [values[i] for i in batch.ids.tolist()]
         assert o[-1] <= LIMIT or len(batch.ids) == 1
         mine.append(batch.ids.tolist())
     if steps is None:

@@ -114,6 +114,24 @@ def test_a_group_on_a_node_reads_once(world: Any, path: str, values: list[bytes]
     node.Free()
 
 
+@pytest.mark.parametrize("shuffle", ["global", pytest.param("block", marks=pytest.mark.full)])
+def test_groups_read_out_of_a_memory_tier(world: Any, path: str, values: list[bytes], shuffle: Any) -> None:
+    tier = pario.Options(tiers=(pario.Tier("memory"),), block_bytes=32 << 10, mix_blocks=4)
+    share = groups(world, world.size)
+    with pario.Loader(path, 8, pario.decode.Raw("uint8"), shuffle=shuffle, share_batch=share, options=tier) as loader:
+        mine = take(loader, values)
+    assert sorted(chain.from_iterable(of_the_job(world, share, mine))) == list(range(N))
+    share.Free()
+
+
+def test_groups_read_while_the_index_grows(world: Any, path: str, values: list[bytes]) -> None:
+    share = groups(world, world.size, apart=True)
+    with pario.Loader(path, 8, share_batch=share, save_index=False, options=SMALL) as loader:
+        mine = [batch.ids.tolist() for batch in loader]
+    assert list(chain.from_iterable(of_the_job(world, share, mine))) == list(range(N))
+    share.Free()
+
+
 @pytest.mark.parametrize("shuffle", QUICK)
 def test_a_state_knows_no_groups(world: Any, path: str, values: list[bytes], shuffle: Any) -> None:
     raw = pario.decode.Raw("uint8")

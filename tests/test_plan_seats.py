@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pario.errors import OptionError
@@ -82,6 +83,8 @@ def test_every_node_divides_a_seat_alike(shuffle: bool | str, pieces: int) -> No
         for group in range(schedule.groups):
             mine |= set(zip(*(column.tolist() for column in seat_share(schedule, order, group, seats)), strict=True))
             of_node |= set(zip(*(c.tolist() for c in seats_share(schedule, order, group, seats)), strict=True))
+            if shuffle is False and pieces == 1:
+                assert (np.diff(seats_share(schedule, order, group, seats)[0]) > 0).all()
         begin = seats.local * 4
         assert mine == {(n, step, row - begin) for n, step, row in of_node if begin <= row < begin + 4}
         assert delivered.setdefault(seats.mine, mine) == mine

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pario.kernels.jit import inner, kernel
 
-__all__ = ["cut_steps", "deal_steps"]
+__all__ = ["GIVEN", "deal_steps"]
 
 #: How often the records of a step are dealt anew, at most, to make room for one more. (Of the budget used by lognormal
 #: costs, 40 records a batch, on 8 / 64 seats: 0 times 0.94 / 0.87, 3 times 0.99 / 0.94, 6 times 1.00 / 0.95, 12 times
@@ -14,30 +14,30 @@ PACKS = 6
 
 
 @inner
-def _before(a, b, loads, counts):
-    """Whether seat a is to get a record rather than seat b: the one with less, then with fewer, then the first."""
-    if loads[a] != loads[b]:
-        return loads[a] < loads[b]
-    if counts[a] != counts[b]:
-        return counts[a] < counts[b]
-    return a < b
-
-
-@inner
 def _settle(heap, loads, counts):
-    """The seat on top of the heap has got a record: let it sink."""
-    seats = heap.shape[0]
-    at = 0
-    while True:
-        child = 2 * at + 1
-        if child >= seats:
-            return
-        if child + 1 < seats and _before(heap[child + 1], heap[child], loads, counts):
-            child += 1
-        if not _before(heap[child], heap[at], loads, counts):
-            return
-        heap[at], heap[child] = heap[child], heap[at]
-        at = child
+    """The seat on top of the heap has got a record: let it sink. On top is the seat with the least cost, of those the
+    one with the fewest records, of those the first."""
+    seats, at, child, seat = heap.shape[0], 0, 1, heap[0]
+    load, count = loads[seat], counts[seat]
+    while child < seats:
+        one = heap[child]
+        if child + 1 < seats:
+            other = heap[child + 1]
+            if (
+                loads[other] < loads[one]
+                or (loads[other] == loads[one] and counts[other] < counts[one])
+                or (loads[other] == loads[one] and counts[other] == counts[one] and other < one)
+            ):
+                child, one = child + 1, other
+        if (
+            load < loads[one]
+            or (load == loads[one] and count < counts[one])
+            or (load == loads[one] and count == counts[one] and seat < one)
+        ):
+            break
+        heap[at] = one
+        at, child = child, 2 * child + 1
+    heap[at] = seat
 
 
 @inner
@@ -53,31 +53,26 @@ def _sort(costs, first, order, k):
     """order[:k] = the indices first .. first + k - 1, the largest cost first, equal ones in their own order."""
     for j in range(k):
         order[j] = first + j
-    # Heapsort: what comes last, the smallest, stands on top.
-    for begin in range(k // 2 - 1, -1, -1):
-        _sink(costs, order, begin, k)
-    for end in range(k - 1, 0, -1):
-        order[0], order[end] = order[end], order[0]
-        _sink(costs, order, 0, end)
-
-
-@inner
-def _sink(costs, order, at, end):
-    while True:
-        child = 2 * at + 1
-        if child >= end:
-            return
-        if child + 1 < end and _later(costs, order[child + 1], order[child]):
-            child += 1
-        if not _later(costs, order[child], order[at]):
-            return
-        order[at], order[child] = order[child], order[at]
-        at = child
-
-
-@inner
-def _later(costs, a, b):
-    return costs[a] < costs[b] or (costs[a] == costs[b] and a > b)
+    # Heapsort: first a heap with the last one, the smallest, on top; then the top goes to the end, again and again.
+    for turn in range(k // 2 + k - 1):
+        at, end = k // 2 - 1 - turn, k
+        if at < 0:
+            end = k + at
+            order[0], order[end] = order[end], order[0]
+            at = 0
+        one = order[at]
+        cost, child = costs[one], 2 * at + 1
+        while child < end:
+            if child + 1 < end:
+                a, b = order[child], order[child + 1]
+                if costs[b] < costs[a] or (costs[b] == costs[a] and b > a):
+                    child += 1
+            other = order[child]
+            if costs[other] > cost or (costs[other] == cost and other < one):
+                break
+            order[at] = other
+            at, child = child, 2 * child + 1
+        order[at] = one
 
 
 @inner
@@ -119,45 +114,46 @@ def _fill(costs, limit, most, first, stop, order, heap, loads, counts, seat_of, 
             break
         total += costs[i]
         i += 1
-        seat_of[first:i] = tried[first:i]
+        for j in range(first, i):
+            seat_of[j] = tried[j]
     return i
 
 
 @kernel
-def cut_steps(costs, limits, order, heap, loads, counts, seat_of, tried, stops):
-    """Steps that are full: stops[i] is the index after the last record of step i; returns their number.
+def deal_steps(costs, given, order, heap, loads, counts, seat_of, tried, bounds, rows, sums):
+    """Cut records into steps, unless the steps are known, and deal each step's records to the seats.
 
-    costs i64[k], in the order of the epoch; limits i64[2]: cost and records of a batch
-    scratch: order i64[k]; heap, loads, counts i64[seats]; seat_of, tried i32[k]; out: stops i64[k]
-
-    The records after the last stop do not fill a step.
-    """
-    limit, most = limits[0], limits[1]
-    steps = 0
-    first = 0
-    while True:
-        first = _fill(costs, limit, most, first, costs.shape[0], order, heap, loads, counts, seat_of, tried)
-        if first == costs.shape[0]:
-            return steps
-        stops[steps] = first
-        steps += 1
-
-
-@kernel
-def deal_steps(costs, limits, order, heap, loads, counts, seat_of, tried, bounds, turns, rows, sums):
-    """Deal whole steps to the seats.
-
-    costs, limits and the scratch as for `cut_steps`; bounds i64[steps + 1]: indices where steps begin and end
-    turns i64[steps]: the first seat of each step, so that not always the same one gets the largest record
+    costs i64[k], in the order of the epoch; given i64[5]: GIVEN names its numbers
+    scratch: order i64[k]; heap, loads, counts i64[seats]; tried i32[k]
+    bounds i64[steps + 1]: indices where steps begin and end; in if `steps` says how many, else out, with bounds[0] = 0
     out: seat_of i32[k]; rows, sums i64[steps, seats], zeros: records and cost of each batch
+
+    Returns the number of steps. The records after the last one of them do not fill a step. One kernel for both, because
+    two take twice as long to compile.
     """
-    limit, most, seats = limits[0], limits[1], heap.shape[0]
-    for step in range(bounds.shape[0] - 1):
-        first, stop = bounds[step], bounds[step + 1]
-        if not _pack(costs, limit, most, first, stop, order, heap, loads, counts, seat_of):
-            _fill(costs, limit, most, first, stop, order, heap, loads, counts, seat_of, tried)  # as it was cut
+    limit, most, start, known, whole = given[0], given[1], given[2], given[3], given[4]
+    seats = heap.shape[0]
+    steps = first = 0
+    while first < costs.shape[0] and steps != known:
+        end = bounds[steps + 1] if known >= 0 else costs.shape[0]
+        stop = _fill(costs, limit, most, first, end, order, heap, loads, counts, seat_of, tried)
+        if known < 0 and stop == costs.shape[0] and not whole:
+            break
+        packed = _pack(costs, limit, most, first, stop, order, heap, loads, counts, tried)
+        # By position, not by step: whoever resumes numbers the steps anew.
+        turn = (start + first) % seats
         for i in range(first, stop):
-            seat = (seat_of[i] + turns[step]) % seats
+            seat = (tried[i] if packed else seat_of[i]) + turn
+            seat -= seats if seat >= seats else 0
             seat_of[i] = seat
-            rows[step, seat] += 1
-            sums[step, seat] += costs[i]
+            rows[steps, seat] += 1
+            sums[steps, seat] += costs[i]
+        steps += 1
+        first = stop
+        bounds[steps] = stop
+    return steps
+
+
+#: The numbers that `deal_steps` is given: cost and records of a batch; the position of the first record, from which the
+#: seat follows that gets the largest one; steps, or -1 if they are to be cut; whether the last records are a step, too.
+GIVEN = ("limit", "most", "start", "steps", "whole")

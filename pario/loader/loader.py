@@ -172,6 +172,11 @@ class Loader:
         self._progress.go_to(int(epoch))
 
     @property
+    def groups(self) -> int:
+        """Number of groups of ranks that share a batch; without `share_batch` the number of ranks."""
+        return self._supply.context.seats.count
+
+    @property
     def batches(self) -> int:
         """Number of batches of the whole epoch that is running, or else of the next one, also after `load_state_dict`.
         """

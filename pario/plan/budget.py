@@ -123,10 +123,6 @@ class Costs:
         most = max(1, min(len(of), budget.records or usual))  # so many rows have memory in the ring's tables
         return cls(of, budget.limit, most, budget.bytes is not None)
 
-    @property
-    def _limits(self) -> np.ndarray:
-        return np.array([self.limit, self.most])
-
     @cached_property
     def mean(self) -> float:
         return float(self.of.mean(dtype=np.float64))
@@ -154,46 +150,44 @@ class Costs:
         """The steps from position `start` to the end of the epoch. drop_last : leave out the last step, which the end
         of the epoch cuts short."""
         n, at, chunk = order.n, start, _CHUNK
-        bounds = [np.array([start])]
-        rows = []
+        bounds, rows = [np.array([start])], [np.empty((0, seats), np.int32)]
         while at < n:
             stop = min(n, at + chunk)
-            costs = self.along(order, at, stop)
-            stops = np.empty(len(costs), np.int64)
-            count = kernels.cut_steps(costs, self._limits, *_scratch(len(costs), seats), stops)
-            ends = stops[:count]
-            if stop == n and not drop_last:
-                ends = np.append(ends, len(costs))
-            if len(ends):
-                rows.append(self.deal(costs[: ends[-1]], at + np.append(0, ends), seats)[1].astype(np.int32))
-                bounds.append(at + ends)
+            whole = stop == n and not drop_last
+            ends, _, counts, _ = self._dealt(self.along(order, at, stop), seats, at, None, whole)
+            bounds.append(at + ends[1:])
+            rows.append(counts.astype(np.int32))
             if stop == n:
                 break
-            if count:
-                at += int(stops[count - 1])
-            else:
-                chunk *= 2
-        table = np.concatenate(rows) if rows else np.empty((0, seats), np.int32)
-        return Cuts(self, np.concatenate(bounds), table)
+            at += int(ends[-1])
+            chunk *= 1 if len(ends) > 1 else 2
+        return Cuts(self, np.concatenate(bounds), np.concatenate(rows))
 
     def deal(self, costs: np.ndarray, bounds: np.ndarray, seats: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(seat i32[k] of each record, rows i64[steps, seats], cost i64[steps, seats] of each batch) of whole steps.
 
         costs : i64[k], at the positions from bounds[0] to bounds[-1]
         """
-        rows, sums = np.zeros((2, len(bounds) - 1, seats), np.int64)
-        # By position, not by step: whoever resumes numbers the steps anew.
-        turns = bounds[:-1] % seats
-        scratch = _scratch(len(costs), seats)
-        kernels.deal_steps(costs, self._limits, *scratch, bounds - bounds[0], turns, rows, sums)
-        return scratch[-2], rows, sums
+        return self._dealt(costs, seats, int(bounds[0]), bounds - bounds[0], True)[1:]
 
+    def _dealt(
+        self, costs: np.ndarray, seats: int, start: int, bounds: np.ndarray | None, whole: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(bounds of the steps as indices, and what `deal` returns). bounds : None: they are to be found
 
-def _scratch(records: int, seats: int) -> tuple[np.ndarray, ...]:
-    """order i64[records]; heap, loads, counts i64[seats]; seat_of, tried i32[records]"""
-    heap, loads, counts = np.empty((3, seats), np.int64)
-    seat_of, tried = np.empty((2, records), np.int32)
-    return np.empty(records, np.int64), heap, loads, counts, seat_of, tried
+        start : position of the first record; whole : the last records are a step even if they do not fill one
+        """
+        k = len(costs)
+        known = -1 if bounds is None else len(bounds) - 1
+        most = k // seats + 1 if bounds is None else known  # every seat has a record in every step but the last
+        bounds = np.zeros(most + 1, np.int64) if bounds is None else bounds.copy()
+        heap, loads, counts = np.empty((3, seats), np.int64)
+        seat_of, tried = np.empty((2, k), np.int32)
+        rows, sums = np.zeros((2, most, seats), np.int64)
+        given = np.array([self.limit, self.most, start, known, whole])
+        scratch = np.empty(k, np.int64), heap, loads, counts
+        steps = kernels.deal_steps(costs, given, *scratch, seat_of, tried, bounds, rows, sums)
+        return bounds[: steps + 1], seat_of, rows[:steps], sums[:steps]
 
 
 @dataclass(frozen=True, eq=False)

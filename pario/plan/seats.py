@@ -113,12 +113,11 @@ def seats_share(
     if len(shares) == 1:
         return shares[0]
     numbers, step, row = (np.concatenate(column) for column in zip(*shares, strict=True))
-    return numbers, step, row
+    by_step = np.argsort(step, kind="stable")  # as of one part: key order goes on ascending
+    return numbers[by_step], step[by_step], row[by_step]
 
 
-def seat_share(
-    schedule: Schedule, order: Order, group: int, seats: Seats
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def seat_share(schedule: Schedule, order: Order, group: int, seats: Seats) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The part of `seats_share` that belongs to this rank's seat: item i has row i."""
     first, count = next(part for part in seats.parts if part[0] <= seats.mine < part[0] + part[1])
     return node_share(schedule, order, group, first, count, seats.mine)

@@ -63,16 +63,12 @@ class Stream:
             return self.cuts(epoch, start).steps
         return Schedule(self.n, self.batch_size, self.seats, start, self.drop_last).steps
 
-    def cuts(self, epoch: int, start: int, order: Order | None = None) -> Cuts:
-        """The steps of an epoch from position `start` on, where batches are cut by cost. The last ones are kept.
-
-        order : that of the epoch, if it is at hand
-        """
+    def cuts(self, epoch: int, start: int) -> Cuts:
+        """The steps of an epoch from position `start` on, where batches are cut by cost. The last two are kept."""
         assert self.costs is not None
         found = self._cuts.get((epoch, start))
         if found is None:
-            order = order or self.order(epoch)
-            found = self.costs.cut(order, self.seats, start, drop_last=self.drop_last)
+            found = self.costs.cut(self.order(epoch), self.seats, start, drop_last=self.drop_last)
             for old in list(self._cuts)[:-1]:
                 self._cuts.pop(old, None)
             self._cuts[epoch, start] = found
