@@ -50,21 +50,23 @@ def test_batches_of_bytes(path: str, sizes: list[int], shuffle: Any, own_rows: A
     with pario.Loader(
         path, pario.Budget(bytes=5000), shuffle=shuffle, options=pario.Options(own_rows=own_rows, **SMALL)
     ) as loader:
-        for _ in range(2):
+        for epochs in (1, 2):
             for batch in loader:
                 nbytes = np.diff(batch["offsets"]).tolist()
                 assert nbytes == [sizes[i] for i in batch.ids.tolist()]
                 assert sum(nbytes) <= 5000 or len(nbytes) == 1
+            assert loader.stats()["node_bytes"] == epochs * sum(sizes)
         found = epoch(loader)
     assert sorted(i for batch in found for i in batch) == list(range(N))
     assert len(found) <= 1.1 * sum(sizes) / 5000 + sum(size > 5000 for size in sizes) + 1
 
 
-@pytest.mark.parametrize("kind", ["array", "function"])
-def test_batches_of_tokens(path: str, sizes: list[int], kind: str) -> None:
+@pytest.mark.parametrize(("kind", "shuffle"), [("array", "global"), ("function", "block")])
+def test_batches_of_tokens(path: str, sizes: list[int], kind: str, shuffle: Any) -> None:
     tokens = [1 + size // 3 for size in sizes] + [1]
     cost: Any = tokens if kind == "array" else lambda ids, nbytes: 1 + nbytes // 3
-    with pario.Loader(path, pario.Budget(tokens=2000, cost=cost), shuffle="global", select=range(200)) as loader:
+    given: dict[str, Any] = {"shuffle": shuffle, "select": range(200), "options": pario.Options(**SMALL)}
+    with pario.Loader(path, pario.Budget(tokens=2000, cost=cost), **given) as loader:
         found = epoch(loader)
     assert sorted(i for batch in found for i in batch) == list(range(200))
     assert all(sum(tokens[i] for i in batch) <= 2000 or len(batch) == 1 for batch in found)
@@ -103,6 +105,14 @@ def test_resuming_and_peeking(path: str, shuffle: Any) -> None:
     assert sorted(i for batch in [*found[:3], *rest] for i in batch) == list(range(N))
     with pario.Loader(path, budget, seed=1, **given) as loader, pytest.raises(StateError):
         loader.load_state_dict(states[2])
+
+
+@pytest.mark.parametrize("recipe", ["plain", "prov", "stag"])
+def test_other_ways_to_read(path: str, sizes: list[int], recipe: str) -> None:
+    with pario.Loader(path, pario.Budget(bytes=5000), shuffle="block", recipe=recipe) as loader:
+        found = epoch(loader)
+    assert sorted(i for batch in found for i in batch) == list(range(N))
+    assert all(sum(sizes[i] for i in batch) <= 5000 or len(batch) == 1 for batch in found)
 
 
 def test_drop_last_and_bad_records(path: str) -> None:

@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -86,12 +86,13 @@ class Budget:
     @property
     def mark(self) -> tuple[Any, ...]:
         """What all ranks must have alike: of a function its name and code, not the values that it refers to."""
-        code: object = None
+        code = hashlib.sha256()
         if callable(self.cost):
-            code = getattr(getattr(self.cost, "__code__", None), "co_code", b"")
+            code.update(getattr(getattr(self.cost, "__code__", None), "co_code", b""))
         elif self.cost is not None:
-            code = self.cost.dtype.str, np.ascontiguousarray(self.cost).tobytes()
-        return repr(self), f"hash {hashlib.sha256(repr(code).encode()).hexdigest()[:16]}"
+            code.update(self.cost.dtype.str.encode())
+            code.update(memoryview(np.ascontiguousarray(self.cost)).cast("B"))
+        return repr(self), f"hash {code.hexdigest()[:16]}"
 
     def __repr__(self) -> str:
         given = {"bytes": self.bytes, "tokens": self.tokens, "cost": self.cost, "records": self.records}
@@ -219,6 +220,8 @@ class Cuts:
 class CutSchedule(Schedule):
     """A schedule whose steps are cut by cost. `batch_size` is the most records of a batch; `pieces` is 1."""
 
+    is_even: ClassVar[bool] = False
+
     cuts: Cuts = field(kw_only=True, compare=False)
 
     @property
@@ -258,18 +261,14 @@ class CutSchedule(Schedule):
 
     # Limits of all epochs, for memory that is set aside once ---------------------------------------------------------
 
-    @property
-    def _most_step_records(self) -> int:
-        return self.batch_size * self.seats
-
     def max_steps_in_flight(self, slots: int) -> int:
         if self.pools is None:
             return slots * self.per_group
-        # Of two neighbouring steps, one that was not cut short by a record of more than half a budget costs more than
-        # half a budget on every seat.
+        # A step costs more than half a budget on every seat, unless a record of more than half a budget came next, or a
+        # batch had its most records.
         records = slots * self._most_group_positions
         costs = self.cuts.costs
-        bulky = min(records, int(np.count_nonzero(2 * costs.of.astype(np.int64) > costs.limit)))
+        bulky = min(records, int(np.count_nonzero(costs.of > costs.limit // 2)))
         total = self._most_cost(slots * self.per_group)
         by_cost = 2 * total // (costs.limit * self.seats) + bulky + records // self.batch_size
         return int(max(1, min(records // self.seats, by_cost) + 3))

@@ -29,6 +29,7 @@ k.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -67,6 +68,8 @@ class Schedule:
     pools: Pools | None = None
     per_group: int = 1
     pieces: int = 1
+    #: every step but the last one has `batch_size` records on every seat
+    is_even: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in (("n", 0), ("batch_size", 1), ("seats", 1), ("per_group", 1), ("pieces", 1)):

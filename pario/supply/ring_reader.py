@@ -94,6 +94,11 @@ class RingReader(RecordSource):
                 for step, piece in (divmod(tick, self.pieces) for tick in range(first, stop))
                 for a, b in [schedule.piece_rows(step, seat, piece)]
             )
+        if not schedule.is_even:
+            return sum(
+                int(nbytes[step % len(nbytes), row : row + schedule.rows(step, seat)].sum())
+                for step in range(first, stop)
+            )
         last = stop - 1  # may be shorter than the others; the rest of its row is stale
         steps = np.arange(first, last) % len(nbytes)
         rest = nbytes[last % len(nbytes), row : row + schedule.rows(last, seat)]
