@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 #: public name -> module that defines it
 _HOMES = {
     "Batch": "pario.records",
+    "Budget": "pario.plan.budget",
     "ChecksumError": "pario.errors",
     "ClosedError": "pario.errors",
     "CorruptedError": "pario.errors",
@@ -46,9 +47,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "Batch", "ChecksumError", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError", "DecodeError",
-    "EmptyError", "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError", "Loader",
-    "MissingError", "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader",
+    "Batch", "Budget", "ChecksumError", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError",
+    "DecodeError", "EmptyError", "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError",
+    "Loader", "MissingError", "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader",
     "Records", "Report", "SnapshotError", "StateError", "Tier", "VersionMismatchError", "__version__", "decode",
     "errors", "split",
 ]  # fmt: skip
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     )
     from pario.loader.loader import Loader
     from pario.options import Options, Tier
+    from pario.plan.budget import Budget
     from pario.records import Batch, Records
     from pario.stats.report import Report
 

@@ -91,6 +91,21 @@ def test_every_page_is_in_the_index() -> None:
             assert len(lines) == 1, f"docs/index.md has {len(lines)} lines for {page.name}"
 
 
+def test_what_to_expect_names_pages_and_tests_that_exist() -> None:
+    rows = re.findall(r"(?m)^\| (\d+) \|(.*)\|$", (ROOT / "docs" / "what-to-expect.md").read_text())
+    assert [int(number) for number, _ in rows] == [*range(1, 14), *range(1, 11)]
+    for number, row in rows:
+        expected, said, page, shown = (cell.strip() for cell in row.split(" | "))
+        assert expected, number
+        assert said, number
+        assert re.fullmatch(r"(\[[\w-]+\.md\]\([^)]+\)(, )?)+", page), page
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", shown)
+        assert len(tests) == shown.count("`") // 2 > 0, shown
+        for file, name in tests:
+            tree = ast.parse((ROOT / file).read_text())
+            assert name in {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}, f"no {file}::{name}"
+
+
 def test_commands_of_readme_are_single_lines() -> None:
     text = (ROOT / "README.md").read_text()
     for name in COMMANDS:

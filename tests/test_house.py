@@ -98,7 +98,7 @@ STARTED = {
 
 #: room -> classes of other rooms by which it checks what a user passed in; classes of errors may be asked for anywhere
 USERS_ARGUMENTS = {
-    "loader": {"Options"},
+    "loader": {"Budget", "Options"},
 }
 
 LINES = 500
@@ -114,6 +114,8 @@ LARGE = {
     "bench _Operations": "a file system for FUSE: one method per operation, each a few lines",
     "lmdb Cursor": "py-lmdb's interface",
     "lmdb Environment": "py-lmdb's interface",
+    "loader Loader": "what users call, a few lines each",
+    "plan Schedule": "steps, groups and ticks of an epoch, a line each, and the few that CutSchedule answers otherwise",
     "stage MemoryTier": "a tier's contract, and what the process does besides that fills it",
 }
 

@@ -95,3 +95,12 @@ def test_what_cannot_be_read_is_treated_as_in_the_loop(path: str) -> None:
         loader.set_epoch(1)  # it still lives
     with pytest.raises(ClosedError):
         loader.peek()
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_it_shows_a_selection(path: str, shuffle: Any) -> None:
+    with pario.Loader(path, SIZE, DRAWN, shuffle=shuffle, select=range(7, 50, 2), options=SMALL) as loader:
+        shown = said(loader.peek())
+        for batch in loader:
+            assert said(batch) == shown
+            shown = said(loader.peek())

@@ -5,11 +5,14 @@ The dataset stands for 3 KB records: with the default options a block has about 
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from pario.options import Options
 from pario.plan.epoch import KeyOrder, Order, epoch_order, records_per_block
+from pario.plan.schedule import Schedule, node_share
 
 N = 200_000
 BATCHES = (64, 256, 1024)
@@ -112,3 +115,34 @@ def test_no_serial_correlation(lag):
     blocks = N / BLOCK["block_records"]
     found = [serial_correlation(epoch_order("block", N, seed=6, epoch=e, **BLOCK), lag) for e in range(8)]
     assert abs(np.mean(found)) < 4 / (8 * blocks) ** 0.5
+
+
+def mixing_of_ranks(order: Order, batch: int, ranks: int, nodes: int) -> float:
+    """`mixing` of the batches of each rank, not cut off at 1."""
+    size, steps = ranks // nodes, order.n // (batch * ranks)
+    schedule = Schedule(order.n, batch, ranks, pools=order.pools)
+    numbers = np.full((steps, ranks * batch), np.nan)
+    for group, node in itertools.product(range(schedule.groups), range(nodes)):
+        found, step, row = node_share(schedule, order, group, node * size, size)
+        full = step < steps
+        numbers[step[full], row[full] + node * size * batch] = found[full]
+    within = np.var(numbers.reshape(steps * ranks, batch), axis=1, ddof=1)
+    return float(within.mean() / np.var(np.arange(order.n), ddof=1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("batch", [64, 256])
+def test_a_ranks_batch_is_as_mixed_as_that_of_all(ranks: int, batch: int) -> None:
+    """The bar: 0.97 of a uniform draw, for the ranks of one node."""
+    order = epoch_order("block", N, seed=2, epoch=1, **BLOCK)
+    alone = mixing_of_ranks(order, batch, ranks, 1)
+    assert alone >= 0.97
+    assert alone == pytest.approx(mixing_of_ranks(order, batch * ranks, 1, 1), abs=0.02)
+
+
+def test_on_several_nodes_a_rank_has_the_blocks_of_its_node() -> None:
+    order = epoch_order("block", N, seed=2, epoch=1, **BLOCK)
+    assert mixing_of_ranks(order, 256, 8, 8) == pytest.approx(1 - 1 / 4, abs=0.05)  # 4 blocks each
+    assert mixing_of_ranks(order, 256, 8, 2) == pytest.approx(1 - 1 / 16, abs=0.03)
+    more = epoch_order("block", 4 * N, seed=2, epoch=1, **{**BLOCK, "mix_blocks": 256})
+    assert mixing_of_ranks(more, 64, 8, 8) >= 0.96

@@ -130,7 +130,7 @@ def test_a_stream_of_a_mixture() -> None:
     mixture = MIXTURES[0]
     stream = Stream(mixture.n, 4, 3, "global", 5, 0, 0, False, mixture=mixture)
     assert stream.order(3).ids(0, 20).tolist() == MixedOrder(mixture, "global", 5, 3).ids(0, 20).tolist()
-    assert stream.steps(0) == 6
+    assert stream.steps(0, 3) == 6
 
 
 def test_what_no_mixture_is() -> None:

@@ -41,7 +41,7 @@ def cases(draw):
     return order, schedule
 
 
-def arranged(order, schedule, step):
+def arranged(order, schedule, step, nodes=1):
     """The numbers of a step, arranged, from the words of plan/schedule.py."""
     first, stop = schedule.step_positions(step)
     numbers = order.ids(first, stop).tolist()
@@ -56,10 +56,20 @@ def arranged(order, schedule, step):
         blocks = order.layout(pool)[0].tolist()
         piece.sort(key=lambda place: (blocks.index(place // order.pools.block_records), place))
         dealt = [sum(row % seats == seat for row in range(before, before + len(piece))) for seat in range(seats)]
-        for seat in range(seats):
-            batches[seat] += piece[: dealt[seat]]
-            del piece[: dealt[seat]]
         before += sum(dealt)
+        for node in range(nodes):
+            here = range(*even_split(seats, nodes, node))
+            run = [piece.pop(0) for _ in range(sum(dealt[seat] for seat in here))]
+            # As many full rounds as every seat may have at least, whatever the piece before left; then the others.
+            left = {seat: dealt[seat] for seat in here}
+            for _ in range(min(dealt)):
+                for seat in here:
+                    batches[seat].append(run.pop(0))
+                    left[seat] -= 1
+            for seat in here:
+                if left[seat]:
+                    batches[seat].append(run.pop(0))
+            assert not run
     return [number for batch in batches for number in batch]
 
 
@@ -126,8 +136,15 @@ def check_shares(order, schedule, nodes):
             ready = schedule.group_ready_steps(group)
             here = [sum(schedule.rows(s, seat) for seat in range(first, stop)) for s in range(schedule.steps)]
             assert [(tables[s] >= 0).sum() for s in range(ready)] == here[:ready]
+        for seat in range(first, stop):  # each seat of a node alone
+            alone = np.full((schedule.steps, b), -1, np.int64)
+            for group in range(schedule.groups):
+                numbers, step, row = node_share(schedule, order, group, first, size, only=seat)
+                assert (alone[step, row] == -1).all()
+                alone[step, row] = numbers
+            assert (alone == tables[:, (seat - first) * b : (seat - first + 1) * b]).all()
         for s in range(schedule.steps):
-            numbers = arranged(order, schedule, s)
+            numbers = arranged(order, schedule, s, nodes)
             for seat in range(first, stop):
                 a, e = schedule.seat_rows(s, seat)
                 table = tables[s, (seat - first) * b : (seat - first) * b + b]

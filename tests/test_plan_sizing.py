@@ -48,8 +48,8 @@ def test_the_rest_of_an_epoch_is_what_its_order_says(shuffle):
     whole = Work(stream, RingShape(slots=3, per_group=7), 2, 0)
     rest = Work(stream, RingShape(slots=3, per_group=7), 2, 300)
     np.testing.assert_array_equal(whole.order.take(np.arange(1000)), rest.order.take(np.arange(1000)))
-    assert stream.steps(0) == whole.schedule.steps == 33
-    assert stream.steps(300) == rest.schedule.steps == 23
+    assert stream.steps(0, 2) == whole.schedule.steps == 33
+    assert stream.steps(300, 2) == rest.schedule.steps == 23
     assert rest.schedule.next_position(0) == 330
     assert rest.table_steps == rest.schedule.max_steps_in_flight(3)
 

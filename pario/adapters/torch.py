@@ -91,7 +91,6 @@ class Loader:
         self._device = torch.device("cpu" if device is None else device)
         self._own_comm = options.get("comm") is not None
         self.loader = NumpyLoader(path, batch_size, decoder, **options)
-        self._length = len(self.loader)
         self._link = _link(self._device)
         #: state of the last batch that was handed out, while others are on their way to the device
         self._handed_out: dict[str, Any] | None = None
@@ -100,13 +99,13 @@ class Loader:
         self.batch_sampler = _BatchSampler(self)
 
     def __len__(self) -> int:
-        return self._length
+        return self.loader.batches
 
     @property
     def taken(self) -> int:
         """Batches of the epoch before the next loop's first one: 0, unless a state was loaded. In a loop that began
         there, the same number."""
-        return self._length - len(self.loader)
+        return self.loader.batches - len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         """An epoch, or the rest of one. Collective when the first batch is taken."""
@@ -178,18 +177,18 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that the loop has got: that of `pario.Loader`, and `ranks`, the number of
-        ranks that it was saved on. The same on every rank."""
+        ranks (or of groups that share a batch) that it was saved on. The same on every rank."""
         state = self.loader.state_dict() if self._handed_out is None else self._handed_out
-        return {**state, "ranks": self.loader.world.size}
+        return {**state, "ranks": self.loader.groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next loop continue after the batch at which `state` was taken, on any number of ranks. A state of
         `pario.Loader` will do as well. Call it on every rank."""
         position = dict(state)
-        ranks = position.pop("ranks", self.loader.world.size)
+        ranks = position.pop("ranks", self.loader.groups)
         self.loader.load_state_dict(position)
         self._handed_out = None
-        self._loaded, self._foreign_ranks = True, ranks if ranks != self.loader.world.size else 0
+        self._loaded, self._foreign_ranks = True, ranks if ranks != self.loader.groups else 0
 
     # -- its end ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +219,7 @@ class _BatchSampler:
         if loader._foreign_ranks and loader._loaded and loader.taken:
             raise OptionError(
                 f"a state of {loader._foreign_ranks} ranks goes on in the middle of an epoch on "
-                f"{loader.loader.world.size}: Lightning goes by its number of batches, and would end the epoch at "
+                f"{loader.loader.groups}: Lightning goes by its number of batches, and would end the epoch at "
                 "another record",
                 hint="Trainer(callbacks=[pario.adapters.lightning.Resume(train_loader)]) corrects the number "
                 "(docs/pytorch.md)",

@@ -37,25 +37,24 @@ _CACHED, _SAMPLE = 0.5, 64
 _FAST = 4.0
 
 
-def past_cache(store: Fetcher) -> Fetcher:
-    """A fetcher of the same file that bypasses the page cache, and `store` is closed; or `store` itself, if that is
-    better. Reads a few MiB of a file that the page cache does not hold."""
+def past_cache(store: Fetcher) -> Fetcher | None:
+    """Another fetcher of the same file, which bypasses the page cache; None if `store` is better. Reads a few MiB of a
+    file that the page cache does not hold."""
     if len(store.files) > 1 or store.rows is None or not store.read_ahead_bytes or store.nbytes < _LEAST_BYTES:
-        return store
+        return None
     offsets = np.linspace(0, store.nbytes - 1, _SAMPLE).astype(np.int64)
     share = store.cached_share(offsets, _CACHED)
     if share is None or share >= _CACHED:
-        return store
+        return None
     (file,) = store.files
     try:
         direct = DirectFetcher(store.path, f"/proc/self/fd/{file.fileno()}")
     except (OSError, ParioError):
-        return store
+        return None
     if not _is_fast(direct):
         direct.close()
-        return store
+        return None
     _log.info("%s is read past the page cache, whose copies cost more here than its disk", store.path)
-    store.close()
     return direct
 
 

@@ -235,38 +235,47 @@ def _advance(count, taken, t, i, rounds_key, m, block_records, short, short_reco
 
 
 @kernel
-def _dealt_row(rank, before, taken, node_seat, batch_size, seats):
-    """The row of record `rank` of a sorted piece in the node's table; the record must belong to the node.
+def _dealt_row(at, before, taken, pool):
+    """The row of record `at` of the node's run of a sorted piece in the node's table; -1 if only another seat's records
+    are wanted.
 
     The rows of a step are dealt in turn: seat k gets rows k, k + seats, k + 2 seats, ... This determines how many of
-    the `taken` rows of this piece, which follow `before` rows of others, each seat gets: one run of the sorted piece.
+    the `taken` rows of this piece, which follow `before` rows of others, each seat gets. So a node has one run of the
+    sorted piece, which is dealt to its seats in turn: full rounds, and then those that get one more.
     """
+    seats, first, size, only = pool[SEATS], pool[NODE_SEAT], pool[NODE_SIZE], pool[ONLY]
     base, extra = before // seats, before % seats
     more, rest = (before + taken) // seats - base, (before + taken) % seats
-    low, high = 0, seats - 1
-    while low < high:
-        seat = (low + high + 1) // 2
-        if seat * more + min(seat, rest) - min(seat, extra) <= rank:
-            low = seat
-        else:
-            high = seat - 1
-    item = base + (1 if low < extra else 0) + rank - (low * more + min(low, rest) - min(low, extra))
-    return (low - node_seat) * batch_size + item
+    rounds = more if extra <= rest else more - 1
+    if at < rounds * size:
+        seat = first + at % size
+        turn = at // size
+    else:
+        turn, left = rounds, at - rounds * size
+        # Seats from `extra` to `rest` get one more; if that goes over the last seat, those at both ends.
+        head = 0 if extra <= rest else max(0, min(rest, first + size) - first)
+        seat = first + left if left < head else max(extra, first) + left - head
+    if only < 0:
+        return (seat - first) * pool[BATCH_SIZE] + base + (1 if seat < extra else 0) + turn
+    return base + (1 if seat < extra else 0) + turn if seat == only else -1
 
 
 #: The numbers that describe a pool, and a node's part of its steps. `skip` counts the records of the pool before the
-#: first piece, which belongs to step `first_step`.
+#: first piece, which belongs to step `first_step`. `only`: the one seat of the node whose records are wanted, or -1.
 POOL = (
     "block_records", "short", "short_records", "bits", "skip", "first_step", "batch_size", "seats", "node_seat",
+    "node_size", "only",
 )  # fmt: skip
-BLOCK_RECORDS, SHORT, SHORT_RECORDS, BITS, SKIP, FIRST_STEP, BATCH_SIZE, SEATS, NODE_SEAT = range(len(POOL))
+BLOCK_RECORDS, SHORT, SHORT_RECORDS, BITS, SKIP, FIRST_STEP, BATCH_SIZE, SEATS, NODE_SEAT, NODE_SIZE, ONLY = range(
+    len(POOL)
+)
 
 
 @kernel
 def pool_rows(keys, pool, blocks, ascending, pieces, perm, mark, taken, cursor, numbers, step, row):
     """The records of one pool that belong to one node, by ordinal.
 
-    keys u64[2] of the records in blocks and of the rounds; pool i64[9]: POOL names its numbers.
+    keys u64[2] of the records in blocks and of the rounds; pool i64[11]: POOL names its numbers.
     blocks i64[m], ascending i64[m] (argsort of blocks).
     pieces i64[s, 4]: for each step that takes from this pool (in order): records taken, rows of the step before them,
     first and last + 1 row of the node among them (counted from the beginning of the step).
@@ -279,7 +288,6 @@ def pool_rows(keys, pool, blocks, ascending, pieces, perm, mark, taken, cursor, 
     records_key, rounds_key = keys[0], keys[1]
     block_records, short, short_records, bits = pool[BLOCK_RECORDS], pool[SHORT], pool[SHORT_RECORDS], pool[BITS]
     skip, first_step = pool[SKIP], pool[FIRST_STEP]
-    batch_size, seats, node_seat = pool[BATCH_SIZE], pool[SEATS], pool[NODE_SEAT]
     m = blocks.shape[0]
     count = pieces.shape[0]
     for k in range(m):
@@ -323,12 +331,12 @@ def pool_rows(keys, pool, blocks, ascending, pieces, perm, mark, taken, cursor, 
             r = cursor[c, k]
             cursor[c, k] = r + 1
             if r >= pieces[c, 2] and r < pieces[c, 3]:
-                numbers[written] = first_record + j
-                step[written] = first_step + c
-                row[written] = _dealt_row(
-                    r - pieces[c, 1], pieces[c, 1], pieces[c, 0], node_seat, batch_size, seats
-                )
-                written += 1
+                at = _dealt_row(r - pieces[c, 2], pieces[c, 1], pieces[c, 0], pool)
+                if at >= 0:
+                    numbers[written] = first_record + j
+                    step[written] = first_step + c
+                    row[written] = at
+                    written += 1
     return written
 
 
@@ -342,7 +350,6 @@ def pool_rows_small(keys, pool, blocks, ascending, pieces, perm, step_of, row_of
     records_key, rounds_key = keys[0], keys[1]
     block_records, short, short_records, bits = pool[BLOCK_RECORDS], pool[SHORT], pool[SHORT_RECORDS], pool[BITS]
     skip, first_step = pool[SKIP], pool[FIRST_STEP]
-    batch_size, seats, node_seat = pool[BATCH_SIZE], pool[SEATS], pool[NODE_SEAT]
     m = blocks.shape[0]
     for k in range(m):
         size = short_records if k == short else block_records
@@ -380,7 +387,7 @@ def pool_rows_small(keys, pool, blocks, ascending, pieces, perm, step_of, row_of
                         owner = piece[r] // block_records
                         j = piece[r] - owner * block_records
                         step_of[owner, j] = first_step + c
-                        row_of[owner, j] = _dealt_row(r, pieces[c, 1], pieces[c, 0], node_seat, batch_size, seats)
+                        row_of[owner, j] = _dealt_row(in_step - pieces[c, 2], pieces[c, 1], pieces[c, 0], pool)
                 filled = 0
                 c += 1
 

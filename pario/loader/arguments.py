@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pario.comm.base import AnyWorld
+from pario.comm.sharing import ranks_in
 from pario.dataset.fields import as_fields
 from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
@@ -18,17 +19,22 @@ from pario.errors import OptionError
 from pario.fetch.resolve import Paths, as_paths
 from pario.machine import Share, allowed_cores, boot, my_share
 from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, find_recipe
+from pario.plan.budget import Budget
 from pario.plan.mixture import as_units
+from pario.plan.seats import Seats, seats_of_groups
 
 __all__ = ["Arguments"]
 
 
 @dataclass
 class Arguments:
-    """The arguments of `Loader`, whose docstring explains them. Unchecked until `agree` has been called."""
+    """The arguments of `Loader`, whose docstring explains them. Unchecked until `agree` has been called.
+
+    seats, budget : who delivers which batches, and what they may cost; set by `agree`
+    """
 
     path: Paths
-    batch_size: int
+    batch_size: int | Budget
     decoder: Decoder | Callable[..., Any] | None
     shuffle: Shuffle
     seed: int
@@ -41,6 +47,9 @@ class Arguments:
     fields: Any = None
     weights: Any = None
     verify: bool = False
+    share_batch: Any = None
+    seats: Seats = field(init=False)
+    budget: Budget | None = field(init=False, default=None)
 
     def agree(self, world: AnyWorld) -> Share:
         """Check them, and that all ranks were given the same. Returns this rank's share of its machine.
@@ -48,12 +57,15 @@ class Arguments:
         Collective; raises OptionError on all ranks.
         """
         error: BaseException | None = None
+        members: tuple[int, ...] | None = None
         try:
             self._check()
+            if self.share_batch is not None:
+                members = ranks_in(world, self.share_batch, "share_batch")
         except Exception as e:
             error = e
         world.agree(error, "checking the arguments of Loader")
-        return self._compare(world)
+        return self._compare(world, members)
 
     def _check(self) -> None:
         if self.shuffle is True:
@@ -63,23 +75,23 @@ class Arguments:
             raise OptionError(f"options must be a pario.Options, got {self.options!r}")
         if not (shuffle is False or (isinstance(shuffle, str) and shuffle in ORDERS)):
             raise OptionError(f'shuffle must be False, "global" (or True) or "block", got {shuffle!r}')
-        self.recipe = find_recipe(self.recipe)
+        self.recipe = recipe = find_recipe(self.recipe)
         if self.on_error not in POLICIES:
             raise OptionError(f'on_error must be "raise", "skip" or "substitute", got {self.on_error!r}')
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise OptionError(f"batch_size must be an integer of at least 1 record per rank, got {size!r}")
+        if isinstance(size, Budget):
+            self.budget = size
+        elif isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise OptionError(f"batch_size must be an integer of at least 1 record per rank, or a Budget, got {size!r}")
+        else:
+            self.batch_size = int(size)
         if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 1 << 64:
             raise OptionError(f"seed must be an integer of at least 0 and below 2**64, got {seed!r}")
-        self.batch_size, self.seed, self.drop_last = int(size), int(seed), bool(self.drop_last)
+        self.seed, self.drop_last = int(seed), bool(self.drop_last)
         self.verify = bool(self.verify)
         self.path = as_paths(self.path)
         self.fields = as_fields(self.fields)
         if self.fields is not None:
-            if self.decoder is not None:
-                raise OptionError("decoder= and fields= exclude each other: each field has a decoder of its own")
-            if self.recipe.source != "auto":
-                raise OptionError(f"{self.recipe} is for studies, and knows no fields=")
-            self.decoder = self.fields.decoder()
+            self._check_fields(recipe)
         self.decoder = as_decoder(self.decoder)
         self.select = as_wanted(self.select)
         if self.weights is not None:
@@ -98,15 +110,27 @@ class Arguments:
                 'weights= goes with shuffle=False or "global", not with "block"',
                 hint="A mixture draws record by record, so it would read no longer runs of neighbours.",
             )
+        if self.budget is not None:
+            raise OptionError(f"{self.budget!r} counts each record once, and weights= draws some of them several times")
         if len(paths) == 1:
             self.weights = None
 
-    def _compare(self, world: AnyWorld) -> Share:
+    def _check_fields(self, recipe: Recipe) -> None:
+        if self.decoder is not None:
+            raise OptionError("decoder= and fields= exclude each other: each field has a decoder of its own")
+        if recipe.source != "auto":
+            raise OptionError(f"{recipe} is for studies, and knows no fields=")
+        if self.budget is not None:
+            raise OptionError(f"{self.budget!r} counts single records, and with fields= a sample has several")
+        self.decoder = self.fields.decoder()
+
+    def _compare(self, world: AnyWorld, members: tuple[int, ...] | None) -> Share:
         paths = [os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)]
+        size = self.batch_size if self.budget is None else self.budget.mark
         mine: tuple[Any, ...] = (paths, self.weights, self.db)
-        mine += (self.batch_size, self.shuffle, self.seed, self.drop_last, self.on_error)
+        mine += (size, self.shuffle, self.seed, self.drop_last, self.on_error)
         mine += (repr(self.recipe), repr(self.options), self.select.mark, self.fields and self.fields.mark, self.verify)
-        everyones = world.allgather((mine, boot(), allowed_cores()))
+        everyones = world.allgather((mine, boot(), allowed_cores(), members, world.node))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
@@ -118,4 +142,16 @@ class Arguments:
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )
                 raise world.raised_by_all(error)
-        return my_share(world.rank, [(machine, cores) for _, machine, cores in everyones])
+        self.share_batch = None  # the script may free it
+        *_, groups, nodes = zip(*everyones, strict=True)
+        try:
+            self.seats = _seats(world, groups, nodes)
+        except OptionError as error:
+            raise world.raised_by_all(error) from None
+        return my_share(world.rank, [(machine, cores) for _, machine, cores, *_ in everyones])
+
+
+def _seats(world: AnyWorld, groups: tuple[tuple[int, ...] | None, ...], nodes: tuple[int, ...]) -> Seats:
+    if not any(group is not None for group in groups):
+        return Seats(world.size, world.seat, ((world.node_seat, world.node_size),))
+    return seats_of_groups(groups, nodes, world.rank)

@@ -11,6 +11,7 @@ import numpy as np
 from pario.comm.base import together
 from pario.comm.slots import Slots
 from pario.comm.window import Ring
+from pario.dataset.costs import costs_of
 from pario.dataset.fields import find
 from pario.dataset.reader import Reader
 from pario.dataset.select import choose
@@ -23,15 +24,17 @@ from pario.loader.meeting import Meeting
 from pario.loader.state import ends_of, identify
 from pario.locate.base import Stretch
 from pario.machine import Share
+from pario.plan.budget import Budget, Costs
 from pario.plan.epoch import records_per_block
 from pario.plan.mixture import Mixture
+from pario.plan.seats import Seats
 from pario.plan.selection import Selection
 from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
 from pario.plan.stream import Stream, Work
 from pario.recipes.lmdbio import Synchronous
 from pario.stats.rank import RankStats
 from pario.supply.base import Context, Supply
-from pario.supply.choose import make_supply
+from pario.supply.choose import bypass_cache, make_supply
 from pario.supply.decode_step import DecodeStep, learn
 
 __all__ = ["Built", "build"]
@@ -67,13 +70,15 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     decoder, chosen = _decoder_and_records(given, reader)
     given.select = None  # its ids may take much memory
     reader.use_tiers(chosen)
-    most = world.allreduce_max(world.node_size)
-    stream, shape = _plan(reader, given, decoder, most, chosen)
-    if stream.steps(0) == 0:
+    bypass_cache(reader, given.shuffle)
+    most = world.allreduce_max(given.seats.here)
+    life.costs = costs_of(given.budget, reader, chosen, file_order=given.shuffle == "block")
+    stream, shape = _plan(reader, given, decoder, most, chosen, life.costs)
+    if stream.steps(0, 0) == 0:
         raise world.raised_by_all(
             OptionError(
                 f"drop_last leaves no batch: {stream.n:,} records are fewer than one step of "
-                f"{given.batch_size} records on {world.size} ranks",
+                f"{_sized(given.batch_size)} on {_counted(given.seats)}",
                 path=reader.path,
             )
         )
@@ -99,7 +104,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     whole = Work(stream, shape, epoch=0, start=0)
     # Even if records take another way, the ring carries news of errors and lost ranks.
     life.ring = ring = Ring(world, shape.slots, alive_seconds=options.alive_seconds)
-    rows = given.batch_size * world.node_size * decoder.records_per_row
+    rows = stream.batch_size * given.seats.here * decoder.records_per_row
     life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
     life.watch()
     life.decode = decode = DecodeStep(
@@ -110,7 +115,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
         policy=given.on_error,
         max_bad=options.max_bad,
     )
-    context = Context(world, reader, options, stream, share, ring, slots, decode, stats)
+    context = Context(world, reader, options, stream, given.seats, share, ring, slots, decode, stats)
     life.supply = supply = make_supply(context, _RECIPES)
     # A later epoch may need the ring even if the first does not. If the first needs it, too little memory is an error
     # now.
@@ -128,14 +133,29 @@ def _decoder_and_records(given: Arguments, reader: Reader) -> tuple[Decoder, Sel
     return given.fields.decoder(samples), samples.samples
 
 
+def _counted(seats: Seats) -> str:
+    return f"{seats.count} ranks" if seats.shared == 1 else f"{seats.count} groups of {seats.shared} ranks"
+
+
+def _sized(size: int | Budget) -> str:
+    return f"{size} records" if isinstance(size, int) else repr(size)
+
+
 def _plan(
-    reader: Reader, given: Arguments, decoder: Decoder, node_size: int, chosen: Selection | None
+    reader: Reader,
+    given: Arguments,
+    decoder: Decoder,
+    node_seats: int,
+    chosen: Selection | None,
+    costs: Costs | None,
 ) -> tuple[Stream, RingShape]:
     """The stream of records, and the shape of a ring that fits it.
 
-    node_size : ranks of the largest node
+    node_seats : the most seats of a node
     """
-    index, options, seats = reader.index, given.options, reader.world.size
+    index, options, seats = reader.index, given.options, given.seats.count
+    size = costs.most if costs is not None else given.batch_size
+    assert isinstance(size, int)  # a Budget has costs
     blocks = given.shuffle == "block"
     figures = chosen.figures if chosen is not None else None
     mixture = _mixture(reader, given.weights, chosen)
@@ -146,7 +166,7 @@ def _plan(
     mean_bytes += index.header_bytes
     stream = Stream(
         n=index.n if chosen is None else chosen.n,
-        batch_size=given.batch_size,
+        batch_size=size,
         seats=seats,
         shuffle=given.shuffle,
         seed=given.seed,
@@ -156,13 +176,16 @@ def _plan(
         drop_last=given.drop_last,
         chosen=chosen,
         mixture=mixture,
+        costs=costs,
     )
     if blocks:
         pool = min(stream.n, stream.block_records * stream.mix_blocks)
-        pool_bytes = mean_bytes * pool * node_size / seats
+        pool_bytes = mean_bytes * pool * node_seats / seats
         return stream, pool_shape(pool_bytes, pool, stream.step_records, options, reader.recipe)
-    step_bytes = mean_bytes * given.batch_size * node_size
-    return stream, step_shape(step_bytes, given.batch_size, options, reader.recipe, by_rows=decoder.by_rows)
+    usual = stream.batch_size if costs is None else costs.usual_records
+    by_rows = decoder.by_rows and costs is None
+    step_bytes = mean_bytes * usual * node_seats
+    return stream, step_shape(step_bytes, stream.batch_size, options, reader.recipe, by_rows=by_rows)
 
 
 def _mixture(reader: Reader, units: tuple[int, ...] | None, chosen: Selection | None) -> Mixture | None:

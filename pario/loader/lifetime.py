@@ -17,6 +17,7 @@ from pario.comm.window import Ring
 from pario.dataset.reader import Reader
 from pario.errors import ClosedError
 from pario.fetch.pool import STOP_S
+from pario.plan.budget import Costs
 from pario.supply.base import Source, Supply
 from pario.supply.decode_step import DecodeStep
 
@@ -33,7 +34,7 @@ class Run(Protocol):
 class Lifetime:
     """Owns the parts of one loader. They are set one after another; a part that is still None needs no cleaning up.
 
-    ring, slots, decode, supply : set by the constructor, in this order
+    costs, ring, slots, decode, supply : set by the constructor, in this order
     source : source of the last loop; other ranks of the node may need it longer than this one
     run : the running loop of this rank
     """
@@ -41,6 +42,7 @@ class Lifetime:
     def __init__(self, world: AnyWorld, reader: Reader) -> None:
         self.world = world
         self.reader = reader
+        self.costs: Costs | None = None
         self.ring: Ring | None = None
         self.slots: Slots | None = None
         self.decode: DecodeStep | None = None
@@ -163,6 +165,8 @@ class Lifetime:
             self.ring.close()
         if self.slots is not None:
             self.slots.close()
+        if self.costs is not None:
+            self.costs.close()
 
     def _end_threads(self, limit_s: float = math.inf) -> bool:
         """Whether they ended in time."""

@@ -22,6 +22,7 @@ from pario.loader.progress import Progress
 from pario.loader.state import LoaderState
 from pario.locate.base import Index
 from pario.options import Options, Policy, Recipe, Shuffle
+from pario.plan.budget import Budget
 from pario.plan.selection import Selection
 from pario.records import Batch
 from pario.stats.rank import RankStats
@@ -41,7 +42,7 @@ class Loader:
     path : the LMDB: its data file, or the directory that holds data.mdb. Several LMDBs as one dataset
         (docs/selections.md): a list of paths, a pattern such as "data.%04d.lmdb" or "data.*.lmdb", or a directory of
         LMDBs; the records of one come behind those of another
-    batch_size : records per rank and step
+    batch_size : records per rank and step; or a `pario.Budget`, what the records of a batch may cost (docs/budgets.md)
     decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
     shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
         random order, mixed over `Options.mix_blocks` blocks, so that reads stay long)
@@ -72,6 +73,9 @@ class Loader:
         (docs/selections.md). Not with shuffle="block"
     verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
         decoded. One that differs is a record that cannot be read, for `on_error` (docs/guarantees.md)
+    share_batch : an mpi4py communicator of the ranks that are to get the same batches: those of one tensor, pipeline or
+        context parallel group (docs/groups.md). `comm` has the ranks of all groups, which have equal sizes. Then
+        `batch_size` counts records per group and step, and "rank" means group in what is said here of batches
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -85,7 +89,7 @@ class Loader:
     def __init__(
         self,
         path: Paths,
-        batch_size: int,
+        batch_size: int | Budget,
         decoder: Decoder | Callable[..., Any] | None = None,
         *,
         shuffle: Shuffle = False,
@@ -100,13 +104,14 @@ class Loader:
         fields: Mapping[str, tuple[Any, Any]] | None = None,
         weights: Sequence[float] | None = None,
         verify: bool = False,
+        share_batch: Any = None,
         save_index: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
-            options if options is not None else Options(), recipe, select, fields, weights, verify,
+            options if options is not None else Options(), recipe, select, fields, weights, verify, share_batch,
         )  # fmt: skip
         self.world = world = get_world(comm)
         try:
@@ -123,8 +128,8 @@ class Loader:
             recipe=given.recipe,
             save_index=save_index,
             progress=progress,
-            # The other orders, and most selections, need the whole index before the first record.
-            grow=shuffle is False and given.select.grows and given.fields is None,
+            # The other orders, most selections, and sizes need the whole index before the first record.
+            grow=shuffle is False and given.select.grows and given.fields is None and given.budget is None,
             verify=given.verify,
             tiers=True,
         )
@@ -180,6 +185,17 @@ class Loader:
         if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
             raise OptionError(f"epoch must be at least 0, got {epoch!r}")
         self._progress.go_to(int(epoch))
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of ranks that share a batch; without `share_batch` the number of ranks."""
+        return self._supply.context.seats.count
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of the whole epoch that is running, or else of the next one, also after `load_state_dict`.
+        """
+        return self._progress.whole_steps
 
     @property
     def records(self) -> int:
@@ -270,6 +286,6 @@ class Loader:
         reader, given = self._life.reader, self._arguments
         records = f"{self.records:,}" + (f" of {len(reader):,}" if self.records < len(reader) else "")
         return (
-            f"Loader({reader.path!r}, records={records}, batch_size={given.batch_size}, "
+            f"Loader({reader.path!r}, records={records}, batch_size={given.batch_size!r}, "
             f"ranks={self.world.size}, shuffle={given.shuffle!r}, decoder={self.decoder!r})"
         )

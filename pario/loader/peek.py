@@ -21,7 +21,7 @@ def peek(context: Context, work: Work, step: int) -> Batch:
     """
     schedule = replace(work.schedule, pieces=1, per_group=1)
     first, stop = schedule.step_groups(0)
-    shares = [context.records_of(schedule, work.order, group, context.world.seat, 1) for group in range(first, stop)]
+    shares = [context.own_records(schedule, work.order, group) for group in range(first, stop)]
     ids, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
     mine = steps == 0
     reader, decode = context.reader, context.decode

@@ -32,11 +32,17 @@ class Progress:
         self.epoch = 0
         self.position = 0
         self._begin_at = 0  # position where the loop of this epoch begins
+        self._step = 0  # steps taken since
 
     @property
     def steps(self) -> int:
         """Steps of the current loop, or of the next one between two loops."""
-        return self._context.stream.steps(self._begin_at)
+        return self._context.stream.steps(self._begin_at, self.epoch)
+
+    @property
+    def whole_steps(self) -> int:
+        """Steps of the whole current epoch, or of the next one between two loops."""
+        return self._context.stream.steps(0, self.epoch)
 
     def state(self) -> LoaderState:
         stream = self._context.stream
@@ -59,16 +65,15 @@ class Progress:
         """The batch that this rank gets next, to look at. Not collective."""
         self._life.check_open()
         context = self._context
-        stream, epoch, position, begin_at = context.stream, self.epoch, self.position, self._begin_at
-        if stream.steps(position) == 0:  # after the last batch of an epoch
-            epoch, position, begin_at = epoch + 1, 0, 0
-        step = (position - begin_at) // stream.step_records
+        stream, epoch, position, step = context.stream, self.epoch, self.position, self._step
+        if stream.steps(position, epoch) == 0:  # after the last batch of an epoch
+            epoch, position, step = epoch + 1, 0, 0
         return peek(context, Work(stream, self._shape, epoch, position), step)
 
     def go_to(self, epoch: int, position: int = 0) -> None:
         """Set where the next loop begins; leaves a running loop."""
         self.leave()
-        self.epoch, self.position, self._begin_at = epoch, position, position
+        self.epoch, self.position, self._begin_at, self._step = epoch, position, position, 0
 
     def meet(self, doing: str, way: str = "") -> Met:
         """`Meeting.meet`; an error ends the loader. Collective."""
@@ -120,7 +125,7 @@ class Progress:
 
     def _taken(self, schedule: Schedule, batch: Batch) -> None:
         stats = self._context.stats
-        self.position = schedule.next_position(batch.step)
+        self.position, self._step = schedule.next_position(batch.step), batch.step + 1
         stats.batches += 1
         stats.records += len(batch.ids) + (0 if self._context.decode.substitutes else batch.skipped)
         stats.skipped += batch.skipped

@@ -17,17 +17,19 @@ pieces: a group then holds one piece of every seat's rows, so that all ranks dec
 Ranks count their progress in ticks: a tick is one piece of a step, or the whole step if pieces = 1.
 
 Arrangement within a step. A step is cut where pools meet. Inside each part the records are sorted by their block's
-number in the pool, then by ordinal, and every seat gets a run of them, as long as if the step's rows were dealt in turn
-(row i to seat i modulo seats). So a seat takes its records from the same part of the pool's blocks in every step,
-including steps that span two pools, and nodes read whole blocks instead of parts of all blocks. This is exact if the
-part holds equally many records of each block, and approximate otherwise. The arrangement does not change which records
-a step has, so these do not depend on the number of seats. Without pools the order itself is the arrangement, and seat k
-has share k.
+number in the pool, then by ordinal, and every node gets a run of them, as long as if the step's rows were dealt in turn
+(row i to seat i modulo seats). So a node takes its records from the same part of the pool's blocks in every step,
+including steps that span two pools, and reads whole blocks instead of parts of all blocks. This is exact if the part
+holds equally many records of each block, and approximate otherwise. A node deals its run to its seats in turn, so that
+each seat's batch has records of all blocks that the node reads. The arrangement does not change which records a step
+has, so these do not depend on seats and nodes. Without pools the order itself is the arrangement, and seat k has share
+k.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -66,6 +68,8 @@ class Schedule:
     pools: Pools | None = None
     per_group: int = 1
     pieces: int = 1
+    #: every step but the last one has `batch_size` records on every seat
+    is_even: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in (("n", 0), ("batch_size", 1), ("seats", 1), ("per_group", 1), ("pieces", 1)):
@@ -107,7 +111,7 @@ class Schedule:
         return self.step_positions(step)[1]
 
     def seat_rows(self, step: int, seat: int) -> tuple[int, int]:
-        """Rows [a0, a1) of the arranged step that belong to a seat."""
+        """Rows [a0, a1) of the arranged step that belong to a seat, if it is a node of its own."""
         first, stop = self.step_positions(step)
         return even_split(stop - first, self.seats, seat)
 
@@ -140,18 +144,30 @@ class Schedule:
             pools = self.group_pools(group)
             first, stop = self.pools.bounds(pools[0])[0], self.pools.bounds(pools[-1])[1]
         else:
-            first = self.start + group // self.pieces * self.per_group * self.step_records
-            stop = first + self.per_group * self.step_records
+            first, stop = self._run(group)
         return max(self.start, first), min(self.stop, stop)
+
+    def _run(self, group: int) -> tuple[int, int]:
+        """Positions of a group without pools; the last one may end later than the epoch."""
+        first = self.start + group // self.pieces * self.per_group * self.step_records
+        return first, first + self.per_group * self.step_records
+
+    def _complete_by(self, position: int) -> int:
+        """Steps that end at `position` or before."""
+        return (position - self.start) // self.step_records
+
+    def _begun_by(self, position: int) -> int:
+        """Steps that begin before `position`."""
+        return -(-(position - self.start) // self.step_records)
 
     def group_ready_steps(self, group: int) -> int:
         """Steps that are complete once groups 0..group are there."""
         stop = self.group_positions(group)[1]
-        return self.steps if stop == self.stop else (stop - self.start) // self.step_records
+        return self.steps if stop == self.stop else self._complete_by(stop)
 
     def group_release_step(self, group: int) -> int:
         """Steps that all seats must have finished before the group's memory may be reused."""
-        return -(-(self.group_positions(group)[1] - self.start) // self.step_records)
+        return self._begun_by(self.group_positions(group)[1])
 
     def group_ready_ticks(self, group: int) -> int:
         """Ticks that are complete once groups 0..group are there."""
@@ -168,7 +184,7 @@ class Schedule:
     def group_steps(self, group: int) -> tuple[int, int]:
         """Steps [first, stop) that take records from a group."""
         first = self.group_positions(group)[0]
-        return (first - self.start) // self.step_records, self.group_release_step(group)
+        return self._complete_by(first), self.group_release_step(group)
 
     def step_groups(self, step: int) -> tuple[int, int]:
         """Groups [first, stop) that a step takes records from."""
@@ -184,16 +200,42 @@ class Schedule:
         if self.pieces > 1:
             # Unlike groups of whole steps, the pieces in the slots may begin and end inside a step.
             return max(1, min(self.steps, -(-slots // self.pieces) + 1))
-        return max(1, min(self.steps, -(-slots * _most_group_positions(self) // self.step_records)))
+        return max(1, min(self.steps, -(-slots * self._most_group_positions // self.step_records)))
 
     def max_group_records(self, node_size: int) -> int:
         """The most records that a node with `node_size` seats can have in one group."""
         if self.pieces > 1:
             return min(self.n, -(-self.batch_size // self.pieces) * node_size)
-        positions = _most_group_positions(self)
+        positions = self._most_group_positions
         # Positions that do not start at a step touch at most one step more.
         steps = positions // self.step_records + 2 if self.pools is not None else self.per_group
         return min(positions, steps * self.batch_size * node_size)
+
+    def max_group_bytes(self, node_size: int) -> int | None:
+        """The most bytes that the values of one group can have on such a node, if the schedule limits them."""
+        return None
+
+    @property
+    def _most_group_positions(self) -> int:
+        unit = self.step_records if self.pools is None else self.pools.most_records
+        return min(self.n, self.per_group * unit)
+
+    def share(
+        self, order: Order, group: int, node_seat: int, node_size: int, only: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`node_share`, whose arguments have been checked."""
+        if isinstance(order, BlockOrder):
+            node = node_seat, node_size, -1 if only is None else only
+            parts = [_pool_share(self, order, pool, node) for pool in self.group_pools(group)]
+            if len(parts) == 1:
+                return parts[0]
+            numbers, step, row = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            return numbers, step, row
+        if only is not None:
+            node_seat, node_size = only, 1
+        if self.pieces > 1:
+            return _piece_share(self, order, group, node_seat, node_size)
+        return _step_share(self, order, group, node_seat, node_size)
 
 
 def _pool_group(schedule: Schedule, pools: Pools, position: int) -> int:
@@ -201,15 +243,12 @@ def _pool_group(schedule: Schedule, pools: Pools, position: int) -> int:
     return (pools.pool_of(position) - pools.pool_of(schedule.start)) // schedule.per_group
 
 
-def _most_group_positions(schedule: Schedule) -> int:
-    unit = schedule.step_records if schedule.pools is None else schedule.pools.most_records
-    return min(schedule.n, schedule.per_group * unit)
-
-
 def node_share(
-    schedule: Schedule, order: Order, group: int, node_seat: int, node_size: int
+    schedule: Schedule, order: Order, group: int, node_seat: int, node_size: int, only: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The records of a group that belong to the seats [node_seat, node_seat + node_size).
+    """The records of a group that belong to the seats [node_seat, node_seat + node_size), or those of one of them.
+
+    only : this seat alone, as if it were the first one of the table
 
     Returns (numbers i64[k], step i64[k], row i32[k]): what to read (ids or ordinals, as `order.space` says), the step,
     and the row in the node's table of that step. Item i of the node's l-th seat has row l * batch_size + i, so this
@@ -221,15 +260,15 @@ def node_share(
         raise OptionError(f"seats {node_seat}..{node_seat + node_size - 1} of {schedule.seats}")
     if order.n != schedule.n or order.pools != schedule.pools:
         raise OptionError(f"the schedule has {schedule.pools}, the order {order.pools}")
-    if isinstance(order, BlockOrder):
-        parts = [_pool_share(schedule, order, pool, node_seat, node_size) for pool in schedule.group_pools(group)]
-        if len(parts) == 1:
-            return parts[0]
-        numbers, step, row = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return numbers, step, row
+    if only is not None and not node_seat <= only < node_seat + node_size:
+        raise OptionError(f"seat {only} is none of {node_seat}..{node_seat + node_size - 1}")
+    return schedule.share(order, group, node_seat, node_size, only)
 
-    if schedule.pieces > 1:
-        return _piece_share(schedule, order, group, node_seat, node_size)
+
+def _step_share(
+    schedule: Schedule, order: Order, group: int, node_seat: int, node_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`node_share` of whole steps."""
     first_step, stop_step = schedule.group_steps(group)
     batch, width = schedule.batch_size, schedule.batch_size * node_size
     full = stop_step - first_step
@@ -274,9 +313,10 @@ def _dealt(rows: np.ndarray, seats: int, seat: int) -> np.ndarray:
 
 
 def _pool_share(
-    schedule: Schedule, order: BlockOrder, pool: int, node_seat: int, node_size: int
+    schedule: Schedule, order: BlockOrder, pool: int, node: tuple[int, int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`node_share` of one pool."""
+    """`node_share` of one pool. node : the node's first seat, its number of seats, and the only one wanted, or -1"""
+    node_seat, node_size, only = node
     pool_start, pool_stop = order.pools.bounds(pool)
     first, stop = max(pool_start, schedule.start), min(pool_stop, schedule.stop)
     full = schedule.step_records
@@ -289,10 +329,15 @@ def _pool_share(
     end = np.minimum(begin + full, schedule.stop)
     pieces[:, 0] = np.minimum(end, stop) - np.maximum(begin, first)
     pieces[:, 1] = np.maximum(begin, first) - begin
-    for column, seat in ((2, node_seat), (3, node_seat + node_size)):
-        pieces[:, column] = pieces[:, 1] + _dealt(pieces[:, 1] + pieces[:, 0], schedule.seats, seat)
-        pieces[:, column] -= _dealt(pieces[:, 1], schedule.seats, seat)
-    count = int((pieces[:, 3] - pieces[:, 2]).sum())
+    before, after = pieces[:, 1], pieces[:, 1] + pieces[:, 0]
+
+    def rows_before(seat: int) -> np.ndarray:
+        return _dealt(after, schedule.seats, seat) - _dealt(before, schedule.seats, seat)
+
+    pieces[:, 2] = before + rows_before(node_seat)
+    pieces[:, 3] = before + rows_before(node_seat + node_size)
+    wanted = rows_before(only + 1) - rows_before(only) if only >= 0 else pieces[:, 3] - pieces[:, 2]
+    count = int(wanted.sum())
 
     numbers = np.empty(count, np.int64)
     step = np.empty(count, np.int64)
@@ -313,6 +358,8 @@ def _pool_share(
         "batch_size": schedule.batch_size,
         "seats": schedule.seats,
         "node_seat": node_seat,
+        "node_size": node_size,
+        "only": only,
     }
     pool_words = np.array([described[name] for name in kernels.POOL], np.int64)
     given = (keys, pool_words, blocks, np.argsort(blocks), pieces)
@@ -383,7 +430,9 @@ def slot_capacity(
         if pools:
             sums = np.add.reduceat(size, np.arange(0, len(size), pools.block_records))
             blocks = _top(np.concatenate([blocks, sums]), pools.mix_blocks * schedule.per_group)
-    return min(int(largest.sum()), int(blocks.sum())) if pools else int(largest.sum())
+    most = min(int(largest.sum()), int(blocks.sum())) if pools else int(largest.sum())
+    values = schedule.max_group_bytes(node_size)
+    return most if values is None else min(most, values + k * (lead_bytes + 2 * align + _LEAST_ALIGN))
 
 
 def _top(values: np.ndarray, k: int) -> np.ndarray:

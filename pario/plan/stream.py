@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pario.options import BLOCK_SLOTS
+from pario.plan.budget import Costs, Cuts, CutSchedule
 from pario.plan.epoch import Order, epoch_order
 from pario.plan.mixture import MixedOrder, Mixture
 from pario.plan.schedule import Schedule
@@ -20,7 +21,7 @@ class Stream:
     """The records of all epochs in their order, as a function of these numbers alone.
 
     n : records of an epoch
-    batch_size : records per seat and step
+    batch_size : records per seat and step; with `costs` the most of them
     seats : ranks
     shuffle : False, "global" or "block"
     seed : seed of the order
@@ -28,6 +29,7 @@ class Stream:
     drop_last : leave out the last step if it is not full on every seat
     chosen : which records the n are; None: all records of the database
     mixture : of sources by weight, whose draws the n are; None: each record once
+    costs : what the records cost, if batches are cut by cost
     """
 
     n: int
@@ -40,6 +42,8 @@ class Stream:
     drop_last: bool
     chosen: Selection | None = field(default=None, compare=False)
     mixture: Mixture | None = None
+    costs: Costs | None = field(default=None, compare=False)
+    _cuts: dict[tuple[int, int], Cuts] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def step_records(self) -> int:
@@ -58,9 +62,22 @@ class Stream:
             mix_blocks=max(1, self.mix_blocks),
         )
 
-    def steps(self, start: int) -> int:
+    def steps(self, start: int, epoch: int) -> int:
         """Steps of an epoch from position `start` on."""
+        if self.costs is not None:
+            return self.cuts(epoch, start).steps
         return Schedule(self.n, self.batch_size, self.seats, start, self.drop_last).steps
+
+    def cuts(self, epoch: int, start: int) -> Cuts:
+        """The steps of an epoch from position `start` on, where batches are cut by cost. The last two are kept."""
+        assert self.costs is not None
+        found = self._cuts.get((epoch, start))
+        if found is None:
+            found = self.costs.cut(self.order(epoch), self.seats, start, drop_last=self.drop_last)
+            for old in list(self._cuts)[:-1]:
+                self._cuts.pop(old, None)
+            self._cuts[epoch, start] = found
+        return found
 
 
 @dataclass(frozen=True)
@@ -82,17 +99,13 @@ class Work:
     @cached_property
     def schedule(self) -> Schedule:
         stream = self.stream
-        return Schedule(
-            n=stream.n,
-            batch_size=stream.batch_size,
-            seats=stream.seats,
-            start=self.start,
-            drop_last=stream.drop_last,
-            # The pools of a block order differ between epochs, and every rank needs them.
-            pools=self.order.pools if stream.shuffle == "block" else None,
-            per_group=self.shape.per_group,
-            pieces=self.shape.pieces,
-        )
+        # The pools of a block order differ between epochs, and every rank needs them.
+        pools = self.order.pools if stream.shuffle == "block" else None
+        given = stream.n, stream.batch_size, stream.seats, self.start, stream.drop_last, pools
+        if stream.costs is None:
+            return Schedule(*given, per_group=self.shape.per_group, pieces=self.shape.pieces)
+        cuts = stream.cuts(self.epoch, self.start)
+        return CutSchedule(*given, per_group=self.shape.per_group, cuts=cuts)
 
     @property
     def table_steps(self) -> int:

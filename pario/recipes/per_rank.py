@@ -25,7 +25,7 @@ from pario.comm.base import together
 from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
 from pario.lmdb.real import real
 from pario.locate.base import Index
-from pario.plan.schedule import node_share
+from pario.plan.seats import seat_share
 from pario.plan.selection import runs_of
 from pario.plan.stream import Work
 from pario.records import Records
@@ -118,7 +118,7 @@ class PerRankSource(RecordSource):
         self._source = plain
         self._order = work.order
         self._index = index
-        self._seat = context.world.seat
+        self._seats = context.seats
         self._ids = np.empty((work.table_steps, schedule.batch_size), np.int64)
         self._next_group = 0
         self._ready = 0
@@ -153,7 +153,7 @@ class PerRankSource(RecordSource):
     def _next(self) -> None:
         """Compute which records the next steps have."""
         group = self._next_group
-        numbers, steps, rows = node_share(self._schedule, self._order, group, self._seat, 1)
+        numbers, steps, rows = seat_share(self._schedule, self._order, group, self._seats)
         self._ids[steps % len(self._ids), rows] = self._context.ids_of(numbers, self._order)
         self._ready = self._schedule.group_ready_ticks(group)
         self._next_group = group + 1

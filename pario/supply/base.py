@@ -31,7 +31,8 @@ from pario.machine import Share
 from pario.options import Options
 from pario.plan.epoch import Order
 from pario.plan.samples import widened
-from pario.plan.schedule import Schedule, node_share
+from pario.plan.schedule import Schedule
+from pario.plan.seats import Seats, seat_share, seats_share
 from pario.plan.stream import Stream, Work
 from pario.records import Records
 from pario.stats.rank import RankStats
@@ -47,6 +48,7 @@ class Context:
     world, reader : those of the loader; the reader's recipe says how to read
     options : the loader's options
     stream : the records to deliver
+    seats : which ranks deliver which of them
     share : this rank's share of the machine's cores
     ring : the node's ring; `slots`: its memory for records, which exists after `Slots.allocate`
     decode : arrays and decoder of the batches
@@ -57,6 +59,7 @@ class Context:
     reader: Reader
     options: Options
     stream: Stream
+    seats: Seats
     share: Share
     ring: Ring
     slots: Slots
@@ -74,12 +77,19 @@ class Context:
         chosen = self.stream.chosen
         return 1 if chosen is None else chosen.width
 
-    def records_of(
-        self, schedule: Schedule, order: Order, group: int, seat: int, seats: int
+    def node_records(self, schedule: Schedule, order: Order, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`seats_share` in records: (ids i64[k], step i64[k], row i32[k]) of all seats of this node. A table of rows
+        has `width` times as many as the schedule's, those of a sample one after the other."""
+        return self._records(seats_share(schedule, order, group, self.seats), order)
+
+    def own_records(self, schedule: Schedule, order: Order, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`seat_share` in records, of this rank's seat."""
+        return self._records(seat_share(schedule, order, group, self.seats), order)
+
+    def _records(
+        self, share: tuple[np.ndarray, np.ndarray, np.ndarray], order: Order
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`node_share` of the seats [seat, seat + seats) in records: (ids i64[k], step i64[k], row i32[k]). A table of
-        rows has `width` times as many as the schedule's, those of a sample one after the other."""
-        numbers, steps, rows = node_share(schedule, order, group, seat, seats)
+        numbers, steps, rows = share
         ids, width = self.ids_of(numbers, order), self.width
         return (ids, steps, rows) if width == 1 else (ids, np.repeat(steps, width), widened(rows, width))
 
@@ -202,7 +212,7 @@ class RecordSource(Source):
 
     def rows(self, step: int) -> int:
         """Number of this rank's rows in `step`."""
-        return self._schedule.rows(step, self._context.world.seat)
+        return self._schedule.rows(step, self._context.seats.mine)
 
     def prepare(self, step: int, check: Callable[[], None]) -> Parts:
         decode, stats, draw = self._context.decode, self._stats, self._draw

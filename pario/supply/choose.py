@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pario.dataset.reader import Reader
 from pario.decode.base import Decoder
 from pario.fetch.base import Fetcher
 from pario.fetch.past_cache import past_cache
@@ -31,7 +32,7 @@ from pario.supply.ring_reader import RingReader
 from pario.supply.ring_writer import RingWriter
 from pario.threads import Workers
 
-__all__ = ["Automatic", "decodes_batches", "make_supply", "page_cache_way"]
+__all__ = ["Automatic", "bypass_cache", "decodes_batches", "make_supply", "page_cache_way"]
 
 #: The page cache holds a file if it has this fraction of a sample of this many records. The sample excludes leaf pages,
 #: which no epoch reads. A few missing pages cost less than the way through the ring.
@@ -69,18 +70,8 @@ class Automatic(Supply):
         # Decoders that work record by record get a thread that prepares batches: it waits for bytes and for decoders.
         parallel = context.decode.decoder.parallel
         self._preparer = Workers("pario-ahead", 1) if parallel else None
-        if self._may_bypass_cache():
-            context.reader.file.read_through(past_cache)
         if context.reader.stage is not None:
             context.stats.staged, context.reader.stage.stats = True, context.stats
-
-    def _may_bypass_cache(self) -> bool:
-        """If the disk is fast. Several ranks of a node decode straight out of the page cache, all at the same time, and
-        small records in random order share its pages. (197 KB records, 4 ranks: first epochs alike, later ones out of
-        the page cache in half of the time.)"""
-        context, reader = self.context, self.context.reader
-        long = context.stream.shuffle != "global" or reader.index.mean_bytes >= _SINGLE_BYTES
-        return reader.stage is None and context.world.node_size == 1 and long and context.options.chooses_fetch
 
     def propose(self) -> str:
         context, reader = self.context, self.context.reader
@@ -160,6 +151,30 @@ def page_cache_way(
             return "cached"
     single = index.mean_bytes >= _SINGLE_BYTES and shuffle != "block"
     return "advised" if ahead and (single or (ordered and index.in_file_order)) else ""
+
+
+def bypass_cache(reader: Reader, shuffle: bool | str) -> None:
+    """Read past the page cache from now on, if nothing says otherwise, a cold file lies on a fast disk, and each node
+    has one rank. Collective; the same on all nodes, since slots are made for one alignment.
+
+    Several ranks of a node decode straight out of the page cache, all at the same time, and small records in random
+    order share its pages. (197 KB records, 4 ranks: first epochs alike, later ones out of the page cache in half of the
+    time.)
+    """
+    long = shuffle != "global" or reader.index.mean_bytes >= _SINGLE_BYTES
+    if not long or reader.stage is not None or reader.recipe.source != "auto" or not reader.options.chooses_fetch:
+        return
+    direct = past_cache(reader.file.pool.fetcher) if reader.world.node_size == 1 else None
+    if not reader.world.allreduce_max(direct is None):
+        reader.file.read_through(lambda store: _instead(store, direct))
+    elif direct is not None:
+        direct.close()
+
+
+def _instead(store: Fetcher, other: Fetcher | None) -> Fetcher:
+    assert other is not None
+    store.close()
+    return other
 
 
 def decodes_batches(decoder: Decoder) -> bool:

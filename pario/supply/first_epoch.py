@@ -106,7 +106,7 @@ class FirstEpochWriter(RingWriter):
 
     def _foresee(self, j: int) -> _Scouted:
         begin = time.perf_counter()
-        ids, steps, rows = self._records_of(self._schedule, self._order, j, *self._seats)
+        ids, steps, rows = self._node_records(self._schedule, self._order, j)
         outlook = self._speculator.foresee(ids)
         offsets, nbytes = outlook.offsets, outlook.nbytes
         reads = self._merge(coalesce, offsets, nbytes)
@@ -134,7 +134,7 @@ class FirstEpochWriter(RingWriter):
                 places[i], base = at + lead, at + len(value)
         base = -(-base // _ALIGN) * _ALIGN
         # The slot holds either all records of a rank's piece of a step, or none: then that rank reads them.
-        piece = one.steps * self._seats[1] + one.rows // self._schedule.batch_size
+        piece = one.steps * self._seats.here + one.rows // self._schedule.batch_size
         missing = np.flatnonzero(places < 0)
         pieces = np.unique(piece[missing])
         rest = self._merge(coalesce, offsets[missing] - lead, nbytes[missing] + lead)

@@ -96,10 +96,10 @@ class MemorySource(SeatSource):
     def _first_uses(self, work: Work, seen: np.ndarray) -> Iterator[int]:
         """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group
         come in file order, which makes long reads of neighbours."""
-        world, index, grid = self._context.world, self._index, self._memory.grid
+        index, grid = self._index, self._memory.grid
         schedule = work.schedule
         for group in range(schedule.groups):
-            ids, _, _ = self._records_of(schedule, work.order, group, world.node_seat, world.node_size)
+            ids, _, _ = self._context.node_records(schedule, work.order, group)
             offsets, nbytes = index.extents_of(ids)
             begins, lengths = self._checked.spans(offsets, nbytes)
             for chunk in grid.chunks_at(begins, lengths).tolist():

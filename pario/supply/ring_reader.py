@@ -30,14 +30,13 @@ class RingReader(RecordSource):
         self, context: Context, work: Work, writer: RingWriter | None, *, spills: bool, ahead: Ahead | None
     ) -> None:
         super().__init__(context, work)
-        world = context.world
         self._ring = context.ring
         self._slots = context.slots
         self._writer = writer
         self._spills = spills
         self.ahead = ahead
         self._seat_rows = work.schedule.batch_size * self.width
-        self._row = (world.seat - world.node_seat) * self._seat_rows
+        self._row = context.seats.local * self._seat_rows
         self._flat = context.slots.data.reshape(-1)
         self._next_group = 0
         self._ready = 0
@@ -50,7 +49,7 @@ class RingReader(RecordSource):
         if self.pieces == 1:
             first, stop = 0, self.rows(step)
         else:
-            first, stop = self._schedule.piece_rows(step, self._context.world.seat, piece)
+            first, stop = self._schedule.piece_rows(step, self._context.seats.mine, piece)
         slots = self._slots
         table = step % len(slots.ids)
         rows = slice(self._row + first * self.width, self._row + stop * self.width)
@@ -89,13 +88,18 @@ class RingReader(RecordSource):
         """Bytes of this rank's records in ticks [first, stop)."""
         if stop <= first:
             return 0
-        schedule, nbytes, row, seat = self._schedule, self._slots.nbytes, self._row, self._context.world.seat
+        schedule, nbytes, row, seat = self._schedule, self._slots.nbytes, self._row, self._context.seats.mine
         width = self.width
         if self.pieces > 1:
             return sum(
                 int(nbytes[step % len(nbytes), row + a * width : row + b * width].sum())
                 for step, piece in (divmod(tick, self.pieces) for tick in range(first, stop))
                 for a, b in [schedule.piece_rows(step, seat, piece)]
+            )
+        if not schedule.is_even:
+            return sum(
+                int(nbytes[step % len(nbytes), row : row + schedule.rows(step, seat) * width].sum())
+                for step in range(first, stop)
             )
         last = stop - 1  # may be shorter than the others; the rest of its row is stale
         steps = np.arange(first, last) % len(nbytes)

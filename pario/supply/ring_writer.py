@@ -82,7 +82,7 @@ class RingWriter:
         assert reader.file.feeder is not None  # a rank without a share of the groups needs no writer
         self._schedule = work.schedule
         self._order = work.order
-        self._records_of = context.records_of
+        self._node_records = context.node_records
         chosen, ordered = work.stream.chosen, work.stream.shuffle != "global"
         self._gap_percent = _GAP_PERCENT if ordered and chosen is not None and chosen.has_gaps else None
         self._index = reader.index
@@ -92,7 +92,7 @@ class RingWriter:
         self._options = context.options
         self._read_bytes = max(self._options.read_bytes, self._pool.fetcher.long_bytes)
         self._checked = reader.checked
-        self._seats = (world.node_seat, world.node_size)
+        self._seats = context.seats
         self._rank = world.rank
         self._shares = (reader.file.feeder, reader.file.feeders)
         self.stats = context.stats
@@ -177,7 +177,7 @@ class RingWriter:
     def _plan(self, j: int) -> Group:
         """Plan a group: its records, their extents, its reads."""
         begin = time.perf_counter()
-        ids, steps, rows = self._records_of(self._schedule, self._order, j, *self._seats)
+        ids, steps, rows = self._node_records(self._schedule, self._order, j)
         offsets, nbytes = self._index.extents_of(ids)
         begins, lengths = self._checked.spans(offsets, nbytes)
         reads = self._merge_steps(begins, lengths, steps).behind(offsets - begins)

@@ -67,13 +67,12 @@ class SeatSource(Source):
         self._schedule = schedule
         self._order = work.order
         self._width = context.width
-        self._records_of = context.records_of
+        self._own_records = context.own_records
         chosen = work.stream.chosen
         self._figures = chosen.figures if chosen is not None else None
         self._draw = Draw(work.stream.seed, work.epoch, reader.keys)
         self._held = context.decode.held
         self._checked = reader.checked
-        self._seat = context.world.seat
         self._stats = context.stats
         # As far ahead as the ring would be.
         self._ahead_bytes = options.slots * options.slot_bytes // context.world.node_size
@@ -125,7 +124,7 @@ class SeatSource(Source):
         with self._planning:
             share = self._shares.get(group)
             if share is None:
-                ids, steps, rows = self._records_of(self._schedule, self._order, group, self._seat, 1)
+                ids, steps, rows = self._own_records(self._schedule, self._order, group)
                 if self._schedule.pools is not None:  # by step and row, as in the other orders
                     by_row = np.lexsort((rows, steps))
                     ids, steps, rows = ids[by_row], steps[by_row], rows[by_row]
