@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 import pytest
+from datasets import truth_of
+from flips import checksums, flip
 
 import pario
 from pario.errors import DecodeError, OptionError, StateError
@@ -218,6 +220,27 @@ def test_a_missing_record_makes_a_bad_sample(
         assert loader.stats()["bad"] == {"sample n has no record 'label-n' (field 'label')": 3}
 
 
+def test_several_files_are_refused(tmp_path: Path) -> None:
+    layout = LAYOUTS["clovaai"]()
+    paths = [write(tmp_path / name, layout.records) for name in "xy"]
+    with pytest.raises(OptionError, match="all records of a sample in one LMDB, and 2 files were given"):
+        pario.Loader(paths, 8, fields=layout.fields)
+
+
+def test_a_flipped_bit_makes_a_bad_sample(tmp_path: Path) -> None:
+    """Whichever record of it has one."""
+    path, layout = with_holes(tmp_path)
+    checksums(path)
+    truth = truth_of(path)
+    bad = {b"image-000000003": 3, b"label-000000050": 50, b"image-000000007": 7, b"label-000000007": 7}
+    ids = [i for i, (key, _) in enumerate(truth) if key in bad]
+    assert len(ids) == 4
+    flip(path, [held for _, held in truth], ids)
+    with open_loader(path, layout, on_error="skip", verify=True) as loader:
+        assert set(layout.numbers) - set(epoch(loader, path, layout)) == {5, 6, 41, 3, 50, 7}
+        assert loader.skipped == 6
+
+
 def test_no_decoder_sees_what_stands_in_for_a_missing_record(tmp_path: Path) -> None:
     path, _ = with_holes(tmp_path)
     seen: list[bytes] = []
@@ -306,6 +329,7 @@ def test_a_split_of_the_first_records_divides_the_samples(written: Callable[[str
         ({"fields": {"a": ("image-%09d", pario.decode.Raw())}}, "field 'a': Raw.. puts the bytes of a whole batch"),
         ({"decoder": pario.decode.Text()}, "exclude each other"),
         ({"recipe": "plain"}, "for studies, and knows no fields="),
+        ({"batch_size": pario.Budget(bytes=1 << 20)}, "counts single records, and with fields= a sample has several"),
     ],
 )
 def test_what_fields_cannot_be(

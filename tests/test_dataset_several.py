@@ -286,6 +286,16 @@ def test_a_record_that_cannot_be_decoded(paths: list[str], pairs: Pairs) -> None
 # -- what a state says -------------------------------------------------------------------------------------------------
 
 
+def test_budgets(paths: list[str], pairs: Pairs) -> None:
+    with pario.Loader(paths, pario.Budget(bytes=20_000), shuffle="global") as loader:
+        assert sorted(read(loader, pairs)) == samples(pairs)
+
+
+def test_checksums_are_of_one_file(paths: list[str]) -> None:
+    with pytest.raises(OptionError, match="verify=True reads one LMDB, and 3 files were given"):
+        pario.Loader(paths, 5, verify=True)
+
+
 def test_the_order_of_the_files_is_part_of_the_state(paths: list[str], pairs: Pairs) -> None:
     with pario.Loader(paths, 5) as loader:
         read(loader, pairs, 3)
@@ -369,6 +379,8 @@ def test_what_no_mixture_is(paths: list[str]) -> None:
         pario.Loader(paths, 5, weights=[1, 2, 0])
     with pytest.raises(OptionError, match='shuffle=False or "global"'):
         pario.Loader(paths, 5, weights=[1, 2, 3], shuffle="block")
+    with pytest.raises(OptionError, match="counts each record once, and weights= draws some of them several times"):
+        pario.Loader(paths, pario.Budget(bytes=1 << 20), weights=[1, 2, 3])
     with pytest.raises(OptionError, match="no record of source 1"):
         pario.Loader(paths, 5, weights=[1, 2, 3], select=range(20))
     with pario.Loader(paths[:1], 5, weights=[3]) as loader, pario.Loader(paths[0], 5) as same:

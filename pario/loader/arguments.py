@@ -125,19 +125,30 @@ class Arguments:
         self.decoder = self.fields.decoder()
 
     def _compare(self, world: AnyWorld, members: tuple[int, ...] | None) -> Share:
-        paths = [os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)]
-        size = self.batch_size if self.budget is None else self.budget.mark
-        mine: tuple[Any, ...] = (paths, self.weights, self.db)
-        mine += (size, self.shuffle, self.seed, self.drop_last, self.on_error)
-        mine += (repr(self.recipe), repr(self.options), self.select.mark, self.fields and self.fields.mark, self.verify)
+        mine = {
+            "path": [os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)],
+            "weights": self.weights,
+            "db": self.db,
+            "batch_size": self.batch_size if self.budget is None else self.budget.mark,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+            "on_error": self.on_error,
+            "recipe": repr(self.recipe),
+            "options": repr(self.options),
+            "select": self.select.mark,
+            "fields": self.fields and self.fields.mark,
+            "verify": self.verify,
+        }
         everyones = world.allgather((mine, boot(), allowed_cores(), members, world.node))
         first = everyones[0][0]
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
+                others = [
+                    f"{name} {theirs[name]!r} against {first[name]!r}" for name in mine if theirs[name] != first[name]
+                ]
                 error = OptionError(
-                    f"the arguments of rank {rank} differ from those of rank 0: {theirs} against {first} "
-                    "(path, weights, db, batch_size, shuffle, seed, drop_last, on_error, recipe, options, select, "
-                    "fields, verify)",
+                    f"the arguments of rank {rank} differ from those of rank 0: {'; '.join(others)}",
                     hint="The constructor is collective: call it with the same arguments on every rank. To read "
                     "another file on each rank, pass comm=MPI.COMM_SELF.",
                 )
