@@ -280,6 +280,24 @@ def test_head_shows_the_first_records(sets, call):
     assert "not of one kind" not in out
 
 
+@pytest.mark.parametrize(
+    ("select", "ids"),
+    [("7:12", [7, 8, 9, 11]), ("0000099", [990, 991, 995, 999]), (":", [0, 1, 500, 999]), ("all", [0, 1, 500, 999])],
+)
+def test_head_of_a_selection(sets, call, select, ids):
+    """The first ones, one from the middle, the last one; each record once."""
+    status, out, err = call("head", "-n", "2", "--select", select, sets["datum"].folder)
+    assert status == 0, err
+    assert [line.split()[:2] for line in out.splitlines()[1:-1]] == [[str(i), f"{i:08d}"] for i in ids]
+    assert out.splitlines()[-1] == "To try: decoder=pario.decode.Datum()"
+
+
+def test_head_of_no_records(sets, call):
+    status, _, err = call("head", "--select", "nothing-", sets["datum"].folder)
+    assert status == 1
+    assert "nothing-" in err
+
+
 def test_head_sees_that_records_differ(tmp_path, call):
     """Images first, others later, and at the end what describes them all, as published sets have it."""
     items = {b"%06d" % i: b"\xff\xd8\xff\xe0...." for i in range(60)}

@@ -5,7 +5,6 @@ Those are imported when a command runs, so that `--help` and a wrong option load
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,10 @@ _decoder = click.option(
     "--decoder",
     metavar="NAME",
     help="Decoder: datum, image, json, zlib+json, ase, ... (docs/decoders.md), module:function or file.py:function.",
+)
+
+_select = click.option(
+    "--select", metavar="WHICH", help='Records START:STOP, or keys that begin so; "all": meta records, too.'
 )
 
 
@@ -86,20 +89,22 @@ def info(path: str, db: str | None, decoder: str | None) -> int:
 @click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1), help="Number of first records.")
 @_db
 @_decoder
-def head(path: str, count: int, db: str | None, decoder: str | None) -> int:
+@_select
+def head(path: str, count: int, db: str | None, decoder: str | None, select: str | None) -> int:
     """Show the first records, one from the middle and the last, and what they seem to be.
 
     Values are inspected, never executed: a pickle is recognised, not loaded. "~" marks an id that is an estimate.
-    --decoder shows what a decoder makes of them instead.
+    --decoder shows what a decoder makes of them instead. --select shows those of a part of the dataset; it builds and
+    saves the index, as a Loader does.
 
     \b
     Examples:
       python -m pario head -n 3 train.lmdb
-      python -m pario head train.lmdb --decoder zlib+json
+      python -m pario head train.lmdb --select label- --decoder text
     """
     from pario.commands.head import head as run
 
-    return run(path, count, db, decoder)
+    return run(path, count, db, decoder, select)
 
 
 @group.command()
@@ -346,7 +351,7 @@ class _Bench(click.Command):
     type=click.Choice(FETCHERS),
     help="posix: through the page cache; direct: past it (O_DIRECT).",
 )
-@click.option("--select", metavar="WHICH", help='Records START:STOP, or keys that begin so; "all": meta records, too.')
+@_select
 @click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep per batch, for a training step.")
 @click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
 @click.option("--inflight", type=int, help="Reads in flight per reading rank; without, as measured.")
@@ -380,24 +385,17 @@ def bench(
     """
     from pario.bench.dataset import Workload
     from pario.commands.bench import bench as run
+    from pario.commands.dataset import selected
     from pario.commands.decoder import find_decoder
     from pario.options import Options
 
     decoder, size = workload["decoder"], workload.pop("size")
     workload["decoder"] = find_decoder(decoder, **({"size": size} if size else {})) if decoder else None
     workload["shuffle"] = workload["shuffle"] != "none" and workload["shuffle"]
-    workload["select"] = _selected(workload["select"])
+    workload["select"] = selected(workload["select"])
     given: dict[str, Any] = {"inflight": inflight, "readers_per_node": readers_per_node}
     options = Options(fetch=fetch, **{name: value for name, value in given.items() if value is not None})
     return run(path, Workload(**workload, options=options), db=db, report=report, as_json=as_json)
-
-
-def _selected(text: str | None) -> Any:
-    """What `Loader(select=)` takes."""
-    if text is None or text == "all":
-        return text
-    numbers = re.fullmatch(r"(\d*):(\d*)", text)
-    return text.encode() if numbers is None else slice(*(int(n) if n else None for n in numbers.groups()))
 
 
 @group.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKE
 from pario.format.page import Page
 from pario.format.tree import Tree, database_names, named_database
 
-__all__ = ["Dataset", "Item", "key_text", "name_of"]
+__all__ = ["Dataset", "Item", "key_text", "name_of", "selected"]
 
 #: Reads under way at once per rank.
 INFLIGHT = 8
@@ -167,6 +168,14 @@ def key_text(tree: Tree, key: bytes) -> str:
         order: Any = tree.snapshot.byteorder
         return str(int.from_bytes(key, order))
     return printable(key)
+
+
+def selected(text: str | None) -> Any:
+    """What `Loader(select=)` takes, from the command line."""
+    if text is None or text == "all":
+        return text
+    numbers = re.fullmatch(r"(\d*):(\d*)", text)
+    return text.encode() if numbers is None else slice(*(int(n) if n else None for n in numbers.groups()))
 
 
 def name_of(name: bytes) -> str:

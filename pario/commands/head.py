@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from pario.commands.dataset import Dataset, Item, key_text
+import numpy as np
+
+from pario.comm.base import together
+from pario.commands.dataset import Dataset, Item, key_text, selected
 from pario.commands.decoder import decoded, find_decoder
 from pario.commands.guess import guess, kind_of, suggest
 from pario.commands.screen import screen, table
+from pario.dataset.reader import Reader
+from pario.dataset.select import as_wanted, choose
 from pario.format.tree import Tree
 
 __all__ = ["guess", "head", "look", "sample"]
@@ -16,11 +22,15 @@ __all__ = ["guess", "head", "look", "sample"]
 MOST = 4 << 20
 
 
-def head(path: str, count: int, db: str | None, decoder: str | None) -> int:
+def head(path: str, count: int, db: str | None, decoder: str | None, select: str | None = None) -> int:
     chosen = find_decoder(decoder) if decoder else None
-    dataset = Dataset(path)
-    work = partial(sample, dataset, db, count, MOST if chosen is None else None)
-    tree, items = dataset.together(work, "reading the first records")
+    dataset, most = Dataset(path), MOST if chosen is None else None
+    if select is None:
+        work = partial(sample, dataset, db, count, most)
+        tree, items = dataset.together(work, "reading the first records")
+    else:
+        tree = dataset.together(partial(dataset.database, db), "opening the database")
+        items = sample_of(path, db, count, selected(select), most)
     said = [guess(item.value, item.nbytes) for item in items]
     shown = said if chosen is None else decoded(chosen, items)
     rows = [("id", "key", "bytes", "the value" if chosen is None else f"decoded by {chosen!r}")]
@@ -45,6 +55,21 @@ def look(items: list[Item], said: list[str]) -> str:
     if len(tries) != 1 or not tries[0]:
         return "Nothing says which decoder reads them: see docs/decoders.md."
     return f"To try: decoder={tries[0]}"
+
+
+def sample_of(path: str, db: str | None, count: int, select: Any, most: int | None = MOST) -> list[Item]:
+    """Like `sample`, of the records that `select` picks. Collective; raises OptionError on all ranks."""
+    with Reader(path, db=db) as reader:
+        chosen = choose(as_wanted(select), reader, file_order=False)
+        n = len(reader) if chosen is None else chosen.n
+        ordinals = np.unique([*range(min(count, n)), n // 2, n - 1])
+        with together(reader.world, "reading the records"):
+            records = reader.read(ordinals if chosen is None else chosen.ids(ordinals))
+            keys = reader.keys(records.ids)
+        return [
+            Item(int(i), key, len(value), value[:most].tobytes())
+            for i, key, value in zip(records.ids, keys, records, strict=True)
+        ]
 
 
 def sample(dataset: Dataset, db: str | None, count: int, most: int | None = MOST) -> tuple[Tree, list[Item]]:
