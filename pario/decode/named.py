@@ -10,24 +10,6 @@ from pario.errors import OptionError
 
 __all__ = ["named"]
 
-#: public name -> module; `pario.decode` shows the same ones
-_HOMES = {
-    "Datum": "pario.decode.datum",
-    "Gzip": "pario.decode.compressed",
-    "Image": "pario.decode.image",
-    "Json": "pario.decode.json",
-    "MsgPack": "pario.decode.msgpack",
-    "Npy": "pario.decode.npy",
-    "Npz": "pario.decode.npy",
-    "Pickle": "pario.decode.pickle",
-    "Raw": "pario.decode.raw",
-    "Struct": "pario.decode.struct",
-    "TensorProtos": "pario.decode.tensor_protos",
-    "Text": "pario.decode.text",
-    "Zlib": "pario.decode.compressed",
-    "Zstd": "pario.decode.compressed",
-}
-
 
 def named(name: str, /, *inner: Any, **options: Any) -> Any:
     """The decoder of this name, constructed; "zlib+json" is Zlib(Json()). Raises OptionError.
@@ -41,8 +23,7 @@ def named(name: str, /, *inner: Any, **options: Any) -> Any:
         if first not in WRAPPERS:
             raise OptionError(f"{first} has no decoder inside, got {name!r}; {', '.join(WRAPPERS)} have one")
         return named(first, named(rest, *inner, **options))
-    home = _HOMES[entry.cls]
-    make = getattr(importlib.import_module(home), entry.cls)
+    make = getattr(importlib.import_module("pario.decode"), entry.cls)  # which knows the modules
     try:
         return make(*inner, **options)
     except TypeError as error:
