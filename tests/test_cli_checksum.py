@@ -71,7 +71,7 @@ def test_a_damaged_tree_is_not_compared_record_by_record(tmp_path: Path, capfd: 
     written(path, "decoded", 20)
     assert said(capfd, "checksum", path)[0] == 0
     with pario.Reader(path, comm="self") as reader:
-        root = reader.tree().md_root
+        root = reader.index.database.snapshot.main.md_root
     with open(os.path.join(path, "data.mdb"), "r+b") as file:
         file.seek(root * 4096 + 10)
         file.write(b"\xff")

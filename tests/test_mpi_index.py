@@ -259,7 +259,7 @@ def test_a_rank_that_opens_late_gets_no_other_file(world: World, place: Path, ha
             os.replace(f"{path}.new", path)
         world.barrier()
         if not handle:
-            reader.file._leaders_file = "/proc/self/fd/nothing"
+            reader.file._leaders_files = ["/proc/self/fd/nothing"]
         if reader.file.feeder is None and not handle:
             with pytest.raises(SnapshotError, match="replaced after another rank"):
                 reader.read([0])
