@@ -160,7 +160,7 @@ def test_what_differs_between_ranks(world: Any, whole: str) -> None:
     if world.size == 1:
         pytest.skip("one rank")
     last = world.rank == world.size - 1
-    with pytest.raises(OptionError, match=r"the arguments of rank \d differ from those of rank 0: fields \("):
+    with pytest.raises(OptionError, match=r"the arguments of rank \d differ from those of rank 0: fields "):
         pario.Loader(whole, 4, fields={"image": ("image-%09d" if last else "label-%09d", None)})
     with pytest.raises(OptionError if last else PeerError, match="has 0 numbers"):
         pario.Loader(whole, 4, fields={"image": ("image-" if last else "image-%09d", None)})
