@@ -161,10 +161,11 @@ def bypass_cache(reader: Reader, shuffle: bool | str) -> None:
     order share its pages. (197 KB records, 4 ranks: first epochs alike, later ones out of the page cache in half of the
     time.)
     """
-    long = shuffle != "global" or reader.index.mean_bytes >= _SINGLE_BYTES
-    if not long or reader.stage is not None or reader.recipe.source != "auto" or not reader.options.chooses_fetch:
+    if reader.recipe.source != "auto" or not reader.options.chooses_fetch:
         return
-    direct = past_cache(reader.file.pool.fetcher) if reader.world.node_size == 1 else None
+    long = shuffle != "global" or reader.index.mean_bytes >= _SINGLE_BYTES
+    alone = reader.stage is None and reader.world.node_size == 1
+    direct = past_cache(reader.file.pool.fetcher) if long and alone else None
     if not reader.world.allreduce_max(direct is None):
         reader.file.read_through(lambda store: _instead(store, direct))
     elif direct is not None:
