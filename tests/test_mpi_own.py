@@ -13,6 +13,9 @@ import pytest
 import pario
 from pario.decode import Raw
 from pario.errors import CorruptedError, DecodeError, PeerError
+from pario.fetch import past_cache
+from pario.fetch.direct import DirectFetcher
+from pario.fetch.posix import PosixFetcher
 
 pytestmark = pytest.mark.mpi
 
@@ -177,3 +180,23 @@ def test_damage_stops_all(world, tmp_path_factory):
     world.Barrier()
     if world.rank == 0:
         shutil.rmtree(path)
+
+
+def test_past_the_page_cache_if_each_node_has_one_rank(world, path, expected, monkeypatch):
+    """A cold file on a fast disk; all nodes do the same."""
+    monkeypatch.setattr(past_cache, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(past_cache, "_BYTES", 4096)
+    monkeypatch.setattr(past_cache, "_FAST", 1e9)
+    monkeypatch.setattr(PosixFetcher, "read_ahead_bytes", 1 << 20)
+    monkeypatch.setattr(PosixFetcher, "cached_share", lambda *_: 0.0)
+    options = pario.Options(slot_bytes=256 << 10, block_bytes=128 << 10, mix_blocks=4)
+    for comm in (world, world.Split(world.rank)):
+        with pario.Loader(path, 7, Raw(np.uint8, ROW), shuffle="block", comm=comm, options=options) as loader:
+            steps = steps_of_all(comm, take(loader, expected))
+            assert sorted(chain.from_iterable(steps)) == list(range(N))
+            alone = max(comm.allgather(loader.world.node_size)) == 1
+            assert not loader.stats()["own"]
+            fetchers = comm.allgather(type(loader._life.reader.file.pool.fetcher))
+            assert all(one is DirectFetcher for one in fetchers) if alone else DirectFetcher not in fetchers
+        if comm is not world:
+            comm.Free()
