@@ -33,6 +33,8 @@ Row = dict[str, Any]
 #: the records of a file in cursor order -> (position, or number of the sample) -> row
 Truth = Callable[[list[Pair]], dict[int, Row]]
 
+#: What takes a user more lines than three.
+LONGER = {"folder2lmdb_images": 7}
 #: samples of most sets, of which batches of 7 make neither whole steps nor one
 N = 24
 #: what a module of rosinality's is called, and what its pickles name
@@ -87,6 +89,11 @@ def truth(layout: Layout, folder: Path) -> dict[int, Row]:
         found |= {before + i: row for i, row in layout.truth(pairs).items()}
         before += len(pairs)
     return found
+
+
+def lines_of(layout: Layout) -> int:
+    """How many lines a user writes, without empty ones."""
+    return len(["import pario", *filter(None, layout.lines.splitlines())])
 
 
 def load(layout: Layout, shuffle: Any) -> Any:
@@ -176,8 +183,8 @@ def rgb_of(height: int, width: int) -> Callable[[bytes], np.ndarray]:
     return lambda value: cv2.resize(rgb(value), (width, height), interpolation=cv2.INTER_LINEAR)
 
 
-def text(i: int) -> bytes:
-    return "abcdeé123"[i % 7 :].encode()
+def text_in_picture(i: int) -> tuple[Pair, Pair]:
+    return (b"image-%09d" % i, picture(i)), (b"label-%09d" % i, "abcdeé123"[i % 7 :].encode())
 
 
 # -- Caffe, Caffe2 -----------------------------------------------------------------------------------------------------
@@ -270,7 +277,7 @@ def ase_row(value: bytes) -> Row:
 def tape(i: int) -> bytes:
     n = 5 + 7 * i % 40
     numbers = np.random.default_rng(i).integers(0, 8, n)
-    item = {"primary": "ACDEFGHIKL"[i % 9 :] * 3, "protein_length": n, "id": str(i), "ss8": numbers, "valid_mask": n > 9}
+    item = {"primary": "ACDEFGHIKL"[i % 9 :] * 3, "protein_length": n, "id": str(i), "ss8": numbers}
     return pickle.dumps(item)
 
 
@@ -350,6 +357,11 @@ def pair_row(loads: Callable[[bytes], Any]) -> Callable[[bytes], Row]:
     return lambda value: dict(zip(("data", "label"), loads(value), strict=True))
 
 
+def decoded_pair(value: bytes) -> Row:
+    image, label = msgpack.unpackb(value)
+    return {"image": rgb_of(224, 224)(image), "label": label}
+
+
 def regions(i: int) -> dict[str, np.ndarray]:
     """Boxes of a picture with what a detector says of them, some in each."""
     draw, n = np.random.default_rng(i), 3 + i % 4
@@ -376,11 +388,13 @@ def npz_row(value: bytes) -> Row:
 
 def vilbert() -> dict[str, Iterable[Pair]]:
     ids = [str(i * 7919).encode() for i in range(N)]
-    items = [{"image_id": key, "image_h": 480, "image_w": 640, "num_boxes": 3 + i % 4, "features": regions(i)["features"],
-              "boxes": regions(i)["norm_bb"].astype("f4")} for i, key in enumerate(ids)]  # fmt: skip
-    return {"features.lmdb": [
-        *((key, pickle.dumps(item)) for key, item in zip(ids, items, strict=True)), (b"keys", pickle.dumps(ids))
-    ]}  # fmt: skip
+
+    def item(i: int) -> dict[str, Any]:
+        arrays = {"features": regions(i)["features"], "boxes": regions(i)["norm_bb"].astype("f4")}
+        return {"image_id": ids[i], "image_h": 480, "image_w": 640, "num_boxes": 3 + i % 4, **arrays}
+
+    pairs = [(key, pickle.dumps(item(i))) for i, key in enumerate(ids)]
+    return {"features.lmdb": [*pairs, (b"keys", pickle.dumps(ids))]}
 
 
 def meanflow() -> dict[str, Iterable[Pair]]:
@@ -494,10 +508,11 @@ LAYOUTS: dict[str, Layout] = {
         "scene text: deep-text-recognition, PARSeq, OpenOCR, MMOCR",
         "`image-%09d`, `label-%09d`, from 1; `num-samples`",
         "image file; UTF-8",
-        'fields = {"image": ("image-%09d", pario.decode.Image((32, 100))), "label": ("label-%09d", pario.decode.Text())}'
-        '\nloader = pario.Loader("train", 64, fields=fields, shuffle="global")',
+        'fields = {"image": ("image-%09d", pario.decode.Image((32, 100))), '
+        '"label": ("label-%09d", pario.decode.Text())}\n'
+        'loader = pario.Loader("train", 64, fields=fields, shuffle="global")',
         lambda: {"train": [
-            *(pair for i in range(1, N + 1) for pair in ((b"image-%09d" % i, picture(i)), (b"label-%09d" % i, text(i)))),
+            *(pair for i in range(1, N + 1) for pair in text_in_picture(i)),
             (b"num-samples", b"%d" % N),
         ]},
         numbered({"image": ("image-%09d", rgb_of(32, 100)), "label": ("label-%09d", bytes.decode)}, range(1, N + 1)),
@@ -645,6 +660,22 @@ LAYOUTS: dict[str, Layout] = {
         'loader = pario.Loader("train.lmdb", 64, pario.decode.Pickle("all", allow=[]), shuffle="global")',
         lambda: folder2lmdb(pickle.dumps),
         records(pair_row(pickle.loads), b"__keys__", b"__len__"),
+    ),
+    "folder2lmdb_images": Layout(
+        "folder2lmdb, MessagePack, as pixels",
+        "the same",
+        "the same",
+        """\
+import cv2, msgpack, numpy as np
+
+def decode(value):
+    image, label = msgpack.loads(value)
+    pixels = cv2.imdecode(np.frombuffer(image, "u1"), cv2.IMREAD_COLOR)[:, :, ::-1]
+    return {"image": cv2.resize(pixels, (224, 224)), "label": label}
+
+loader = pario.Loader("train.lmdb", 64, decode, shuffle="global")""",
+        lambda: folder2lmdb(packed),
+        records(decoded_pair, b"__keys__", b"__len__"),
     ),
     "uniter_npz": Layout(
         "UNITER, HERO: compressed features",

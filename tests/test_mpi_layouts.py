@@ -1,5 +1,5 @@
-"""Datasets as projects publish them, on several ranks: the lines of docs/your-dataset.md give every sample once and right,
-in every order, in as many batches on every rank. test_layouts.py does the same in one process."""
+"""Datasets as projects publish them, on several ranks: the lines of docs/your-dataset.md give every sample once and
+right, in every order, in as many batches on every rank. test_layouts.py does the same in one process."""
 
 from __future__ import annotations
 
