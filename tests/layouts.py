@@ -215,6 +215,9 @@ def as_protos(i: int) -> bytes:
     return tensor_protos(("FLOAT", data.shape, data.reshape(-1).tolist()), ("INT32", (1,), [label]))
 
 
+# These messages are made by hand: the truth is what was put into them.
+
+
 def protos_truth(pairs: list[Pair]) -> dict[int, Row]:
     return {i: dict(zip(("data", "label"), protos(int(key)), strict=True)) for i, (key, _) in enumerate(pairs)}
 
@@ -293,7 +296,7 @@ def atom3d(dumps: Callable[[Any], bytes], serialisation: bytes) -> list[Pair]:
     pairs = []
     for i in range(N):
         numbers, positions = molecule(i)
-        rows = [[number, *place] for number, place in zip(numbers, positions.tolist(), strict=True)]
+        rows = [[number, *xyz] for number, xyz in zip(numbers, positions.tolist(), strict=True)]
         frame = {"columns": ["element", "x", "y", "z"], "index": list(range(len(rows))), "data": rows}
         item = {"atoms": frame, "id": f"{i}.pdb", "types": {"atoms": "<class 'pandas.core.frame.DataFrame'>"}}
         pairs.append((str(i).encode(), zipped(dumps(item))))
