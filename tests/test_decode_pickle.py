@@ -133,6 +133,25 @@ def test_a_class_that_is_allowed() -> None:
     assert out["x"].tolist() == [[0, 1, 2]] * 2
 
 
+Point = collections.namedtuple("Point", "x y z")
+
+
+@pytest.mark.parametrize("fields", ["all", ["z", "x", "y"]])
+def test_fields_of_a_namedtuple(fields) -> None:
+    """By name; those of a list by number."""
+    pickles = [pickle.dumps(Point(i, np.full(3, i), "n")) for i in range(2)]
+    out, failures = run(Pickle(fields, allow=[f"{__name__}.Point"]), *pickles)
+    assert failures == []
+    assert list(out) == (["x", "y", "z"] if fields == "all" else fields)
+    assert (out["x"].tolist(), out["y"].tolist(), out["z"].tolist()) == ([0, 1], [[0] * 3, [1] * 3], ["n", "n"])
+    out, _ = run(Pickle(["1", "0"], allow=[f"{__name__}.Point"]), *pickles)
+    assert out["0"].tolist() == [0, 1]
+    pair = collections.namedtuple("pair", "image label", module=__name__)
+    assert list(Pickle("all", allow=[]).named(pair(b"", 1))) == ["image", "label"]
+    with pytest.raises(DecodeError, match="no field 'w'; there is 3 elements"):
+        run(Pickle(["w"], allow=[f"{__name__}.Point"]), *pickles)
+
+
 def test_fields_of_a_torch_geometric_data() -> None:
     new, old = Kept(None), Kept(None)
     new.__dict__ = {"_store": {"pos": np.ones((2, 3)), "y": 1.5}}

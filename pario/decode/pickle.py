@@ -35,7 +35,7 @@ class Pickle(FieldDecoder):
     fields : None, "all", names, or name -> dtype
         None: {"data": object[b]}, each record's value. "all": a column for each name of record 0; the two elements of a
         list of two are "data" and "label". Names: these columns; "a.b" is b in a, "a.0" the first element of list a; of
-        objects, their attributes.
+        objects and namedtuples, their attributes.
     allow : list of "module.Class", optional
         What a pickle may use besides plain data. Each is trusted: with it, a hostile pickle can do what the class does.
     allow_pickle : bool

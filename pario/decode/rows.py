@@ -306,7 +306,7 @@ class FieldDecoder(RowDecoder):
         if self.fields is None:
             return {"data": value}
         if self.fields == "all":
-            if isinstance(value, (list, tuple)):
+            if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
                 if len(value) == 2:
                     return {"data": value[0], "label": value[1]}
                 return {str(i): item for i, item in enumerate(value)}
@@ -328,6 +328,9 @@ def _field(value: Any, name: Any) -> Any:
         elif isinstance(value, (list, tuple)):
             if part.isdecimal() and int(part) < len(value):
                 value = value[int(part)]
+                continue
+            if part in getattr(value, "_fields", ()):  # of a namedtuple
+                value = getattr(value, part)
                 continue
             had = f"{len(value)} elements"
         else:
