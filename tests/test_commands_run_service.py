@@ -145,6 +145,7 @@ def lock_of(folder: str) -> int:
     return PrivateDirectory(root_of(folder)).open_file(LOCK, make=False)
 
 
+@pytest.mark.full
 def test_workers_share_the_copy(start: Start, tmp_path: Path) -> None:
     """Nothing is read from the file any more."""
     fork = """

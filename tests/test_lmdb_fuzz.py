@@ -48,6 +48,7 @@ def base_of(folder: Path, name: str) -> Base:
     return Base.load(folder, name)
 
 
+@pytest.mark.full
 def test_damaged_files() -> None:
     reports = run(FILES, seed=20_000)
     seeds = [report for report in reports if "seed" in report]

@@ -387,6 +387,7 @@ print(errors, kept)
 """
 
 
+@pytest.mark.full
 def test_random_damage(tmp_path: Path) -> None:
     """Kernel and Python agree about every damaged file, and the kernel never looks outside its arrays."""
     for name in CASES:
