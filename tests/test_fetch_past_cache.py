@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from itertools import pairwise
 
 import pytest
@@ -75,6 +76,12 @@ def test_where_direct_reads_are_refused(cold, monkeypatch) -> None:
     def refuses(*_: object) -> None:
         raise ReadError("Invalid argument", path=cold.file)
 
+    def no_memory(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no memfd")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "memfd_create", no_memory)
+        assert not bypasses(cold)
     for name in ("read", "__init__"):
         monkeypatch.setattr(DirectFetcher, name, refuses)
         assert not bypasses(cold)

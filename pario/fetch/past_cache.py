@@ -51,7 +51,11 @@ def past_cache(store: Fetcher) -> Fetcher | None:
         direct = DirectFetcher(store.path, f"/proc/self/fd/{file.fileno()}")
     except (OSError, ParioError):
         return None
-    if not _is_fast(direct):
+    try:
+        fast = _is_fast(direct)
+    except (OSError, ParioError):  # the way through the page cache tells whoever needs these bytes
+        fast = False
+    if not fast:
         direct.close()
         return None
     _log.info("%s is read past the page cache, whose copies cost more here than its disk", store.path)
@@ -59,6 +63,7 @@ def past_cache(store: Fetcher) -> Fetcher | None:
 
 
 def _is_fast(disk: DirectFetcher) -> bool:
+    """Raises OSError, ParioError."""
     memory = np.zeros(_TRIES * _READS * _BYTES + disk.align, np.uint8)
     memory = memory[-memory.ctypes.data % disk.align :][: _TRIES * _READS * _BYTES]
     reads, starts = np.zeros(_READS, EXTENT), np.arange(_READS) * _BYTES
@@ -71,8 +76,6 @@ def _is_fast(disk: DirectFetcher) -> bool:
             first = k * disk.nbytes // (_TRIES + 1)
             reads["offset"], reads["nbytes"] = first - first % disk.align + starts, _BYTES
             by_disk.append(_seconds(partial(pool.read, reads, out, starts)))
-    except ParioError:  # the way through the page cache tells whoever needs these bytes
-        return False
     finally:
         pool.close()
     copies = os.memfd_create("pario-copy", os.MFD_CLOEXEC)
