@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from pario.format.layout import Db
 from pario.format.meta import Snapshot
 
-__all__ = ["Database"]
+__all__ = ["Database", "state_digest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +30,18 @@ class Database:
     name: bytes | None = None
     record: Db | None = None
     fingerprint: str = ""
+
+
+def state_digest(snapshot: Snapshot, db: bytes | None, **more: Any) -> str:
+    """Hex: which state of which database, what a commit changes and a copy keeps; and what `more` says of the file."""
+    what = {
+        "format": [snapshot.version, snapshot.word, snapshot.byteorder],
+        "page_size": snapshot.page_size,
+        "sum_size": snapshot.sum_size,
+        "txnid": snapshot.txnid,
+        "main": list(snapshot.main),
+        "last_pgno": snapshot.last_pgno,
+        "db": None if db is None else db.hex(),
+        **more,
+    }
+    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import os
 import socket
@@ -37,7 +36,7 @@ from pario.errors import SnapshotError
 from pario.fetch.pool import ReadPool
 from pario.format.layout import NUM_METAS
 from pario.format.meta import Snapshot
-from pario.locate.database import Database
+from pario.locate.database import Database, state_digest
 from pario.locate.index import KeyTable, Places, content_id_of
 from pario.locate.meta import NAMES, find_meta
 from pario.locate.probe import probe
@@ -182,20 +181,8 @@ def _fingerprint(status: os.stat_result, snapshot: Snapshot, db: bytes | None) -
 
     status : of the open file that the snapshot was read from, not of what its path may lead to by now
     """
-    what = {
-        "index_version": INDEX_VERSION,
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "inode": status.st_ino,
-        "format": [snapshot.version, snapshot.word, snapshot.byteorder],
-        "page_size": snapshot.page_size,
-        "sum_size": snapshot.sum_size,
-        "txnid": snapshot.txnid,
-        "main": list(snapshot.main),
-        "last_pgno": snapshot.last_pgno,
-        "db": None if db is None else db.hex(),
-    }
-    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
+    of_file = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "inode": status.st_ino}
+    return state_digest(snapshot, db, index_version=INDEX_VERSION, **of_file)
 
 
 class _Sink(io.RawIOBase):

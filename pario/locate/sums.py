@@ -25,10 +25,9 @@ import numpy as np
 from pario.comm.base import AnyWorld, together
 from pario.errors import ChecksumError, FileError, MissingError, OptionError
 from pario.fetch.pool import ReadPool
-from pario.format.meta import Snapshot
 from pario.kernels.sums import check_sums, sum_values
 from pario.locate.base import Index
-from pario.locate.database import Database
+from pario.locate.database import Database, state_digest
 from pario.locate.sidecar import Trustees, open_trusted, save_whole, sidecar_places
 from pario.records import Records
 
@@ -134,7 +133,7 @@ def find_sums(database: Database, status: os.stat_result, n: int) -> tuple[Found
     """
     unfit: list[str] = []
     of_another: Found | None = None
-    state = _state(database.snapshot, database.name)
+    state = state_digest(database.snapshot, database.name)
     for sidecar in sidecar_places(database.path, database.name, _ENDING):
         try:
             found = _load(sidecar, status, state, n)
@@ -200,7 +199,7 @@ def _parts(database: Database, status: os.stat_result, sums: np.ndarray) -> list
     about = {
         "sums": _KIND,
         "n": len(sums),
-        "state": _state(database.snapshot, database.name),
+        "state": state_digest(database.snapshot, database.name),
         "database": None if database.name is None else database.name.hex(),
         "made_of": _file_of(status),
         "data_file": os.path.basename(database.path),
@@ -218,20 +217,6 @@ def _write(parts: list[Any], fd: int) -> None:
         for part in parts:
             file.write(part)
     os.fsync(fd)
-
-
-def _state(snapshot: Snapshot, db: bytes | None) -> str:
-    """Which state of which database: what a commit changes, and what a copy keeps."""
-    what = {
-        "format": [snapshot.version, snapshot.word, snapshot.byteorder],
-        "page_size": snapshot.page_size,
-        "sum_size": snapshot.sum_size,
-        "txnid": snapshot.txnid,
-        "main": list(snapshot.main),
-        "last_pgno": snapshot.last_pgno,
-        "db": None if db is None else db.hex(),
-    }
-    return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _file_of(status: os.stat_result) -> list[int]:
