@@ -32,8 +32,8 @@ _TRIES, _READS, _BYTES = 4, 2, 1 << 20
 _LEAST_BYTES = 64 * _TRIES * _READS * _BYTES
 #: The page cache is of use if it holds this part of a sample of so many bytes, evenly over the file.
 _CACHED, _SAMPLE = 0.5, 64
-#: A disk is fast if it takes at most so many times as long as a copy by one thread. (Here 1.3 to 4.6 times, the more the
-#: less else runs, since what is copied then lies in the processor's cache. At 0.5 GB/s, as much as SATA carries, it
+#: A disk is fast if it takes at most so many times as long as a copy by one thread. (Here 1.3 to 4.6 times, more where
+#: nothing else runs, since what is copied then lies in the processor's cache. At 0.5 GB/s, as much as SATA carries, it
 #: would be 17 times and more. With 4 every fourth Loader on an idle machine went through the page cache.)
 _FAST = 8.0
 
