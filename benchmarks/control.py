@@ -1,12 +1,18 @@
-"""The control plane: its cycle with a thousand clients, the cost of the token bucket, and PAIO's experiment.
+"""The control plane: its cycle with a thousand clients and with ten thousand behind node agents, the cost of the token
+bucket, a storm of opens, and PAIO's experiment.
 
-    python -m benchmarks.control [--only cycle|bucket|jobs] [--rounds 5] [--seconds 130] [--data DIR] [--json FILE]
+    python -m benchmarks.control [--only cycle|nodes|cost|storm|bucket|jobs] [--rounds 5] [--seconds 130] [--data DIR]
+                                 [--json FILE]
     python -m benchmarks.control --smoke        every part for some seconds, without bars
 
 cycle     1,000 connections from one process to a plane that is another one, each a job of its own. All report at
           once, four times a second. The processor time of the plane per cycle holds all that it does for that: a
           thousand reports read, shares computed, a thousand grants sent. Beside it the time from the first report to
           the last grant of a plane that computes as often as it can; the clients' side, in Python too, is part of it.
+nodes     the same with 10,000 jobs behind 100 node agents (control_nodes.py).
+cost      processor time of the bucket per read, from a file in memory, by paired blocks (control_cost.py).
+storm     one job opens 10,000 files of a FUSE mount with 48 threads while another one, whose operations per second are
+          guaranteed, opens files with three; without a plane and with one, in turn (control_storm.py). As root.
 bucket    a file, read through a fetcher and through the same fetcher behind the bucket, in turn; the bucket's rates are
           so high that nobody waits for tokens. From the disk past the page cache, with eight reads in flight; and, for
           information, out of the page cache by one thread, which is as fast as a read can be.
@@ -38,12 +44,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import data
+from benchmarks import control_cost, control_nodes, control_storm, data
+from benchmarks.control_plane import SECRET, USER, end, plane, processor_s
 from benchmarks.measure import ROOT, Row, Section, interleave, machine, ratios, save
 from pario.bench.cache import Unavailable
 from pario.bench.stores.throttled import Group, throttled_disk
 from pario.control.agent import Agent
-from pario.control.joining import user_name
 from pario.control.line import Line, Who
 from pario.control.wire import Address
 from pario.fetch.direct import DirectFetcher
@@ -52,8 +58,6 @@ from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.records import EXTENT
 
-SECRET = b"benchmark" * 4
-USER = user_name()
 CLIENTS = 1000
 #: bars: seconds of a cycle; part of the rate; part of the windows; total time ÷ uncontrolled
 CYCLE_S, COST, WINDOWS, TOTAL = 0.050, 0.01, 0.95, 1.1
@@ -64,36 +68,6 @@ JOBS = ((0.15, 6), (0.20, 5), (0.30, 5), (0.35, 4))
 SIZES = (1 << 20, 192 << 10, 3 << 10)
 #: A window counts as met from this part of the guarantee on.
 MET = 0.95
-
-
-@contextmanager
-def plane(folder: Path, rules: str) -> Iterator[tuple[Address, int]]:
-    """A control plane in a process of its own; yields its address and its process."""
-    (folder / "token").write_bytes(SECRET)
-    (folder / "token").chmod(0o600)
-    (folder / "rules.toml").write_text(rules + f'\n[[user]]\nname = "{USER}"\ntoken = "token"\n')
-    told = folder / "address"
-    told.unlink(missing_ok=True)
-    words = ["control", "--rules", str(folder / "rules.toml"), "--at", "127.0.0.1:0", "--tell", str(told)]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "pario", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
-    try:
-        end = time.monotonic() + 30
-        while not told.exists():
-            if child.poll() is not None or time.monotonic() > end:
-                raise RuntimeError("the control plane did not start")
-            time.sleep(0.02)
-        host, _, port = told.read_text().strip().rpartition(":")
-        yield Address(host, int(port)), child.pid
-    finally:
-        child.terminate()
-        child.wait(10)
-
-
-def processor_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # -- cycle -------------------------------------------------------------------------------------------------------------
@@ -176,14 +150,7 @@ def bucket(folder: Path, rounds: int, mib: int) -> dict[str, Any]:
     path.write_bytes(bytes(mib << 20))
     subprocess.run(["sync", str(path)], check=True)
     found: dict[str, Any] = {}
-    with plane(folder, "[store]\nbytes_per_s = 1e15\noperations_per_s = 1e12\n") as (address, _):
-        agent = Agent(address, Who(USER, SECRET, "cost", "cost", "node"))
-        agent.hold()
-        agent.take(1, 1)
-        end = time.monotonic() + 10
-        while not agent.joined and time.monotonic() < end:
-            time.sleep(0.01)
-        assert agent.bucket.rates[0] is not None, "the plane has granted something"
+    with _joined(folder) as agent:
         for kind, nbytes in product(READS, SIZES):
             if kind == "disk" and nbytes % 4096:
                 continue
@@ -203,7 +170,6 @@ def bucket(folder: Path, rounds: int, mib: int) -> dict[str, Any]:
         for _ in range(calls):
             agent.take(1000, 1)
         found["take_s"] = (time.perf_counter() - begin) / calls
-        agent.release()
     path.unlink()
     return found
 
@@ -288,19 +254,13 @@ def jobs(path: str, folder: Path, device: str, policy: str, total: float, stagge
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            stack.callback(_end, child)
+            stack.callback(end, child)
             children.append(child)
         for child in children:
             assert child.stdout is not None
             if child.stdout.readline() != "ready\n":
                 raise RuntimeError("a job did not start")
         return _watch(children, stagger_s)
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    if child.poll() is None:
-        child.kill()
-    child.communicate()
 
 
 def _watch(children: list[subprocess.Popen[str]], stagger_s: float) -> dict[str, Any]:
@@ -341,9 +301,9 @@ def windows(run: dict[str, Any]) -> list[list[float]]:
     """Per job, bytes per second in each whole second of its life. The first one is left out: nothing is read yet when
     it begins."""
     found = []
-    for samples, start, end in zip(run["samples"], run["starts"], run["ends"], strict=True):
+    for samples, start, ended in zip(run["samples"], run["starts"], run["ends"], strict=True):
         seconds, sums = np.array(samples, float).T
-        edges = np.arange(start + 1.0, end - 0.25, 1.0)
+        edges = np.arange(start + 1.0, ended - 0.25, 1.0)
         found.append(np.diff(np.interp(edges, seconds, sums)).tolist())
     return found
 
@@ -372,6 +332,100 @@ def measure_cycle(options: argparse.Namespace, folder: Path, sections: list[Sect
     answered = found["answered_s"]
     section.add(Row(f"{clients:,} clients, first report to last grant", statistics.median(answered), min(answered),
                     max(answered), "", None, "s"))  # fmt: skip
+
+
+def measure_nodes(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
+    section = Section("nodes", "Control cycle with node agents", "")
+    sections.append(section)
+    nodes, jobs, rounds = (4, 10, 4) if options.smoke else (control_nodes.NODES, control_nodes.JOBS, 40)
+    found = control_nodes.cycle(folder, nodes, jobs, rounds)
+    section.raw = found
+    bar = None if options.smoke else control_nodes.CYCLE_S
+    own, answered = found["processor_s"], found["answered_s"]
+    name = f"{nodes * jobs:,} jobs behind {nodes} agents"
+    section.add(Row(f"{name}, processor time", own, own, own, "<=" if bar else "", bar, "s",
+                    f"{found['core']:.1%} of a core"))  # fmt: skip
+    section.add(Row(f"{name}, first report to last grants", statistics.median(answered), min(answered), max(answered),
+                    "", None, "s"))  # fmt: skip
+
+
+def measure_cost(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
+    section = Section("cost", "Processor time of the bucket", "file in memory")
+    sections.append(section)
+    n, total = (20, 4 << 20) if options.smoke else (400, 64 << 20)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.NamedTemporaryFile(dir=memory, prefix="pario-control-") as file:
+        file.write(os.urandom(total))
+        file.flush()
+        with _joined(folder) as agent:
+            for nbytes in SIZES:
+                plain, other = (open_limited(partial(PosixFetcher, file.name), None) for _ in range(2))
+                limited = open_limited(partial(PosixFetcher, file.name), agent)
+                reads = max(16, (16 << 20) // max(nbytes, 64 << 10))
+                for name, sides in (("bucket", (plain, limited)), ("nothing", (plain, other))):
+                    one = control_cost.pairs(sides, nbytes, total, n, reads)
+                    section.raw[f"{name} {nbytes}"] = one
+                    more, low, high = (1e6 * one[key] for key in ("more_s", "low_s", "high_s"))
+                    of = f"of {1e6 * one['read_s']:.1f} us: {one['more_s'] / one['read_s']:.2%}"
+                    section.add(Row(f"{name}, per read of {nbytes >> 10} KiB", more, low, high, "", None, "us", of))
+                for fetcher in (plain, other, limited):
+                    fetcher.close()
+                # As the ring reads: eight threads, each of which asks for a part of its slot in one call.
+                gate = control_cost.Counted(agent)
+                pooled = open_limited(partial(PosixFetcher, file.name), gate)
+                seconds = [_read_disk(pooled, nbytes, total) for _ in range(2 if options.smoke else 9)]
+                pooled.close()
+                calls = gate.calls / len(seconds)
+                part = calls * section.raw[f"bucket {nbytes}"]["more_s"] / statistics.median(seconds)
+                bar = None if options.smoke else COST
+                rate = f"{calls:.0f} calls for {total >> 20} MiB at {total / statistics.median(seconds) / 1e9:.1f} GB/s"
+                section.add(Row(f"part of the time, reads of {nbytes >> 10} KiB by the pool", part, part, part,
+                                "<=" if bar else "", bar, "", rate))  # fmt: skip
+
+
+def measure_storm(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
+    section = Section("storm", "A storm of opens", "no cache")
+    sections.append(section)
+    source = folder / "files"
+    control_storm.prepare(source, 100 if options.smoke else control_storm.FILES)
+    opens = 1500 if options.smoke else 10_000
+    least = control_storm.MET * control_storm.GUARANTEE
+    found: dict[str, list[dict[str, Any]]] = {"none": [], "plane": []}
+    try:
+        for _ in range(1 if options.smoke else min(options.rounds, 3)):
+            for name, runs in found.items():
+                runs.append(control_storm.storm(source, folder, opens, name == "plane", 3.0))
+    except Unavailable as reason:
+        section.note(f"not run: {reason}")
+        return
+    section.raw = found
+    for name, runs in found.items():
+        quiet, storm, alone = ([each[k] for run in runs for each in run[key]]
+                               for key, k in (("storm", 0), ("storm", 1), ("alone", 0)))  # fmt: skip
+        seconds = [run["seconds"] for run in runs]
+        part = sum(each >= least for each in quiet) / max(1, len(quiet))
+        bar = name == "plane" and not options.smoke
+        about = f"of {len(quiet)}; a run took {min(seconds):.0f} to {max(seconds):.0f} s"
+        section.add(Row(f"{name}: windows with the guarantee", part, part, part, ">=" if bar else "",
+                        WINDOWS if bar else None, "", about))  # fmt: skip
+        for what, values in (("quiet job in the storm", quiet), ("the storm", storm), ("quiet job alone", alone)):
+            if values:
+                section.add(Row(f"{name}: {what}", statistics.median(values), min(values), max(values), unit="opens/s"))
+
+
+@contextmanager
+def _joined(folder: Path) -> Iterator[Agent]:
+    """An agent whose plane grants more than anybody could read."""
+    with plane(folder, "[store]\nbytes_per_s = 1e15\noperations_per_s = 1e12\n") as (address, _):
+        agent = Agent(address, Who(USER, SECRET, "cost", "cost", "node"))
+        agent.hold()
+        agent.take(1, 1)
+        limit = time.monotonic() + 10
+        while not agent.joined and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert agent.bucket.rates[0] is not None, "the plane has granted something"
+        yield agent
+        agent.release()
 
 
 def measure_bucket(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
@@ -425,7 +479,14 @@ def measure_jobs(options: argparse.Namespace, folder: Path, sections: list[Secti
                         TOTAL if mine else None, "×", f"{runs[name]['seconds']:.1f} s"))  # fmt: skip
 
 
-PARTS = {"cycle": measure_cycle, "bucket": measure_bucket, "jobs": measure_jobs}
+PARTS = {
+    "cycle": measure_cycle,
+    "nodes": measure_nodes,
+    "cost": measure_cost,
+    "storm": measure_storm,
+    "bucket": measure_bucket,
+    "jobs": measure_jobs,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

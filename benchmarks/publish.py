@@ -65,6 +65,10 @@ PARTS: dict[str, tuple[Command, Command]] = {
         ("benchmarks.failures", "--keep", "{dir}/failures.json"),
         ("benchmarks.failures", "--rows", "{dir}/failures.json"),
     ),
+    "codecs": (
+        ("benchmarks.codecs", "all", "--rounds", "3", "--out", "{dir}/codecs.json"),
+        ("benchmarks.codecs", "none", "--out", "{dir}/codecs.json", "--into", "docs/packing.md"),
+    ),
     "model": ((), ("benchmarks.model", "--stored", "--docs")),
     "model-tiers": ((), ("benchmarks.model", "--tiers", "--docs")),
 }

@@ -1,6 +1,8 @@
 """The prefetch depth that pario finds by itself against the best one found by hand, on slow stores and on the disk.
 
     python -m benchmarks.tuning --data DIR [--rounds 5] [--only TEXT] [--stores NAME,NAME] [--out DIR/tuning.json]
+    python -m benchmarks.tuning --data DIR --design [--resume] [--limit SECONDS]     36 cells (benchmarks/design.py)
+    python -m benchmarks.tuning --data DIR --laws [--resume] [--limit SECONDS]       laws (benchmarks/law_runs.py)
 
 Each cell is a store, a set, an order and a number of nodes. First one run per depth of `HAND` finds the best one by
 hand; then that depth and "auto" run in turns. A run is a new process that reads EPOCHS epochs from a store without a
@@ -13,19 +15,21 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import data
-from benchmarks.measure import Row, Section, interleave, save
+from benchmarks import data, design, law_runs
+from benchmarks.measure import ROOT, Row, Section, interleave, machine, save
 from benchmarks.sides import BATCH, SHUFFLES, Bench, epoch_seconds
 from pario.bench import cache
 from pario.bench.stores.latency import latency_store
@@ -134,6 +138,40 @@ def add(cell: Cell, held: data.DataSet, found: dict[str, Any], section: Section)
         section.add(_row(f"{cell.name}, epoch {epoch}", ratio, said, f"inflight={found['hand']}", 0.95))
 
 
+def _in_pieces(options: argparse.Namespace) -> int:
+    """Measure what the JSON does not have yet, unit by unit, and print the tables."""
+    name = "design" if options.design else "laws"
+    out = Path(options.out or Path(options.data) / f"{name}.json")
+    found: dict[str, Any] = json.loads(out.read_text())["units"] if options.resume and out.exists() else {}
+    units: dict[str, Callable[[], Any]]
+    if options.design:
+        units = {cell.name: partial(design.measure, cell, options.data, options.rounds) for cell in design.cells()}
+    else:
+        units = law_runs.units(options.data, options.rounds)
+    begin = time.monotonic()
+    for unit, measured in units.items():
+        if unit in found or options.only not in unit:
+            continue
+        if options.limit and time.monotonic() - begin > options.limit:
+            print(f"stopped at {unit}: go on with --resume", file=sys.stderr)
+            break
+        found[unit] = {**measured(), "commit": _commit()}
+        new = out.with_suffix(".new")
+        new.write_text(json.dumps({"format": 1, "machine": machine(), "units": found}) + "\n")
+        os.replace(new, out)
+        print(f"{time.monotonic() - begin:6.1f} s  {unit}", file=sys.stderr, flush=True)
+    print(design.summary(found) if options.design else law_runs.summary(found))
+    if options.figures:
+        law_runs.plot(found, options.figures)
+    return 0
+
+
+def _commit() -> str:
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
@@ -144,7 +182,14 @@ def main() -> int:
     parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand")
     parser.add_argument("--out", help="JSON file (default: tuning.json in the data folder)")
     parser.add_argument("--smoke", action="store_true", help="tiny data, one store, once: does it run at all?")
+    parser.add_argument("--design", action="store_true", help="the pairwise design of benchmarks/design.py")
+    parser.add_argument("--laws", action="store_true", help="the control laws, benchmarks/law_runs.py")
+    parser.add_argument("--resume", action="store_true", help="keep what the JSON has (design, laws)")
+    parser.add_argument("--limit", type=float, help="begin nothing after so many seconds (design, laws)")
+    parser.add_argument("--figures", help="a folder for the figure of --laws, as SVG")
     options = parser.parse_args()
+    if options.design or options.laws:
+        return _in_pieces(options)
     bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
     names = [name for name in STORES if name.replace(", ", " ") in options.stores.split(",")]
     chosen = [cell for cell in cells() if cell.store in names and options.only in cell.name]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pario.errors import OptionError
 
 __all__ = [
+    "KNOBS",
     "MOST_INFLIGHT",
     "RECIPES",
     "USUAL_INFLIGHT",
@@ -20,6 +21,7 @@ __all__ = [
     "Recipe",
     "Shuffle",
     "Tier",
+    "Turns",
     "find_recipe",
     "read_tiers",
 ]
@@ -45,6 +47,45 @@ MOST_INFLIGHT = 64
 
 #: Reads in flight, with `inflight="auto"`, where nothing is tuned: of tiers and services.
 USUAL_INFLIGHT = 8
+
+
+
+class Turns(NamedTuple):
+    """A knob: an option whose value may change while epochs run, if it is "auto" or a pair (least, most).
+
+    words : what it is, in plain words
+    floor : no user may ask for less
+    least, most, start : "auto": its bounds, and its value before anything is measured
+    reason : "auto": why it is that value, if nothing turns it
+    """
+
+    words: str
+    floor: int
+    least: int
+    most: int
+    start: int
+    reason: str = ""
+
+
+#: All knobs; control/knobs.py has their values, docs/tuning.md what turns them.
+KNOBS: dict[str, Turns] = {
+    # Doubling finds a large depth within a few latencies, while a latency that was measured with a queue in front of
+    # the store is found out only by probes.
+    "inflight": Turns("reads in flight", 1, 1, MOST_INFLIGHT, 2),
+    # Least and start are those of two slots, most the whole ring (Knobs.ring).
+    "ring_bytes": Turns("bytes of the ring in use", 64 * KiB, 64 * KiB, 1 << 62, 16 * MiB),
+    "read_bytes": Turns(
+        *("bytes of the longest read", 4 * KiB, MiB, MiB, MiB),
+        "fixed: with 4 MiB a store of 20 ms gave 0.85 of its bandwidth, with 1 MiB 0.93",
+    ),
+    "readers_per_node": Turns(
+        *("ranks of this node that read", 1, 1, 1, 1),
+        "fixed: one gave 0.93 to 1.00 of a store of 20 ms and 200 MB/s",
+    ),
+    # Most and start are the cores of the rank (Knobs.decode).
+    "decode_threads": Turns("threads that decode", 0, 1, 1 << 10, 1),
+    "decode_ahead": Turns("batches prepared ahead", 1, 1, 16, 2),
+}
 
 #: Slots of the ring with shuffle="block", each of a whole pool of blocks: no step waits for more than these.
 BLOCK_SLOTS = 3
@@ -112,13 +153,18 @@ class Options:
         slot_bytes: target size of a slot of the ring (8 MiB: enough for all reads in flight).
         slots: slots in the ring of one node; one is consumed while the others fill. `shuffle="block"` always has 3,
             each for at least a whole pool (`block_bytes * mix_blocks`, divided among the nodes).
-        readers_per_node: ranks of one node that read (LMDBIO found one enough up to 16 cores).
+        ring_bytes: how much of the ring may be full or filling at once; one slot always may. "auto": as much as the
+            consumer needs to bridge the time that the store takes for a slot, up to all of it, and less where the
+            node's or the control group's memory is short.
+        readers_per_node: ranks of one node that read. "auto": one (LMDBIO found one enough up to 16 cores; for what was
+            measured here see docs/tuning.md).
         inflight: prefetch depth: reads in flight at once per reading rank, one thread each. "auto": as many, up to 64,
             as keep the store busy or the consumer supplied, found by measuring while epochs run (docs/tuning.md). A
-            number pins it, a pair (least, most) gives bounds.
-        read_bytes: the longest single read. FUSE and many network file systems carry 1 MiB in one request, and a group
-            of 8 MiB then occupies all threads. Measured on a store that answers in 20 ms: 3 KB records came at 0.93 of
-            its bandwidth, with 4 MiB at 0.85; local disks showed no difference.
+            number pins it, a pair (least, most) gives bounds. This holds for all options that may be "auto" and that
+            docs/tuning.md calls knobs.
+        read_bytes: the longest single read. "auto": 1 MiB. FUSE and many network file systems carry 1 MiB in one
+            request, and a group of 8 MiB then occupies all threads. Measured on a store that answers in 20 ms: 3 KB
+            records came at 0.93 of its bandwidth, with 4 MiB at 0.85; local disks showed no difference.
         gap_bytes: one read covers two extents of a group if at most this many unwanted bytes lie between them (a leaf
             page or two between runs of overflow pages).
         fetch: "posix" reads through the page cache, "direct" bypasses it (O_DIRECT). "auto" means "posix", so that
@@ -132,15 +178,19 @@ class Options:
             the store once per job. False: each node for itself.
         copies: how many nodes keep a chunk, with `peers`. "auto": as many as the quotas have room for, so that a node
             with room for everything reads only its own copy.
+        next_epoch: while an epoch ends, the next one's first groups are read, up to the ring's bytes. False: not, for a
+            loader that goes through its dataset once.
 
     Order
         block_bytes: bytes of neighbouring records that `shuffle="block"` moves as one block.
         mix_blocks: blocks whose records are mixed with each other; a power of two.
 
     Handing out, per rank
-        decode_threads: threads for decoders that work record by record (images, Python functions). 0: one per core that
-            this rank may use; ranks of a node divide the cores that they share.
-        decode_ahead: batches that such a decoder prepares ahead of the training step.
+        decode_threads: threads for decoders that work record by record (images, Python functions). "auto" (or 0): as
+            many as keep the training step supplied, up to one per core that this rank may use; ranks of a node divide
+            the cores that they share.
+        decode_ahead: batches that such a decoder prepares ahead of the training step. "auto": as many as the step takes
+            in bursts, up to 16 and a quarter of `held_bytes`.
         own_rows: whether each rank fills its batches straight from the page cache (pario/supply/page_cache.py) instead
             of the node's ring. "auto": if the page cache holds the records when an epoch begins, and on a local disk
             where the kernel can read ahead: in key order if the file is in that order, and in "global" order with
@@ -163,20 +213,22 @@ class Options:
 
     slot_bytes: int = 8 * MiB
     slots: int = 6
-    readers_per_node: int = 1
+    ring_bytes: int | str | tuple[int, int] = "auto"
+    readers_per_node: int | str | tuple[int, int] = "auto"
     inflight: int | str | tuple[int, int] = "auto"
-    read_bytes: int = MiB
+    read_bytes: int | str | tuple[int, int] = "auto"
     gap_bytes: int = 16 * KiB
     fetch: str = "auto"
     tiers: tuple[Tier, ...] | None = None
     peers: bool = True
     copies: int | str = "auto"
+    next_epoch: bool = True
 
     block_bytes: int = 2 * MiB
     mix_blocks: int = 32
 
-    decode_threads: int = 0
-    decode_ahead: int = 2
+    decode_threads: int | str | tuple[int, int] = "auto"
+    decode_ahead: int | str | tuple[int, int] = "auto"
     own_rows: str = "auto"
     held_bytes: int = 2048 * MiB
     max_bad: int | None = None
@@ -189,20 +241,17 @@ class Options:
         least = {
             "slot_bytes": 64 * KiB,
             "slots": 2,
-            "readers_per_node": 1,
-            "read_bytes": 4 * KiB,
             "gap_bytes": 0,
             "block_bytes": 4 * KiB,
             "mix_blocks": 1,
-            "decode_threads": 0,
-            "decode_ahead": 1,
             "held_bytes": MiB,
         }
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in least and (not isinstance(value, int) or value < least[field.name]):
                 raise OptionError(f"{field.name} must be an integer of at least {least[field.name]}, got {value!r}")
-        self.inflight_bounds  # noqa: B018  raises OptionError
+        for name in KNOBS:
+            self.bounds(name)
         if self.mix_blocks & (self.mix_blocks - 1):
             raise OptionError(f"mix_blocks must be a power of two, got {self.mix_blocks!r}")
         if self.metrics_file is not None and not isinstance(self.metrics_file, str):
@@ -226,20 +275,31 @@ class Options:
         if not self.alive_seconds > 0:
             raise OptionError(f"alive_seconds must be above 0, got {self.alive_seconds!r}")
 
-    @property
-    def inflight_bounds(self) -> tuple[int, int]:
-        """The fewest and the most reads in flight of a reading rank; equal if the number is pinned."""
-        given = self.inflight
-        if given == "auto":
-            return 1, MOST_INFLIGHT
+    def bounds(self, name: str) -> tuple[int, int] | None:
+        """Least and most of a knob, equal if the user pins it; None: it is "auto". Raises OptionError."""
+        given, floor = getattr(self, name), KNOBS[name].floor
+        if given == "auto" or (given == 0 == floor and not isinstance(given, bool)):
+            return None
         pair = (given, given) if isinstance(given, int) else given
         if isinstance(pair, tuple) and len(pair) == 2:
             least, most = pair
-            if all(isinstance(n, int) and not isinstance(n, bool) for n in pair) and 1 <= least <= most:
+            if all(isinstance(n, int) and not isinstance(n, bool) for n in pair) and max(1, floor) <= least <= most:
                 return least, most
         raise OptionError(
-            f'inflight must be "auto", an integer of at least 1, or a pair (least, most) of them, got {given!r}'
+            f'{name} must be "auto", an integer of at least {floor}, or a pair (least, most) of them, got {given!r}'
         )
+
+    def usual(self, name: str) -> int:
+        """The value of a knob where no measurement decides: what is pinned, or within the bounds the one nearest to
+        where "auto" begins."""
+        start = USUAL_INFLIGHT if name == "inflight" else KNOBS[name].start
+        least, most = self.bounds(name) or (start, start)
+        return max(least, min(start, most))
+
+    @property
+    def inflight_bounds(self) -> tuple[int, int]:
+        """The fewest and the most reads in flight of a reading rank; equal if the number is pinned."""
+        return self.bounds("inflight") or (KNOBS["inflight"].least, KNOBS["inflight"].most)
 
     @property
     def chooses_fetch(self) -> bool:
@@ -249,8 +309,7 @@ class Options:
     @property
     def usual_inflight(self) -> int:
         """Reads in flight where no measurement decides: what is pinned, or 8 if the bounds permit that."""
-        least, most = self.inflight_bounds
-        return max(least, min(USUAL_INFLIGHT, most))
+        return self.usual("inflight")
 
 
 @dataclass(frozen=True)

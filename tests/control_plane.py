@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from pario.control.agent import Agent
 from pario.control.line import Who
+from pario.control.node import NodeAgent
 from pario.control.plane import Plane
 from pario.control.rules import Rules
 from pario.control.wire import Address
@@ -35,6 +38,20 @@ def running(rules: Rules, address: Address = LOCAL, **more: object) -> Iterator[
         yield plane
     finally:
         plane.stop()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def agent_running(plane: Address, as_whom: Who, rules: Rules, address: Address = LOCAL) -> Iterator[NodeAgent]:
+    """A node agent in a thread."""
+    agent = NodeAgent(address, plane, as_whom, rules)
+    thread = threading.Thread(target=agent.run, daemon=True)
+    thread.start()
+    try:
+        yield agent
+    finally:
+        agent.stop()
         thread.join(5)
         assert not thread.is_alive()
 
@@ -118,3 +135,48 @@ class Process:
         said, _ = self._child.communicate(timeout=10)
         assert self._child.returncode == 0, said
         return said
+
+
+class Wire:
+    """A network between two Unix sockets that can be cut: then nothing is lost and nothing comes, as if a switch died.
+
+    Everybody who passes is the same system user, which both ends see.
+    """
+
+    def __init__(self, path: Path, to: Address) -> None:
+        self.address = Address("", 0, str(path))
+        self._to = to
+        self.cut = threading.Event()
+        self._over = False
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(path))
+        self._server.listen()
+        self._server.settimeout(0.01)
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while not self._over:
+            with contextlib.suppress(OSError):
+                here, _ = self._server.accept()
+                self._threads.append(threading.Thread(target=self._pass, args=(here,), daemon=True))
+                self._threads[-1].start()
+
+    def _pass(self, here: socket.socket) -> None:
+        with here, socket.socket(socket.AF_UNIX) as there, contextlib.suppress(OSError):
+            there.connect(self._to.target)
+            while not self._over:
+                for sock, other in ((here, there), (there, here)):
+                    if not self.cut.is_set() and select.select([sock], [], [], 0.002)[0]:
+                        piece = sock.recv(1 << 16)
+                        if not piece:
+                            return
+                        other.sendall(piece)
+                if self.cut.is_set():
+                    time.sleep(0.002)
+
+    def close(self) -> None:
+        self._over = True
+        for thread in self._threads:
+            thread.join(5)
+        self._server.close()

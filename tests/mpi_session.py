@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 FILES = sorted(path.name for path in HERE.glob("test_mpi_*.py"))
 
 #: Whatever happens, the job has ended by then.
-LIMIT_S = 400
+LIMIT_S = 600
 
 
 @dataclass(frozen=True)

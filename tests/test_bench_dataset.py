@@ -14,6 +14,7 @@ from pario.errors import MissingError
 from pario.options import Options
 
 
+@pytest.mark.full
 def test_epochs_of_a_workload(caffe_datum: Made) -> None:
     n = len(caffe_datum.truth)
     workload = Workload(batch_size=n // 10 + 1, shuffle="block", decoder=Datum(), epochs=2, options=Options(inflight=2))

@@ -12,6 +12,9 @@ import pytest
 from pario.bench.cache import Unavailable
 from pario.bench.stores import throttled
 from pario.bench.study import stores
+from pario.bench.study.cells import PRESETS, Cell
+from pario.bench.study.jobs import Launcher
+from pario.bench.study.run import Study
 from pario.bench.study.stores import Store, open_store
 
 RECIPES = ("plain", "lmm", "dio", "auto")
@@ -150,3 +153,13 @@ def test_tools_of_root_are_found_without_its_path(monkeypatch: pytest.MonkeyPatc
     """And this process's own environment stays as it is."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert throttled._run("sh", "-c", "echo $PATH") == "/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+def test_auto_finds_its_reads_in_flight_by_itself(opened, tmp_path) -> None:
+    """On the store with latency too; the other recipes share sixteen."""
+    study = Study(PRESETS["tiny"], name="tiny", launcher=Launcher(), data=tmp_path)
+    study._sets = {"3k": SimpleNamespace(**vars(HELD), head=1, pixels=1, decoder="datum")}
+    cell = Cell("latency", "3k", 4, 2, "cold", "none", RECIPES)
+    with opened("latency")[0] as store:
+        options = {name: study._task(store, cell, 8, name, {})["options"] for name in RECIPES}
+    assert options == {"plain": {"inflight": 8}, "lmm": {"inflight": 8}, "dio": {"inflight": 8}, "auto": {}}

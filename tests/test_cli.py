@@ -687,6 +687,7 @@ def test_head_refuses_the_same(bad, call, what):
     assert SAYS[what] in err
 
 
+@pytest.mark.full
 def test_bench_knows_every_recipe(sets, call):
     for recipe in RECIPES:
         status, out, err = call("bench", sets["datum"].folder, "--recipe", recipe, "--json")
@@ -733,6 +734,7 @@ def test_uncaught_in_a_real_process(bad):
 # -- several ranks -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_bench_on_two_ranks(sets):
     done = job(2, "bench", sets["datum"].folder, "--decoder", "datum", "--shuffle", "global", "--json", "--report")
     assert done.status == 0, done.output
@@ -744,7 +746,7 @@ def test_bench_on_two_ranks(sets):
     assert found["report"]["sentence"]
 
 
-@pytest.mark.parametrize("what", ["missing", "truncated"])
+@pytest.mark.parametrize("what", ["missing", pytest.param("truncated", marks=pytest.mark.full)])
 def test_an_error_of_all_ranks_is_said_once(bad, what):
     done = job(2, "index", bad[what])
     assert done.status not in (0, None), done.output

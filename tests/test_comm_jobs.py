@@ -162,7 +162,12 @@ ring.wait_group(0, alarm.check)
 
 
 @pytest.mark.parametrize(
-    "theirs", ["MPI.COMM_WORLD.Allreduce(np.zeros(3), out)", "MPI.COMM_WORLD.recv(source=1)", "time.sleep(600)"]
+    "theirs",
+    [
+        pytest.param("MPI.COMM_WORLD.Allreduce(np.zeros(3), out)", marks=pytest.mark.full),
+        pytest.param("MPI.COMM_WORLD.recv(source=1)", marks=pytest.mark.full),
+        "time.sleep(600)",
+    ],
 )
 def test_one_fails_while_the_others_are_in_the_users_own_code(theirs: str) -> None:
     """pario never gets to look there, so the job is ended; the traceback is printed first."""

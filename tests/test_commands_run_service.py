@@ -187,6 +187,7 @@ def test_scripts_at_the_same_time_have_one_service(start: Start, tmp_path: Path)
     assert not os.path.exists(folder)
 
 
+@pytest.mark.full
 def test_a_script_that_is_killed_takes_its_service_with_it(start: Start) -> None:
     """Also if it leaves a process behind, which has forgotten the service but reads on."""
     script = start("if os.fork():\n    time.sleep(60)\nsay('forked')\nsys.stdin.read()\nsay(right(env))")

@@ -3,6 +3,7 @@ it the job reads on."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from control_plane import LOCAL, SECRET, Process, Reader, running, until, who
+from control_plane import LOCAL, SECRET, Process, Reader, Wire, agent_running, running, until, who
 
 from pario.control import agent as agent_module
 from pario.control import joining
@@ -118,6 +119,34 @@ def test_a_plane_that_is_started_again_at_once(process: Process, readers: list[R
     process.start()
     until(lambda: all(each.agent.joined for each in readers))
     until(lambda: rates(readers) == pytest.approx([3.5e6, 6.5e6]), 5)
+
+
+@pytest.mark.parametrize("node", [False, pytest.param(True, marks=pytest.mark.full)], ids=["alone", "behind an agent"])
+def test_a_plane_that_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: bool) -> None:
+    """No end of a connection, just silence; then everything that was sent meanwhile arrives."""
+    monkeypatch.setattr(line_module, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(agent_module, "_MOST_PAUSE_S", 0.3)
+    with contextlib.ExitStack() as stack:
+        plane = stack.enter_context(running(RULES, Address("", 0, str(tmp_path / "plane"))))
+        wire = Wire(tmp_path / "wire", plane.address)
+        stack.callback(wire.close)
+        address = wire.address
+        if node:
+            address = Address("", 0, str(tmp_path / "agent"))
+            stack.enter_context(agent_running(wire.address, who(secret=None), Rules((None, None)), address))
+        made = [Reader(Agent(address, who(job, secret=None))) for job in ("a", "b")]
+        until(lambda: rates(made) == pytest.approx([3.5e6, 6.5e6]))
+        wire.cut.set()
+        begin = time.monotonic()
+        until(lambda: rates(made) == [3e6, 1e6], 2)
+        assert RULES.lease_s - 0.3 <= time.monotonic() - begin <= RULES.lease_s + 0.4
+        wire.cut.clear()
+        begin = time.monotonic()
+        until(lambda: rates(made) == pytest.approx([3.5e6, 6.5e6]), 5)
+        assert time.monotonic() - begin <= 2 * RULES.lease_s + 0.6
+        for each in made:
+            each.close()
+            assert each.longest <= STALL_S
 
 
 def test_a_job_that_is_killed_with_its_tokens() -> None:

@@ -247,6 +247,38 @@ def test_the_most_that_a_rule_allows() -> None:
     assert x.rates[1] == 50
 
 
+def test_many_processes_get_no_more_than_a_rule_allows() -> None:
+    """Nor than the store has: what a process gets at least is an even part of that."""
+    rules = Rules((1e6, 1000.0), jobs=(JobRule("x", most=(None, 40.0), safe=(None, 20.0)),))
+    world = World(rules)
+    xs = [world.join("x", k) for k in range(64)]
+    assert max(member.rates[1] for member in xs[1:]) <= 40 / 2
+    y = world.join("y")
+    for k in range(12):
+        world.now += STEP_S
+        for member in (*xs, y):
+            used = 1e6 * k * STEP_S if member in (xs[0], y) else 0.0
+            world.book.report(member, Report(world.now, (used, used), (None, None)), world.now)
+        world.book.share(world.now)
+    rates = [[member.rates[k] for member in xs] for k in (0, 1)]
+    assert sum(rates[1]) == pytest.approx(40)
+    assert sum(member.safe[1] for member in xs) == pytest.approx(20)
+    assert min(rates[1]) == pytest.approx(40 / 64)
+    assert sum(rates[0]) + y.rates[0] <= 1e6 * (1 + 1 / 16)
+    assert min(rates[0]) > 0
+
+
+def test_many_jobs_get_no_more_than_the_store_has() -> None:
+    world = World(Rules((None, 100.0), limits=Limits(jobs_per_user=64)))
+    jobs = [world.join(str(k)) for k in range(50)]
+    for k in range(12):
+        world.now += STEP_S
+        for member in jobs:
+            world.book.report(member, Report(world.now, (0.0, 100.0 * k), (None, None)), world.now)
+        world.book.share(world.now)
+    assert [member.rates[1] for member in jobs] == pytest.approx([2.0] * 50)
+
+
 @pytest.mark.parametrize(("policy", "expected"), [("static", [15, 35]), ("proportional", [30, 70])])
 def test_other_policies(policy: str, expected: list[float]) -> None:
     world = World(Rules((CAPACITY, None), policy, jobs=RULES.jobs))
@@ -284,7 +316,7 @@ def test_other_rules_while_jobs_run() -> None:
 
 
 def test_limits() -> None:
-    world = World(Rules((CAPACITY, None), limits=Limits(jobs_per_user=2, connections=3)))
+    world = World(Rules((CAPACITY, None), limits=Limits(jobs_per_user=2, connections=3, connections_per_user=9)))
     world.join("x")
     world.join("y")
     with pytest.raises(RefusedError, match="user me has 2 jobs"):
@@ -292,6 +324,32 @@ def test_limits() -> None:
     world.join("x", 1)
     with pytest.raises(RefusedError, match="too many processes"):
         world.join("x", 2)
+
+
+def test_members_of_agents_keep_no_process_out() -> None:
+    """And a user's own are limited, with those that have gone without a word."""
+    limits = Limits(connections=4, connections_per_user=2, jobs_per_user=3)
+    book = Book(Rules((CAPACITY, None), limits=limits), 0.0)
+
+    def hello(user: str, job: str, member: int, *, by_agent: bool) -> Hello:
+        return Hello(user, bytes([member, by_agent]) * 8, job, job, "n", by_agent=by_agent)
+
+    for k in range(6):
+        book.join(hello("me", str(k % 3), k, by_agent=True), 0.0)
+    with pytest.raises(RefusedError, match="user me has 6 processes already"):
+        book.join(hello("me", "0", 7, by_agent=True), 0.0)
+    first = book.join(hello("me", "0", 0, by_agent=False), 0.0)
+    book.join(hello("me", "0", 1, by_agent=False), 0.0)
+    book.leave(first, 0.0, bye=False)
+    with pytest.raises(RefusedError, match="user me has 2 processes already"):
+        book.join(hello("me", "0", 2, by_agent=False), 0.0)
+    for k in (3, 4):
+        book.join(hello("you", "0", k, by_agent=False), 0.0)
+    with pytest.raises(RefusedError, match="too many processes"):
+        book.join(hello("they", "0", 5, by_agent=False), 0.0)
+    book.settle(book.rules.lease_s)
+    book.join(hello("me", "0", 2, by_agent=False), book.rules.lease_s)
+    assert book.members == 6 + 4
 
 
 def test_a_member_that_reports_without_pause() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from control_plane import LOCAL, SECRET, running, until, who
 
-from pario.control import plane as plane_module
+from pario.control import server as server_module
 from pario.control.line import Line, TurnedAwayError, connected
 from pario.control.plane import Plane
 from pario.control.rules import JobRule, Limits, Rules
@@ -187,7 +187,7 @@ GARBAGE = {
 def test_strangers_are_sent_away_and_keep_nobody_out(
     plane: Plane, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(plane_module, "_PROVE_S", 0.2)
+    monkeypatch.setattr(server_module, "_PROVE_S", 0.2)
     sock = raw(plane)
     with contextlib.suppress(OSError):  # it may close before all is said
         sock.sendall(said)
@@ -209,7 +209,7 @@ def test_a_port_scan(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     silent = [raw(plane) for _ in range(100)]
     line = join(plane)
     assert "grant" in line.first
-    assert len(plane._strangers) <= plane_module._MOST_STRANGERS
+    assert len(plane._strangers) <= server_module._MOST_STRANGERS
     for sock in silent:
         sock.close()
     line.close()
@@ -263,9 +263,9 @@ def test_one_that_reports_without_pause(plane: Plane, caplog: pytest.LogCaptureF
 
 
 def test_one_that_takes_nothing_is_given_up(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plane_module, "_MOST_WAITING", 1000)
+    monkeypatch.setattr(server_module, "_MOST_WAITING", 1000)
     line = join(plane)
-    client = next(iter(plane._members.values()))
+    client = next(iter(plane.by_row.values()))
     client.send = lambda: client.waiting  # type: ignore[method-assign]  # as if the system took nothing
     k = 0.0
     while not client.over:
@@ -325,7 +325,7 @@ def test_on_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("user", ["me", "root"])
 def test_on_a_unix_socket_nobody_is_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str) -> None:
     """The connection is another system user's than the plane's."""
-    monkeypatch.setattr(plane_module, "peer_uid", lambda sock: 54321)
+    monkeypatch.setattr(server_module, "peer_uid", lambda sock: 54321)
     address = Address("", 0, str(tmp_path / "plane"))
     with running(RULES, address) as plane:
         with pytest.raises(TurnedAwayError, match=f"system user 54321 is not user {user}"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pario.control.share import fitted, fixed, max_min, weighted
+from pario.control.share import fitted, fixed, max_min, max_min_each, weighted
 
 AMOUNTS = st.floats(0, 1000)
 
@@ -61,6 +61,7 @@ def test_as_if_filled_drop_by_drop(capacity: float, demands: list[float]) -> Non
 
 @settings(max_examples=200, deadline=None)
 @given(st.floats(1, 500), st.lists(st.tuples(AMOUNTS, AMOUNTS), min_size=1, max_size=8))
+@pytest.mark.full
 def test_laws(capacity: float, jobs: list[tuple[float, float]]) -> None:
     demands, guarantees = np.array(jobs).T
     found = max_min(capacity, demands, guarantees)
@@ -85,3 +86,16 @@ def test_other_policies() -> None:
     assert fixed(100, np.array([15.0, 20.0])).tolist() == [15, 20]
     assert fixed(100, np.array([15.0, 0.0, 0.0])).tolist() == [15, 42.5, 42.5]
     assert fixed(100, np.array([100.0, 100.0])).tolist() == [50, 50]
+
+
+GROUPS = st.lists(st.tuples(st.floats(0, 500), st.lists(AMOUNTS, min_size=1, max_size=5)), min_size=1, max_size=5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPS)
+def test_several_at_once_are_as_one_by_one(groups: list[tuple[float, list[float]]]) -> None:
+    capacity = np.array([each for each, _ in groups])
+    demands = np.array([each for _, demands in groups for each in demands])
+    group = np.repeat(np.arange(len(groups)), [len(demands) for _, demands in groups])
+    one_by_one = [max_min(each, np.array(demands)) for each, demands in groups]
+    np.testing.assert_allclose(max_min_each(capacity, demands, group), np.concatenate(one_by_one), atol=1e-6)

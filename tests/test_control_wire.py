@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 
 import numpy as np
@@ -18,6 +19,10 @@ from pario.control.wire import (
     answer_proof,
     ask_proof,
     grant_of,
+    grant_tail,
+    grant_text,
+    grants_line,
+    grants_of,
     packed,
     read_address,
     report_of,
@@ -57,6 +62,7 @@ KEYS = st.sampled_from(["at", "used", "demand", "grant", "safe", "lease", "every
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(KEYS, JSON) | JSON)
+@pytest.mark.full
 def test_only_numbers_come_through(words: object) -> None:
     """Whatever somebody sends is a message of finite numbers from 0 on, or a WireError."""
     line = json.dumps(words).encode()
@@ -80,8 +86,16 @@ def test_a_grant_and_back() -> None:
     for rates in ((15e6, None), (1 / 3, 1e17), (np.float64(7), 2)):
         grant = Grant(rates, (1e6, 10.0), 5, 0.25)
         assert grant_of(unpacked(packed(grant.words()))) == grant
-        assert grant_of(unpacked(grant.line())) == grant
-        assert grant.line().endswith(b"\n")
+        numbers = [math.inf if each is None else float(each) for each in (*rates, 1e6, 10.0)]
+        text = grant_text(numbers, grant_tail(5, 0.25))
+        assert grant_of(unpacked(text)) == grant
+        assert text.endswith(b"\n")
+
+
+def test_no_grant_of_an_agent_is_rounded_to_nothing() -> None:
+    grants = np.array([[0.04, math.inf, 1e-9, 2.06]])
+    found = grants_of(unpacked(grants_line(np.array([3]), grants, 5.0, 0.25, {})))
+    assert found == {3: Grant((0.1, None), (0.1, 2.1), 5.0, 0.25)}
 
 
 @pytest.mark.parametrize(

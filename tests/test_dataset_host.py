@@ -321,7 +321,7 @@ def test_the_command(path: str, process: subprocess.Popen[str], store_bytes: lis
 @pytest.mark.parametrize(
     ("when", "how"),
     [
-        ("in the first epoch", signal.SIGSTOP),
+        pytest.param("in the first epoch", signal.SIGSTOP, marks=pytest.mark.full),
         ("later", signal.SIGKILL),
         pytest.param("in the first epoch", signal.SIGKILL, marks=pytest.mark.full),
         pytest.param("in the first epoch", signal.SIGTERM, marks=pytest.mark.full),
@@ -441,6 +441,7 @@ def test_what_is_written_is_read() -> None:
             read_servers(text)
 
 
+@pytest.mark.full
 def test_a_lease_ends_with_its_process(path: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     host = start()
     code = (

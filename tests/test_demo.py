@@ -24,6 +24,7 @@ from pario.commands.screen import screen
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.full
 def test_it_learns_on_two_ranks_from_any_directory(tmp_path):
     env = {**os.environ, **POLITE, "PYTHONPATH": str(ROOT)}
     started = time.monotonic()

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 #: what fills the places between markers: prefix -> script; a page may name no other
 FILLED_BY = {
+    "codecs": "benchmarks/codecs.py",
     "study": "benchmarks/study.py",
     "bars": "benchmarks/tables.py",
     "model": "benchmarks/model/__main__.py",

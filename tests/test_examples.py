@@ -64,6 +64,7 @@ def test_one_process_without_mpi_learns(whole):
     assert float(re.search(r"test accuracy ([\d.]+)%", output)[1]) > 95
 
 
+@pytest.mark.full
 def test_two_ranks_get_the_same_result(whole, tmp_path):
     folder, output = whole
     found = ranks(2, tmp_path)

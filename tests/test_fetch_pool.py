@@ -13,8 +13,8 @@ from pario import threads
 from pario.control import depth
 from pario.control.knobs import Knob, Setting
 from pario.control.tuner import Law
-from pario.errors import ReadError
-from pario.fetch.pool import ReadPool, _Job
+from pario.errors import ClosedError, ReadError
+from pario.fetch.pool import Job, ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.records import EXTENT
 
@@ -141,7 +141,7 @@ def test_parts_of_a_job() -> None:
     reads["nbytes"] = mib
 
     def parts(threads: int, most: int = 100) -> list[int]:
-        job, found = _Job(reads, np.empty(0), np.empty(0), lambda *_: None, 256 << 10), []
+        job, found = Job(reads, np.empty(0), np.empty(0), lambda *_: None, 256 << 10), []
         while job.left:
             first, last = job.take(job.cost // threads, most)
             assert job.nbytes(first, last) == (last - first) * mib
@@ -193,6 +193,30 @@ def test_an_error_ends_the_job(gated) -> None:
     assert (out == np.arange(16 * 64, dtype=np.uint8)).all()
     assert pool.close(20)
     assert len(said) == 1
+
+
+def test_a_job_that_is_withdrawn_ends_with_the_reads_that_are_in_flight(gated) -> None:
+    pool = ReadPool(gated, 2)
+    said: list[tuple[str, object]] = []
+
+    def submitted(name: str) -> Job:
+        return pool.submit(*reads_of(8), lambda error, seconds: said.append((name, type(error))))
+
+    begun = submitted("begun")
+    until(lambda: gated.now == 2)
+    waiting, last = submitted("waiting"), submitted("last")
+    pool.withdraw(waiting)
+    assert said == [("waiting", ClosedError)]  # at once
+    pool.withdraw(begun)
+    assert len(said) == 1
+    gated.gate.release(1000)
+    until(lambda: len(said) == 3)
+    assert dict(said) == {"waiting": ClosedError, "begun": ClosedError, "last": type(None)}
+    assert sum(gated.parts) == 2 + 8  # those in flight, and those of the last job
+    for job in (begun, waiting, last):
+        pool.withdraw(job)  # has ended
+    assert pool.close(20)
+    assert len(said) == 3
 
 
 def test_no_deeper_than_there_are_threads(gated, monkeypatch) -> None:

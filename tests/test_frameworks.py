@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import frameworks_job
+import frameworks_set
 import lmdb
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from launch import POLITE, run_job, segments, sweep
 from required import framework
 
 import pario
+import pario.lmdb
+from pario.kernels import told
 
 pytestmark = pytest.mark.frameworks
 
@@ -234,3 +237,33 @@ def test_torchrun_is_told_what_to_type(data: str, tmp_path: Path) -> None:
     assert "LauncherError" in done.stdout
     assert "mpiexec -n 2 python" in done.stdout
     assert JOB in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("workers", "how", "early"),
+    [(0, None, False), (2, "fork", False), (3, "fork", True), (2, "spawn", True), (2, "forkserver", False)],
+)
+def test_a_data_loader_over_announced_records(
+    workers: int, how: str | None, early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from pario.adapters.torch import prefetching
+
+    monkeypatch.setattr("pario.lmdb.store.DataFile.cached_share", lambda *_: None)  # else nothing need be brought
+    path = str(tmp_path / "set.lmdb")
+    with lmdb.open(path, map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for i in range(N):
+            txn.put(frameworks_set.key(i), frameworks_set.record(i))
+    records = frameworks_set.Records(path, N, early=early)
+    with pario.lmdb.open(path, readonly=True, lock=False) as env:
+        sampler = prefetching(torch.utils.data.RandomSampler(records), env, frameworks_set.key, records=32)
+        loader = torch.utils.data.DataLoader(
+            records, BATCH, sampler=sampler, num_workers=workers, multiprocessing_context=how, collate_fn=list
+        )
+        for _ in range(2):
+            found = dict(pair for batch in loader for pair in batch)
+            assert found == {i: frameworks_set.record(i) for i in range(N)}
+        ahead = env._announced.ahead
+        assert ahead.counts["refused"] == 0
+        assert ahead.memory.words[told.ASKED] >= 2 * N, "whoever reads looks there"

@@ -36,7 +36,7 @@ HOUSE = House.at(Path(pario.__file__).parent)
 FACE = "__init__"  # names of all rooms, loaded on first use; only the rooms of the top floor look at it
 FLOORS = [
     {"kernels", "errors", "machine", "records", "text"},
-    {"threads"},
+    {"threads", "codec"},
     {"options", "buffers", "stats", "format", "comm", "decode"},
     {"plan", "control"},
     {"fetch"},
@@ -44,7 +44,7 @@ FLOORS = [
     {"dataset"},
     {"supply", "lmdb"},
     {"recipes"},
-    {"loader"},
+    {"loader", "packing"},
     {"bench", "adapters"},
     {"commands", "demo"},
 ]
@@ -61,8 +61,11 @@ STRANGERS = {
 KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
     "h5py": ("locate/sidecar.py", "checkpoint/"),
-    "lmdb": ("lmdb/real.py", "demo/", "bench/study/sets.py"),
-    "mmap": ("fetch/mapped.py", "stage/memory.py", "stage/states.py", "bench/study/requests.py"),
+    "lmdb": ("lmdb/real.py", "demo/", "bench/study/sets.py", "packing/writer.py"),
+    "mmap": (
+        *("fetch/mapped.py", "stage/memory.py", "stage/states.py", "stage/told_memory.py"),
+        "bench/study/requests.py",
+    ),
     "matplotlib": ("bench/study/plots.py",),
     "mfusepy": ("bench/stores/latency.py", "files/"),
     "torch": ("adapters/", "bench/", "demo/"),
@@ -112,10 +115,12 @@ FOREIGN = {"lmdb Environment.__init__": "py-lmdb's"}
 #: classes with more than METHODS methods, and why
 LARGE = {
     "bench _Operations": "a file system for FUSE: one method per operation, each a few lines",
+    "control NodeAgent": "a plane to its processes and a client to its plane, with the numbers that the two agree on",
     "lmdb Cursor": "py-lmdb's interface",
     "lmdb Environment": "py-lmdb's interface",
     "loader Loader": "what users call, a few lines each",
     "plan Schedule": "steps, groups and ticks of an epoch, a line each, and the few that CutSchedule answers otherwise",
+    "stage Ahead": "one lock guards what is told, looked up, read and let go: a few lines each",
     "stage MemoryTier": "a tier's contract, and what the process does besides that fills it",
 }
 

@@ -88,6 +88,7 @@ def users(cache: Path, *ways: str) -> list[tuple[int, str]]:
             one.kill()
 
 
+@pytest.mark.full
 def test_processes_that_come_at_once_compile_once(tmp_path: Path) -> None:
     ended = users(tmp_path, "lives", "lives", "lives")
     assert [status for status, _ in ended] == [0, 0, 0]
@@ -101,6 +102,7 @@ def test_processes_that_come_at_once_compile_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.nbc"))) == len(total)
 
 
+@pytest.mark.full
 def test_one_that_dies_while_it_compiles_keeps_nobody(tmp_path: Path) -> None:
     (dead, _), (status, said) = users(tmp_path, "dies", "comes later")
     assert dead == -signal.SIGKILL

@@ -198,6 +198,7 @@ def test_the_search_for_a_module_imports_nothing(folder: Path, monkeypatch: pyte
     assert _missing(True, "wide.far") == ""  # but a package may say where its modules are
 
 
+@pytest.mark.full
 def test_run_on_ranks(folder: Path) -> None:
     """Under mpiexec, and with -n, which starts it."""
     (folder / "ranks.py").write_text(

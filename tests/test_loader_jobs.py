@@ -59,7 +59,10 @@ def seconds_after_harm(done: Job) -> float:
     return done.ended_at - min(float(at) for at in re.findall(r"\d harm at ([\d.]+)", done.output))
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["the reading rank", "a plain rank"])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(0, id="the reading rank"), pytest.param(1, id="a plain rank", marks=pytest.mark.full)],
+)
 def test_a_rank_is_killed_in_mid_epoch(path, victim):
     code = f"""
 begin = time.monotonic()
@@ -102,6 +105,7 @@ with pario.Loader(sys.argv[1], 5, decode, comm=comm, options=options) as loader:
     assert seconds_after_harm(done) < SOON_S * done.slowness, done.output
 
 
+@pytest.mark.full
 def test_storage_that_fails_on_the_reading_rank_is_heard_by_all(path, tmp_path):
     """The file shrinks under the reader: a ReadError with path and offset on rank 0, a PeerError elsewhere."""
     copy = tmp_path / "x.lmdb"
@@ -141,6 +145,7 @@ except LauncherError as error:
     assert "alone" in done.output
 
 
+@pytest.mark.full
 def test_a_ring_larger_than_shared_memory_is_refused_on_all_ranks(path):
     code = """
 try:
@@ -156,6 +161,7 @@ except ParioError as error:
     assert "/dev/shm" in done.output
 
 
+@pytest.mark.full
 def test_waiting_ranks_use_no_processor(path):
     """One rank sleeps; the others wait for it in the ring, the next epoch and close()."""
     code = """
@@ -179,7 +185,7 @@ say("busy", round(busy, 3))
     assert max(busy) < 0.25, done.output
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_an_error_of_the_user_without_a_with_block(path, failing):
     code = f"""
 loader = pario.Loader(sys.argv[1], 5, comm=comm, options=options)

@@ -79,6 +79,16 @@ def test_what_is_no_state(change, message):
         LoaderState.from_dict({**STATE.to_dict(), **change})
 
 
+@pytest.mark.parametrize("shuffle", ["none", "global", "block"])
+def test_states_of_version_2_go_on_unless_their_order_has_changed(shuffle):
+    old = {**STATE.to_dict(), "version": 2, "shuffle": shuffle}
+    if shuffle == "block":
+        with pytest.raises(StateError, match="version 2, expected 3"):
+            LoaderState.from_dict(old)
+    else:
+        assert LoaderState.from_dict(old) == dataclasses.replace(STATE, shuffle=shuffle)
+
+
 def test_missing_fields_and_other_types():
     state = STATE.to_dict()
     del state["seed"]

@@ -181,7 +181,9 @@ def test_later_epochs_ask_the_store_for_nothing(
     with pario.Loader(path, 32, shuffle=shuffle, options=options(*tiers)) as loader:
         check_epoch(loader)
         # Within the bar of 1.02 of the file, and the meta pages, which are read after each read of a chunk.
-        assert sum(n for n in store_bytes if n > 8192) <= 1.02 * size
+        # (What finds no room there is also read ahead of the next epoch, as much as the ring holds.)
+        ahead = loader.stats()["slots"] * loader.stats()["slot_bytes"] if where == "a part in memory" else 0
+        assert sum(n for n in store_bytes if n > 8192) <= 1.02 * size + ahead
         for _ in range(2):
             store_bytes.clear()
             check_epoch(loader)

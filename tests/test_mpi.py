@@ -1,5 +1,5 @@
-"""The MPI tests, started from the serial ones: `python -m pytest` runs them on 2 ranks and on 3 of two nodes, one job
-each; `python -m pytest -m full` on 1, 3 and 5 ranks and on 5 of two nodes, and what is marked `full` on all of them.
+"""The MPI tests, started from the serial ones: `python -m pytest` runs them on 3 ranks of two nodes, in one job;
+`python -m pytest -m full` on 1, 2, 3 and 5 ranks and on 5 of two nodes, and what is marked `full` on all of them.
 
 A file that did not pass in the common job runs once more in a job of its own, so that each failure has its file's name.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from mpi_session import FILES, Ranks, Session, run_tests
 
-QUICK = [Ranks(2), Ranks(3, nodes=2)]
-OTHERS = [Ranks(1), Ranks(3), Ranks(5), Ranks(5, nodes=2)]
+QUICK = [Ranks(3, nodes=2)]
+OTHERS = [Ranks(1), Ranks(2), Ranks(3), Ranks(5), Ranks(5, nodes=2)]
 
 EVERYTHING = ("-m", "full or not full")
 

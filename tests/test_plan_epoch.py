@@ -168,7 +168,7 @@ def test_every_record_comes_anywhere_in_a_block_order():
 
 GOLDEN_GLOBAL = [1, 5, 6, 3, 8, 4, 2, 7, 0, 9]
 GOLDEN_BLOCK = [1, 5, 0, 3, 2, 4, 9, 7, 10, 6, 8]
-GOLDEN_DIGESTS = {("global", 100_000): "914244650b390ad6", ("block", 100_001): "309d4cb9f8c52b55"}
+GOLDEN_DIGESTS = {("global", 100_000): "914244650b390ad6", ("block", 100_001): "8cb408143697960c"}
 
 
 def test_orders_stay_the_same_for_ever():
@@ -205,9 +205,12 @@ def block_order(n, seed, epoch, size, mix):
 
     blocks = permutation(key_of(seed, epoch, 2), -(-n // size))
     cuts = [*range(0, len(blocks), mix), len(blocks)]
-    if len(cuts) > 2 and 2 * (cuts[-1] - cuts[-2]) < mix:
-        both = cuts[-1] - cuts[-3]
-        cuts[-2] = cuts[-3] + (both + 1) // 2
+    if len(cuts) > 2:
+        if 2 * (cuts[-1] - cuts[-2]) < mix:
+            both = cuts[-1] - cuts[-3]
+            cuts[-2] = cuts[-3] + (both + 1) // 2
+        first = max(4, mix // 8)  # the first pool begins small, and grows
+        cuts[1:1] = [first * 4**k for k in range(9) if 2 * first * 4**k <= cuts[1]]
     out = []
     for pool, (a, b) in enumerate(itertools.pairwise(cuts)):
         mine = blocks[a:b]
@@ -226,7 +229,7 @@ def block_order(n, seed, epoch, size, mix):
 
 
 @SETTINGS
-@given(st.integers(1, 200), st.integers(0, MASK), st.integers(0, 9), st.integers(1, 30), st.sampled_from([1, 2, 4, 8]))
+@given(st.integers(1, 200), st.integers(0, MASK), st.integers(0, 9), st.integers(1, 30), st.sampled_from([1, 4, 8, 32]))
 def test_block_order_against_python(n, seed, epoch, size, mix):
     expected, cuts = block_order(n, seed, epoch, size, mix)
     order = epoch_order("block", n, seed=seed, epoch=epoch, block_records=size, mix_blocks=mix)
@@ -271,7 +274,8 @@ def test_pool_arithmetic_against_a_running_sum(n, size, mix, data):
     for pool in range(pools.count):
         a, b = pools.block_bounds(pool)
         assert a < b
-        assert pools.count == 1 or b - a >= mix / 2  # never a pool that does not mix
+        small = min(4, mix / 2) if pool < pools.cut_first else mix / 2
+        assert pools.count == 1 or b - a >= small  # never a pool that does not mix
         assert b - a <= mix
         assert pools.bounds(pool) == (at, at + sum(sizes[a:b]))
         assert {pools.pool_of(p) for p in range(at, at + sum(sizes[a:b]))} == {pool}
@@ -283,10 +287,29 @@ def test_pool_arithmetic_against_a_running_sum(n, size, mix, data):
             pools.pool_of(wrong)
 
 
+@pytest.mark.parametrize(("blocks", "mix", "pools"), [
+    (100, 32, [4, 12, 16, 32, 18, 18]),
+    (32, 32, [32]),  # a single pool stays whole
+    (33, 32, [4, 13, 16]),
+    (300, 256, [32, 118, 150]),
+    (24, 8, [4, 4, 8, 8]),
+    (12, 4, [4, 4, 4]),
+])  # fmt: skip
+def test_the_first_pool_begins_small(blocks: int, mix: int, pools: list[int]) -> None:
+    found = Pools(10 * blocks, 10, mix, 0)
+    assert [stop - first for first, stop in map(found.block_bounds, range(found.count))] == pools
+
+
+def test_first_pools_that_hold_a_step() -> None:
+    pools = Pools(995, 10, 32, 1)  # 4, 12, 16 ... blocks of 10 records, one of 5
+    assert [pools.first_of(records) for records in (1, 35, 36, 155, 156, 10**9)] == [1, 1, 2, 2, 3, 3]
+
+
 def test_an_aligned_run_takes_evenly_from_the_blocks_of_its_pool():
     size, mix = 10, 16
     order = epoch_order("block", size * mix * 3, seed=4, block_records=size, mix_blocks=mix)
-    for pool in range(3):
+    assert order.pools.count == 4
+    for pool in (2, 3):  # the whole ones
         first, stop = order.pools.bounds(pool)
         blocks = order.layout(pool)[0].tolist()
         k = np.array([blocks.index(place // size) for place in order.ids(first, stop).tolist()])

@@ -92,7 +92,8 @@ def test_global_mixes_like_numpys_permutation(batch):
 @pytest.mark.parametrize(("batch", "inflation"), [(32, 1.25), (64, 2.0), (256, 8.0), (1024, 32.0)])
 def test_block_order_mixes_up_to_its_pools(batch, inflation):
     # A batch has equally many records of each of 32 blocks, whatever its size: mixing goes to 1 - 1/32, and a batch
-    # much larger than 32 tells no more about what varies along the file than 32 records would.
+    # much larger than 32 tells no more about what varies along the file than 32 records would. (The small pools at the
+    # beginning add to both: 4 of 294 blocks are mixed with each other, then 12.)
     order = epoch_order("block", N, seed=6, epoch=1, **BLOCK)
     assert 0.94 < mixing(order, batch) <= 1
     assert dispersion(order, batch) == pytest.approx(inflation, rel=0.35)
@@ -104,7 +105,7 @@ def test_more_blocks_mix_more():
     )
     assert few == pytest.approx(256 / 4, rel=0.2)  # less where a batch crosses pools
     assert some == pytest.approx(256 / 32, rel=0.15)
-    assert many == pytest.approx(1, rel=0.2)
+    assert many == pytest.approx(1.2, rel=0.2)  # the first pools are smaller
 
 
 @pytest.mark.parametrize("lag", range(1, 9))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -215,11 +217,38 @@ def test_a_node_reads_whole_blocks_when_the_global_batch_is_a_multiple_of_the_bl
     order = epoch_order("block", n, seed=1, block_records=block, mix_blocks=mix)
     schedule = Schedule(n, 8, 4, pools=order.pools)  # 32 records per step = 8 blocks x 4; no step crosses pools
     for node in range(2):
-        for group in range(schedule.groups):
+        for group in range(order.pools.cut_first, schedule.groups):
             numbers, _, _ = node_share(schedule, order, group, 2 * node, 2)
             blocks, counts = np.unique(numbers // block, return_counts=True)
             assert len(blocks) == mix // 2
             assert set(counts) == {block}
+
+
+@pytest.mark.parametrize("per_group", [1, 2])
+@pytest.mark.parametrize("mix", [8, 32])
+@pytest.mark.parametrize("step_records", [1, 30, 41, 130, 320])
+def test_a_step_needs_two_groups_at_most_though_the_first_pools_are_small(
+    step_records: int, mix: int, per_group: int
+) -> None:
+    # Else a ring of BLOCK_SLOTS slots would be full before the step is there.
+    per_group = max(per_group, -(-step_records // (10 * mix)))  # as plan/sizing does
+    for blocks, start in itertools.product((mix + 1, 2 * mix + 3, 3 * mix), (0, 7, 45, 100, 10 * mix + 3)):
+        n = 10 * blocks - 3
+        if start >= n:
+            continue
+        order = epoch_order("block", n, seed=3, block_records=10, mix_blocks=mix)
+        schedule = Schedule(n, step_records, 1, start=start, pools=order.pools, per_group=per_group)
+        found = [schedule.group_positions(group) for group in range(schedule.groups)]
+        assert [first for first, _ in found] == [start, *(stop for _, stop in found[:-1])]
+        assert found[-1][1] == n
+        for step in range(schedule.steps):
+            first, stop = schedule.step_groups(step)
+            assert stop - first <= 2
+            assert schedule.group_ready_steps(stop - 1) > step
+        for group in range(schedule.groups):
+            pools = schedule.group_pools(group)
+            assert order.pools.bounds(pools[0])[0] <= found[group][0] < order.pools.bounds(pools[0])[1]
+            assert len(pools) <= per_group + order.pools.cut_first - 1
 
 
 def test_more_seats_than_records():

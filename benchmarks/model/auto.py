@@ -30,6 +30,7 @@ LEAVES = 6000  # read in a simulated walk, all readers together
 def auto_s(machine: Machine, work: Workload, step_s: float, options: Options | None = None) -> float:
     """Seconds of a run whose steps take `step_s` without reading, from the first read to the last step's end."""
     options = options or Options()
+    read_bytes = options.usual("read_bytes")
     unit = work.share(0, 0)[1]
     per_group = max(1, options.slot_bytes // unit)
     steps = work.iterations
@@ -67,8 +68,8 @@ def auto_s(machine: Machine, work: Workload, step_s: float, options: Options | N
             group, self.group = self.group, self.group + 1
             for step in range(group * per_group, min(steps, (group + 1) * per_group)):
                 offset, nbytes = work.share(self.node, step)
-                for at in range(0, nbytes, options.read_bytes):
-                    self.reads.append((group, offset + at, min(options.read_bytes, nbytes - at)))
+                for at in range(0, nbytes, read_bytes):
+                    self.reads.append((group, offset + at, min(read_bytes, nbytes - at)))
             self.left[group] = len(self.reads)
 
         def _landed(self, group: int) -> None:

@@ -8,6 +8,7 @@ need with the free memory, and `reserve` takes every page immediately, in a way 
 from __future__ import annotations
 
 import ctypes
+import sys
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
@@ -20,7 +21,7 @@ from pario.comm.base import AnyWorld
 from pario.comm.messages import Messages
 from pario.errors import ParioError
 
-__all__ = ["PAGE", "Windows", "park", "private_bytes", "refusal", "reserve", "shared_parts"]
+__all__ = ["PAGE", "Windows", "give_back", "park", "private_bytes", "refusal", "reserve", "shared_parts"]
 
 #: Alignment of shared memory in bytes: enough for O_DIRECT, and the page size of most machines.
 PAGE = 4096
@@ -81,6 +82,17 @@ def private_bytes(nbytes: int) -> np.ndarray:
         raise ParioError(f"no memory for {nbytes:,} bytes of data in flight", hint=_HINT) from e
     start = -raw.ctypes.data % PAGE
     return raw[start : start + nbytes]
+
+
+def give_back(memory: np.ndarray) -> None:
+    """Let the system have the pages of `memory`, u8 of `private_bytes`, page-aligned; they are zero when next used."""
+    size = memory.nbytes // PAGE * PAGE
+    if _madvise is not None and size:
+        _madvise(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(size), ctypes.c_int(_MADV_DONTNEED))
+
+
+_MADV_DONTNEED = 4  # Linux, of private memory
+_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 
 
 def shared_parts(world: AnyWorld, sizes: Sequence[int], doing: str) -> list[np.ndarray]:

@@ -8,7 +8,10 @@ __all__ = ["control"]
 
 
 @click.group(invoke_without_command=True)
-@click.option("--rules", metavar="FILE", help="Who gets what: a TOML file, read again on SIGHUP.")
+@click.option(
+    "--rules", metavar="FILE", help="Who gets what: a TOML file; a plane rereads it on SIGHUP. Of agents: users, limits"
+)
+@click.option("--agent-of", metavar="ADDRESS", help="Speak for the jobs of this node to the control plane at ADDRESS.")
 @click.option(
     "--at", metavar="ADDRESS", help="HOST:PORT, INTERFACE:PORT, or the path of a Unix socket.  [default: a free port]"
 )
@@ -16,7 +19,12 @@ __all__ = ["control"]
 @click.option("--metrics", metavar="FILE", help="Write the state into this file once a second, for Prometheus.")
 @click.pass_context
 def control(
-    context: click.Context, rules: str | None, at: str | None, tell: str | None, metrics: str | None
+    context: click.Context,
+    rules: str | None,
+    agent_of: str | None,
+    at: str | None,
+    tell: str | None,
+    metrics: str | None,
 ) -> int | None:
     """Share a store among the jobs of a cluster, until it is interrupted.
 
@@ -24,13 +32,23 @@ def control(
     the store can give, and what is guaranteed to whom; what a job does not use the others get. When this process dies
     the jobs go on.
 
+    With --agent-of this process is a node agent: the node's jobs join it instead of the plane, which hears one line for
+    all of them. For more than a thousand processes.
+
     \b
     Examples:
       python -m pario control --rules rules.toml --at ib0:7400
+      python -m pario control --agent-of head:7400 --at /run/pario/control
       python -m pario control status --at head:7400
     """
     if context.invoked_subcommand is not None:
         return None
+    if agent_of is not None:
+        if at is None:
+            raise click.UsageError("--at ADDRESS is missing: where the node's jobs find the agent, as a socket's path")
+        from pario.commands.control import speak
+
+        return speak(agent_of, rules, at, tell, metrics)
     if rules is None:
         raise click.UsageError("--rules FILE is missing: what the store can give, and what is guaranteed to whom")
     from pario.commands.control import serve as run

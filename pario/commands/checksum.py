@@ -56,7 +56,7 @@ def _sum_up(reader: Reader, ids: np.ndarray, sums: np.ndarray) -> None:
     while at < len(ids):
         done = int(ends[at - 1]) if at else 0
         stop = max(at + 1, int(np.searchsorted(ends, done + CHUNK, side="right")))
-        sums[at:stop] = sums_of(reader.read(ids[at:stop]))
+        sums[at:stop] = sums_of(reader.read_stored(ids[at:stop]))
         bar.update(int(ends[stop - 1]) - bar.n)
         at = stop
     screen.end_bar()

@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -17,12 +18,13 @@ from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.control.joining import plane_address, who
 from pario.control.line import connected
 from pario.control.metrics import metrics_text
+from pario.control.node import NodeAgent, node_rules
 from pario.control.plane import Plane
 from pario.control.rules import read_rules
 from pario.control.wire import WireError, read_address
 from pario.errors import OptionError, ParioError
 
-__all__ = ["serve", "status"]
+__all__ = ["serve", "speak", "status"]
 
 #: of the table of a thousand jobs
 _MOST_BYTES = 16 << 20
@@ -33,24 +35,41 @@ def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> 
     found = read_rules(rules)
     if at is None:
         at = f"{_own_address()}:0"
+    plane = Plane(read_address(at), found, read_rules=lambda: read_rules(rules), tell=_teller(metrics))
+    signal.signal(signal.SIGHUP, lambda *_: plane.reload())
+    _run(plane, "control plane", tell)
+    screen.say(f"the control plane has ended, which {counted(plane.book.seen, 'job')} had joined")
+    return 0
+
+
+def speak(plane: str, rules: str | None, at: str, tell: str | None, metrics: str | None) -> int:
+    """A node agent, until SIGTERM or SIGINT. plane : its address"""
+    where = read_address(plane)
+    me = who(where)
+    found = node_rules(me) if rules is None else read_rules(rules, node=True)
+    agent = NodeAgent(read_address(at), where, me, found, tell=_teller(metrics))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _run(agent, f"agent of the control plane at {where}", tell)
+    screen.say(f"the node agent has ended, which {counted(agent.book.seen, 'job')} had joined")
+    return 0
+
+
+def _run(server: Plane | NodeAgent, name: str, tell: str | None) -> None:
     # Each connection is a file.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-    def noted(state: dict[str, Any]) -> None:
-        if metrics is not None:
-            _replace(metrics, metrics_text(state))
-
-    plane = Plane(read_address(at), found, read_rules=lambda: read_rules(rules), tell=noted)
-    signal.signal(signal.SIGHUP, lambda *_: plane.reload())
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: plane.stop())
+        signal.signal(number, lambda *_: server.stop())
     if tell is not None:
-        _replace(tell, f"{plane.address}\n")
-    screen.say(f"the control plane listens; jobs join it by  export PARIO_CONTROL={plane.address}")
-    plane.run()
-    screen.say(f"the control plane has ended, which {counted(plane.book.seen, 'job')} had joined")
-    return 0
+        _replace(tell, f"{server.address}\n")
+    screen.say(f"the {name} listens; jobs join it by  export PARIO_CONTROL={server.address}")
+    server.run()
+
+
+def _teller(metrics: str | None) -> Callable[[dict[str, Any]], None] | None:
+    if metrics is None:
+        return None
+    return lambda state: _replace(metrics, metrics_text(state))
 
 
 def _own_address() -> str:
@@ -99,14 +118,17 @@ def status(at: str | None, every_s: float | None, prometheus: bool) -> int:
 
 def status_text(state: dict[str, Any]) -> str:
     """The table of `control status`. state : of `Plane.state`"""
-    nbytes, operations = state["capacity"]
-    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes is not None else []
-    words += [f"{operations:,.0f} operations/s"] if operations is not None else []
-    head = f"{' and '.join(words)} for {counted(len(state['jobs']), 'job')}"
-    about = f"{state['policy']}, lease {state['lease_s']:g} s; {counted(state['connections'], 'connection')}"
-    lines = [f"{head}, {about}, a cycle takes {seconds(state['cycle_s'])}"]
+    lines = [f"{_head(state)}, a cycle takes {seconds(state['cycle_s'])}"]
     if state["learning"]:
         lines.append("The plane has just started: jobs keep what an earlier one has granted, for one lease.")
+    if agents := state["agents"]:
+        processes = sum(agent["processes"] for agent in agents)
+        lines.append(f"{counted(len(agents), 'node agent')} with {counted(processes, 'process', 'processes')}")
+        late = [agent for agent in agents if agent["heard_s"] > state["lease_s"]]
+        silent = [f"{agent['node']} ({agent['heard_s']:.0f} s)" for agent in late]
+        if silent:
+            more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
+            lines.append(f"Not heard of for a lease: the agents of {', '.join(silent[:8])}{more}")
     if state["jobs"]:
         rows = [("user", "job", "name", "nodes", "processes", "guaranteed", "granted", "used", "")]
         rows += [
@@ -125,6 +147,17 @@ def status_text(state: dict[str, Any]) -> str:
         ]
         lines.append(table(rows, left=3, words=True))
     return "\n".join(lines)
+
+
+def _head(state: dict[str, Any]) -> str:
+    nbytes, operations = state["capacity"]
+    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes is not None else []
+    words += [f"{operations:,.0f} operations/s"] if operations is not None else []
+    of = " and ".join(words)
+    if "agent_of" in state:
+        of = f"agent of the control plane at {state['agent_of']}{'' if state['joined'] else ', which is not heard,'}"
+    about = f"{state['policy']}, lease {state['lease_s']:g} s; {counted(state['connections'], 'connection')}"
+    return f"{of} for {counted(len(state['jobs']), 'job')}, {about}"
 
 
 def _both(rates: list[float | None]) -> str:

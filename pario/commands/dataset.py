@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pario.comm.base import AnyWorld, together
 from pario.comm.world import get_world
 from pario.commands.screen import printable
+from pario.dataset.packed import packing_of
 from pario.errors import DatabaseError, EmptyError, ParioError, ReadError
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
@@ -18,6 +19,10 @@ from pario.fetch.snapshot import read_snapshot
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
 from pario.format.page import Page
 from pario.format.tree import Tree, database_names, named_database
+from pario.locate.hidden import is_entry, looks_reserved
+
+if TYPE_CHECKING:
+    from pario.codec.packing import Packing
 
 __all__ = ["Dataset", "Item", "key_text", "name_of", "selected"]
 
@@ -51,6 +56,8 @@ class Dataset:
         self.snapshot = self.world.bcast(self.snapshot)
         self.pool = ReadPool(self.fetcher, INFLIGHT)
         self.main = self.tree(self.snapshot.main)
+        self._packings: dict[int, Packing | None] = {}
+        self._with_entry: set[int] = set()
 
     def read_page(self, pgno: int) -> bytes:
         """The page, read whole. Raises ReadError."""
@@ -90,9 +97,41 @@ class Dataset:
             raise EmptyError("the database holds no record")
         return tree
 
+    def packed(self, tree: Tree) -> Packing | None:
+        """How the values are packed; None if they are not. The first call for a tree reads the way to its last record.
+
+        Raises CorruptedError, OptionError.
+        """
+        root = tree.db.md_root
+        if root not in self._packings:
+            self._packings[root] = self._find_packing(tree)
+        return self._packings[root]
+
+    def _find_packing(self, tree: Tree) -> Packing | None:
+        if tree.db.md_root < 0 or tree.flags & MDB_DUPSORT:
+            return None
+        page, i = tree.last()[-1]
+        if not looks_reserved(page.node(i).key, tree.flags):
+            return None
+        _, _, entry = next(self._stored(page, i, self.snapshot.file_bytes))
+        if not is_entry(entry):
+            return None
+        self._with_entry.add(tree.db.md_root)
+        beside = len(self.names()) if tree.db.md_root == self.snapshot.main.md_root else 0
+        return packing_of(entry, tree.db.md_entries - 1 - beside, self.path)
+
+    def has_entry(self, tree: Tree) -> bool:
+        """Whether `packed` has found a reserved entry, sound or not."""
+        return tree.db.md_root in self._with_entry
+
+    def entries(self, tree: Tree) -> int:
+        """Number of records, without the reserved entry of packed values."""
+        return tree.db.md_entries - (self.packed(tree) is not None)
+
     def first_items(self, tree: Tree, count: int, value_bytes: int) -> list[Item]:
         """The first `count` records in key order, each value's first `value_bytes`; reads no more than they need."""
         items: list[Item] = []
+        count = min(count, self.entries(tree))
         for leaf, i in tree.items():
             for key, nbytes, value in self._values(tree, leaf, i, value_bytes):
                 items.append(Item(len(items), key, nbytes, value))
@@ -112,11 +151,13 @@ class Dataset:
                 break
             pgno, level = page.child(i), level + 1
         about = level > 1 or bool(tree.flags & MDB_DUPSORT)
+        if self.packed(tree) is not None and looks_reserved(page.node(i).key, tree.flags):
+            return self.last_item(tree, value_bytes)
         return Item(round(before * tree.db.md_entries), *next(self._values(tree, page, i, value_bytes)), about)
 
     def last_item(self, tree: Tree, value_bytes: int) -> Item:
         """The last record in key order."""
-        page, i = tree.last()[-1]
+        page, i = tree.last()[-1] if self.packed(tree) is None else _before_last(tree)
         node = page.node(i)
         dups = tree.dups(node)
         if dups is None:
@@ -125,26 +166,36 @@ class Dataset:
             leaf, k = dups.last()[-1]
             value = leaf.key(k)
             found = node.key, len(value), value[:value_bytes]
-        return Item(tree.db.md_entries - 1, *found)
+        return Item(self.entries(tree) - 1, *found)
 
     def _values(self, tree: Tree, leaf: Page, i: int, most: int) -> Iterator[tuple[bytes, int, bytes]]:
         node = leaf.node(i)
-        key = node.key
         dups = tree.dups(node)
-        if dups is None:
-            if node.flags & F_BIGDATA:
-                run = node.overflow()
-                wanted = min(most, run.nbytes)
-                value = self.fetcher.pread(run.offset, wanted)
-                if len(value) < wanted:
-                    raise ReadError(f"the file ends inside the value of key {key!r}", page=run.pgno, offset=run.offset)
-                yield key, run.nbytes, value
-            else:
-                yield key, node.nbytes, bytes(node.data[:most])
-            return
-        for page, k in dups.items():
-            value = page.key(k)
+        packing = self.packed(tree)
+        if packing is not None:
+            key, _, stored = next(self._stored(leaf, i, self.snapshot.file_bytes))
+            value = packing.unpack_one(stored)
             yield key, len(value), value[:most]
+        elif dups is None:
+            yield from self._stored(leaf, i, most)
+        else:
+            for page, k in dups.items():
+                value = page.key(k)
+                yield node.key, len(value), value[:most]
+
+    def _stored(self, leaf: Page, i: int, most: int) -> Iterator[tuple[bytes, int, bytes]]:
+        """(key, bytes, the first `most` of them) of a value as it lies in the file."""
+        node = leaf.node(i)
+        key = node.key
+        if node.flags & F_BIGDATA:
+            run = node.overflow()
+            wanted = min(most, run.nbytes)
+            value = self.fetcher.pread(run.offset, wanted)
+            if len(value) < wanted:
+                raise ReadError(f"the file ends inside the value of key {key!r}", page=run.pgno, offset=run.offset)
+            yield key, run.nbytes, value
+        else:
+            yield key, node.nbytes, bytes(node.data[:most])
 
     def together(self, work: Callable[[], Any], doing: str) -> Any:
         """Call `work` on this rank; raise on all ranks if it fails on one."""
@@ -160,6 +211,17 @@ class Dataset:
         self.pool.close()
         self.fetcher.close()
         self.world.free()
+
+
+def _before_last(tree: Tree) -> tuple[Page, int]:
+    """The leaf and the item of the last record but one."""
+    path = tree.last()
+    level = max(k for k, (_, i) in enumerate(path) if i > 0)  # there is one, else there were a single record
+    page, i = path[level][0], path[level][1] - 1
+    for below in range(level + 1, len(path)):
+        page = tree.page(page.child(i), below + 1)
+        i = page.n - 1
+    return page, i
 
 
 def key_text(tree: Tree, key: bytes) -> str:

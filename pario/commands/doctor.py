@@ -457,8 +457,8 @@ def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:
         index = "made at every start; it cannot be saved"
     size = f"{decimal_bytes(dataset['bytes'])}, {counted(dataset['records'], 'entry', 'entries')}"
     reading = (
-        f"1 rank per node, as many reads of up to {decimal_bytes(options.read_bytes)} in flight as keep the storage "
-        "busy, through the page cache; no lock is taken"
+        f"1 rank per node, as many reads of up to {decimal_bytes(options.usual('read_bytes'))} in flight as "
+        "keep the storage busy, through the page cache; no lock is taken"
     )
     if dataset["read_ahead_bytes"]:
         reading += (

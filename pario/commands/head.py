@@ -80,11 +80,11 @@ def sample(dataset: Dataset, db: str | None, count: int, most: int | None = MOST
     nbytes = dataset.snapshot.file_bytes if most is None else most
     tree = dataset.database(db)
     items = dataset.first_items(tree, count, nbytes)
-    if tree.db.md_entries > count + 1:
+    if dataset.entries(tree) > count + 1:
         middle = dataset.middle_item(tree, nbytes)
         last = items[-1].key
         if tree.order(middle.key) > tree.order(last):  # type: ignore[operator]
             items.append(middle)
-    if tree.db.md_entries > count:
+    if dataset.entries(tree) > count:
         items.append(dataset.last_item(tree, nbytes))
     return tree, items

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from pario.format.tree import Tree, named_database
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sidecar import sidecar_places
+
+if TYPE_CHECKING:
+    from pario.codec.packing import Packing
 
 __all__ = ["info"]
 
@@ -68,7 +71,7 @@ def info(path: str, db: str | None, decoder: str | None = None) -> int:
     found: list[tuple[str, Tree]] = dataset.together(partial(_databases, dataset, db), "reading the databases")
     screen.say(_aligned(rows))
     screen.say()
-    screen.say(_trees(found))
+    screen.say(_trees(dataset, found))
     try:
         tree = dataset.together(partial(dataset.database, db), "opening the database")
     except EmptyError:
@@ -112,12 +115,12 @@ def _databases(dataset: Dataset, db: str | None) -> list[tuple[str, Tree]]:
     return found
 
 
-def _trees(found: list[tuple[str, Tree]]) -> str:
+def _trees(dataset: Dataset, found: list[tuple[str, Tree]]) -> str:
     rows: list[tuple[str, ...]] = [("", "entries", "depth", "branch pages", "leaf pages", "overflow pages", "flags")]
     for name, tree in found:
         d = tree.db
         flags = ", ".join(words for flag, words in _FLAGS.items() if d.md_flags & flag) or "-"
-        numbers = (d.md_entries, d.md_depth, d.md_branch_pages, d.md_leaf_pages, d.md_overflow_pages)
+        numbers = (dataset.entries(tree), d.md_depth, d.md_branch_pages, d.md_leaf_pages, d.md_overflow_pages)
         rows.append((name, *(f"{n:,}" for n in numbers), flags))
     return table(rows, words=True)
 
@@ -140,7 +143,10 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
             f"sizes and the order in the file:\n  python -m pario index {dataset.path}{option}"
         )
         return False
-    sizes = index.extents["nbytes"]
+    stored = sizes = index.extents["nbytes"]
+    packing = dataset.packed(tree)
+    if packing is not None:
+        sizes = packing.sizes
     low, middle, high = int(sizes.min()), int(np.median(sizes)), int(sizes.max())
     same = low == high
     size = f"{low:,} bytes each" if same else f"{low:,} to {high:,} bytes, median {middle:,}"
@@ -149,6 +155,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     rows = [
         ("records", f"{index.n:,} (ids 0 to {index.n - 1:,}, in key order); {size}"),
         ("", f"{decimal_bytes(int(sizes.sum()))} in all"),
+        *([("packed", packed_words(packing, int(stored.sum())))] if packing is not None else []),
         ("keys", f"first {key_text(tree, keys[0])}, last {key_text(tree, keys[1])}, {_order(tree, keys, index.n)}"),
     ]
     if index.meta:
@@ -185,6 +192,21 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     if any("your_function" in line for line in lines):
         screen.say("your_function: of one record's bytes; it returns an array, a number, or a dict of them.")
     return True
+
+
+def packed_words(packing: Packing, stored: int) -> str:
+    """How the values are packed. stored : their bytes in the file, headers included"""
+    raw = int(packing.sizes.sum())
+    said = [f"{codec}{_with_dictionary(len(codec.dictionary))}" for codec in packing.codecs]
+    ratio = f", {raw / stored:.2f} times as many" if stored else ""
+    return (
+        f"{' and '.join(said) or 'nothing compressed'}: {decimal_bytes(stored)} in the file hold {decimal_bytes(raw)}"
+        f" of values{ratio}"
+    )
+
+
+def _with_dictionary(nbytes: int) -> str:
+    return f" with a dictionary of {decimal_bytes(nbytes)}" if nbytes else ""
 
 
 def _order(tree: Tree, keys: list[bytes], n: int) -> str:

@@ -11,6 +11,7 @@ from pario.commands.dataset import Dataset
 from pario.commands.guess import guess, kind_of, suggest
 from pario.commands.head import MOST
 from pario.commands.layouts import Field, fields_of
+from pario.dataset.packed import packing_of
 from pario.locate.base import Index
 from pario.plan.selection import Selection, all_but
 
@@ -70,7 +71,12 @@ def _told(dataset: Dataset, index: Index, ids: np.ndarray) -> list[tuple[str, by
     """(kind, first bytes, length) of these records."""
     told = []
     offsets, nbytes = index.extents_of(ids)
+    packing = None if index.entries[0] is None else packing_of(index.entries[0], index.n, index.path)
     for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
+        if packing is not None:
+            value = packing.unpack_one(dataset.fetcher.pread(offset, size))
+            told.append((kind_of(guess(value, len(value))), value, len(value)))
+            continue
         value = dataset.fetcher.pread(offset, min(size, MOST)) if size else b""
         told.append((kind_of(guess(value, size)), value, size))
     return told

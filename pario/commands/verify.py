@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pario.commands.dataset import Dataset, name_of
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
+from pario.commands.verify_packed import packed_values
 from pario.commands.verify_pages import PageUse
 from pario.commands.verify_tree import TreeCheck, check_free_list, leaf_pages
-from pario.errors import ChecksumError, CorruptedError, ParioError
+from pario.errors import ChecksumError, CorruptedError, FileError, ParioError
 from pario.fetch.snapshot import check_snapshot
 from pario.format.layout import MDB_DUPSORT
 from pario.format.tree import Tree, named_database
@@ -23,6 +25,9 @@ from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sums import MISMATCH, Found, find_sums
+
+if TYPE_CHECKING:
+    from pario.codec.packing import Packing
 
 __all__ = ["verify"]
 
@@ -88,7 +93,8 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     if tree.db.md_root < 0:
         screen.say(f"{words}: empty")
         return 0, []
-    saved, beside = _saved_sums(dataset, name, tree.db.md_entries)
+    packing, hidden, of_entry = _packing(dataset, tree)
+    saved, beside = _saved_sums(dataset, name, tree.db.md_entries - hidden)
     check = TreeCheck(dataset, tree, f"the {words}", use, sums=saved is not None)
 
     def find_leaves() -> np.ndarray | None:
@@ -107,8 +113,13 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
         what = f"{records:,} records found, but the database says it has {tree.db.md_entries:,}"
         damages = [CorruptedError(what, page=tree.db.md_root)]
     if not damages and not names:  # a database of databases is no dataset: there is no index of it
-        damages = _index_agrees(dataset, name, check, records, first)
+        damages = _index_agrees(dataset, name, check, records - hidden, first)
+    damages = damages or of_entry
     count = len(damages)
+    if packing is not None and not damages:
+        count, damages = packed_values(dataset, packing, check)
+        have = "all of them have" if not count else "not all of them have"
+        screen.say(f"{words}: packed values; {have} the size and the checksum that they were packed with")
     if saved is not None and not names:
         if not damages:
             count, damages = _other_values(dataset, check, saved, first)
@@ -120,10 +131,27 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     held = f", {counted(len(names), 'named database')} among them" if names else ""
     if not names:
         screen.say(f"{words}: {beside}")
-    screen.say(f"{words}: {counted(records, 'record')} found{held}, {decimal_bytes(value_bytes)} of values; {state}")
+    found = counted(records - hidden, "record")
+    screen.say(f"{words}: {found} found{held}, {decimal_bytes(value_bytes)} of values; {state}")
     if not count:
         _note_counters(tree, words, len(leaves), overflow_pages)
     return count, names
+
+
+def _packing(dataset: Dataset, tree: Tree) -> tuple[Packing | None, int, list[ParioError]]:
+    """(how the values are packed, the number of reserved entries, what is wrong with it). Collective."""
+    wrong: list[ParioError] = []
+
+    def look() -> Packing | None:
+        try:
+            return dataset.packed(tree)
+        except FileError as e:  # of a page the check of the tree will say it, too
+            if dataset.has_entry(tree):
+                wrong.append(e)
+            return None
+
+    packing = dataset.together(look, "opening the codecs")
+    return packing, int(dataset.has_entry(tree)), wrong
 
 
 def _saved_sums(dataset: Dataset, name: bytes | None, n: int) -> tuple[np.ndarray | None, str]:
@@ -148,7 +176,8 @@ def _other_values(dataset: Dataset, check: TreeCheck, saved: np.ndarray, first: 
 
     saved : u64[n]; first : id of this rank's first record
     """
-    mine, theirs = np.array(check.sums, np.uint64), saved[first : first + check.records]
+    theirs = saved[first : first + check.records]
+    mine = np.array(check.sums, np.uint64)[: len(theirs)]  # not of the reserved entry of packed values
     other = np.flatnonzero(mine != theirs)
     errors: list[ParioError] = []
     for k in other[:SHOWN].tolist():
@@ -205,6 +234,7 @@ def _first_elsewhere(index: Index, check: TreeCheck, first: int, hint: str | Non
     """The error about this rank's first record that the index places elsewhere, if there is one."""
     offsets, sizes = np.array(check.offsets, np.int64), np.array(check.sizes, np.int64)
     theirs = index.extents[first : first + check.records]
+    offsets, sizes = offsets[: len(theirs)], sizes[: len(theirs)]  # not the reserved entry of packed values
     elsewhere = (theirs["offset"] != offsets) | (theirs["nbytes"] != sizes)
     if not elsewhere.any():
         return None

@@ -78,7 +78,7 @@ class TreeCheck:
     offsets, sizes : of the values in the file, in key order; bytes
     runs : of the values on overflow pages, their ids among this rank's records
     sums : of the values, XXH3 of 64 bits, by their ids among this rank's records; None if nobody asked for them
-    names : of databases among the records
+    names, named_rows : of databases among the records, and their ids among this rank's
     faults : what is damaged
     """
 
@@ -86,6 +86,7 @@ class TreeCheck:
         self.offsets, self.sizes, self.runs = array("q"), array("q"), array("q")
         self.sums = array("Q") if sums else None
         self.names: list[bytes] = []
+        self.named_rows: list[int] = []
         self.faults: list[Fault] = []
         self._dataset = dataset
         self._tree = tree
@@ -143,6 +144,7 @@ class TreeCheck:
         node = leaf.node(i)
         if node.flags == F_SUBDATA:  # a named database among records: looked at for itself
             node.db()
+            self.named_rows.append(self.records)
             self._record(node.offset, 0)
             self.names.append(clean_name(node.key, leaf.snapshot))
             return

@@ -1,41 +1,41 @@
 """What a control plane knows of jobs and their processes, and what it grants them. Pure: the caller tells the time.
 
-A job has members, the processes that read for it. Shares are computed for jobs, and a job's share is divided over its
-members by what they use, so that a job gains nothing by having more of them.
+A job has members: the processes that read for it, or node agents that speak for those of a node (node.py). Shares are
+computed for jobs, and a job's share is divided over its members by what they use, so that a job gains nothing by having
+more of them.
 
 What a member may say of its demand is bounded by what it used: at most twice that, and a small part of the store
 besides, so that it doubles its rate with each report until it has what it wants, and a claim that is not used soon
 takes nothing from anybody.
+
+Reports are put aside and taken all at once, when shares are computed (table.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pario.control.bucket import Rates
-from pario.control.rules import JobRule, Rules
-from pario.control.share import fitted, fixed, max_min, weighted
-from pario.control.wire import Grant, Report
+from pario.control.rules import JobRule, Limits, Rules
+from pario.control.share import fitted, fixed, max_min, max_min_each, weighted
+from pario.control.table import Table
+from pario.control.wire import Grant, Report, Usage
 
 __all__ = ["Book", "Hello", "Job", "Member", "RefusedError"]
 
-#: Seconds over which a member's rate is the largest that was seen: jobs read in bursts.
-_PEAK_S = 2.0
 #: What a job may want beyond twice its use, and what it gets without having used anything: as a part of the store.
 _FOOT = 1 / 16
 #: A job without a guarantee goes on at this part of the store when it hears nothing from the plane.
 _SAFE = 1 / 20
-#: Seconds in which the claim of a new member is believed.
-_NEW_S = 1.0
-#: Nobody is granted less: bytes/s, operations/s.
+#: No job is granted less (bytes/s, operations/s), nor a process of one that has as much for each; unless its rule or an
+#: even part of the store is less.
 _LEAST = (65536.0, 4.0)
-#: Nobody uses more, whatever it says of its clock.
-_MOST = 1e18
 #: Reports of one member in one second, at most; what is above is not looked at.
 _MOST_REPORTS = 100
 
@@ -51,6 +51,7 @@ class Hello:
     member : random; the same one after a lost connection
     job : tells the jobs of a user apart; name : of the job; node : where the process runs
     holds : rates that an earlier connection or plane has granted and whose lease lasts; None: none
+    by_agent : a node agent says it, for the processes of a job
     """
 
     user: str
@@ -59,72 +60,87 @@ class Hello:
     name: str
     node: str
     holds: Rates | None = None
+    by_agent: bool = False
 
 
-@dataclass(eq=False)
 class Member:
-    """One process. rates : its grant; until : the end of its lease; here : it is connected
+    """One process, or those that a node agent speaks for. row : its, in the table; here : it is connected
 
     second, reports : when the present second began, and how many reports came in it
-    wants, peak : f64[2] per second, its claim (inf: as much as it can get) and the most it has used of late
     """
 
-    hello: Hello
-    joined_at: float
-    until: float
-    here: bool = True
-    wants: list[float] = field(default_factory=lambda: [math.inf, math.inf])
-    peak: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    now: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    rates: list[float] = field(default_factory=lambda: [math.inf, math.inf])
-    safe: list[float] = field(default_factory=lambda: [math.inf, math.inf])
-    holds: Rates | None = None
-    last: Report | None = None
-    seen: deque[tuple[float, float, float]] = field(default_factory=deque)
-    second: float = -math.inf
-    reports: int = 0
+    __slots__ = ("_table", "hello", "here", "reports", "row", "second")
 
-    def use(self, report: Report, now: float) -> None:
-        """Take a report."""
-        last, self.last = self.last, report
-        if last is not None and report.at > last.at:
-            over = report.at - last.at
-            gone = zip(report.used, last.used, strict=True)
-            rates = [min(max(0.0, after - before) / over, _MOST) for after, before in gone]
-            self.seen.append((now, rates[0], rates[1]))
-            self.now = rates
-        while self.seen and self.seen[0][0] < now - _PEAK_S:
-            self.seen.popleft()
-        nbytes = operations = 0.0
-        for _, one, other in self.seen:
-            nbytes = one if one > nbytes else nbytes
-            operations = other if other > operations else operations
-        self.peak = [nbytes, operations]
-        self.wants = [math.inf if each is None else each for each in report.demand]
+    def __init__(self, hello: Hello, table: Table, row: int) -> None:
+        self.hello, self._table, self.row = hello, table, row
+        self.here = True
+        self.second, self.reports = -math.inf, 0
 
-    def demand(self, which: int, capacity: float, foot: float, now: float) -> float:
-        """What of its claim is believed. foot : what it may want without having used anything"""
-        if now >= self.until:  # silent for a lease
-            return 0.0
-        if now < self.joined_at + _NEW_S:
-            return min(self.wants[which], capacity)
-        # A job that reads in bursts wants in a moment what it has just used.
-        return min(max(self.wants[which], 1.25 * self.peak[which]), 2 * self.peak[which] + foot, capacity)
+    @property
+    def rates(self) -> list[float]:
+        """Its grant; inf: no limit."""
+        found: list[float] = self._table.rates[self.row].tolist()
+        return found
+
+    @property
+    def safe(self) -> list[float]:
+        found: list[float] = self._table.safe[self.row].tolist()
+        return found
+
+    @property
+    def now(self) -> list[float]:
+        """What it used last, per second."""
+        found: list[float] = self._table.now[self.row].tolist()
+        return found
+
+    @property
+    def until(self) -> float:
+        """The end of its lease."""
+        return float(self._table.until[self.row])
+
+    def is_too_loud(self, now: float) -> bool:
+        """Whether this report is one too many."""
+        if now >= self.second + 1.0:
+            self.second, self.reports = now, 0
+        self.reports += 1
+        return self.reports > _MOST_REPORTS
 
 
 @dataclass(eq=False)
 class Job:
-    """Processes of one job. rates : f64[2], what they get together"""
+    """Members of one job. number : in the layout, -1 before it is in one; gone : f64[2], what those used who left"""
 
     user: str
     job: str
     name: str
     rule: JobRule
     members: dict[bytes, Member] = field(default_factory=dict)
-    rates: list[float] = field(default_factory=lambda: [math.inf, math.inf])
+    number: int = -1
+    gone: np.ndarray = field(default_factory=lambda: np.zeros(2))
 
     def guarantee(self, which: int) -> float:
         return self.rule.guarantee[which]
+
+
+class Layout(NamedTuple):
+    """Jobs and members as arrays. n members of g jobs.
+
+    rows : i64[n], of the table, job by job; group : i64[n], the job's number; counts : i64[g]
+    guarantee, most, safe : f64[g, 2] of their rules; inf and nan: the rule says nothing
+    rates : f64[g, 2], what each job got last
+    """
+
+    rows: np.ndarray
+    group: np.ndarray
+    counts: np.ndarray
+    guarantee: np.ndarray
+    most: np.ndarray
+    safe: np.ndarray
+    rates: np.ndarray
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """f64[g] of f64[n]."""
+        return np.bincount(self.group, values, len(self.counts))
 
 
 class Book:
@@ -132,14 +148,22 @@ class Book:
 
     now : the plane starts; for one lease it grants what members hold from another one
 
-    members : their number; seen : how many jobs there have been
+    members : their number; seen : how many jobs there have been; lines : how many connections report
     """
 
     def __init__(self, rules: Rules, now: float) -> None:
         self.rules = rules
+        self.table = Table()
         self.jobs: dict[tuple[str, str], Job] = {}
-        self.members = self.seen = 0
+        self.members = self.seen = self.lines = 0
         self._learns_until = now + rules.lease_s
+        self._of_user: Counter[str] = Counter()  # jobs
+        self._counts = _Counts()
+        self._gone: set[tuple[Job, Member]] = set()  # who went without a bye
+        self._layout: Layout | None = None
+        self._rates = np.empty((0, 2))  # of the jobs of the last layout
+        self._single: dict[int, tuple[float, ...]] = {}  # reports that were put aside, by row
+        self._many: dict[Hashable, tuple[np.ndarray, ...]] = {}  # and those of agents
 
     def learns(self, now: float) -> bool:
         return now < self._learns_until
@@ -149,165 +173,290 @@ class Book:
         self.rules = rules
         for job in self.jobs.values():
             job.rule = rules.rule_of(job.name, job.user)
+        self._forget_layout()
+
+    # -- who comes, reports and goes -----------------------------------------------------------------------------------
 
     def join(self, hello: Hello, now: float) -> Member:
         """Raises RefusedError."""
         key = hello.user, hello.job
         job = self.jobs.get(key)
         if job is None:
-            most = self.rules.limits.jobs_per_user
-            if sum(user == hello.user for user, _ in self.jobs) >= most:
-                raise RefusedError(f"user {hello.user} has {most} jobs already")
+            limit = self.rules.limits.jobs_per_user
+            if self._of_user[hello.user] >= limit:
+                raise RefusedError(f"user {hello.user} has {limit} jobs already")
             job = Job(*key, hello.name, self.rules.rule_of(hello.name, hello.user))
-        known = job.members.get(hello.member)
-        if known is None and self.members >= self.rules.limits.connections:
-            raise RefusedError("there are too many processes")
+        member = job.members.get(hello.member)
         until = now + self.rules.lease_s
-        member = known if known is not None else Member(hello, now, until)
-        member.here, member.until, member.last = True, until, None
-        if known is None and self.learns(now):
-            member.holds = hello.holds
-        self.seen += key not in self.jobs
-        self.jobs[key] = job
+        if member is not None:
+            self._settle()
+            member.here = True
+            self._gone.discard((job, member))
+            self.table.until[member.row], self.table.at[member.row] = until, math.nan
+            return member
+        self._counts.check(hello, self.rules.limits)
+        member = Member(hello, self.table, self.table.add(now, until))
+        if hello.holds is not None and self.learns(now):
+            self.table.holds[member.row] = [each or 0.0 for each in hello.holds]
+        if key not in self.jobs:
+            self.jobs[key] = job
+            self.seen += 1
+            self._of_user[hello.user] += 1
         job.members[hello.member] = member
-        if known is None:
-            self.members += 1
-            self._begin(job, member)
+        self.members += 1
+        self._counts.add(hello, 1)
+        self._forget_layout()
+        self._begin(job, member)
         return member
 
     def _begin(self, job: Job, member: Member) -> None:
-        """What a new member gets until shares are computed the next time: as if nobody had room for it."""
+        """What a new member gets until shares are computed the next time: as if nobody had room for it, or
+        what it holds from another plane."""
+        n = len(job.members)
         for which, capacity in enumerate(self.rules.capacity):
-            if capacity is not None:
-                least = max(job.guarantee(which), capacity * _FOOT / len(self.jobs))
-                member.rates[which] = max(least / len(job.members), _LEAST[which])
-                member.safe[which] = max(self._safe(job, which, capacity) / len(job.members), _LEAST[which])
-
-    def _safe(self, job: Job, which: int, capacity: float) -> float:
-        safe = job.rule.safe[which]
-        return max(job.guarantee(which), _SAFE * capacity) if safe is None else safe
+            most = job.rule.most[which]
+            most = math.inf if most is None else most
+            if capacity is None:
+                self.table.rates[member.row, which] = self.table.safe[member.row, which] = most / n
+            else:
+                held = min(self.table.holds[member.row, which], capacity)
+                own = max(capacity * _FOOT, min(_LEAST[which] * len(self.jobs), capacity)) / len(self.jobs)
+                least = min(max(job.guarantee(which), own, held * n), most)
+                safe = job.rule.safe[which]
+                if safe is None:
+                    safe = max(job.guarantee(which), _SAFE * capacity)
+                self.table.rates[member.row, which] = least / n
+                self.table.safe[member.row, which] = safe / n
 
     def report(self, member: Member, report: Report, now: float) -> bool:
         """Take a report; False if this member sends too many."""
-        if now >= member.second + 1.0:
-            member.second, member.reports = now, 0
-        member.reports += 1
-        if member.reports > _MOST_REPORTS:
+        if member.is_too_loud(now):
             return False
-        member.use(report, now)
-        member.until = now + self.rules.lease_s
+        if member.row in self._single:
+            self._settle()
+        wants = [math.inf if each is None else each for each in report.demand]
+        self._single[member.row] = (member.row, now, report.at, *report.used, *wants)
         return True
+
+    def report_many(self, who: Hashable, rows: np.ndarray, at: float, usage: Usage, now: float) -> None:
+        """Take the reports of members whose rows these are. who : speaks for them"""
+        if who in self._many:
+            self._settle()
+        self.table.processes[rows] = usage.processes
+        n = len(rows)
+        self._many[who] = rows, np.full(n, now), np.full(n, at), usage.used, usage.demand
+
+    def settle(self, now: float) -> None:
+        """Take the reports that were put aside; forget whose leases have ended."""
+        self._settle()
+        self._forget(now)
+
+    def _settle(self) -> None:
+        """Take what was put aside."""
+        parts = list(self._many.values())
+        if self._single:
+            found = np.array(list(self._single.values()))
+            parts.append((found[:, 0].astype(np.int64), found[:, 1], found[:, 2], found[:, 3:5], found[:, 5:7]))
+        if parts:
+            self._single, self._many = {}, {}
+            rows, now, *rest = (np.concatenate(each) for each in zip(*parts, strict=True))
+            self.table.until[rows] = now + self.rules.lease_s
+            self.table.use(rows, now, *rest)
 
     def leave(self, member: Member, now: float, *, bye: bool) -> None:
         """It has gone; without a bye it may go on with what it was granted, until its lease ends."""
+        self._settle()
         member.here = False
+        job = self.jobs[member.hello.user, member.hello.job]
+        self._gone.add((job, member))
         if bye:
-            member.until = now
+            self.table.until[member.row] = now
             self._forget(now)
 
     def _forget(self, now: float) -> None:
-        for key, job in list(self.jobs.items()):
-            for name, member in list(job.members.items()):
-                if member.until <= now and not member.here:
-                    del job.members[name]
-                    self.members -= 1
+        for job, member in [each for each in self._gone if self.table.until[each[1].row] <= now]:
+            self._gone.discard((job, member))
+            del job.members[member.hello.member]
+            job.gone += self.table.total[member.row]
+            self.table.remove(member.row)
+            self.members -= 1
+            self._counts.add(member.hello, -1)
             if not job.members:
-                del self.jobs[key]
+                del self.jobs[job.user, job.job]
+                self._of_user[job.user] -= 1
+                if not self._of_user[job.user]:
+                    del self._of_user[job.user]
+            self._forget_layout()
 
     # -- shares --------------------------------------------------------------------------------------------------------
 
+    def _forget_layout(self) -> None:
+        """Somebody came or went; the rates stay until the next shares."""
+        if self._layout is not None:
+            self._rates = self._layout.rates
+            self._layout = None
+
+    def layout(self) -> Layout:
+        """Of all that are there."""
+        if self._layout is None:
+            jobs = list(self.jobs.values())
+            rates = np.full((len(jobs), 2), math.inf)
+            before = [job.number for job in jobs]
+            known = [k for k, number in enumerate(before) if number >= 0]
+            if known:
+                rates[known] = self._rates[[before[k] for k in known]]
+            for number, job in enumerate(jobs):
+                job.number = number
+            counts = np.array([len(job.members) for job in jobs], np.int64)
+            self._layout = Layout(
+                np.array([member.row for job in jobs for member in job.members.values()], np.int64),
+                np.repeat(np.arange(len(jobs)), counts),
+                counts,
+                _pairs([job.rule.guarantee for job in jobs], math.nan),
+                _pairs([job.rule.most for job in jobs], math.inf),
+                _pairs([job.rule.safe for job in jobs], math.nan),
+                rates,
+            )
+        return self._layout
+
     def share(self, now: float) -> None:
         """Compute what each member gets."""
-        self._forget(now)
-        jobs = list(self.jobs.values())
-        if not jobs:
+        self.settle(now)
+        if not self.jobs:
             return
+        lay = self.layout()
         for which in (0, 1):
             capacity = self.rules.capacity[which]
             if capacity is None:
-                self._only_most(jobs, which)
+                self._only_most(lay, which)
             else:
-                self._share(jobs, which, capacity, now)
+                self._share(lay, which, capacity, now)
 
-    def _only_most(self, jobs: list[Job], which: int) -> None:
+    def _only_most(self, lay: Layout, which: int) -> None:
         """Without a capacity only a rule's own limits hold."""
-        for job in jobs:
-            most = job.rule.most[which]
-            job.rates[which] = math.inf if most is None else most
-            for member in job.members.values():
-                member.rates[which] = member.safe[which] = job.rates[which] / len(job.members)
+        lay.rates[:, which] = lay.most[:, which]
+        part = (lay.most[:, which] / lay.counts)[lay.group]
+        self.table.rates[lay.rows, which] = self.table.safe[lay.rows, which] = part
 
-    def _share(self, jobs: list[Job], which: int, capacity: float, now: float) -> None:
-        held = self._held(jobs, which, capacity) if self.learns(now) else np.zeros(len(jobs))
-        foot = capacity * _FOOT / len(jobs)
+    def _share(self, lay: Layout, which: int, capacity: float, now: float) -> None:
+        n = len(lay.counts)
+        held = np.zeros(n)
+        if self.learns(now):  # what members hold from another plane; no more than there is
+            held = fitted(lay.sums(self.table.holds[lay.rows, which]), capacity)
         own = capacity * _FOOT
-        wanted = [
-            [each.demand(which, capacity, own / len(job.members), now) for each in job.members.values()] for job in jobs
-        ]
-        most = np.array([math.inf if job.rule.most[which] is None else job.rule.most[which] for job in jobs], float)
-        guarantees = np.minimum([job.guarantee(which) for job in jobs], most)
-        demands = np.minimum([min(capacity, sum(each)) for each in wanted], most)
+        most = lay.most[:, which]
+        wants = self.table.demands(lay.rows, which, (own / lay.counts)[lay.group], capacity, now)
+        guarantees = np.minimum(lay.guarantee[:, which], most)
+        demands = np.minimum(np.minimum(capacity, lay.sums(wants)), most)
         free = held == 0
         left = max(0.0, capacity - float(held.sum()))
         shares = held.copy()
-        shares[free] = self._by_policy(left, demands[free], guarantees[free])
+        shares[free] = by_policy(self.rules.policy, left, demands[free], guarantees[free])
         # A guarantee need not be claimed first; and whoever wants nothing now must be able to begin.
-        shares = np.minimum(np.maximum(shares, np.maximum(fitted(guarantees, capacity), foot)), most)
-        for job, share, wants in zip(jobs, shares.tolist(), wanted, strict=True):
-            job.rates[which] = share
-            self._divide(job, which, share, wants, capacity)
+        begin = max(own, min(_LEAST[which] * n, capacity)) / n
+        shares = np.minimum(np.maximum(shares, np.maximum(fitted(guarantees, capacity), begin)), most)
+        safe = lay.safe[:, which]
+        safe = np.where(np.isnan(safe), np.maximum(lay.guarantee[:, which], _SAFE * capacity), safe)
+        self.divide(lay, which, shares, safe, wants)
 
-    def _by_policy(self, capacity: float, demands: np.ndarray, guarantees: np.ndarray) -> np.ndarray:
-        if self.rules.policy == "static":
-            return fixed(capacity, guarantees)
-        if self.rules.policy == "proportional":
-            return weighted(capacity, guarantees)
-        return max_min(capacity, demands, guarantees)
+    def divide(self, lay: Layout, which: int, shares: np.ndarray, safe: np.ndarray, wants: np.ndarray) -> None:
+        """Each job's share over its members: by what they use, and an eighth evenly, so that each can begin to; more
+        than that where an eighth is next to nothing. Together they never get more than the share.
 
-    def _held(self, jobs: list[Job], which: int, capacity: float) -> np.ndarray:
-        """f64[n], what the members of each job hold from another plane; no more than there is."""
-        held = [sum((m.holds[which] or 0.0) for m in job.members.values() if m.holds is not None) for job in jobs]
-        return fitted(np.array(held, float), capacity)
+        shares, safe : f64[g]; inf: no limit; wants : f64[n]
+        """
+        least = _LEAST[which]
+        lay.rates[:, which] = shares
+        parts = shares[lay.group]
+        several = ((lay.counts > 1) & np.isfinite(shares))[lay.group]
+        if several.any():
+            each = np.maximum(shares / 8 / lay.counts, np.minimum(least, shares / lay.counts))
+            even = each[lay.group][several]
+            mine = lay.group[several]
+            numbers, group = np.unique(mine, return_inverse=True)
+            left = np.maximum(0.0, shares[numbers] - (each * lay.counts)[numbers])
+            rest = max_min_each(left, np.maximum(0.0, wants[several] - even), group)
+            parts[several] = even + rest
+        with np.errstate(invalid="ignore"):
+            part = parts / shares[lay.group]
+        part = np.where(np.isfinite(part), part, (1 / lay.counts)[lay.group])
+        self.table.rates[lay.rows, which] = parts
+        each = np.minimum(least, safe / lay.counts)
+        self.table.safe[lay.rows, which] = each[lay.group] + (safe - each * lay.counts)[lay.group] * part
 
-    def _divide(self, job: Job, which: int, share: float, wants: list[float], capacity: float) -> None:
-        """A job's share over its members: by what they use, and an eighth evenly, so that each can begin to."""
-        n = len(job.members)
-        parts = [share]
-        if n > 1:
-            even = share / 8
-            rest = max_min(share - even, np.maximum(0.0, np.array(wants) - even / n))
-            parts = (even / n + rest).tolist()
-        safe = self._safe(job, which, capacity)
-        for member, part in zip(job.members.values(), parts, strict=True):
-            member.rates[which] = max(part, _LEAST[which])
-            member.safe[which] = max(safe * part / share, _LEAST[which])
+    # -- what there is to tell -----------------------------------------------------------------------------------------
+
+    @property
+    def every_s(self) -> float:
+        """How often a connection is to report: some 4,000 reports per second are a tenth of a core."""
+        return min(max(self.rules.cycle_s, self.lines / 4000), self.rules.lease_s / 3)
 
     def grant(self, member: Member) -> Grant:
         """As it stands."""
-        # Many members report less often: some 4,000 reports per second are a tenth of a core.
-        every_s = min(max(self.rules.cycle_s, self.members / 4000), self.rules.lease_s / 3)
-        return Grant(_or_none(member.rates), _or_none(member.safe), self.rules.lease_s, every_s)
+        return Grant(_or_none(member.rates), _or_none(member.safe), self.rules.lease_s, self.every_s)
 
     def state(self, now: float) -> list[dict[str, Any]]:
-        """Per job: user, job, name, nodes, members, lost (members whose connection is), and per second guarantee,
-        grant and used, each (bytes, operations) with None for no limit."""
+        """Per job: user, job, name, nodes, members (processes), lost (those whose connection is), and per second
+        guarantee, grant and used, each (bytes, operations) with None for no limit."""
+        if not self.jobs:
+            return []
+        self._settle()
+        lay, table = self.layout(), self.table
+        used = [lay.sums(np.where(now < table.until[lay.rows], table.now[lay.rows, k], 0.0)) for k in (0, 1)]
+        processes = lay.sums(table.processes[lay.rows])
+        rates, both, members = lay.rates.tolist(), np.array(used).T.tolist(), processes.astype(int).tolist()
         return [
             {
                 "user": job.user,
                 "job": job.job,
                 "name": job.name,
                 "nodes": len({member.hello.node for member in job.members.values()}),
-                "members": len(job.members),
+                "members": members[k],
                 "lost": sum(not member.here for member in job.members.values()),
                 "guarantee": list(job.rule.guarantee),
-                "grant": list(_or_none(job.rates)),
-                "used": [
-                    sum(member.now[which] for member in job.members.values() if now < member.until)
-                    for which in (0, 1)
-                ],
+                "grant": list(_or_none(rates[k])),
+                "used": both[k],
             }
-            for job in self.jobs.values()
+            for k, job in enumerate(self.jobs.values())
         ]
+
+
+class _Counts:
+    """How many members there are. Those who have gone count until their leases end: a connection is soon made anew."""
+
+    def __init__(self) -> None:
+        self._of: Counter[tuple[str, bool]] = Counter()  # by user and `by_agent`
+        self._direct = 0  # that no agent speaks for
+
+    def check(self, hello: Hello, limits: Limits) -> None:
+        """Raises RefusedError."""
+        # A user's processes on a node are one member of each job.
+        most = limits.per_user * (limits.jobs_per_user if hello.by_agent else 1)
+        if self._of[hello.user, hello.by_agent] >= most:
+            raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
+        if not hello.by_agent and self._direct >= limits.connections:
+            raise RefusedError("there are too many processes")
+
+    def add(self, hello: Hello, more: int) -> None:
+        key = hello.user, hello.by_agent
+        self._of[key] += more
+        self._direct += 0 if hello.by_agent else more
+        if not self._of[key]:
+            del self._of[key]
+
+
+def by_policy(policy: str, capacity: float, demands: np.ndarray, guarantees: np.ndarray) -> np.ndarray:
+    """policy : a name of share.POLICIES"""
+    if policy == "static":
+        return fixed(capacity, guarantees)
+    if policy == "proportional":
+        return weighted(capacity, guarantees)
+    return max_min(capacity, demands, guarantees)
+
+
+def _pairs(values: list[Any], none: float) -> np.ndarray:
+    """f64[g, 2]"""
+    return np.array([[none if each is None else each for each in pair] for pair in values], float).reshape(-1, 2)
 
 
 def _or_none(rates: list[float]) -> Rates:

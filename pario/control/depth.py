@@ -101,6 +101,8 @@ class Depth:
     def _enough(self) -> int:
         """Reads that a window must have."""
         at_once = max(1, min(self._most, self.knob.value))
+        if self.is_full is not None and not self._was_short:  # what the consumer needs says no queue
+            return min(at_once, _LEAST_READS)
         return at_once if self._law.drains else max(_LEAST_READS, _TIMES * at_once)
 
     def _number(self, now: float) -> int:

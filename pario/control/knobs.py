@@ -6,14 +6,14 @@ import logging
 from typing import NamedTuple
 
 from pario.errors import OptionError
+from pario.options import KNOBS
 
 __all__ = ["START_DEPTH", "Knob", "Setting"]
 
 _log = logging.getLogger("pario")
 
-#: Reads in flight before anything is measured: doubling finds a large depth within a few latencies, while a latency
-#: that was measured with a queue in front of the store is found out only by probes.
-START_DEPTH = 2
+#: Reads in flight before anything is measured.
+START_DEPTH = KNOBS["inflight"].start
 
 
 class Setting(NamedTuple):
@@ -29,16 +29,17 @@ class Knob:
     name : in plain words, for the log
     least, most : its bounds; equal bounds pin it
     start : its value before anything was measured
+    reason : why it is that, if no user has pinned it
 
     Raises OptionError.
     """
 
-    def __init__(self, name: str, least: int, most: int, start: int) -> None:
+    def __init__(self, name: str, least: int, most: int, start: int, reason: str = "") -> None:
         if not 1 <= least <= most:
             raise OptionError(f"{name}: the bounds must satisfy 1 <= least <= most, got {least!r} and {most!r}")
         self.name = name
         self.least, self.most = least, most
-        reason = "set by the user" if least == most else "nothing is measured yet"
+        reason = reason or ("set by the user" if least == most else "nothing is measured yet")
         self._setting = Setting(self._clip(start), reason)
 
     @property

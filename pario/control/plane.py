@@ -1,78 +1,48 @@
 """The control plane: one thread that listens to the jobs of a cluster and tells them what they may ask of the store.
 
-It keeps nothing on disk. Whoever does not prove within a few seconds that it knows its user's token is sent away, and a
-stranger keeps nobody out: it makes room for the next one. The protocol is in wire.py, what is granted in book.py.
+It keeps nothing on disk. The protocol is in wire.py, how clients are let in in server.py, what is granted in book.py.
+Above a thousand processes node agents (node.py) speak for those of their nodes.
 """
 
 from __future__ import annotations
 
-import errno
-import hmac
+import fnmatch
 import logging
-import os
-import pwd
-import secrets
-import select
-import socket
-import stat
 import time
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from math import isclose
 from typing import Any
 
-from pario.comm.sockets import NUMBER_BYTES, peer_uid
+import numpy as np
+
 from pario.control.book import Book, Hello, Member, RefusedError
-from pario.control.line import Bell
+from pario.control.processes import Processes
 from pario.control.rules import Rules
+from pario.control.server import Client
 from pario.control.wire import (
-    VERSION,
     Address,
-    LineReader,
     WireError,
-    answer_proof,
-    ask_proof,
-    packed,
+    amount_of,
+    grants_line,
     rates_of,
     read_number,
-    report_of,
-    server_name,
     text_of,
-    unpacked,
+    usage_of,
 )
-from pario.errors import OptionError, ParioError
+from pario.errors import ParioError
 
 __all__ = ["Plane"]
 
 _log = logging.getLogger("pario")
 
-#: Seconds for a stranger to prove itself, and how many of them are heard at one time.
-_PROVE_S, _MOST_STRANGERS = 5.0, 64
-_BACKLOG = 1024
-#: What a client has not taken yet; one that leaves more is given up.
-_MOST_WAITING = 256 << 10
-_PIECE = 4 << 10
-#: A grant that changes by a smaller part is told with the next report only.
-_SAME = 0.02
-#: Seconds between two questions for the state on one connection, at least.
-_ASK_S = 0.05
-#: Refusals that are logged, each once.
-_MOST_SAID = 256
-#: Nobody knows this one: proofs with it are made for users that do not exist, so that their names cannot be tried out.
-_NO_SECRET = secrets.token_bytes(32)
+#: Lines of one agent in one second, at most.
+_MOST_LINES = 100
 
 
-class Plane:
-    """Listens from the beginning; `run` does the rest, in the caller's thread.
+class Plane(Processes):
+    """See `Server`.
 
-    address : port 0: one that is free
     read_rules() : reads the rules again (`reload`)
-    tell(state) : called about once a second with `state()`
-    clock() : seconds that never go back
-
-    address : with the port
-    cycles, cycle_s : how often shares were computed and sent, and how long the last time took
-    Raises OptionError, ParioError.
     """
 
     def __init__(
@@ -84,65 +54,21 @@ class Plane:
         tell: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock, self._read_rules, self._tell = clock, read_rules, tell
+        super().__init__(address, rules, "control plane", clock, tell)
+        self._read_rules = read_rules
         self.book = Book(rules, clock())
-        self._started = clock()
-        self._strangers: dict[_Client, float] = {}  # until when each may prove itself
-        self._clients: dict[int, _Client] = {}  # by descriptor, strangers too
-        self._members: dict[Member, _Client] = {}
-        self._said: set[str] = set()
-        self._over = self._reload = False
-        self.cycles, self.cycle_s = 0, 0.0
-        self._listener = listen(address)
-        found = self._listener.getsockname()
-        self.address = address if address.path else Address(found[0], found[1])
-        self._inode = os.stat(address.path).st_ino if address.path else 0
-        self._bell = Bell()
-        self._poll = select.epoll()
-        for each in (self._listener, self._bell):
-            self._poll.register(each.fileno(), select.EPOLLIN)
+        self._agents: dict[tuple[str, bytes], Client] = {}
+        self._of_user: Counter[str] = Counter()  # connections
+        self._reload = False
 
-    # -- the loop ------------------------------------------------------------------------------------------------------
+    def every_s(self) -> float:
+        return self.rules.cycle_s
 
-    def run(self) -> None:
-        """Until `stop`. Then the connections are closed: jobs go on with what they hold, until their leases end."""
-        cycle = told = self._clock()
-        try:
-            while not self._over:
-                now = self._clock()
-                if now >= cycle:
-                    self._cycle()
-                    self._send_away()
-                    cycle = max(cycle + self.book.rules.cycle_s, self._clock())
-                if now >= told:
-                    told = now + 1.0
-                    self._tell_state()
-                if self._reload:
-                    self._take_rules()
-                self._hear(max(0.0, cycle - self._clock()))
-        finally:
-            self._close()
-
-    def _tell_state(self) -> None:
-        if self._tell is not None:
-            try:
-                self._tell(self.state())
-            except ParioError as e:
-                self._say("cannot tell its state", str(e))
-
-    def _hear(self, wait_s: float) -> None:
-        for fd, what in self._poll.poll(wait_s):
-            if fd == self._listener.fileno():
-                self._accept()
-            elif fd == self._bell.fileno():
-                self._bell.silence()
-            elif (client := self._clients.get(fd)) is not None:
-                self._serve(client, what)
-
-    def stop(self) -> None:
-        """From any thread, or from a signal's handler."""
-        self._over = True
-        self._bell.ring()
+    def hear(self, wait_s: float) -> None:
+        """Besides: rules are read again."""
+        if self._reload:
+            self._take_rules()
+        super().hear(wait_s)
 
     def reload(self) -> None:
         """Read the rules again. From any thread, or from a signal's handler."""
@@ -158,194 +84,139 @@ class Plane:
         except ParioError as e:  # those that it has are better than none
             _log.error("the control plane keeps its rules: %s", e)
             return
-        before = self.book.rules.secrets
+        before, self.rules = self.rules, rules
         self.book.reload(rules)
         _log.warning("the control plane has read its rules again")
         for client in list(self._clients.values()):
-            if client.uid is None and client.proven and rules.secrets.get(client.user) != before.get(client.user):
-                self._drop(client)
+            user = client.user
+            other = client.uid is None and rules.secrets.get(user) != before.secrets.get(user)
+            # An agent hears at its next connection how many jobs it may have.
+            other |= client.speaks is not None and rules.limits.node_jobs != before.limits.node_jobs
+            if client.proven and (other or (client.speaks and rules.speaks_for(user) != before.speaks_for(user))):
+                self.drop(client)
 
-    def _cycle(self) -> None:
-        begin = self._clock()
-        self.book.share(begin)
-        for member, client in list(self._members.items()):
-            if client.is_due(member):
-                client.put(self.book.grant(member).line())
-            if client.waiting > _MOST_WAITING:
-                self._drop(client)
-            else:
-                self._flush(client)
-        self.cycles += 1
-        self.cycle_s = self._clock() - begin
+    def cycle(self) -> None:
+        book, table = self.book, self.book.table
+        book.lines = len(self.by_row) + len(self._agents)
+        book.share(self._clock())
+        due = table.due()
+        self.tell_grants(due, self.rules.lease_s, book.every_s)
+        for client in list(self._agents.values()):
+            node: _Node = client.speaks
+            mine = due[node.rows]
+            if node.reported or mine.any():
+                node.reported = False
+                self._tell_agent(client, mine)
+
+    def _tell_agent(self, client: Client, which: np.ndarray) -> None:
+        """which : bool[k], of its jobs"""
+        node: _Node = client.speaks
+        more: dict[str, Any] = {"at": node.at}
+        more |= {"refused": node.refused} if node.refused else {}
+        node.refused = []
+        grants = self.book.table.grants(node.rows[which])
+        line = grants_line(node.numbers[which], grants, self.rules.lease_s, self.book.every_s, more)
+        self.put(client, line)
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except OSError as e:
-            if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                self._say("cannot take a connection", os.strerror(e.errno or 0))
-                if self._strangers:
-                    self._drop(next(iter(self._strangers)))
-                else:
-                    time.sleep(0.05)  # it stays ready to be accepted
-            return
-        limits = self.book.rules.limits
-        client = _Client(sock, address, limits.line_bytes, self._clock())
-        if len(self._clients) >= limits.connections + _MOST_STRANGERS:
-            sock.close()
-            self._say("refused a connection", "there are too many")
-            return
-        if len(self._strangers) >= _MOST_STRANGERS:
-            self._drop(next(iter(self._strangers)))
-        self._strangers[client] = self._clock() + _PROVE_S
-        self._clients[sock.fileno()] = client
-        self._poll.register(sock.fileno(), select.EPOLLIN)
-        client.put(packed({"pario-control": VERSION, "number": client.number.hex()}))
-        self._flush(client)
-
-    def _serve(self, client: _Client, what: int) -> None:
-        try:
-            if what & select.EPOLLOUT:
-                self._flush(client)
-            if what & ~select.EPOLLOUT:
-                for line in client.read():
-                    self._obey(client, unpacked(line))
-                    if client.over:
-                        break
-        except _RefusedError as e:
-            self._say(f"refused {client.whom}", str(e))
-            client.put(packed({"refused": str(e)}))
-            self._flush(client)
-            self._drop(client)
-        except (WireError, RefusedError) as e:
-            self._say(f"refused {client.whom}", str(e))
-            if client.proven:  # strangers hear nothing of what is wrong with what they say
-                client.put(packed({"refused": str(e)}))
-                self._flush(client)
-            self._drop(client)
-        except OSError:  # the end of the connection
-            self._drop(client)
-        except Exception as e:  # one connection must not end all others
-            _log.warning("the control plane closes the connection of %s: %r", client.whom, e)
-            self._drop(client)
-
-    def _obey(self, client: _Client, words: dict[str, Any]) -> None:
-        """Raises WireError, RefusedError, OSError."""
-        now = self._clock()
-        if not client.proven:
-            self._let_in(client, words, now)
-        elif client.member is None:
-            if client.waiting or now < client.heard_at + _ASK_S:
-                raise WireError("too many messages")
-            client.heard_at = now
-            client.put(packed({"status": self.state()}))
-            self._flush(client)
-        elif "bye" in words:
-            self.book.leave(client.member, now, bye=True)
-            self._drop(client)
-        else:
-            client.heard_at = now
-            if not self.book.report(client.member, report_of(words), now):
-                raise WireError("too many messages")
-            client.reported = True
-
-    def _let_in(self, client: _Client, words: dict[str, Any], now: float) -> None:
-        user, number = text_of(words, "user"), read_number(words, "number")
-        client.uid, client.user = peer_uid(client.sock), user
-        said = words.get("proof", "")
-        name = server_name(client.sock, mine=True)
-        secret = self.book.rules.secrets.get(user, _NO_SECRET)
-        given = bytes.fromhex(said) if isinstance(said, str) and _is_hex(said) else b""
-        proven = hmac.compare_digest(given, ask_proof(secret, user, name, client.number, number))
-        if client.uid is not None:
-            if client.uid != os.geteuid() and user not in _names(client.uid):
-                raise _RefusedError(f"system user {client.uid} is not user {user}")
-        elif not proven:
-            raise _RefusedError("no such user, or another token, or another address than this plane's")
-        answer: dict[str, Any] = {
-            "proof": answer_proof(secret, user, name, client.number, number).hex() if proven else ""
-        }
-        client.proven = True
-        self._strangers.pop(client, None)
-        if words.get("do") == "status":
-            answer["status"] = self.state()
-        else:
-            self._join(client, words, now)
-            assert client.member is not None
-            answer |= self.book.grant(client.member).words()
-        client.put(packed(answer))
-        self._flush(client)
-
-    def _join(self, client: _Client, words: dict[str, Any], now: float) -> None:
-        """Raises WireError, RefusedError."""
-        limits = self.book.rules.limits
-        most = limits.connections_per_user or max(1, limits.connections // 2)
-        if sum(other.user == client.user for other in self._members.values()) >= most:
+    def let_in(self, client: Client, words: dict[str, Any], now: float) -> dict[str, Any]:
+        limits = self.rules.limits
+        most = limits.per_user
+        is_agent = words.get("do") == "agent"
+        if is_agent:
+            member, node = read_number(words, "member", 16), text_of(words, "node")
+            earlier = self._agents.get((client.user, member))
+            if earlier is not None:  # it has lost that connection
+                self.drop(earlier)
+        if self._of_user[client.user] >= most:
             raise RefusedError(f"user {client.user} has {most} connections already")
-        holds = rates_of(words, "holds") if words.get("holds") is not None else None
-        member = read_number(words, "member", 16)
-        job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
-        who = Hello(client.user, member, job, name, node, holds)
-        client.member = self.book.join(who, now)
-        earlier = self._members.get(client.member)
-        if earlier is not None:  # its process has lost that connection
-            earlier.member = None
-            self._drop(earlier)
-        self._members[client.member] = client
-        client.whom = f"user {client.user}, job {who.job}, {client.whom}"
+        if is_agent:
+            client.speaks = _Node(member, node, limits.node_jobs)
+            client.accept(limits.node_line_bytes)
+            client.whom = f"the agent of node {node}, {client.whom}"
+            self._agents[client.user, member] = client
+            answer: dict[str, Any] = {"lease": self.rules.lease_s, "every": self.book.every_s}
+            answer |= {"jobs": limits.node_jobs, "line": limits.node_line_bytes}
+        else:
+            self.join(client, words, now)
+            assert client.member is not None
+            answer = self.book.grant(client.member).words()
+        self._of_user[client.user] += 1
+        client.counts = True
+        return answer
 
-    def _flush(self, client: _Client) -> None:
-        """Send what waits, as far as the system takes it."""
-        if client.over:
-            return
-        try:
-            left = client.send()
-        except OSError:
-            self._drop(client)
-            return
-        wanted = select.EPOLLIN | (select.EPOLLOUT if left else 0)
-        if wanted != client.watched:
-            client.watched = wanted
-            self._poll.modify(client.sock.fileno(), wanted)
+    def obey(self, client: Client, words: dict[str, Any], now: float) -> None:
+        if client.speaks is None:
+            super().obey(client, words, now)
+        else:
+            self._hear_agent(client, words, now)
 
-    def _drop(self, client: _Client) -> None:
-        if client.over:
-            return
-        client.over = True
-        self._strangers.pop(client, None)
-        self._clients.pop(client.sock.fileno(), None)
-        if client.member is not None:
-            self._members.pop(client.member, None)
-            if client.member.here:
-                self.book.leave(client.member, self._clock(), bye=False)
-        client.sock.close()
+    def _hear_agent(self, client: Client, words: dict[str, Any], now: float) -> None:
+        """Raises WireError."""
+        node: _Node = client.speaks
+        if node.is_too_loud(now):
+            raise WireError("too many messages")
+        node.reported, node.at = True, amount_of(words, "at")
+        came = []
+        for number in _list_of(words, "leave"):
+            member = node.members.pop(number, None) if type(number) is int else None
+            if member is not None:
+                self.book.leave(member, now, bye=True)
+        for entry in _list_of(words, "join"):
+            number, hello = node.hello(entry, client.user)
+            user = hello.user
+            try:
+                if user != client.user and not fnmatch.fnmatchcase(user, self.rules.speaks_for(client.user)):
+                    raise RefusedError(f"the agent of node {node.node} may not speak for user {user}")
+                if any((each.hello.user, each.hello.job) == (user, hello.job) for each in node.members.values()):
+                    raise WireError("a job that is there twice")
+                node.members[number] = self.book.join(hello, now)
+                came.append(number)
+            except RefusedError as e:
+                self.say(f"refused {client.whom}", str(e))
+                node.refused.append([number, str(e)])
+        if "join" in words or "leave" in words:
+            node.arrange()
+            self._tell_agent(client, np.isin(node.numbers, came))  # the first grants are waited for
+        usage = usage_of(words, node.most)
+        rows = node.row_of[usage.numbers]
+        if (rows < 0).any() or len(np.unique(rows)) < len(rows):
+            # of jobs that were refused, which it may not have heard yet
+            _, first = np.unique(rows, return_index=True)
+            first = first[rows[first] >= 0]
+            rows, usage = rows[first], usage.part(first)
+        if len(rows):
+            self.book.report_many(client, rows, node.at, usage, now)
 
-    def _send_away(self) -> None:
-        """Strangers that prove nothing, and clients that say nothing."""
+    def forget(self, client: Client) -> None:
+        if client.counts:
+            self._of_user[client.user] -= 1
+        if client.speaks is None:
+            super().forget(client)
+            return
         now = self._clock()
-        for client, until in list(self._strangers.items()):
-            if until <= now:
-                self._say(f"refused {client.whom}", f"it did not prove itself within {_PROVE_S:g} s")
-                self._drop(client)
-        silent = now - max(10.0, 2 * self.book.rules.lease_s)
-        for client in [each for each in self._clients.values() if each.proven and each.heard_at < silent]:
-            self._drop(client)
-
-    def _say(self, what: str, why: str) -> None:
-        """Each once: whoever tries a thousand times must not fill the log."""
-        text = f"{what}: {why}"
-        if text not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(text)
-            _log.warning("the control plane %s (said once)", text)
+        del self._agents[client.user, client.speaks.member]
+        for member in client.speaks.members.values():
+            self.book.leave(member, now, bye=False)
 
     def state(self) -> dict[str, Any]:
-        """jobs (see `Book.state`), capacity, policy, lease_s, uptime_s, learning, connections, cycle_s."""
+        """jobs (see `Book.state`), capacity, policy, lease_s, uptime_s, learning, connections, cycle_s; agents: of each
+        user, node, jobs, processes, heard_s (seconds since it was heard)."""
         now = self._clock()
-        rules = self.book.rules
+        rules = self.rules
         return {
             "jobs": self.book.state(now),
+            "agents": [
+                {
+                    "user": client.user,
+                    "node": client.speaks.node,
+                    "jobs": len(client.speaks.members),
+                    "processes": int(self.book.table.processes[client.speaks.rows].sum()),
+                    "heard_s": now - client.heard_at,
+                }
+                for client in self._agents.values()
+            ],
             "capacity": list(rules.capacity),
             "policy": rules.policy,
             "lease_s": rules.lease_s,
@@ -355,136 +226,56 @@ class Plane:
             "cycle_s": self.cycle_s,
         }
 
-    def _close(self) -> None:
-        for client in list(self._clients.values()):
-            client.sock.close()
-        self._poll.close()
-        self._listener.close()
-        self._bell.close()
-        if self.address.path:
-            with suppress(OSError):  # another plane may have it by now
-                if os.stat(self.address.path).st_ino == self._inode:
-                    os.unlink(self.address.path)
+
+class _Node:
+    """What the plane knows of a node agent. member : tells agents apart; members : by the numbers that it gave to jobs
+
+    most : numbers are smaller
+    row_of : i64[most], of each number, -1 without; numbers, rows : i64[k] of those that are there
+    reported : it is to hear something; at : on its clock, of its last line
+    refused : jobs that it has not been told of yet, [number, why]
+    """
+
+    def __init__(self, member: bytes, node: str, most: int) -> None:
+        self.member, self.node, self.most = member, node, most
+        self.members: dict[int, Member] = {}
+        self.row_of = np.full(most, -1, np.int64)
+        self.reported, self.at = False, 0.0
+        self.refused: list[list[Any]] = []
+        self._second, self._lines = -np.inf, 0
+        self.arrange()
+
+    def is_too_loud(self, now: float) -> bool:
+        """Whether this line is one too many."""
+        if now >= self._second + 1.0:
+            self._second, self._lines = now, 0
+        self._lines += 1
+        return self._lines > _MOST_LINES
+
+    def hello(self, entry: Any, user: str) -> tuple[int, Hello]:
+        """What an entry of "join" says, and its number. user : the agent's. Raises WireError."""
+        if not isinstance(entry, list) or len(entry) != 5:
+            raise WireError("an entry of join is none")
+        words = dict(zip(("number", "user", "job", "name", "holds"), entry, strict=True))
+        number = words["number"]
+        if type(number) is not int or not 0 <= number < self.most or number in self.members:
+            raise WireError(f"a job must have a number of its own below {self.most:,}")
+        holds = rates_of(words, "holds") if words["holds"] is not None else None
+        # No process has such a long one; the same agent, started again, continues these.
+        member = b"agent" + user.encode() + b"\0" + self.member
+        job, name = text_of(words, "job"), text_of(words, "name")
+        return number, Hello(text_of(words, "user"), member, job, name, self.node, holds, by_agent=True)
+
+    def arrange(self) -> None:
+        """Somebody came or went."""
+        self.numbers = np.array(list(self.members), np.int64)
+        self.rows = np.array([member.row for member in self.members.values()], np.int64)
+        self.row_of[:] = -1
+        self.row_of[self.numbers] = self.rows
 
 
-class _RefusedError(Exception):
-    """A stranger that may be told why it is refused."""
-
-
-class _Client:
-    """A connection on the plane's side."""
-
-    def __init__(self, sock: socket.socket, address: Any, line_bytes: int, now: float) -> None:
-        self.sock = sock
-        sock.setblocking(False)
-        if sock.family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self.number = secrets.token_bytes(NUMBER_BYTES)
-        uid = peer_uid(sock)
-        self.whom = f"a connection from {address[0]}" if uid is None else f"a connection of system user {uid}"
-        self.uid: int | None = None
-        self.user = ""
-        self.proven = self.over = self.reported = False
-        self.member: Member | None = None
-        self.heard_at = now
-        self.watched = int(select.EPOLLIN)
-        self._lines = LineReader(line_bytes)
-        self._waiting = b""
-        self._sent: list[float] = []
-
-    @property
-    def waiting(self) -> int:
-        """Bytes that it has not taken."""
-        return len(self._waiting)
-
-    def is_due(self, member: Member) -> bool:
-        """Whether it is to hear of its grant: it has reported, or the grant is another one."""
-        now = [*member.rates, *member.safe]
-        if self.reported or not self._sent or not all(map(_is_same, self._sent, now)):
-            self._sent, self.reported = now, False
-            return True
-        return False
-
-    def put(self, line: bytes) -> None:
-        self._waiting += line
-
-    def send(self) -> int:
-        """How many bytes are left. Raises OSError."""
-        if self._waiting:
-            with suppress(BlockingIOError):
-                sent = self.sock.send(self._waiting)
-                self._waiting = self._waiting[sent:]
-        return len(self._waiting)
-
-    def read(self) -> list[bytes]:
-        """What has come, as lines. Raises OSError at the end of the connection, WireError."""
-        try:
-            piece = self.sock.recv(_PIECE)
-        except BlockingIOError:
-            return []
-        if not piece:
-            raise OSError("closed")
-        return list(self._lines.lines(piece))
-
-
-def _is_same(before: float, now: float) -> bool:
-    return isclose(before, now, rel_tol=_SAME)
-
-
-def _is_hex(text: str) -> bool:
-    with suppress(ValueError):
-        bytes.fromhex(text)
-        return True
-    return False
-
-
-def _names(uid: int) -> tuple[str, ...]:
-    """What a user of this number may be called."""
-    try:
-        return pwd.getpwuid(uid).pw_name, str(uid)
-    except KeyError:
-        return (str(uid),)
-
-
-def listen(address: Address) -> socket.socket:
-    """A socket that listens. Raises OptionError, ParioError."""
-    if address.host in ("0.0.0.0", "*"):
-        raise OptionError(
-            "a control plane listens at one interface",
-            hint="Name the one by which the nodes reach this one, as in --at ib0:7400.",
-        )
-    listener = socket.socket(address.family, socket.SOCK_STREAM)
-    try:
-        if address.path:
-            _make_room(address.path)
-            listener.bind(address.path)
-            os.chmod(address.path, 0o666)  # the folder's mode says who may come, and the system who it is
-        else:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address.target)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as e:
-        listener.close()
-        raise ParioError(
-            f"cannot listen at {address}: {e.strerror or e}",
-            hint="Another plane may run there; an address must be this node's own.",
-        ) from e
-    return listener
-
-
-def _make_room(path: str) -> None:
-    """Remove the socket of a plane that has died. Raises OSError if one lives, or if it is something else."""
-    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+def _list_of(words: dict[str, Any], key: str) -> list[Any]:
+    found = words.get(key, [])
+    if not isinstance(found, list):
+        raise WireError(f"{key} is no list")
+    return found

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-__all__ = ["POLICIES", "fitted", "fixed", "max_min", "weighted"]
+__all__ = ["POLICIES", "fitted", "fixed", "max_min", "max_min_each", "weighted"]
 
 #: names of the policies of a rules file
 POLICIES = ("max-min", "proportional", "static")
@@ -72,3 +72,25 @@ def fitted(guarantees: np.ndarray, capacity: float) -> np.ndarray:
     """The guarantees, smaller in proportion if they exceed the capacity together."""
     total = float(guarantees.sum())
     return guarantees * (capacity / total) if total > capacity else guarantees.astype(float)
+
+
+def max_min_each(capacity: np.ndarray, demands: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Several divisions at once: f64[n], `max_min` of each group without guarantees.
+
+    capacity : f64[g]; group : i64[n], ascending, each of 0..g-1 at least once
+    """
+    n = len(demands)
+    counts = np.bincount(group, minlength=len(capacity))
+    starts = np.cumsum(counts) - counts
+    ascending = demands[np.lexsort((demands, group))]
+    before = np.cumsum(ascending) - ascending
+    before -= before[starts][group]
+    behind = counts[group] - (np.arange(n) - starts[group])
+    levels = (capacity[group] - before) / behind
+    short = np.minimum.reduceat(np.where(ascending > levels, np.arange(n), n), starts)
+    level = np.where(short < n, np.maximum(0.0, levels[np.minimum(short, n - 1)]), math.inf)
+    given = np.minimum(demands, level[group])
+    left = np.maximum(0.0, capacity - np.bincount(group, given))
+    active = demands > 0
+    active |= (np.bincount(group, active) == 0)[group]
+    return np.asarray(given + active * (left / np.bincount(group, active))[group])

@@ -6,6 +6,15 @@
     job   --> {"at", "used", "demand"}                 a report; {"bye": 1} at the end
     plane --> {"grant", "safe", "lease", "every"}      after a report, or because another job has come
 
+A node agent (node.py) speaks for all jobs of its node, which it gives numbers:
+
+    agent --> {"user", "number", "proof", "do": "agent", "member", "node"}
+    plane --> {"proof", "lease", "every", "jobs": how many it may have, "line": bytes of one, at most}
+    agent --> {"at", "join": [[number, user, job, name, holds], ...], "leave": [number, ...],
+               "use": [number, processes, bytes, operations, demand (two), ...]}
+    plane --> {"at": of the agent's last line, "grants": [number, bytes/s, operations/s, safe (two), ...],
+               "refused": [[number, why], ...], "lease", "every"}
+
 Bytes are written in hex, "no limit" and "as much as I can get" as null. Both sides prove that they know the user's
 token without sending it, as in comm/sockets.py. The proof names the address of the plane's end of the connection,
 which each side asks of its own system: a proof that was made for one plane is worth nothing at another one, and
@@ -23,21 +32,30 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pario.comm.launcher import interface_address
 from pario.comm.sockets import NUMBER_BYTES, proof
 from pario.control.bucket import Rates
 from pario.errors import OptionError
 
 __all__ = [
+    "MOST",
     "VERSION",
     "Address",
     "Grant",
     "LineReader",
     "Report",
+    "Usage",
     "WireError",
+    "amount_of",
     "answer_proof",
     "ask_proof",
     "grant_of",
+    "grant_tail",
+    "grant_text",
+    "grants_line",
+    "grants_of",
     "packed",
     "rates_of",
     "read_address",
@@ -45,12 +63,15 @@ __all__ = [
     "report_of",
     "server_name",
     "text_of",
+    "times_of",
     "unpacked",
+    "usage_line",
+    "usage_of",
 ]
 
 VERSION = 1
 #: No rate or counter is larger.
-_MOST = 1e18
+MOST = 1e18
 _MOST_TEXT = 128
 
 
@@ -108,15 +129,19 @@ class Grant(NamedTuple):
     def words(self) -> dict[str, Any]:
         return {"grant": self.rates, "safe": self.safe, "lease": self.lease_s, "every": self.every_s}
 
-    def line(self) -> bytes:
-        """As `packed(self.words())` makes it, in a third of the time: a plane sends thousands per second."""
-        rates = f"[{_number(self.rates[0])},{_number(self.rates[1])}]"
-        safe = f"[{_number(self.safe[0])},{_number(self.safe[1])}]"
-        return f'{{"grant":{rates},"safe":{safe},"lease":{self.lease_s!r},"every":{self.every_s!r}}}\n'.encode()
+
+def grant_text(grant: list[float], tail: str) -> bytes:
+    """A line with a grant, in a fifth of the time of `packed`: a plane sends thousands per second.
+
+    grant : rates and safe rates, inf for no limit; tail : of `grant_tail`
+    """
+    one, two, three, four = grant
+    return f'{{"grant":[{one},{two}],"safe":[{three},{four}]{tail}'.replace("inf", "null").encode()
 
 
-def _number(rate: float | None) -> str:
-    return "null" if rate is None else repr(float(rate))
+def grant_tail(lease_s: float, every_s: float) -> str:
+    """What all grants of a moment share."""
+    return f',"lease":{lease_s!r},"every":{every_s!r}}}\n'
 
 
 def read_address(text: str) -> Address:
@@ -190,11 +215,11 @@ def text_of(words: dict[str, Any], key: str) -> str:
 
 
 def rates_of(words: dict[str, Any], key: str) -> Rates:
-    """Two numbers from 0 on, or null for one without a limit. Raises WireError."""
+    """Two numbers from 0 on, or null for one without a limit; too large ones are clipped. Raises WireError."""
     found = words.get(key)
     if not isinstance(found, list) or len(found) != 2:
         raise WireError(f"{key} is missing or not two numbers")
-    nbytes, operations = (None if each is None else _amount(each, key) for each in found)
+    nbytes, operations = (None if each is None else _amount(each, key, clips=True) for each in found)
     return nbytes, operations
 
 
@@ -209,15 +234,82 @@ def report_of(words: dict[str, Any]) -> Report:
 
 def grant_of(words: dict[str, Any]) -> Grant:
     """Raises WireError."""
-    grant = Grant(
-        _above_zero(rates_of(words, "grant")),
-        _above_zero(rates_of(words, "safe")),
-        _amount(words.get("lease"), "lease"),
-        _amount(words.get("every"), "every"),
-    )
-    if not 0.1 <= grant.lease_s <= 1e5 or not 0.005 <= grant.every_s <= grant.lease_s:
-        raise WireError(f"a lease of {grant.lease_s:g} s, renewed every {grant.every_s:g} s")
-    return grant
+    return Grant(_above_zero(rates_of(words, "grant")), _above_zero(rates_of(words, "safe")), *times_of(words))
+
+
+def times_of(words: dict[str, Any]) -> tuple[float, float]:
+    """(lease_s, every_s). Raises WireError."""
+    lease_s, every_s = _amount(words.get("lease"), "lease"), _amount(words.get("every"), "every")
+    if not 0.1 <= lease_s <= 1e5 or not 0.005 <= every_s <= lease_s:
+        raise WireError(f"a lease of {lease_s:g} s, renewed every {every_s:g} s")
+    return lease_s, every_s
+
+
+class Usage(NamedTuple):
+    """What a node agent reports of its k jobs.
+
+    numbers, processes : i64[k]; used, demand : f64[k, 2], as in `Report`, inf: as much as it can get
+    """
+
+    numbers: np.ndarray
+    processes: np.ndarray
+    used: np.ndarray
+    demand: np.ndarray
+
+    def part(self, which: np.ndarray) -> Usage:
+        return Usage(*(each[which] for each in self))
+
+
+def usage_line(at: float, usage: Usage, more: dict[str, Any]) -> bytes:
+    """at : seconds on the agent's clock; more : what else the line says"""
+    numbers = usage.numbers[:, None], usage.processes[:, None], usage.used, usage.demand
+    return packed({"at": at, "use": "?", **more}).replace(b'"?"', _flat(*numbers), 1)
+
+
+def usage_of(words: dict[str, Any], most: int) -> Usage:
+    """most : numbers are smaller. Raises WireError, also if "at" is no time.
+
+    Too large amounts are clipped: the agent adds up what others say, and must not be cut off for one of them.
+    """
+    _amount(words.get("at"), "at")
+    found = _table_of(words, "use", 6)
+    found[:, 4:] = np.where(np.isnan(found[:, 4:]), MOST, found[:, 4:])
+    found = np.minimum(found, MOST)  # nan stays
+    if not (found >= 0).all() or (found[:, :2] != np.floor(found[:, :2])).any():
+        raise WireError("use holds what is no amount")
+    if (found[:, 0] >= most).any() or (found[:, 1] > 1 << 20).any():
+        raise WireError(f"use speaks of more than {most:,} jobs")
+    demand = np.where(found[:, 4:] < MOST, found[:, 4:], np.inf)
+    return Usage(found[:, 0].astype(np.int64), found[:, 1].astype(np.int64), found[:, 2:4], demand)
+
+
+def grants_line(numbers: np.ndarray, grants: np.ndarray, lease_s: float, every_s: float, more: dict[str, Any]) -> bytes:
+    """numbers : i64[k]; grants : f64[k, 4], rates and safe rates, rounded to tenths, and none to 0"""
+    words = {"grants": "?", "lease": lease_s, "every": every_s, **more}
+    return packed(words).replace(b'"?"', _flat(numbers[:, None], np.maximum(np.round(grants, 1), 0.1)), 1)
+
+
+def grants_of(words: dict[str, Any]) -> dict[int, Grant]:
+    """By the jobs' numbers. Raises WireError."""
+    found = _table_of(words, "grants", 5)
+    lease_s, every_s = times_of(words)
+    found = np.where(np.isnan(found), np.inf, found)
+    if not ((found[:, 1:] > 0).all() and (found[:, 0] >= 0).all() and (found[:, 0] < MOST).all()):
+        raise WireError("grants hold what is no rate")
+    both = [[None if each == np.inf else each for each in row] for row in found.tolist()]
+    return {int(row[0] or 0): Grant((row[1], row[2]), (row[3], row[4]), lease_s, every_s) for row in both}
+
+
+def _flat(*columns: np.ndarray) -> bytes:
+    return repr(np.concatenate(columns, axis=1).ravel().tolist()).replace("inf", "null").encode()
+
+
+def _table_of(words: dict[str, Any], key: str, width: int) -> np.ndarray:
+    """f64[k, width] of numbers that stand one after another, nan for null. Raises WireError."""
+    try:
+        return np.array(words.get(key, []), float).reshape(-1, width)
+    except (TypeError, ValueError, OverflowError):
+        raise WireError(f"{key} is missing or no numbers") from None
 
 
 def _above_zero(rates: Rates) -> Rates:
@@ -226,10 +318,15 @@ def _above_zero(rates: Rates) -> Rates:
     return rates
 
 
-def _amount(value: Any, what: str) -> float:
+def amount_of(words: dict[str, Any], key: str) -> float:
+    """Raises WireError."""
+    return _amount(words.get(key), key)
+
+
+def _amount(value: Any, what: str, *, clips: bool = False) -> float:
     # Python reads whole numbers of any length, which need not fit into a float; true and false are numbers to it, too.
-    if type(value) in (int, float) and 0 <= value <= _MOST:
-        return float(value)
+    if type(value) in (int, float) and value >= 0 and (clips or value <= MOST):
+        return float(min(value, MOST))
     raise WireError(f"{what} is no amount")
 
 

@@ -42,6 +42,8 @@ def _found(budget: Budget, reader: Reader, chosen: Selection | None, file_order:
         else:
             ids = index.by_offset[numbers] if file_order and index.by_offset is not None else numbers
         _, nbytes = index.extents_of(ids)
+        if reader.unpacking is not None:
+            nbytes = reader.unpacking.sizes(ids, nbytes)
         costs = nbytes if budget.cost is None else cost_of(budget.cost, ids, nbytes, index.n)
         if of.dtype == np.uint32 and int(costs.max(initial=0)) >= 1 << 32:
             of = of.astype(np.int64)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pario.comm.base import AnyWorld
 from pario.control.joining import store_agent
-from pario.control.knobs import START_DEPTH, Knob
+from pario.control.live_knobs import Knobs
 from pario.errors import ClosedError, FileError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.fetch.file import FileFetcher
@@ -44,7 +44,7 @@ class DataFile:
     fetchers : one for each of them, as far as they are open on this rank
     feeders : number of ranks that read for this node (`Options.readers_per_node`)
     feeder : this rank's number among them, or None
-    knob : reads that this rank may have in flight, if it reads
+    knobs : all knobs of this rank; knob : reads that it may have in flight, if it reads
     opened : the threads that read it, on a rank that has opened it so far; `pool` opens it
     """
 
@@ -56,7 +56,6 @@ class DataFile:
         self.given = tuple(given)
         self.fetchers: list[Fetcher] = []
         self._world = world
-        self.knob = Knob("reads in flight", *options.inflight_bounds, START_DEPTH)
         # Not the threads that read: what is called may wait for reads.
         self._callers = Workers("pario-call", options.usual_inflight)
         self._fetcher = fetcher
@@ -64,10 +63,13 @@ class DataFile:
         self.opened: ReadPool | None = None
         self._closed = False
         self._opening = threading.Lock()
-        self.feeders = min(options.readers_per_node, world.node_size)
+        self.feeders = min(options.usual("readers_per_node"), world.node_size)
         # The reading ranks are spread over the node, the leader first.
         self._readers = [f * world.node_size // self.feeders for f in range(self.feeders)]
         self.feeder = self._readers.index(world.node_rank) if world.node_rank in self._readers else None
+        self.knobs = Knobs(options, reads=self.feeder is not None)
+        self.knobs["readers_per_node"].limit(world.node_size, "the node has no more ranks")
+        self.knob = self.knobs["inflight"]
 
     def reader_of(self, group: int) -> int:
         """The node rank that reads a group of the schedule."""

@@ -8,7 +8,7 @@ import platform
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from pario.comm.base import AnyWorld
 from pario.comm.farewell import guard
 from pario.comm.world import get_world
 from pario.dataset.file import DataFile
+from pario.dataset.packed import open_packed
 from pario.dataset.served import open_served
 from pario.dataset.several import checks_of, open_several
 from pario.dataset.staging import Stage, open_stage
 from pario.dataset.tiers import no_tiers
-from pario.errors import ClosedError, FileError, MissingError, OptionError, ParioError
+from pario.decode.unpacking import Unpacking
+from pario.errors import ClosedError, DecodeError, FileError, MissingError, OptionError, ParioError
 from pario.fetch.pool import STOP_S
 from pario.fetch.resolve import FETCHERS, Paths, as_paths
 from pario.fetch.snapshot import read_snapshot
@@ -37,6 +39,9 @@ from pario.plan.selection import Selection
 from pario.records import Records
 from pario.stats.rank import RankStats
 from pario.threads import start_thread
+
+if TYPE_CHECKING:
+    from pario.codec.packing import Packing
 
 __all__ = ["Reader"]
 
@@ -102,6 +107,10 @@ class Reader:
             self.world.agree(wrong, "looking at the arguments of Reader")
         self.world.alive_seconds = self.options.alive_seconds
         self.stage: Stage | None = None
+        #: how to unpack the values; None: they are not packed
+        self.unpacking: Unpacking | None = None
+        #: how the values are packed, of several files those of the first one; None: they are not
+        self.packing: Packing | None = None
         self.sums: Sums | None = None
         self._tiers = tiers and self.recipe.source == "auto"
         self._chosen: Selection | None = None
@@ -111,6 +120,8 @@ class Reader:
         self.file = DataFile(paths, self.world, self.options, FETCHERS[self.recipe.fetch or self.options.fetch])
         try:
             self._open(db, save_index, progress)
+            self.unpacking = open_packed(self.index, self.world)
+            self.packing = None if self.unpacking is None else self.unpacking.packings[0]
             if verify:
                 pool = self.file.pool if self.world.rank == 0 else None
                 self.sums = open_sums(self.index, pool, self.world)
@@ -167,7 +178,7 @@ class Reader:
             return
         # What a walk reads much of it should bring into the tiers at once. With several readers on a node only the
         # first one can. (All ranks must decide alike: not by how many readers this node has.)
-        can = self._tiers and name is None and self.options.readers_per_node == 1
+        can = self._tiers and name is None and self.options.usual("readers_per_node") == 1
         early = can and _walk_share(snapshot) > _LITTLE
         if early:
             self.stage = _open_tiers(self)
@@ -213,13 +224,21 @@ class Reader:
     def read(
         self, ids: Iterable[int] | np.ndarray, stats: RankStats | None = None, *, verify: bool = True
     ) -> Records:
-        """The bytes of these records, in this order, in new memory.
+        """The values of these records, in this order, in new memory; packed ones (docs/packing.md) are unpacked.
 
         ids : i64[n], record ids in 0..len(self)-1; any order, repetitions allowed
         stats : counts `reads` and `bytes_read`
         verify : False where the caller compares with the checksums itself, if this reader has them
-        Raises OptionError for an id out of range, ReadError, SnapshotError, CorruptedError (ChecksumError among them).
+        Raises OptionError for an id out of range, ReadError, SnapshotError, CorruptedError (ChecksumError among them),
+        DecodeError for a packed value that is damaged.
         """
+        records = self.read_stored(ids, stats, verify=verify)
+        return records if self.unpacking is None else _unpacked(self, records)
+
+    def read_stored(
+        self, ids: Iterable[int] | np.ndarray, stats: RankStats | None = None, *, verify: bool = True
+    ) -> Records:
+        """`read`, the values as they lie in the file."""
         wanted = self.index.checked(ids if isinstance(ids, np.ndarray) else list(ids))
         pool = self.file.pool
         if len(wanted) == 0:
@@ -233,7 +252,7 @@ class Reader:
             lengths,
             align=align,
             gap_bytes=self.options.gap_bytes,
-            read_bytes=self.options.read_bytes,
+            read_bytes=self.options.usual("read_bytes"),
             file_bytes=pool.fetcher.nbytes,
         )
         memory = np.empty(plan.nbytes + align, np.uint8)
@@ -336,6 +355,17 @@ class Reader:
 
     def __repr__(self) -> str:
         return f"Reader({self.path!r}, records={len(self):,}, ranks={self.world.size})"
+
+
+def _unpacked(reader: Reader, records: Records) -> Records:
+    """The values of packed records. Raises DecodeError for the first one that is damaged."""
+    assert reader.unpacking is not None
+    values, failures = reader.unpacking.unpacked(records)
+    for row, why in failures:
+        record = int(records.ids[row])
+        where, key = reader.index.files.path_of(record), reader.keys([record])[0]
+        raise DecodeError(why, path=where, rank=reader.world.rank, record=record, key=key)
+    return values
 
 
 def _open_tiers(reader: Reader) -> Stage | None:

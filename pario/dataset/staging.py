@@ -113,7 +113,7 @@ class Stage:
             self.tiers,
             grid=self.grid,
             past_cache=_past_cache(store) if self._options.fetch == "auto" else None,
-            read_bytes=self._options.read_bytes,
+            read_bytes=self._options.usual("read_bytes"),
             count=self.count,
         )
         if self.peers is not None and self._brings is not None:
@@ -142,7 +142,7 @@ class Stage:
         if self.peers is not None:  # by the node's service
             return
         # A node's readers ask each other, too: a chunk that two of them need is read once.
-        if not options.peers or (world.nodes < 2 and min(options.readers_per_node, world.size) < 2):
+        if not options.peers or (world.nodes < 2 and min(options.usual("readers_per_node"), world.size) < 2):
             return
         if not self.everywhere:
             if world.rank == 0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,18 @@ from pario.decode.registry import describe
 from pario.errors import DecodeError
 from pario.records import Records
 
-__all__ = ["ArraySpec", "Decoder", "Draw", "Failures", "Verbatim", "describe", "extent", "past_caches", "shown"]
+__all__ = [
+    "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "describe", "extent", "past_caches", "shown",
+]  # fmt: skip
 
 #: shape with the first axis, dtype
 ArraySpec = tuple[tuple[int, ...], np.dtype]
 
 #: (row, reason) of the records that could not be decoded
 Failures = list[tuple[int, str]]
+
+#: records of some rows of a batch, and these rows of its arrays
+Parts = list[tuple[Records, dict[str, np.ndarray]]]
 
 _U64 = (1 << 64) - 1
 
@@ -137,6 +143,25 @@ class Decoder(ABC):
         if not self.by_rows:
             raise DecodeError(f"{self!r} cannot leave records out of a batch")
         return {name: array[rows] for name, array in arrays.items()}
+
+    @property
+    def users(self) -> Decoder:
+        """The decoder that the user gave, where this one does something for it before (packed.py)."""
+        return self
+
+    def pieces(self, records: Records, threads: int) -> int:
+        """Into how many parts a batch of these records is cut for so many threads, if `parallel`: several per thread,
+        because records differ in cost."""
+        return min(len(records) // self.records_per_row, 4 * threads)
+
+    def parts(self, records: Records, arrays: dict[str, np.ndarray], cuts: list[int]) -> Parts:
+        """The parts of a batch between these rows (ascending, the first and the last edge among them), to be decoded
+        one by one."""
+        width = self.records_per_row
+        return [
+            (records.part(a * width, b * width), {name: array[a:b] for name, array in arrays.items()})
+            for a, b in pairwise(cuts)
+        ]
 
     def verbatim(self) -> Verbatim | None:
         """The layout in which most records can be read straight into their rows; None if there is none."""

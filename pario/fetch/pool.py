@@ -18,7 +18,7 @@ from pario.errors import ClosedError, ParioError
 from pario.fetch.base import Fetcher
 from pario.threads import Workers
 
-__all__ = ["STOP_S", "ReadPool"]
+__all__ = ["STOP_S", "Job", "ReadPool"]
 
 #: Seconds for reads in flight after an error. A stalled store keeps them; they end with the process at the latest.
 STOP_S = 1.0
@@ -46,7 +46,7 @@ class ReadPool:
         self.knob = knob
         self._depth = Depth(knob, day=time.time() - time.perf_counter())
         self._lock = threading.RLock()  # guards all of the depth but its knob, and the two below
-        self._jobs: deque[_Job] = deque()  # with reads that no thread has taken yet
+        self._jobs: deque[Job] = deque()  # with reads that no thread has taken yet
         self._active = 0  # threads that take parts, or will when they have started
         self._reading = 0
         self._readers = Workers("pario-read", self.inflight)
@@ -55,6 +55,11 @@ class ReadPool:
     def inflight(self) -> int:
         """Reads that may be in flight now."""
         return self.knob.value
+
+    @property
+    def latency(self) -> float:
+        """Seconds of one read, of the last ones; 0: none was made yet."""
+        return self._depth.latency
 
     def follow(self, is_full: Callable[[], bool]) -> None:
         """From now on `is_full()` says whether enough prefetched bytes wait for the consumer, so that more reads in
@@ -80,18 +85,19 @@ class ReadPool:
         starts: np.ndarray,
         done: Callable[[BaseException | None, float], None],
         urgent: bool = False,
-    ) -> None:
+    ) -> Job:
         """Start a job; `done(error or None, seconds)` is called once, by the thread that finishes last.
 
         seconds : sum over the threads of the time in its reads
         urgent : ahead of all others that wait for a thread
-        Raises ClosedError after `close`, ParioError if the system grants not even one thread.
+        Returns what `withdraw` takes. Raises ClosedError after `close`, ParioError if the system grants not even one
+        thread.
         """
+        job = Job(reads, out, starts, done, self.UNIT_BYTES)
         if len(reads) == 0:
             if not self._readers.put(lambda: done(None, 0.0), urgent=urgent):
                 raise self._closed()
-            return
-        job = _Job(reads, out, starts, done, self.UNIT_BYTES)
+            return job
         with self._lock:
             if self._readers.has_ended:
                 raise self._closed()
@@ -104,6 +110,18 @@ class ReadPool:
             except BaseException:
                 self._jobs.remove(job)
                 raise
+        return job
+
+    def withdraw(self, job: Job) -> None:
+        """Nobody needs the job any more: its reads that no thread has begun stay undone, and `done` is called with
+        ClosedError when those that are in flight have ended. Nothing happens to a job whose reads have all begun."""
+        with self._lock:
+            if job not in self._jobs:
+                return
+            self._jobs.remove(job)
+            ended = job.drop(ClosedError("nobody needs these reads any more", path=self.fetcher.path))
+        if ended:
+            job.done(job.error, job.seconds)
 
     def _wake(self, reads: int) -> None:
         """Let threads come for so many more reads. Raises ParioError."""
@@ -148,7 +166,7 @@ class ReadPool:
                 job.done(job.error, job.seconds)
             del part, job  # they refer to their submitter, and the next one may never come
 
-    def _take(self) -> tuple[_Job, int, int, float] | None:
+    def _take(self) -> tuple[Job, int, int, float] | None:
         with self._lock:
             if self._active > self.inflight or not self._jobs:
                 self._active -= 1
@@ -206,7 +224,7 @@ class ReadPool:
         return ClosedError("the read threads have ended", path=self.fetcher.path)
 
 
-class _Job:
+class Job:
     """The reads of one submission: which are taken, and which have ended. Not thread-safe."""
 
     def __init__(
@@ -250,6 +268,12 @@ class _Job:
 
     def nbytes(self, first: int, last: int) -> int:
         return self._costs[last] - self._costs[first] - (last - first) * self._unit_bytes
+
+    def drop(self, error: BaseException) -> bool:
+        """Take no more of its reads. Returns whether none is under way."""
+        self.error = self.error or error
+        self._next = len(self.reads)
+        return not self._parts
 
     def part_ended(self, error: BaseException | None, seconds: float) -> bool:
         """Returns whether the job has ended with it."""

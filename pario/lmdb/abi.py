@@ -27,7 +27,10 @@ OTHER_AT, OTHER = WAITED + 1, WAITED + 2
 #: The node's copy (stage/memory.py): its file, the states of its chunks (0: there is none), and a chunk's bytes as a
 #: power of two.
 COPY_FD, COPY_STATES, CHUNK_BITS = OTHER + 1, OTHER + 2, OTHER + 3
-STORE_WORDS = CHUNK_BITS + 1
+
+#: What was announced (kernels/told.py): its memory's file, and the table (0: there is none).
+TOLD_FD, TOLD_TABLE = CHUNK_BITS + 1, CHUNK_BITS + 2
+STORE_WORDS = TOLD_TABLE + 1
 
 #: A long value to be read: first page of its overflow run, bytes, address; and what the run's header must repeat in
 #: format 3, its transaction and pages.

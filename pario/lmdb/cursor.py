@@ -42,7 +42,9 @@ class Cursor:
     or raises, key and value are empty. After a missed seek the cursor stands nowhere.
     """
 
-    __slots__ = ("__weakref__", "_at", "_before", "_buffers", "_given", "_moves", "_op", "_words", "db", "txn")
+    __slots__ = (
+        "__weakref__", "_at", "_before", "_buffers", "_given", "_moves", "_op", "_packed", "_words", "db", "txn",
+    )  # fmt: skip
 
     def __init__(self, db: _Database | None, txn: Any) -> None:
         txn._check()
@@ -57,6 +59,9 @@ class Cursor:
         self._given: Any = None  # the list iterator of the current batch
         self._before = words
         self._moves = self._op = 0
+        self._packed = packed = txn._store.packed(handle)
+        if packed is not None:
+            self.__class__ = packed.cursor
 
     def close(self) -> None:
         """Close the cursor; later calls of other methods raise. Idempotent."""
@@ -377,6 +382,11 @@ class Cursor:
         _, jobs = self._found(keys, abi.ITEM)
         snapshot = self.txn._store.snapshot
         return jobs[:, 0] * snapshot.page_size, jobs[:, 1] + snapshot.layout.header
+
+    def _path(self) -> list[int]:
+        """The pages from the root to where the cursor stands."""
+        depth = self.txn._handle(self.db).db.md_depth
+        return self._words[abi.C_PATH : abi.C_PATH + depth].tolist()
 
     def _wrapped(self, found: list[Any], what: int) -> list[Any]:
         """Memoryviews if the transaction wants them."""

@@ -13,7 +13,7 @@ from pario.format.tree import database_names
 from pario.lmdb import errors
 from pario.lmdb.database import _Database
 from pario.lmdb.real import real
-from pario.lmdb.served import use_service
+from pario.lmdb.served import use_announced, use_service
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
 
@@ -127,6 +127,7 @@ class Environment:
         if wanted >= 0 and (store.snapshot.version > 1) != (wanted == 1):
             raise errors.InvalidError(f"{path}: data format {store.snapshot.version}, not that of lib_version={wanted}")
         use_service(store)
+        use_announced(store)
         self._file = file
         self._set(store)
 
@@ -152,6 +153,7 @@ class Environment:
                 assert self._store is not None
                 return self._store
             if store.is_newest():
+                use_announced(store)
                 return store
             return self._set(Store(store.file, self._arguments["cache_bytes"]))
         except ParioError as e:
@@ -326,15 +328,16 @@ class Environment:
         return found
 
     def will_read(self, keys: Iterable[Any], db: _Database | None = None) -> None:
-        """pario's own, besides py-lmdb's interface: any process of this node will read the records of these keys soon,
-        about in this order. Returns at once; a thread lets the node's service (docs/tiers.md), or else the kernel's
-        readahead, bring their values.
+        """pario's own, besides py-lmdb's interface: this process, or processes that it starts, will read the records of
+        these keys soon, about in this order. Returns at once; threads read them ahead into memory that all of these
+        processes share (with a service on the node (docs/tiers.md): the service brings them into its memory), and
+        whoever asks for one finds it there.
 
         keys : looked up later, so keys that are missing are no error; db : as for `begin`
 
-        One call brings at most a quarter of the memory that is available: announce a long epoch bit by bit, as
-        `pario.adapters.torch.prefetching` does. Values that lie in leaf pages themselves (about 2 KB and less) gain
-        little: one page after the other is read.
+        Worker processes that were started before the first call read the file. `will_read(())` prepares for them. Any
+        number of keys may be announced at once: at most a quarter of the memory that is available, and at most 1 GiB,
+        holds values that wait.
         """
         self._check()
         if self._announced is None or not self._announced.is_ours:

@@ -6,11 +6,11 @@ an environment opened with readonly=True is ours, any other theirs. So modules t
 
 from __future__ import annotations
 
-import multiprocessing.spawn
 import sys
 from types import ModuleType
 from typing import Any
 
+from pario.lmdb.children import tell_children
 from pario.lmdb.cursor import Cursor
 from pario.lmdb.env import Environment
 from pario.lmdb.real import real
@@ -62,7 +62,7 @@ def install() -> None:
         sys.modules.setdefault("lmdb", sys.modules["pario.lmdb"])
     elif not isinstance(real.Environment, _Choice):
         _replace(real)
-    _tell_children()
+    tell_children("installed", _Installed)
 
 
 def _replace(module: ModuleType) -> None:
@@ -82,16 +82,3 @@ class _Installed:
 
     def __reduce__(self) -> Any:
         return (install, ())
-
-
-def _tell_children() -> None:
-    spawn = multiprocessing.spawn
-    prepare = spawn.get_preparation_data
-    if getattr(prepare, "installs_pario", False):
-        return
-
-    def get_preparation_data(name: str) -> dict[str, Any]:
-        return {**prepare(name), "pario": _Installed()}
-
-    get_preparation_data.installs_pario = True  # type: ignore[attr-defined]
-    spawn.get_preparation_data = get_preparation_data

@@ -38,6 +38,7 @@ from pario.lmdb.abi import (
     SHORT,
     SLOTS,
     TABLE,
+    TOLD_TABLE,
 )
 from pario.lmdb.capi import (
     RWF_NOWAIT,
@@ -57,6 +58,7 @@ from pario.lmdb.capi import (
     scratch_memory,
     uintp,
 )
+from pario.lmdb.prepared import from_prepared, is_here, prepared
 
 #: A place of the cache without a page.
 EMPTY_PAGE = -1
@@ -207,8 +209,19 @@ def check_snapshot(g):  # type: ignore[no-untyped-def]
 
 @inner
 def read_of_snapshot(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
-    """Read bytes that are those of our snapshot: from the node's copy, or like `read`, and then the look at the
-    snapshot. OK, SHORT, FAILED or OVERTAKEN."""
+    """Read bytes that are those of our snapshot: out of what was announced, from the node's copy, or like `read`, and
+    then the look at the snapshot. OK, SHORT, FAILED or OVERTAKEN."""
+    if g[TOLD_TABLE] != 0:
+        slot = prepared(g, offset)
+        if slot != 0:
+            if nbytes <= SHORT_READ and is_here(slot):
+                done = from_prepared(g, slot, vectors, m, nbytes, offset)
+            else:
+                thread = save_thread()
+                done = from_prepared(g, slot, vectors, m, nbytes, offset)
+                restore_thread(thread)
+            if done:
+                return OK
     if g[COPY_STATES] != 0:
         if nbytes <= SHORT_READ:
             done = from_copy(g, vectors, m, nbytes, offset)

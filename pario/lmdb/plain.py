@@ -19,6 +19,7 @@ import ctypes
 import os
 import struct
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -118,6 +119,14 @@ def as_words(address: int, n: int) -> Any:
 @lru_cache(256)
 def _as_bytes(address: int, n: int) -> Any:
     return memoryview((ctypes.c_uint8 * n).from_address(address)).cast("B")
+
+
+def _add_at(address: int, n: int) -> int:
+    """Not in one step: an addition of another process may be lost, and a value then stays in memory for longer."""
+    word = as_words(address, 1)
+    before: int = word[0]
+    word[0] = before + n
+    return before
 
 
 def _scratch_memory() -> int:
@@ -227,6 +236,8 @@ _INSTEAD: dict[str, Any] = {
     "as_words": as_words,
     "as_bytes": _as_bytes,
     "scratch_memory": _scratch_memory,
+    "add_at": _add_at,
+    "usleep": lambda microseconds: time.sleep(microseconds * 1e-6),
     "preadv": _system("preadv", _size, _int, ctypes.c_void_p, _int, _offset),
     # Those that never wait keep the interpreter's lock, as where they are compiled.
     "preadv2": _system("preadv2", _size, _int, ctypes.c_void_p, _int, _offset, _int, lets_others_run=False),

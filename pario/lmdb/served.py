@@ -1,5 +1,6 @@
-"""The copy that a service keeps of a data file on this node (docs/tiers.md): pages and values then come out of its
-memory, as far as it has them."""
+"""What others of this node hold of a data file: the copy of a service (docs/tiers.md), and what was announced in this
+process or in the one that started it (ahead.py). Pages and values then come out of their memory, as far as they have
+them."""
 
 from __future__ import annotations
 
@@ -8,12 +9,50 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from pario.lmdb.children import told_by_parent
+
 if TYPE_CHECKING:
     from pario.lmdb.store import Store
+    from pario.stage.told_memory import ToldMemory
 
-__all__ = ["peers_of_service", "use_service"]
+__all__ = ["announce", "announced", "peers_of_service", "use_announced", "use_service"]
 
 _log = logging.getLogger("pario")
+
+#: Identity of a file's state -> the ToldMemory with what is announced of it. A forked process inherits it.
+announced: dict[bytes, Any] = {}
+
+
+#: Each store looks once at least: the process that started this one may have told of something.
+_news = 1
+
+
+def announce(identity: bytes, memory: ToldMemory) -> None:
+    global _news
+    announced[identity] = memory
+    _news += 1
+
+
+def use_announced(store: Store) -> None:
+    """Let `store` read what is announced of its state of the file, if anything is. Costs nothing without news."""
+    if store.heard == _news:
+        return
+    store.heard = _news
+    paths: dict[bytes, tuple[str, str]] = told_by_parent("announced") or {}
+    if store.copy is not None or not (paths or announced):
+        return
+    from pario.errors import ParioError
+    from pario.stage.asking import identity_of
+    from pario.stage.told_memory import ToldMemory
+
+    try:
+        identity = identity_of(store.file, store.snapshot)
+        if identity in paths and identity not in announced:
+            announced[identity] = ToldMemory.attached(paths.pop(identity))
+        if identity in announced and store.is_newest():
+            store.read_announced(announced[identity])
+    except (OSError, ParioError) as e:  # whoever announced has ended
+        _log.debug("%s: what is announced cannot be used: %s", store.file.path, e)
 
 
 def use_service(store: Store) -> None:

@@ -10,7 +10,7 @@ import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -52,7 +52,9 @@ from pario.lmdb.native import later
 from pario.threads import Workers
 
 if TYPE_CHECKING:
+    from pario.lmdb.packed import PackedValues
     from pario.stage.memory import MemoryTier
+    from pario.stage.told_memory import ToldMemory
 
 __all__ = ["DataFile", "Handle", "Store"]
 
@@ -92,12 +94,19 @@ class DataFile(PosixFetcher):
             self.close()
 
 
-class Handle(NamedTuple):
-    """A database in a snapshot."""
+class Handle:
+    """A database in a snapshot.
 
-    db: Db
-    words: array[int]
-    at: int
+    packed : how to unpack its values; `Store.packed` finds out
+    """
+
+    __slots__ = ("at", "db", "packed", "words")
+
+    def __init__(self, db: Db, words: array[int]) -> None:
+        self.db = db
+        self.words = words
+        self.at = words.buffer_info()[0]
+        self.packed: PackedValues | Literal[False] | None = False  # nobody has looked
 
 
 class Store:
@@ -107,7 +116,10 @@ class Store:
     metas_at, metas : where both meta pages stand in the file, and their bytes when the snapshot was taken
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_copy", "at", "file", "handles", "metas", "metas_at", "snapshot", "words")
+    __slots__ = (
+        *("__weakref__", "_announced", "_arrays", "_copy"),
+        *("at", "file", "handles", "heard", "metas", "metas_at", "snapshot", "words"),
+    )
 
     def __init__(self, file: DataFile, cache_bytes: int) -> None:
         self.file = file
@@ -146,6 +158,8 @@ class Store:
         words[abi.PAGE_OF], words[abi.LIVES] = page_of.ctypes.data, lives.ctypes.data
         self.words = words
         self._copy: _Copy | None = None
+        self._announced: list[ToldMemory] = []
+        self.heard = 0  # of what is announced: served.py
         self.at = words.buffer_info()[0]
         self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main, named=False)}
 
@@ -167,6 +181,18 @@ class Store:
         words[abi.COPY_FD], words[abi.CHUNK_BITS] = tier.files[0], tier.grid.chunk_bytes.bit_length() - 1
         words[abi.COPY_STATES] = tier.states.address
 
+    def read_announced(self, memory: ToldMemory) -> None:
+        """From now on read what is in `memory` from there; it belongs to this snapshot."""
+        if memory in self._announced[-1:]:
+            return
+        from pario.kernels.fence import full_fence
+
+        self._announced.append(memory)  # earlier ones stay: a thread may be reading there
+        # In this order: the file of one memory is never taken for that of another (prepared.py).
+        for word, value in ((abi.TOLD_FD, -1), (abi.TOLD_TABLE, memory.address), (abi.TOLD_FD, memory.data)):
+            self.words[word] = value
+            full_fence()
+
     @property
     def copy(self) -> MemoryTier | None:
         """The tier of the node's service, if there is one."""
@@ -183,6 +209,15 @@ class Store:
             if db is None:
                 return None
             found = self.handles[name] = self._handle(db, named=True)
+        return found
+
+    def packed(self, handle: Handle) -> PackedValues | None:
+        """How the values of this database are packed; None if they are not. Raises lmdb errors."""
+        found = handle.packed
+        if found is False:
+            from pario.lmdb.packed import find_packed
+
+            found = handle.packed = find_packed(self, handle)
         return found
 
     def read_values(self, jobs: np.ndarray) -> None:
@@ -216,6 +251,16 @@ class Store:
             filled: Future[int] = Future()
             filled.set_result(_fill(self.at, part, failure))
             return filled
+
+    def cached_page(self, pgno: int) -> bytes | None:
+        """A branch or leaf page, if it is in the cache now."""
+        _, _, pool, _, page_of, _ = self._arrays
+        size = self.snapshot.page_size
+        for slot in np.flatnonzero(page_of == pgno).tolist():
+            page = pool[slot * size : (slot + 1) * size].tobytes()
+            if page_of[slot] == pgno:  # a destructor may have read meanwhile
+                return page
+        return None
 
     def tree(self) -> Tree:
         """The main database, page by page."""
@@ -262,7 +307,7 @@ class Store:
         # The main database can get its flags when there is something in it already.
         if named and flags & MDB_DUPSORT:
             words[abi.RULES] |= HAS_DUPS
-        return Handle(db, words, words.buffer_info()[0])
+        return Handle(db, words)
 
     # -- errors --------------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Transaction(_Slots):
     commits twice, so that pages of this snapshot may be overwritten, the next read from the file raises BadTxnError.
     """
 
-    __slots__ = ("__weakref__", "_at", "_buffers", "_db", "_name", "_open", "_store", "_words", "env")
+    __slots__ = ("__weakref__", "_at", "_buffers", "_db", "_name", "_open", "_packed", "_store", "_words", "env")
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class Transaction(_Slots):
         handle = self._store.handles[None] if db is None else self._handle(db)
         self._words = words = array("q", (1, self._store.at, handle.at))
         self._at = words.buffer_info()[0]
-        self._fast = 0 if buffers else self._at
+        self._packed = packed = self._store.packed(handle)
+        self._fast = 0 if buffers or packed is not None else self._at
         self._slow = _get_any
         self._open = True
 
@@ -78,8 +79,17 @@ class Transaction(_Slots):
         return Transaction.get(self, key, default, db)
 
     def _get_any(self, key: Any, default: Any = None, db: _Database | None = None) -> Any:
-        value = _get(self._at, 0 if db is None else self._handle(db).at, key)
+        at, packed = 0, self._packed
+        if db is not None:
+            handle = self._handle(db)
+            at, packed = handle.at, self._store.packed(handle)
+        value = _get(self._at, at, key)
         if value.__class__ is bytes:
+            if packed is not None:
+                if key == packed.key:
+                    return default
+                if key not in packed.names:
+                    value = packed.one(value)
             return memoryview(value) if self._buffers else value
         if value is False:
             return default
@@ -173,14 +183,14 @@ def _compile_get(txn: Transaction) -> None:
 
 
 def stat_of(handle: Handle, store: Store) -> dict[str, int]:
-    db = handle.db
+    db, packed = handle.db, store.packed(handle)
     return {
         "psize": store.snapshot.page_size,
         "depth": db.md_depth,
         "branch_pages": db.md_branch_pages,
         "leaf_pages": db.md_leaf_pages,
         "overflow_pages": db.md_overflow_pages,
-        "entries": db.md_entries,
+        "entries": db.md_entries - (0 if packed is None else packed.hidden),
     }
 
 

@@ -17,6 +17,7 @@ from pario.dataset.reader import Reader
 from pario.dataset.select import choose
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
+from pario.decode.packed import Packed
 from pario.errors import OptionError
 from pario.loader.arguments import Arguments
 from pario.loader.lifetime import Lifetime
@@ -68,6 +69,8 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     """Build the parts, and hand each one to `life` as soon as it needs cleaning up. Collective; raises on all ranks."""
     world, reader, options = life.world, life.reader, given.options
     decoder, chosen = _decoder_and_records(given, reader)
+    if reader.unpacking is not None:
+        decoder = Packed(decoder, reader.unpacking, stats.count_unpacked)
     given.select = None  # its ids may take much memory
     reader.use_tiers(chosen)
     bypass_cache(reader, given.shuffle)
@@ -91,7 +94,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             ids = ids if chosen is None else chosen.ids(ids)
             # Once for all: each read also asks whether a writer overtook us.
             edges = ends_of(reader)
-            ends = reader.read([*edges, *ids[: decoder.records_per_row].tolist()], verify=False)
+            ends = reader.read_stored([*edges, *ids[: decoder.records_per_row].tolist()], verify=False)
             learn(decoder, reader, ends.part(len(edges), len(ends)), ids, given.seed)
             ends = ends.part(0, len(edges))
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
@@ -107,11 +110,15 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     rows = stream.batch_size * given.seats.here * decoder.records_per_row
     life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
     life.watch()
+    knobs = reader.file.knobs
+    knobs.ring(slots.count, slots.slot_bytes)
+    if decoder.parallel:
+        knobs.decode(share.threads)
     life.decode = decode = DecodeStep(
         decoder,
         reader,
         held_bytes=options.held_bytes,
-        threads=options.decode_threads or share.threads,
+        tuner=knobs.decoding,
         policy=given.on_error,
         max_bad=options.max_bad,
     )

@@ -107,6 +107,7 @@ class Epoch(Iterator[Batch]):
         self._taken(batch)
         self._handed_out = now = time.perf_counter()
         self._stats.waiting += now - asked
+        self._decode.taken(now, self._took, self._stats)
         return batch
 
     def _overlaps(self, ahead: Ahead) -> bool:

@@ -18,6 +18,7 @@ from pario.dataset.reader import Reader
 from pario.errors import ClosedError
 from pario.fetch.pool import STOP_S
 from pario.plan.budget import Costs
+from pario.plan.stream import Work
 from pario.supply.base import Source, Supply
 from pario.supply.decode_step import DecodeStep
 
@@ -95,13 +96,13 @@ class Lifetime:
             assert self.source is not None  # set together with the run
             self.source.leave()
 
-    def end_source(self) -> None:
-        """End the last epoch's source: no rank needs it any more."""
+    def end_source(self, work: Work | None = None, way: str = "") -> None:
+        """End the last epoch's source: no rank needs it any more. work, way : what comes next; None: nothing"""
         source, self.source = self.source, None
         if source is not None:
             source.end()
         if self.supply is not None:
-            self.supply.settle()
+            self.supply.settle(work, way)
 
     # -- its end -------------------------------------------------------------------------------------------------
 
@@ -141,6 +142,8 @@ class Lifetime:
     def _part(self) -> None:
         """The script has ended: as if the loop were left early. Other ranks of the node still get their records."""
         if not self.over:
+            if self.supply is not None:
+                self.supply.no_more(STOP_S)
             self.leave(STOP_S)
 
     def __del__(self) -> None:

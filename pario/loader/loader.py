@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -134,14 +134,14 @@ class Loader:
             tiers=True,
         )
         self._life = Lifetime(world, reader)
-        knob = reader.file.knob
+        knobs = reader.file.knobs
         self._stats = RankStats(
             rank=world.rank,
             node=world.node,
             reader=reader.file.feeder is not None,
-            tuned=not knob.is_pinned,
+            tuned=not knobs["inflight"].is_pinned,
         )
-        self._meeting = Meeting(world, reader.path, self._stats, given.options.metrics_file, knob)
+        self._meeting = Meeting(world, reader.path, self._stats, given.options.metrics_file, knobs)
         try:
             built = build(self._life, given, share, self._stats, self._meeting)
         except BaseException as e:
@@ -149,8 +149,8 @@ class Loader:
             raise
         self._supply = built.supply
         self._progress = Progress(self._life, self._meeting, built)
-        self.decoder = built.supply.context.decode.decoder
-        self._stats.copies = self.decoder.copies
+        decoder = built.supply.context.decode.decoder
+        self.decoder, self._stats.copies = decoder.users, decoder.copies
         self._stats.open = time.perf_counter() - started
 
     # -- what a training loop uses -------------------------------------------------------------------------------
@@ -253,7 +253,8 @@ class Loader:
 
         Collective over `comm`, at any time between two batches.
         """
-        return self._progress.meet("report").report
+        report, packing = self._progress.meet("report").report, self._life.reader.packing
+        return report if packing is None else replace(report, prediction=packing.more.get("prediction"))
 
     @property
     def skipped(self) -> int:

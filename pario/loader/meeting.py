@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pario.comm.base import AnyWorld
-from pario.control.knobs import Knob
+from pario.control.live_knobs import Knobs
 from pario.errors import OptionError
 from pario.stats.prometheus import write_metrics
 from pario.stats.rank import RankStats
@@ -33,15 +33,15 @@ class Meeting:
     """One rank's side of the meetings; keeps the time of its loops and, on rank 0, the log and the metrics of all.
 
     path : the dataset
-    depth : reads that this rank may have in flight
+    knobs : this rank's
     metrics_file : see `Options`; a file that cannot be written is found here, on rank 0
     """
 
-    def __init__(self, world: AnyWorld, path: str, stats: RankStats, metrics_file: str | None, depth: Knob) -> None:
+    def __init__(self, world: AnyWorld, path: str, stats: RankStats, metrics_file: str | None, knobs: Knobs) -> None:
         self._world = world
         self._path = path
         self._stats = stats
-        self._depth = depth
+        self._knobs = knobs
         self._metrics_file = metrics_file
         self._loop_since: float | None = None
         self._ended: tuple[int, bool] | None = None  # (epoch, complete) of a loop that is not in the log yet
@@ -73,8 +73,14 @@ class Meeting:
     def so_far(self) -> RankStats:
         """This rank's counters, including the running loop."""
         under_way = 0.0 if self._loop_since is None else time.perf_counter() - self._loop_since
-        depth, reason = self._depth.setting
-        return replace(self._stats, loop=self._stats.loop + under_way, depth=depth, depth_reason=reason)
+        depth, reason = self._knobs["inflight"].setting
+        return replace(
+            self._stats,
+            loop=self._stats.loop + under_way,
+            depth=depth,
+            depth_reason=reason,
+            knobs=self._knobs.published(),
+        )
 
     def meet(self, doing: str, way: str = "") -> Met:
         """All ranks do the same next, or all raise OptionError. Collective.

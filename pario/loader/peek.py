@@ -25,7 +25,7 @@ def peek(context: Context, work: Work, step: int) -> Batch:
     ids, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
     mine = steps == 0
     reader, decode = context.reader, context.decode
-    records = reader.read(ids[mine][np.argsort(rows[mine])], verify=False)
+    records = reader.read_stored(ids[mine][np.argsort(rows[mine])], verify=False)
     arrays, filled = decode.arrays(records, len(records) // context.width)
     filled[:] = records.ids[:: context.width]
     failures = decode.decode(records, arrays, Draw(work.stream.seed, work.epoch, reader.keys))

@@ -104,13 +104,13 @@ class Progress:
         if any(map(supply.needs_ring, ways.values())):
             context.slots.allocate()
         self._meeting.loop_begins()
-        life.end_source()
+        work = Work(context.stream, self._shape, self.epoch, self.position)
+        life.end_source(work, ways[world.node])
         world.node_barrier()
         if world.is_leader:
             context.reader.warn_if_replaced()
             ring.reset()
         world.node_barrier()
-        work = Work(context.stream, self._shape, self.epoch, self.position)
         life.source = source = supply.source(work, ways[world.node])
         stats.ahead = source.ahead is not None
         return Epoch(

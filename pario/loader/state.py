@@ -19,7 +19,9 @@ from pario.records import Records
 __all__ = ["VERSION", "LoaderState", "ends_of", "identify"]
 
 #: Version of the fields and of the orders in plan/epoch.py: a state must never continue in another order.
-VERSION = 2
+VERSION = 3
+#: In this one the pools of "block" were others; the rest is the same.
+_BEFORE = 2
 
 #: The remedy for each field that differs.
 _HINTS = {
@@ -100,6 +102,8 @@ class LoaderState:
         """Raises StateError if this is not a state of this version, or if its values are impossible."""
         if not isinstance(state, Mapping):
             raise StateError(f"a loader state is a dict, got {type(state).__name__}")
+        if state.get("version") == _BEFORE and state.get("shuffle") != "block":
+            state = {**state, "version": VERSION}
         if state.get("version") != VERSION:
             raise StateError(
                 f"a loader state of version {state.get('version')!r}, expected {VERSION}",

@@ -83,6 +83,8 @@ class Index(ABC):
     trusted : whether this job built it from the file itself, and did not load it from a side-car
     files : which records lie in which file
     meta : id -> key of the records that are about the dataset and no samples of it (meta.py); on all ranks
+    entries : of each file the value of its reserved entry, if its values are packed (hidden.py), else None. The entry
+        is the last record of its database, and none of these n; on all ranks
     """
 
     sizes_known: bool
@@ -95,6 +97,7 @@ class Index(ABC):
         self.bytes_read = bytes_read
         self.sidecar: str | None = None
         self.meta: dict[int, bytes] = {}
+        self.entries: tuple[bytes | None, ...] = (None,)
         self.files = Files([Stretch(database, 0, n, bytes_read, mean_bytes)])
         self.path = database.path
         self.snapshot = database.snapshot

@@ -11,6 +11,7 @@ from pario.format.meta import Snapshot
 from pario.locate.base import Index, mostly_ascend
 from pario.locate.frontier import Growth
 from pario.locate.guess import Speculator
+from pario.locate.hidden import without_last
 from pario.locate.index import NOWHERE, KeyTable, Places, arrange, key_table
 from pario.locate.sidecar import Saved, save_any
 from pario.plan.schedule import Schedule
@@ -48,7 +49,7 @@ class GrowingIndex(Index):
     saved : what a side-car will be of, once the index is complete
     growth : of this node
     bytes_read : before the first record
-    ends : record id -> key of the first and the last record, on rank 0
+    ends : record id -> key of the first record and the last two, on rank 0
     """
 
     sizes_known = False
@@ -57,7 +58,9 @@ class GrowingIndex(Index):
     def __init__(self, saved: Saved, growth: Growth, *, ends: dict[int, bytes], bytes_read: int) -> None:
         record, snapshot = growth.record, saved.database.snapshot
         tree_bytes = (record.md_overflow_pages + record.md_leaf_pages) * snapshot.page_size
-        super().__init__(saved.database, growth.n, max(1.0, tree_bytes / growth.n - snapshot.header), bytes_read)
+        n = growth.n - (saved.entry is not None)
+        super().__init__(saved.database, n, max(1.0, tree_bytes / growth.n - snapshot.header), bytes_read)
+        self.entries = (saved.entry,)
         self.growth = growth
         self._saved = saved
         self._places: Places | None = None
@@ -87,7 +90,9 @@ class GrowingIndex(Index):
                 self.growth.complete()
                 extents = self.growth.extents.view()
                 extents.flags.writeable = False
-                self._places = arrange(extents, self.path)
+                self._saved.places = self._places = arrange(extents, self.path)
+                if self._saved.entry is not None:
+                    self._places = without_last(self._places)
                 self.mean_bytes = self._places.mean_bytes
             return self._places
 
@@ -131,11 +136,11 @@ class GrowingIndex(Index):
         growth = self.growth
         if growth.kept_keys is None:
             return
-        places = self._whole()
+        self._whole()
         with self._lock:
             data, nbytes = zip(*growth.kept_keys, strict=True)
             self._keys = key_table(np.concatenate(data), np.concatenate(nbytes), None)
-            self._saved.places, self._saved.keys, self._saved.meta = places, self._keys, self.meta
+            self._saved.keys, self._saved.meta = self._keys, self.meta
             save_any(self._saved)
             self.sidecar = self._saved.sidecar
             growth.kept_keys = None
@@ -143,5 +148,5 @@ class GrowingIndex(Index):
     def close(self) -> None:
         with self._lock:
             self._keys = None
-            self._places = NOWHERE
+            self._places = self._saved.places = NOWHERE
             self.growth.close()

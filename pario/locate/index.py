@@ -86,8 +86,9 @@ class KeyTable:
         return self.get(np.array([record]))[0]
 
     def ends(self, n: int) -> dict[int, bytes]:
-        """Record id -> key of the first and the last of n records."""
-        return dict(zip((0, n - 1), self.get(np.array([0, n - 1])), strict=True))
+        """Record id -> key of the first and the last two of n records: the last one may be hidden (hidden.py)."""
+        ids = sorted({0, max(n - 2, 0), n - 1})
+        return dict(zip(ids, self.get(np.array(ids)), strict=True))
 
 
 class RecordIndex(Index):

@@ -29,7 +29,7 @@ class Part:
     """What is known of one file.
 
     n : its records
-    mean_bytes, meta, bytes_read, sidecar : as of its own index
+    mean_bytes, meta, bytes_read, sidecar, entry : as of its own index
     places, ends : of its own index, too; on rank 0, the places until they are joined
     """
 
@@ -39,6 +39,7 @@ class Part:
     meta: dict[int, bytes]
     bytes_read: int
     sidecar: str | None
+    entry: bytes | None = None
     places: Places | None = None
     ends: dict[int, bytes] = field(default_factory=dict)
 
@@ -126,6 +127,7 @@ class JoinedIndex(RecordIndex):
             bytes_read=sum(part.bytes_read for part in parts),
             trusted=all(part.bytes_read for part in parts),
         )
+        self.entries = tuple(part.entry for part in parts)
         snapshots = [part.database.snapshot for part in parts]
         self.path = joined_name([part.database.path for part in parts])
         self.header_bytes = max(snapshot.header for snapshot in snapshots)

@@ -16,6 +16,7 @@ from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.frontier import Growth, check_entries
 from pario.locate.growing import GrowingIndex, may_grow
+from pario.locate.hidden import entry_at, find_entry, hide
 from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
 from pario.locate.joined import JoinedIndex, Part, join_places
 from pario.locate.meta import find_meta, meta_in
@@ -49,6 +50,7 @@ class Told(NamedTuple):
     has_order: bool
     content_id: str
     mean_bytes: float
+    entry: bytes | None
 
 
 def open_index(
@@ -115,7 +117,7 @@ def open_joined(
             whole = _walk(Saved(database, trustees), pool, world, begun, save, progress)
         told, table = _told(whole, world)
         keys.append(table)
-        part = Part(database, told.n, told.mean_bytes, told.meta, whole.bytes_read, told.sidecar)
+        part = Part(database, told.n, told.mean_bytes, told.meta, whole.bytes_read, told.sidecar, told.entry)
         if whole.saved is not None:
             part.places, part.ends = whole.saved.places, whole.saved.ends
         parts.append(part)
@@ -140,6 +142,9 @@ def _look(
         if world.rank == 0 and (saved is None or saved.database.snapshot != snapshot):
             assert pool is not None  # rank 0 has one
             saved = find_saved(pool, snapshot, database.name)
+        if world.rank == 0 and saved is not None and saved.places is not None and saved.entry is None:
+            assert pool is not None
+            hide(saved, find_entry(pool, saved))
     known, trustees = world.bcast((saved.database, saved.trustees) if saved else None)
     return replace(database, record=known.record, fingerprint=known.fingerprint), saved, trustees
 
@@ -156,11 +161,12 @@ def _walk(
     located = build(pool, saved.database, world, progress, begun=begun)
     with together(world, "saving the index"):
         if world.rank == 0:
-            saved = _kept(saved, located, save)
+            assert pool is not None
+            saved = _kept(saved, located, save, pool)
     return Whole(saved.database, saved, located.bytes_read)
 
 
-def _kept(saved: Saved, located: Located, save: bool) -> Saved:
+def _kept(saved: Saved, located: Located, save: bool, pool: ReadPool) -> Saved:
     """What rank 0 knows after a walk."""
     assert located.extents is not None
     assert located.key_data is not None
@@ -170,9 +176,12 @@ def _kept(saved: Saved, located: Located, save: bool) -> Saved:
     saved.ends = saved.keys.ends(located.n)
     record = saved.database.record
     assert record is not None  # the walk has found it
-    saved.meta = find_meta(saved.keys.one, located.n, record.md_flags, saved.database.snapshot.layout)
+    entry = find_entry(pool, saved)
+    n = located.n - (entry is not None)
+    saved.meta = find_meta(saved.keys.one, n, record.md_flags, saved.database.snapshot.layout)
     if save:
-        save_any(saved)
+        save_any(saved)  # with the reserved entry: the side-car has what the file has
+    hide(saved, entry)
     return saved
 
 
@@ -184,7 +193,7 @@ def _told(whole: Whole, world: AnyWorld) -> tuple[Told, KeyTable | Callable[[], 
     if saved is not None and places is not None:
         order = places.by_offset is not None
         words = saved.sidecar, saved.mark, saved.trustees, saved.meta
-        told = Told(*words, len(places.extents), order, places.content_id, places.mean_bytes)
+        told = Told(*words, len(places.extents), order, places.content_id, places.mean_bytes, saved.entry)
     told = world.bcast(told)
     assert told is not None  # rank 0 has told it
     opener = partial(open_keys, told.sidecar or "", database.fingerprint, told.trustees)
@@ -207,7 +216,7 @@ def _complete(whole: Whole, world: AnyWorld) -> RecordIndex:
         bytes_read=whole.bytes_read,
         trusted=whole.bytes_read > 0,
     )
-    index.meta = told.meta
+    index.meta, index.entries = told.meta, (told.entry,)
     return index
 
 
@@ -227,6 +236,7 @@ def _growing(
     n, m = record.md_entries, len(leaves)
     ends: dict[int, bytes] = {}
     meta: dict[int, bytes] | None = None
+    entry: bytes | None = None
     between = False
     with together(world, "looking at the tree"):
         check_entries(record, m, database.snapshot.page_size, database.path)
@@ -250,15 +260,20 @@ def _growing(
             keep_keys=keep_keys,
         )
         if world.rank == 0:
+            assert pool is not None
             first, last = growth.end()
-            ends = {0: first[0], n - 1: last[-1]}
+            entry = entry_at(pool, last[-1], record.md_flags, growth.extents[n - 1 :], n, database.path)
+            if entry is not None:
+                n, last = n - 1, last[:-1]
+            ends = {0: first[0], **{n - 1 - i: key for i, key in enumerate(last[:-3:-1])}}
             meta = meta_in(first, last, n)
-    meta = world.bcast(meta)
+    meta, entry = world.bcast((meta, entry))
     if meta is None:
         growth.close()
         return None
     bytes_read = world.allreduce_sum(walk.pages.bytes_read + growth.pages.bytes_read)
-    index = GrowingIndex(Saved(database, trustees), growth, ends=ends, bytes_read=bytes_read)
+    saved = Saved(database, trustees, entry=entry)
+    index = GrowingIndex(saved, growth, ends=ends, bytes_read=bytes_read)
     index.meta = meta
     return index
 

@@ -95,9 +95,10 @@ class Saved:
     """What rank 0 knows. A side-car that could not be believed leaves all but the database empty.
 
     mark : of the side-car
-    ends : keys of the first and the last record
+    ends : keys of the first record and the last two
     keys : all of them; only if the index was just made
     meta : of the index, see there
+    entry : the value of the reserved entry of a packed database; what else is known here then leaves it out (hidden.py)
     """
 
     database: Database
@@ -108,6 +109,7 @@ class Saved:
     ends: dict[int, bytes] = field(default_factory=dict)
     keys: KeyTable | None = None
     meta: dict[int, bytes] = field(default_factory=dict)
+    entry: bytes | None = None
 
 
 #: of a look at a side-car: it is opened, and HDF5 reads what is in it

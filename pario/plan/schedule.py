@@ -29,6 +29,7 @@ k.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -133,8 +134,17 @@ class Schedule:
     def group_pools(self, group: int) -> range:
         """The pools of a group; with pools only."""
         assert self.pools is not None
-        first = self.pools.pool_of(self.start) + group * self.per_group
-        return range(first, min(first + self.per_group, self.pools.pool_of(self.stop - 1) + 1))
+        begin, end = self.pools.pool_of(self.start), self.pools.pool_of(self.stop - 1) + 1
+        more = self._leading - 1
+        first = max(0, begin - more) + group * self.per_group
+        return range(max(begin, first + more if first else 0), min(first + self.per_group + more, end))
+
+    @cached_property
+    def _leading(self) -> int:
+        """How many of the epoch's first pools, which are smaller than the others, count as one: no step may need more
+        groups than the ring has slots."""
+        assert self.pools is not None
+        return self.pools.cut_first if self.per_group > 1 else self.pools.first_of(self.step_records)
 
     def group_positions(self, group: int) -> tuple[int, int]:
         """Positions [p0, p1) of a group that are delivered; with pieces, of the whole step."""
@@ -240,7 +250,9 @@ class Schedule:
 
 def _pool_group(schedule: Schedule, pools: Pools, position: int) -> int:
     """The group that holds a position of a block order."""
-    return (pools.pool_of(position) - pools.pool_of(schedule.start)) // schedule.per_group
+    more = schedule._leading - 1
+    first = max(0, pools.pool_of(schedule.start) - more)
+    return (max(0, pools.pool_of(position) - more) - first) // schedule.per_group
 
 
 def node_share(

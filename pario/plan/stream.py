@@ -69,12 +69,13 @@ class Stream:
         return Schedule(self.n, self.batch_size, self.seats, start, self.drop_last).steps
 
     def cuts(self, epoch: int, start: int) -> Cuts:
-        """The steps of an epoch from position `start` on, where batches are cut by cost. The last two are kept."""
+        """The steps of an epoch from position `start` on, where batches are cut by cost. Of an epoch, of
+        what is left of it and of the next one they are kept."""
         assert self.costs is not None
         found = self._cuts.get((epoch, start))
         if found is None:
             found = self.costs.cut(self.order(epoch), self.seats, start, drop_last=self.drop_last)
-            for old in list(self._cuts)[:-1]:
+            for old in list(self._cuts)[:-2]:
                 self._cuts.pop(old, None)
             self._cuts[epoch, start] = found
         return found

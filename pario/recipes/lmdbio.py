@@ -45,7 +45,7 @@ class Synchronous(Supply):
                 writer.turns = turns
         return AskingReader(context, work, writer, self._stagger)
 
-    def settle(self) -> None:
+    def settle(self, work: Work | None = None, way: str = "") -> None:
         if self._stagger is not None:
             self._stagger.settle()
 
@@ -62,9 +62,10 @@ class AskedWriter(RingWriter):
     """
 
     turns: Any = None
+    _paced = False
 
-    def __init__(self, context: Context, work: Work) -> None:
-        super().__init__(context, work)
+    def __init__(self, context: Context, work: Work, base: int = 0) -> None:
+        super().__init__(context, work, base)
         self._span = context.reader.recipe.span
 
     def _merge_steps(self, begins: np.ndarray, nbytes: np.ndarray, steps: np.ndarray) -> Reads:
@@ -82,7 +83,7 @@ class AskedWriter(RingWriter):
             return
         try:
             self._bring(j, check)
-            self._under_way = 0
+            self._in_flight.forget()
         except BaseException as e:
             self._fail(e)
             raise
@@ -95,7 +96,7 @@ class AskedWriter(RingWriter):
             begin = time.perf_counter()
             self.turns.wait(j)
             self.stats.turn += time.perf_counter() - begin
-        begin = self._begin_read()
+        begin = self._in_flight.begin()
         self._pool.fetcher.read(group.reads.reads, data, group.reads.starts)
         seconds = time.perf_counter() - begin
         if self.turns is not None:
@@ -118,7 +119,7 @@ class FirstEpochAsked(FirstEpochWriter, AskedWriter):
     def _bring(self, j: int, check: Callable[[], None]) -> None:
         self._wait_slot(j, check)
         one = self._foresee(j)
-        begin = self._begin_read()
+        begin = self._in_flight.begin()
         read = self._pool.fetcher.read
         read(one.reads.reads, self._slot(j), one.reads.starts)
         group = self._settle(one, None)

@@ -153,6 +153,8 @@ def _rate(readers: Sequence[RankStats]) -> str:
 
 def _decoding(ranks: Sequence[RankStats]) -> str:
     """Words for how these ranks turned bytes into arrays."""
+    if 2 * sum(rank.unpack for rank in ranks) > sum(rank.decode for rank in ranks) > 0:
+        return "unpacking and decoding"
     return "copying records into batches" if all(rank.copies for rank in ranks) else "decoding"
 
 

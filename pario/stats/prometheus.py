@@ -70,7 +70,12 @@ class _Collector:
         ready = GaugeMetricFamily("pario_ready_slots", "Full slots ahead of a rank, mean.", labels=labels)
         flight = GaugeMetricFamily("pario_reads_in_flight", "Reads in flight at once, mean.", labels=labels)
         depth = GaugeMetricFamily("pario_prefetch_depth", "Reads that may be in flight at once, now.", labels=labels)
+        knob = GaugeMetricFamily(
+            "pario_knob", "A value that may change while epochs run, now.", labels=(*labels, "name")
+        )
         for rank in report.ranks:
+            for name, each in rank.knobs.items():
+                knob.add_metric((*labelled(rank), name), each["value"])
             ready.add_metric(labelled(rank), rank.ready_mean)
             if rank.reader:
                 flight.add_metric(labelled(rank), rank.in_flight)
@@ -81,4 +86,4 @@ class _Collector:
             labels=labels[:1],
         )
         skew.add_metric((report.path,), report.skew[1])
-        yield from (ready, flight, depth, skew)
+        yield from (ready, flight, depth, knob, skew)

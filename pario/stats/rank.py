@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 __all__ = ["RankStats", "total"]
 
@@ -31,6 +32,8 @@ class RankStats:
     own: bool = False  # this rank's last loop took its records straight from the page cache, without the node's ring
 
     staged: bool = False  # this rank reads through tiers, which count what they ask of the store
+    #: of each option that may change while epochs run, and acts here: its value now, the reason, its bounds
+    knobs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     # seconds of the thread that takes the batches
     open: float = 0.0  # the constructor
@@ -42,6 +45,7 @@ class RankStats:
     share: float = 0.0  # waiting for bytes in the node's ring, or reading them into it
     stalled: float = 0.0  # the part of `share` after the first bytes of a loop
     decode: float = 0.0  # bytes to arrays
+    unpack: float = 0.0  # the part of it that unpacked packed values: the sum over the threads that did
 
     # seconds of the reading thread, on ranks that read (with a synchronous recipe they are part of `share`)
     locate: float = 0.0  # which records, their extents, which reads
@@ -65,6 +69,8 @@ class RankStats:
     spilled: int = 0  # records that did not fit into the ring, so that this rank read them itself
     peer_bytes: int = 0  # came from tiers of other nodes
     served_bytes: int = 0  # sent to other processes out of this node's tiers
+    packed_bytes: int = 0  # of packed values, before they were unpacked, headers included
+    unpacked_bytes: int = 0  # and afterwards
 
     def count(self, reads: int, nbytes: int) -> None:
         """Count reads that this rank sent to the store, and their bytes; nothing if it sent them to its tiers.
@@ -84,6 +90,13 @@ class RankStats:
         with _COUNTING:
             self.peer_bytes += came
             self.served_bytes += served
+
+    def count_unpacked(self, seconds: float, packed: int, unpacked: int) -> None:
+        """Count bytes of values that were unpacked, before and after. Any thread may call this."""
+        with _COUNTING:
+            self.unpack += seconds
+            self.packed_bytes += packed
+            self.unpacked_bytes += unpacked
 
     def __sub__(self, earlier: RankStats) -> RankStats:
         """The difference to an earlier state."""
@@ -116,7 +129,7 @@ class RankStats:
 
 
 #: the fields that add up
-COUNTED = tuple(field.name for field in fields(RankStats))[10:]
+COUNTED = tuple(each.name for each in fields(RankStats))[11:]
 
 
 def total(ranks: Iterable[RankStats]) -> dict[str, float]:

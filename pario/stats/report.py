@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from pario.stats.explain import STALLED, explain
 from pario.stats.rank import RankStats, total
+from pario.stats.unpacking import unpacking_words
 from pario.text import counted, decimal_bytes, seconds, table
 
 __all__ = ["Report"]
@@ -20,10 +21,12 @@ class Report:
 
     path : the data file
     ranks : one per rank, in rank order
+    prediction : what `python -m pario choose` foretold of the codec that the file is packed with; None: nothing
     """
 
     path: str
     ranks: Sequence[RankStats]
+    prediction: Mapping[str, Any] | None = None
 
     @property
     def seconds(self) -> float:
@@ -56,7 +59,8 @@ class Report:
         """What happened since an earlier report."""
         if earlier is None:
             return self
-        return Report(self.path, [now - then for now, then in zip(self.ranks, earlier.ranks, strict=True)])
+        ranks = [now - then for now, then in zip(self.ranks, earlier.ranks, strict=True)]
+        return Report(self.path, ranks, self.prediction)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -71,6 +75,7 @@ class Report:
             "total": self.total,
             "skew": {"rank": rank, "ratio": ratio},
             "sentence": self.sentence,
+            "unpacking": unpacking_words(self.ranks, self.prediction),
         }
 
     def line(self, *, complete: bool = True) -> str:
@@ -99,6 +104,7 @@ class Report:
         if len(self.ranks) > 1:
             lines.append(f"  skew: rank {rank} was busy {ratio:.2f} times as long as the median rank")
         lines += [f"  {words}" for words in _depths([r for r in self.ranks if r.reader and r.tuned and not r.own])]
+        lines += [f"  {words}" for words in _knobs([r for r in self.ranks if not r.own])]
         came, served = sum(r.peer_bytes for r in self.ranks), sum(r.served_bytes for r in self.ranks)
         if came or served:
             busiest = max(self.ranks, key=lambda r: r.served_bytes)
@@ -106,6 +112,8 @@ class Report:
                 f"  other nodes' tiers gave {decimal_bytes(came)}; most of it node {busiest.node}: "
                 f"{decimal_bytes(busiest.served_bytes)}"
             )
+        if unpacking := unpacking_words(self.ranks, self.prediction):
+            lines.append(f"  {unpacking}")
         return "\n".join([*lines, "", self.sentence[0].upper() + self.sentence[1:] + "."])
 
 
@@ -116,6 +124,22 @@ def _depths(readers: Sequence[RankStats]) -> list[str]:
     first, last = min(readers, key=lambda r: r.depth), max(readers, key=lambda r: r.depth)
     one = f"inflight is {last.depth} now on rank {last.rank}: {last.depth_reason}"
     return [one if len(readers) == 1 else f"{one} ({first.depth} to {last.depth} on {len(readers)} reading ranks)"]
+
+
+def _knobs(ranks: Sequence[RankStats]) -> list[str]:
+    """One line about each other knob that nobody has pinned: its least and its most value, and a reason."""
+    lines = []
+    for name in dict.fromkeys(name for rank in ranks for name in rank.knobs):
+        found = sorted(
+            (rank.knobs[name]["value"], rank.knobs[name]["reason"])
+            for rank in ranks
+            if not rank.knobs.get(name, {"pinned": True})["pinned"]
+        )
+        if found and name != "inflight":
+            value, reason = found[-1]
+            values = f"{found[0][0]:,} to {value:,}" if found[0][0] < value else f"{value:,}"
+            lines.append(f"{name} is {values}{f' on {len(found)} ranks' if len(found) > 1 else ''}: {reason}")
+    return lines
 
 
 _HEAD = (

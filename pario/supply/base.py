@@ -25,6 +25,7 @@ import numpy as np
 from pario.comm.base import AnyWorld
 from pario.comm.slots import Slots
 from pario.comm.window import Ring
+from pario.control.knobs import Knob
 from pario.dataset.reader import Reader
 from pario.decode.base import Draw, Failures
 from pario.machine import Share
@@ -99,14 +100,19 @@ class Ahead:
     """How other threads prepare steps before the caller asks for them.
 
     submit : submit(function, *arguments) -> Future; calls the function in another thread
-    steps : number of steps to prepare beyond the one that the caller waits for
+    depth : number of steps to prepare beyond the one that the caller waits for; a knob may change it
     eager : False: prepare ahead only while the caller is busy between two batches. A caller that asks immediately is
         served by its own thread.
     """
 
     submit: Callable[..., Future[Any]]
-    steps: int
+    depth: int | Knob
     eager: bool = True
+
+    @property
+    def steps(self) -> int:
+        """`depth`, now."""
+        return self.depth if isinstance(self.depth, int) else self.depth.value
 
 
 class Source(ABC):
@@ -169,8 +175,16 @@ class Supply(ABC):
         way : the proposal of this node's first rank
         """
 
-    def settle(self) -> None:
-        """Called when all ranks have left the last source, before the next one and before `close`. Collective."""
+    def settle(self, work: Work | None = None, way: str = "") -> None:
+        """Called when all ranks have left the last source, before the next one and before `close`. Collective.
+
+        work, way : what `source` will be asked for; None: nothing more
+        """
+
+    def no_more(self, limit_s: float = math.inf) -> bool:
+        """No other epoch will begin: read nothing ahead for one. Any thread, no MPI. Returns whether what was under way
+        for it ended within `limit_s` seconds. Idempotent."""
+        return True
 
     def stats(self) -> dict[str, Any]:
         """Settings and measurements for the user, besides `RankStats`."""

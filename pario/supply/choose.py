@@ -1,7 +1,8 @@
 """Chooses the source of each epoch; no other module does.
 
     ring         one rank of the node, or a few, prefetch groups of records into memory that its ranks share: long
-                 reads, each byte once per node. The first epoch without an index fills the ring on guesses
+                 reads, each byte once per node. The first epoch without an index fills the ring on guesses. With one,
+                 an epoch's end and the beginning of the next are in the ring at the same time (next_epoch.py)
     memory tier  each rank decodes out of memory that the node's ranks share, if it has room for all records
     page cache   each rank fills its batches itself, if the page cache holds the records, or if the kernel prefetches
                  them from a local disk at full speed
@@ -27,6 +28,7 @@ from pario.plan.stream import Work
 from pario.supply.base import Ahead, Context, Source, Supply
 from pario.supply.first_epoch import FirstEpochWriter
 from pario.supply.memory import MemorySource
+from pario.supply.next_epoch import ContinuingWriter
 from pario.supply.page_cache import PageCacheSource
 from pario.supply.ring_reader import RingReader
 from pario.supply.ring_writer import RingWriter
@@ -70,6 +72,8 @@ class Automatic(Supply):
         # Decoders that work record by record get a thread that prepares batches: it waits for bytes and for decoders.
         parallel = context.decode.decoder.parallel
         self._preparer = Workers("pario-ahead", 1) if parallel else None
+        self._writer: ContinuingWriter | None = None
+        self._base = 0  # number in the ring of the next epoch's first group
         if context.reader.stage is not None:
             context.stats.staged, context.reader.stage.stats = True, context.stats
 
@@ -88,7 +92,13 @@ class Automatic(Supply):
         found = page_cache_way(fetcher, reader.index, shuffle, ranks, stream.chosen)
         return found or ("cached" if chosen == "always" else "")
 
-    def settle(self) -> None:
+    def settle(self, work: Work | None = None, way: str = "") -> None:
+        if self._writer is not None:
+            following = self._writer.following
+            if following is None or work is None or way or following.begins_at != (work.epoch, work.start):
+                self._writer.go_no_further()
+                following = None
+            self._writer = following
         # Before any rank of the node begins: none must find that nothing is on its way yet.
         stage = self.context.reader.stage
         if stage is not None and stage.memory is not None:
@@ -105,20 +115,35 @@ class Automatic(Supply):
             return MemorySource(context, work, stage.memory, self._preparer, own_kernels=own)
         if way:
             return PageCacheSource(context, work, way)
-        known = context.reader.index.sizes_known
-        writer = None
+        known, base = context.reader.index.sizes_known, self._base
+        self._base = (base + work.schedule.groups) % context.ring.slots
+        writer: RingWriter | None = None
         if context.reader.file.feeder is not None:
-            writer = RingWriter(context, work) if known else FirstEpochWriter(context, work)
+            if known:
+                writer = self._writer = self._writer or ContinuingWriter(context, work, base, self._follow)
+            else:
+                writer = FirstEpochWriter(context, work, base)
             writer.start()
-        ahead = None if self._preparer is None else Ahead(self._preparer.call, context.options.decode_ahead)
-        return RingReader(context, work, writer, spills=not known, ahead=ahead)
+        ahead = None if self._preparer is None else Ahead(self._preparer.call, context.decode.tuner.ahead)
+        return RingReader(context, work, writer, spills=not known, ahead=ahead, base=base)
+
+    def _follow(self, writer: ContinuingWriter) -> ContinuingWriter | None:
+        """What reads the first groups of the next epoch, if that takes this way again."""
+        if not self.context.options.next_epoch or self.propose():
+            return None
+        return ContinuingWriter(self.context, writer.next_work, writer.next_base, self._follow, writer)
+
+    def no_more(self, limit_s: float = math.inf) -> bool:
+        writer, self._writer = self._writer, None
+        return writer is None or writer.go_no_further(limit_s)
 
     def stats(self) -> dict[str, Any]:
         stage = self.context.reader.stage
         return {} if stage is None else stage.state()
 
     def close(self, limit_s: float = math.inf) -> bool:
-        return self._preparer is None or self._preparer.end(limit_s, cancel=True)
+        ended = self.no_more(limit_s)
+        return (self._preparer is None or self._preparer.end(limit_s if ended else 0, cancel=True)) and ended
 
 
 def page_cache_way(

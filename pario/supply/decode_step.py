@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
+import time
 from collections import Counter
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,12 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pario.buffers import BatchBuffers
+from pario.control.decoding import DecodeTuner, Loop
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder, Draw, Failures
 from pario.errors import ChecksumError, DecodeError, ParioError
 from pario.locate.sums import MISMATCH
 from pario.options import Policy
 from pario.records import Batch, Records
+from pario.stats.rank import RankStats
 from pario.threads import Workers
 
 __all__ = ["DecodeStep", "Parts", "learn"]
@@ -51,7 +55,7 @@ def learn(decoder: Decoder, reader: Reader, first: Records, ids: np.ndarray, see
         try:
             if not tried and reader.sums is not None:
                 reader.sums.check(first)
-            decoder.learn_from(reader.read(row) if tried else first, Draw(seed, 0, reader.keys))
+            decoder.learn_from(reader.read_stored(row) if tried else first, Draw(seed, 0, reader.keys))
             return
         except (DecodeError, ChecksumError) as e:
             if (tried + 1) * decoder.records_per_row == len(ids):
@@ -65,7 +69,7 @@ class DecodeStep:
 
     decoder : must know its `spec`
     held_bytes : limit of all batches' arrays, see `Options.held_bytes`
-    threads : threads for decoders that work record by record
+    tuner : turns the number of threads for decoders that work record by record, and of batches prepared ahead
     policy : "raise": unreadable records are errors; "skip": they are left out; "substitute": the next readable record
         of their batch, after the last one the first, takes their row
     max_bad : the most unreadable records of this rank; None: no limit
@@ -77,7 +81,7 @@ class DecodeStep:
         reader: Reader,
         *,
         held_bytes: int,
-        threads: int,
+        tuner: DecodeTuner,
         policy: Policy = "raise",
         max_bad: int | None = None,
     ) -> None:
@@ -90,8 +94,11 @@ class DecodeStep:
         self.substitutes = policy == "substitute"
         #: why records could not be read, without the numbers in the reason -> how many
         self.reasons: Counter[str] = Counter()
-        self._threads = threads
-        self._workers = Workers("pario-decode", threads) if decoder.parallel else None
+        self.tuner = tuner
+        self._workers = Workers("pario-decode", tuner.threads.value) if decoder.parallel else None
+        self._counting = threading.Lock()
+        self._decoded = 0.0  # seconds of the threads
+        self._batch_bytes = 1  # of the largest batch
 
     def arrays(self, records: Records, rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Memory for a batch of `rows` rows, of which `records` are the first: (arrays by name, i64[rows] ids)."""
@@ -100,6 +107,8 @@ class DecodeStep:
             shapes = {name: ((rows, *shape[1:]), dtype) for name, (shape, dtype) in shapes.items()}
         shapes[_IDS] = ((rows,), np.dtype(np.int64))
         arrays = self.held.take(shapes)
+        if self._workers is not None:
+            self._batch_bytes = max(self._batch_bytes, sum(array.nbytes for array in arrays.values()))
         ids = arrays.pop(_IDS)
         return arrays, ids
 
@@ -109,14 +118,41 @@ class DecodeStep:
         rows = len(records) // self.decoder.records_per_row
         if self._workers is None or rows < 2:
             return self.decode_here(records, arrays, draw)
-        # Several slices per thread, because images differ in cost.
-        pieces = min(rows, 4 * self._threads)
+        threads = self.tuner.threads.value
+        pieces = self.decoder.pieces(records, threads)
         cuts = [rows * k // pieces for k in range(pieces + 1)]
-        futures = [
-            self._workers.call(self.decode_here, *self._part(records, arrays, a, b), draw)
-            for a, b in pairwise(cuts)
-        ]
-        return [(cuts[k] + row, why) for k, f in enumerate(futures) for row, why in f.result()]
+        parts = self.decoder.parts(records, arrays, cuts)
+        # This thread works, too, where it takes no core from the others.
+        own = int(pieces <= threads)
+        futures = [self._workers.call(self._decode_part, *part, draw) for part in parts[own:]]
+        found = [self._decode_part(*part, draw) for part in parts[:own]]
+        found += [future.result() for future in futures]
+        return [(cuts[k] + row, why) for k, failures in enumerate(found) for row, why in failures]
+
+    def _decode_part(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
+        begin = time.perf_counter()
+        try:
+            return self.decode_here(records, arrays, draw)
+        finally:
+            with self._counting:
+                self._decoded += time.perf_counter() - begin
+
+    def taken(self, now: float, prepared: float, stats: RankStats) -> None:
+        """The loop has taken a batch that took so many seconds to prepare: turn the knobs, if it is time."""
+        tuner, workers = self.tuner, self._workers
+        if workers is None or tuner.is_pinned or not tuner.taken(now, prepared):
+            return
+        loop = Loop(stats.consumer, stats.waiting, stats.share, stats.batches)
+        if tuner.turn(now, loop, self._decoded, time.process_time(), self._room()):
+            workers.resize(tuner.threads.value)
+
+    def _room(self) -> int:
+        """Batches that may be prepared ahead: in a quarter of the memory for batches, and only while half of it is
+        free, because the caller may keep some."""
+        held, ahead = self.held, self.tuner.ahead.value
+        quarter = held.held_bytes // 4 // self._batch_bytes
+        free = (held.held_bytes // 2 - held.allocated_bytes) // self._batch_bytes
+        return max(2, min(quarter, ahead + free))
 
     def decode_here(self, records: Records, arrays: dict[str, np.ndarray], draw: Draw) -> Failures:
         """`decode`, in this thread. A value that is not what it was is not decoded, unless it is packed with others."""

@@ -54,8 +54,10 @@ class FirstEpochWriter(RingWriter):
     guess : read page ranges that probably hold the records; False: prefetch leaves, then read the records exactly
     """
 
-    def __init__(self, context: Context, work: Work, *, guess: bool = True) -> None:
-        super().__init__(context, work)
+    _packed = False  # slots are known by the numbers of their groups
+
+    def __init__(self, context: Context, work: Work, base: int = 0, *, guess: bool = True) -> None:
+        super().__init__(context, work, base)
         speculator = self._index.speculator(self.stats, guess=guess)
         assert speculator is not None  # otherwise the extents are known
         self._speculator = speculator
@@ -68,7 +70,9 @@ class FirstEpochWriter(RingWriter):
         scouted: deque[_Scouted] = deque()
         while (todo or scouted) and not self._stop.is_set() and self.error is None:
             if todo and len(scouted) < self._speculator.ahead and (not scouted or self._is_free(todo[0])):
-                if not self._wait_slot(todo[0], None) or self._is_deserted():
+                # Where groups are scouted nothing is waited for: only this thread can settle them.
+                ready = self._wait_slot(todo[0], None) and (bool(scouted) or self._room.wait(todo[0], self._stop))
+                if not ready or self._is_deserted():
                     return
                 scouted.append(self._submit_scouted(todo.popleft()))
             elif scouted[0].there.wait(_PAUSE_S if todo else self._options.alive_seconds):
@@ -79,8 +83,8 @@ class FirstEpochWriter(RingWriter):
                 self._submit_group(group, self._lay_out(group), urgent=True)  # later groups are in flight
 
     def _is_free(self, j: int) -> bool:
-        """True if all ranks have released group j's slot. Does not wait."""
-        return self._ring.is_done(self._free_after(j))
+        """True if all ranks have released group j's slot, and it may be begun. Does not wait."""
+        return self._ring.is_done(self._free_after(j)) and self._room.may_begin(j)
 
     def _submit_scouted(self, j: int) -> _Scouted:
         one = self._foresee(j)
@@ -88,11 +92,11 @@ class FirstEpochWriter(RingWriter):
         def done(error: BaseException | None, seconds: float) -> None:
             if error is not None:
                 one.errors.append(error)
-            self._end_read(seconds)
+            self._in_flight.end(seconds)
             one.there.set()
-            self._forget_read()
+            self._in_flight.forget()
 
-        self._begin_read()
+        self._room.begin(j, self._in_flight.begin())
         try:
             self._pool.submit(one.reads.reads, self._slot(j), one.reads.starts, done)
         except BaseException as e:  # the pool was closed meanwhile
@@ -100,9 +104,6 @@ class FirstEpochWriter(RingWriter):
         return one
 
     # -- of one group ---------------------------------------------------------------------------------------------
-
-    def _slot(self, j: int) -> np.ndarray:
-        return self._slots.data[j % self._slots.count]
 
     def _foresee(self, j: int) -> _Scouted:
         begin = time.perf_counter()

@@ -18,14 +18,13 @@ from dataclasses import replace
 import numpy as np
 
 from pario.comm.farewell import describe
-from pario.decode.base import Failures
 from pario.errors import CorruptedError, RankError
 from pario.plan.stream import Work
 from pario.records import Records
 from pario.stage.fill import Filler
 from pario.stage.memory import MemoryTier
 from pario.supply.base import Ahead, Context, Parts
-from pario.supply.seat import SeatSource
+from pario.supply.seat import Places, SeatSource
 from pario.text import decimal_bytes
 from pario.threads import Workers
 
@@ -69,7 +68,7 @@ class MemorySource(SeatSource):
                 self.ahead = replace(ahead, eager=True)
         else:
             self._held.held_bytes = context.options.held_bytes
-            self.ahead = Ahead(preparer.call, context.options.decode_ahead)
+            self.ahead = Ahead(preparer.call, context.decode.tuner.ahead)
         context.stats.reader, context.stats.own = self._filler is not None, False
 
     def _fill(self, work: Work) -> Filler | None:
@@ -112,28 +111,29 @@ class MemorySource(SeatSource):
         begin = time.perf_counter()
         places = self._places(step)
         offsets, nbytes = places.offsets, places.nbytes
-        records = Records(places.ids, self._view, offsets, nbytes)
-        arrays, ids = self._context.decode.arrays(records, len(offsets) // self._width)
-        ids[:] = places.ids[:: self._width]
         located = waited = time.perf_counter()
-        failures: Failures | None
         if self._states.whole() is not None:
-            failures = self._decode_here(records, arrays, self._states.whole)
+            parts = self._decode_here(places, self._states.whole)
         else:
             begins, lengths = self._checked.spans(offsets, nbytes)
             chunks = self._memory.grid.chunks_at(begins, lengths)
             self._states.wait(chunks, self._saying(check), _LOOK_S)
             waited = time.perf_counter()
-            failures = self._decode_here(records, arrays, lambda: self._states.generations(chunks))
-        if failures is None:  # the tier has given a chunk back, or had no room for it
-            records = self._reader.read(places.ids, self._stats, verify=False)
-            failures = self._context.decode.decode(records, arrays, self._draw)
+            parts = self._decode_here(places, lambda: self._states.generations(chunks))
+        if parts is None:  # the tier has given a chunk back, or had no room for it
+            parts = self._decoded(self._reader.read_stored(places.ids, self._stats, verify=False))
         with self._counting:
             self._stats.locate += located - begin
             self._stats.share += waited - located
             self._stats.decode += time.perf_counter() - waited
             self._stats.node_bytes += int(nbytes.sum())
-        return Parts(arrays, ids, failures)
+        return parts
+
+    def _decoded(self, records: Records) -> Parts:
+        decode = self._context.decode
+        arrays, ids = decode.arrays(records, len(records) // self._width)
+        ids[:] = records.ids[:: self._width]
+        return Parts(arrays, ids, decode.decode(records, arrays, self._draw))
 
     def _saying(self, check: Callable[[], None]) -> Callable[[], None]:
         """`check`, which also says once that a long wait has a reason."""
@@ -151,9 +151,7 @@ class MemorySource(SeatSource):
 
         return look
 
-    def _decode_here(
-        self, records: Records, arrays: dict[str, np.ndarray], state: Callable[[], object]
-    ) -> Failures | None:
+    def _decode_here(self, places: Places, state: Callable[[], object]) -> Parts | None:
         """Decode out of the tier's memory; None if it gave back a chunk meanwhile.
 
         state : of the chunks, the same before and after if nothing happened to them; None: one is not there
@@ -162,18 +160,19 @@ class MemorySource(SeatSource):
         if before is None:
             return None
         error: CorruptedError | None = None
-        failures: Failures = []
+        parts: Parts | None = None
         try:
             data = self._memory.kernel_view
-            self._checked.in_copy(data, records.starts, records.starts, records.nbytes, records.ids)
-            failures = self._context.decode.decode(records, arrays, self._draw)
+            self._checked.in_copy(data, places.offsets, places.offsets, places.nbytes, places.ids)
+            # The arrays, too, depend on what is in the memory where values are packed.
+            parts = self._decoded(Records(places.ids, self._view, places.offsets, places.nbytes))
         except CorruptedError as e:
             error = e
         if state() != before:
             return None
         if error is not None:
             raise error
-        return failures
+        return parts
 
     def check(self) -> None:
         if self._filler is not None and self._filler.error is not None:

@@ -23,11 +23,19 @@ class RingReader(RecordSource):
     Adds waiting times and bytes to the context's stats, once per group and not per step.
 
     writer : on a reading rank, what fills the ring; ends with this source
+    base : number of the epoch's first group in the ring
     spills : the ring was allocated before sizes were known: the rank that takes a record that did not fit reads it
     """
 
     def __init__(
-        self, context: Context, work: Work, writer: RingWriter | None, *, spills: bool, ahead: Ahead | None
+        self,
+        context: Context,
+        work: Work,
+        writer: RingWriter | None,
+        *,
+        spills: bool,
+        ahead: Ahead | None,
+        base: int = 0,
     ) -> None:
         super().__init__(context, work)
         self._ring = context.ring
@@ -38,6 +46,7 @@ class RingReader(RecordSource):
         self._seat_rows = work.schedule.batch_size * self.width
         self._row = context.seats.local * self._seat_rows
         self._flat = context.slots.data.reshape(-1)
+        self._base = base
         self._next_group = 0
         self._ready = 0
         context.decode.held.held_bytes = context.options.held_bytes
@@ -56,7 +65,7 @@ class RingReader(RecordSource):
         ids, starts = slots.ids[table, rows], slots.starts[table, rows]
         if self._spills and len(starts) and int(starts.min()) < 0:
             begin = time.perf_counter()
-            records = self._context.reader.read(ids.copy(), self._stats, verify=False)
+            records = self._context.reader.read_stored(ids.copy(), self._stats, verify=False)
             self._stats.spilled += len(ids)
             self._stats.share += time.perf_counter() - begin
             return first, records
@@ -65,7 +74,7 @@ class RingReader(RecordSource):
     def _next(self, check: Callable[[], None]) -> None:
         """Wait for the next group."""
         ring, stats, group = self._ring, self._stats, self._next_group
-        full = ring.full_slots(group)
+        full = ring.full_slots(self._base + group)
         stats.groups += 1
         stats.ready += full
         begin = time.perf_counter()
@@ -82,7 +91,7 @@ class RingReader(RecordSource):
 
     def _wait(self, group: int, check: Callable[[], None]) -> int:
         """Wait until the group is in its slot; returns the ticks that are complete then."""
-        return self._ring.wait_group(group, check)
+        return self._ring.wait_group(self._base + group, check)
 
     def _bytes(self, first: int, stop: int) -> int:
         """Bytes of this rank's records in ticks [first, stop)."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -21,15 +21,16 @@ from functools import partial
 import numpy as np
 
 from pario.comm.farewell import describe
-from pario.comm.window import Ring
 from pario.errors import ParioError, RankError
+from pario.fetch.pool import Job
 from pario.plan.coalesce import Reads, coalesce
-from pario.plan.schedule import Schedule
 from pario.plan.stream import Work
+from pario.stats.rank import RankStats
 from pario.supply.base import Context
+from pario.supply.ring_room import RingRoom
 from pario.threads import start_thread
 
-__all__ = ["Group", "RingWriter"]
+__all__ = ["Group", "InFlight", "RingWriter"]
 
 #: Of the wanted pages, what may be read along where a selection leaves out neighbours: a request costs more than a few
 #: pages. (Half of 8 KB records, at random, from a store that answers in 20 ms: 1 % 1.53 s, 100 % 0.63 s.)
@@ -54,20 +55,59 @@ class Group:
     reads: Reads
 
 
-class _IsFull:
-    """Whether so much of the ring waits for the fastest rank of this node that faster reading would not help."""
+class InFlight:
+    """The groups of a writer whose reads are under way. Its lock also guards the stats that the pool's threads update.
 
-    def __init__(self, ring: Ring, schedule: Schedule) -> None:
-        self._ring = ring
-        self._schedule = schedule
-        self._oldest = 0  # the first group that every rank still needs
+    beside : of another writer with the same stats, whose reads may be under way at the same time
+    """
 
-    def __call__(self) -> bool:
-        ring, schedule = self._ring, self._schedule
-        while self._oldest < schedule.groups and ring.is_done(schedule.group_release_tick(self._oldest), by=any):
-            self._oldest += 1
-        # One is being taken; behind it, half of the others.
-        return ring.full_slots(self._oldest) > max(1, (ring.slots - 1) // 2)
+    def __init__(self, stats: RankStats, beside: InFlight | None = None) -> None:
+        self.lock: threading.Condition = threading.Condition() if beside is None else beside.lock
+        self._stats = stats
+        self._count = 0
+        self._all: _Busy = _Busy() if beside is None else beside._all
+
+    def begin(self) -> float:
+        now = time.perf_counter()
+        with self.lock:
+            if not self._all.count:
+                self._all.since = now
+            self._all.count += 1
+            self._count += 1
+        return now
+
+    def end(self, seconds: float) -> None:
+        """seconds : sum over the threads of the time in its reads"""
+        with self.lock:
+            now = time.perf_counter()
+            self._stats.read += now - self._all.since
+            self._stats.reading += seconds
+            self._all.since = now
+
+    def forget(self) -> None:
+        with self.lock:
+            self._all.count -= 1
+            self._count -= 1
+            if not self._count:
+                self.lock.notify_all()
+
+    @property
+    def is_alone(self) -> bool:
+        """No more than one is under way, of either writer."""
+        return self._all.count <= 1
+
+    def wait(self, limit_s: float = math.inf) -> bool:
+        """Wait until there are none, at most this long; returns whether there are none."""
+        with self.lock:
+            return self.lock.wait_for(lambda: not self._count, None if limit_s == math.inf else limit_s)
+
+
+@dataclass(slots=True)
+class _Busy:
+    """count : groups under way; since : while there are any, `read` is counted up to this time"""
+
+    count: int = 0
+    since: float = 0.0
 
 
 class RingWriter:
@@ -75,9 +115,17 @@ class RingWriter:
 
     If a node has several readers, each reads its share of the groups (`DataFile.feeder`). Counts its work in the
     context's stats. `error` is the error that ended it early.
+
+    base : number of the epoch's first group in the ring
+    _paced : it reads no further ahead than the consumer needs, and _packed : it uses no more slots than it needs
+        (ring_room.py)
     """
 
-    def __init__(self, context: Context, work: Work) -> None:
+    _paced = _packed = True
+    #: groups that were read before the epoch began
+    _early: Collection[int] = ()
+
+    def __init__(self, context: Context, work: Work, base: int = 0) -> None:
         reader, world = context.reader, context.world
         assert reader.file.feeder is not None  # a rank without a share of the groups needs no writer
         self._schedule = work.schedule
@@ -87,10 +135,11 @@ class RingWriter:
         self._gap_percent = _GAP_PERCENT if ordered and chosen is not None and chosen.has_gaps else None
         self._index = reader.index
         self._ring = context.ring
+        self._base = base
         self._slots = context.slots
         self._pool = reader.file.pool
         self._options = context.options
-        self._read_bytes = max(self._options.read_bytes, self._pool.fetcher.long_bytes)
+        self._read_bytes = max(reader.file.knobs["read_bytes"].value, self._pool.fetcher.long_bytes)
         self._checked = reader.checked
         self._seats = context.seats
         self._rank = world.rank
@@ -98,10 +147,9 @@ class RingWriter:
         self.stats = context.stats
         self.error: BaseException | None = None
         self._stop = threading.Event()
-        self._idle = threading.Condition()  # guards the three below, and the stats that the pool's threads update
-        self._under_way = 0
-        self._busy_since = 0.0  # while reads are in flight: `read` is counted up to this time
-        self._is_full = _IsFull(self._ring, self._schedule)
+        self._in_flight = InFlight(self.stats)
+        self._room = RingRoom(context, work.schedule, base, paced=self._paced, packed=self._packed)
+        self._is_full = self._room.is_full
         self._thread: threading.Thread | None = None
         self.ended: Future[None] | None = None  # done when the thread has read everything that is needed
 
@@ -131,29 +179,29 @@ class RingWriter:
             self._read_all()
         except BaseException as e:
             self._fail(e)
-        with self._idle:
-            while self._under_way:
-                self._idle.wait()
+        self._in_flight.wait()
         self._pool.unfollow(self._is_full)
         ended.set_result(None)
 
     def _read_all(self) -> None:
         feeder, feeders = self._shares
         for j in range(feeder, self._schedule.groups, feeders):
+            if j in self._early:
+                continue
             if self._stop.is_set() or self.error is not None:
                 break
             group = self._plan(j)
-            if self._wait_slot(j, None) and not self._is_deserted():
-                self._submit_group(group, self._lay_out(group))
+            if not self._wait_slot(j, None) or not self._room.wait(j, self._stop) or self._is_deserted():
+                break
+            self._submit_group(group, self._lay_out(group))
 
     def _is_deserted(self) -> bool:
         """Nobody waited for the group that was in a free slot, so it may even be under way still: end it then."""
-        if self._ring.deserted():
-            self._stop.set()
-        return self._stop.is_set()
+        return self._ring.deserted() or self._stop.is_set()
 
-    def _submit_group(self, group: Group, data: np.ndarray, urgent: bool = False) -> None:
-        """Pass its reads to the pool; the thread that finishes last checks and publishes it."""
+    def _submit_group(self, group: Group, data: np.ndarray, urgent: bool = False) -> Job | None:
+        """Pass its reads to the pool; the thread that finishes last checks and publishes it. None: the pool has ended
+        """
 
         def done(error: BaseException | None, seconds: float) -> None:
             try:
@@ -163,14 +211,16 @@ class RingWriter:
             except BaseException as e:
                 error = e
             if error is not None:
-                self._fail(error)
-            self._forget_read()
+                self._lose(group, error)
+            self._room.forget(group.number)
+            self._in_flight.forget()
 
-        self._begin_read()
+        self._room.begin(group.number, self._in_flight.begin(), alone=self._in_flight.is_alone)
         try:
-            self._pool.submit(group.reads.reads, data, group.reads.starts, done, urgent)
+            return self._pool.submit(group.reads.reads, data, group.reads.starts, done, urgent)
         except BaseException as e:  # the pool was closed meanwhile
             done(e, 0.0)
+            return None
 
     # -- of one group ---------------------------------------------------------------------------------------------
 
@@ -213,55 +263,45 @@ class RingWriter:
         slots = self._ring.slots
         return self._schedule.group_release_tick(j - slots) if j >= slots else 0
 
+    def _slot(self, j: int) -> np.ndarray:
+        """u8[slot_bytes], the memory of group j's slot."""
+        return self._slots.data[self._room.slot(j)]
+
     def _lay_out(self, group: Group) -> np.ndarray:
         """Write the group's rows of the tables; returns u8[slot_bytes], the memory of its slot."""
+        self._count(group.reads)
+        self._write_tables(group)
+        return self._slot(group.number)
+
+    def _write_tables(self, group: Group) -> None:
         begin = time.perf_counter()
-        slots = self._slots
-        slot = group.number % slots.count
+        slots, slot = self._slots, self._room.slot(group.number)
         table = (group.steps % len(slots.ids), group.rows)
         slots.ids[table] = group.ids
         slots.starts[table] = group.reads.record_starts + slot * slots.slot_bytes
         slots.nbytes[table] = group.nbytes
-        self._count(group.reads)
         self.stats.locate += time.perf_counter() - begin
-        return slots.data[slot]
 
     def _count(self, reads: Reads) -> None:
-        self.stats.count(len(reads.reads), int(reads.reads["nbytes"].sum()))
-
-    def _begin_read(self) -> float:
-        now = time.perf_counter()
-        with self._idle:
-            if not self._under_way:
-                self._busy_since = now
-            self._under_way += 1
-        return now
-
-    def _end_read(self, seconds: float) -> None:
-        """seconds : sum over the threads of the time in its reads"""
-        with self._idle:
-            now = time.perf_counter()
-            self.stats.read += now - self._busy_since
-            self.stats.reading += seconds
-            self._busy_since = now
-
-    def _forget_read(self) -> None:
-        with self._idle:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.notify_all()
+        with self._in_flight.lock:
+            self.stats.count(len(reads.reads), int(reads.reads["nbytes"].sum()))
 
     def _publish(self, group: Group, seconds: float) -> None:
         """seconds : sum of its reads' times"""
-        self._end_read(seconds)  # count first: the rank that takes the bytes may read the stats next
+        self._in_flight.end(seconds)  # count first: the rank that takes the bytes may read the stats next
         self._pool.note_full()
-        self._ring.publish(group.number, self._schedule.group_ready_ticks(group.number))
+        self._room.filled(group.number, group.reads, seconds)
+        self._ring.publish(self._base + group.number, self._schedule.group_ready_ticks(group.number))
 
     def _check(self, group: Group, data: np.ndarray) -> None:
         t0 = time.perf_counter()
         self._checked.records(data, group.reads.record_starts, group.offsets, group.nbytes, group.ids)
-        with self._idle:
+        with self._in_flight.lock:
             self.stats.check += time.perf_counter() - t0
+
+    def _lose(self, group: Group, error: BaseException) -> None:
+        """The group could not be read."""
+        self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if self.error is None:

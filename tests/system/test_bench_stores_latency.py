@@ -122,3 +122,27 @@ def test_nothing_is_left_of_a_killed_user(tmp_path: Path, slow: Callable[..., La
         assert time.monotonic() < end, "the daemon outlived its user"
         time.sleep(0.05)
     os.rmdir(folder)
+
+
+def test_it_changes_while_it_runs(store: LatencyStore, file: int, content: bytes) -> None:
+    def seconds(reads: int, nbytes: int) -> float:
+        threads = [threading.Thread(target=os.pread, args=(file, nbytes, i * nbytes)) for i in range(reads)]
+        begin = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.monotonic() - begin
+
+    store.change(read_s=0.1)
+    assert seconds(1, 4096) >= 0.1
+    assert 0.1 <= seconds(8, 4096) < 0.4  # they overlap
+    store.change(read_s=0.0, bytes_per_s=5_000_000)
+    assert seconds(2, 1 << 19) >= (1 << 20) / 5e6
+    store.change(bytes_per_s=0)
+    assert seconds(2, 1 << 19) < (1 << 20) / 5e6
+    store.change(read_s=0.05, serial=True)
+    assert seconds(4, 4096) >= 4 * 0.05  # one after the other
+    store.change(serial=False)
+    assert seconds(4, 4096) < 4 * 0.05
+    assert os.pread(file, 5000, 12345) == content[12345:17345]

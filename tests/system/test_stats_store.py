@@ -44,9 +44,11 @@ def test_the_store_is_slow(folder: Path, slow: Callable[..., LatencyStore]) -> N
             pass
         seconds = time.perf_counter() - begin
         report = loader.report()
-    # The snapshot is looked at after each group, with reads of a page or so.
-    asked = bytes_of(store) - before
-    assert report.total["bytes_read"] <= asked <= 1.1 * report.total["bytes_read"], report
+        asked = bytes_of(store) - before
+        ring = loader.stats()["slots"] * loader.stats()["slot_bytes"]
+    # The snapshot is looked at after each group, with reads of a page or so. What is read ahead of the next epoch may
+    # still be under way, and counts when it is there.
+    assert report.total["bytes_read"] <= asked <= 1.1 * report.total["bytes_read"] + ring, report
     slow_part = (
         r"the store (?:or the number of reads in flight )?was the slow part: it gave ([\d.]+) MB/s with (?:all )?"
         r"([\d.]+) reads? (?:in flight;|that inflight allows)"
@@ -79,6 +81,7 @@ def test_bytes_of_several_ranks(folder: Path, slow: Callable[..., LatencyStore])
     report = json.loads(ended.output.splitlines()[-1])["report"]
     read = sum(rank["bytes_read"] for rank in report["ranks"])
     assert read == report["total"]["bytes_read"]
-    assert read <= bytes_of(store) <= 1.25 * read, report
+    # The report was made while a part of the third epoch was still under way.
+    assert read <= bytes_of(store) <= 1.25 * read + N * 5000, report
     assert sum(rank["node_bytes"] for rank in report["ranks"]) == 2 * N * 5000
     assert "slow part" in report["sentence"]

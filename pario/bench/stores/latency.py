@@ -2,7 +2,7 @@
 
 A parallel file system is slow per operation, not per byte: every read and every metadata operation is a round trip. A
 daemon in a separate process sleeps for that time, keeps one clock for the bandwidth that all readers share, and counts
-requests per path. On request it stalls, refuses reads, or cuts them short.
+requests per path. On request it stalls, refuses reads, cuts them short, or becomes slower or faster.
 
     with latency_store("/data/set", read_s=0.020, metadata_s=0.002, bytes_per_s=200_000_000) as store:
         Loader(store.folder, ...)
@@ -101,6 +101,19 @@ class LatencyStore:
     def refuse_writes(self, number: int = errno.EIO, only: str = "") -> None:
         """Let writes fail with this errno until `heal`."""
         self._ask(do="fault", write_errno=number, only=only)
+
+    def change(
+        self, *, read_s: float | None = None, bytes_per_s: float | None = None, serial: bool | None = None
+    ) -> None:
+        """Be another store from now on: reads that begin later follow it, those under way end as they began.
+
+        read_s : seconds that each read takes
+        bytes_per_s : bandwidth of all reads together; 0: no limit
+        serial : one read at a time, as a disk with one arm serves them: the next one's `read_s` begins when the one
+            before has ended
+        None: as it was.
+        """
+        self._ask(do="change", read_s=read_s, bytes_per_s=bytes_per_s, serial=serial)
 
     def heal(self) -> None:
         """End all faults at once."""
@@ -224,6 +237,7 @@ class _Operations:
         self._read_s = setup["read_s"]
         self._metadata_s = setup["metadata_s"]
         self._bytes_per_s = setup["bytes_per_s"]
+        self._serial = False
         self._lock = threading.Lock()
         self._free_at = 0.0  # the bandwidth's clock: when the last requested byte will have arrived
         self._counts: dict[str, Counter[str]] = {}
@@ -245,6 +259,10 @@ class _Operations:
                 return counts
             if what["do"] == "heal":
                 self._faults = []
+            elif what["do"] == "change":
+                for name in ("read_s", "bytes_per_s", "serial"):
+                    if what[name] is not None:
+                        setattr(self, f"_{name}", what[name])
             else:
                 what["until"] = time.monotonic() + what["stall_s"] if "stall_s" in what else None
                 self._faults = [*self._faults, what]
@@ -271,9 +289,12 @@ class _Operations:
             self.ending.wait(0.02)
 
     def _transfer(self, nbytes: int) -> None:
-        if self._bytes_per_s:
+        """Wait until the last of the bytes has come."""
+        seconds = self._read_s if self._serial else 0.0
+        seconds += nbytes / self._bytes_per_s if self._bytes_per_s else 0.0
+        if seconds:
             with self._lock:
-                self._free_at = max(self._free_at, time.monotonic()) + nbytes / self._bytes_per_s
+                self._free_at = max(self._free_at, time.monotonic()) + seconds
                 left = self._free_at - time.monotonic()
             self.ending.wait(left)
 
@@ -310,7 +331,7 @@ class _Operations:
                 self._reading[path] -= 1
 
     def _read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        self._spend(path, "read", self._read_s)
+        self._spend(path, "read", 0.0 if self._serial else self._read_s)
         for fault in self._faults:
             if fault["only"] in path and offset + size > fault.get("from_byte", 0):
                 if "errno" in fault:

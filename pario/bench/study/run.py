@@ -250,7 +250,7 @@ class Study:
         if loop is not None:
             if not loop.in_order and store.in_flight is not None:
                 batch = 1  # a record may take a second there
-        elif store.in_flight is not None:
+        elif store.in_flight is not None and recipe != "auto":  # which finds its number by itself
             options = {"inflight": max(1, min(USUAL_INFLIGHT, store.in_flight // cell.nodes)), **options}
         return {
             "path": store.folder(made, recipe),

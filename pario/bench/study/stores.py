@@ -23,7 +23,7 @@ __all__ = ["CAP", "IN_FLIGHT", "Counts", "Store", "open_store"]
 #: bytes per second of both emulated stores, all readers together
 CAP = 200_000_000
 READ_S, METADATA_S = 0.020, 0.002
-#: reads in flight at once on the store with latency, all nodes together
+#: reads in flight at once on the store with latency, all nodes together, of recipes that do not find their number
 IN_FLIGHT = 16
 
 Counts = dict[str, int]
@@ -33,7 +33,7 @@ class Store:
     """One store while it is mounted.
 
     cap : bytes per second; None: no limit
-    in_flight : reads in flight that all readers together may have; None: the default of each
+    in_flight : reads in flight that all readers of a recipe but auto may have together; None: the default of each
     settle_s : seconds until every mount sees that files were added or removed
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pario.bench.study.cells import LOOPS, RECIPES, Cell
 from pario.bench.study.numbers import Row, spread
-from pario.bench.study.stores import IN_FLIGHT
+from pario.options import MOST_INFLIGHT
 
 __all__ = ["BARS", "MUST", "best_loop", "best_other", "rates", "title", "verdicts", "worst"]
 
@@ -87,10 +87,11 @@ def _cap(document: dict[str, Any]) -> Iterator[Row]:
 
 
 def _in_flight(document: dict[str, Any]) -> Iterator[Row]:
+    """Each reading rank stays within the bounds in which it looks for its depth."""
     for cell in document["cells"]:
         most = [run["store"]["most"] for run in cell["runs"].get("auto", []) if "most" in (run["store"] or {})]
         if most:
-            yield _row(cell, most, "<=", IN_FLIGHT, "reads")
+            yield _row(cell, most, "<=", MOST_INFLIGHT * cell["ranks"], "reads")
 
 
 def _collectives(document: dict[str, Any]) -> Iterator[Row]:

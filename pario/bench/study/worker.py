@@ -151,7 +151,8 @@ def _loader(task: dict[str, Any]) -> Loader:
         decoder,
         shuffle=False if task["order"] == "none" else task["order"],
         seed=task["seed"],
-        options=Options(**{"tiers": (), **given}),  # ways of reading the store are compared
+        # Ways of reading the store are compared, each in one epoch.
+        options=Options(**{"tiers": (), "next_epoch": False, **given}),
         recipe=_recipe(task["recipe"], task["options"].get("stagger")),
         save_index=task["save_index"],
     )

@@ -1,0 +1,492 @@
+"""The codecs of packed databases: ratio and speed by kind of record, ways to call their libraries, and choices tried.
+
+    python -m benchmarks.codecs table     ratio, unpacking, packing
+    python -m benchmarks.codecs ways      unpacking through kernels beside Python packages (cramjam, imagecodecs)
+    python -m benchmarks.codecs live      the chosen codec keeps up, the next better ratio does not
+    python -m benchmarks.codecs bars      ratios with dictionaries
+    python -m benchmarks.codecs all [--rounds 3] [--out FILE.json] [--into docs/packing.md]
+
+Exit status 1 if a bar is not met.
+
+All data are synthetic and in memory. Ratios are raw bytes / stored bytes, headers and checksums included. Times are the
+processor time of one thread, but in `live`; rounds are interleaved, and the best of them is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pario.bench.marked import fill_marked
+from pario.codec import trial
+from pario.codec.packing import Packing
+from pario.codec.registry import parse
+from pario.codec.select import Application, Candidate, Selection, Store, select
+from pario.codec.zstd import train
+from pario.errors import OptionError
+from pario.records import Records
+
+SPECS = (
+    "lz4", "lz4hc:9", "zstd:-3", "zstd:1", "zstd:3", "zstd:9", "zstd:19", "deflate:6", "brotli:9", "lzma:6",
+    "blosc2 lz4", "blosc2 zstd", "lz4hc:9 + dictionary", "zstd:3 + dictionary", "zstd:19 + dictionary",
+)  # fmt: skip
+#: bytes of the numbers that blosc2 regroups
+NUMBERS = {"int16 1.2 KB": 2, "float32 2.4 KB": 4}
+SMALL = 16 << 10
+BARS: dict[str, float | None] = {"JSON 419 B": 3.3, "int16 1.2 KB": 1.9}
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def _json(rng: np.random.Generator, n: int) -> list[bytes]:
+    """Records of 419 bytes or so, as a web service or a labelling tool writes them."""
+    names = ["horse", "truck", "frog", "airplane", "deer", "ship"]
+    out = []
+    for i in range(n):
+        boxes = [[round(float(x), 1) for x in rng.uniform(0, 640, 4)] for _ in range(3)]
+        record = {
+            "id": int(rng.integers(1 << 40)), "file_name": f"images/train/{int(rng.integers(1e7)):012d}.jpg",
+            "width": 640, "height": 480, "license": int(rng.integers(9)), "category": names[int(rng.integers(6))],
+            "captured": f"2013-11-{1 + i % 28:02d} {i % 24:02d}:{i % 60:02d}:00", "boxes": boxes, "iscrowd": 0,
+            "source": "https://example.org/datasets/objects/v2", "reviewed_by": ["first", "second"], "split": "train",
+        }  # fmt: skip
+        out.append(json.dumps(record).encode())
+    return out
+
+
+def _signals(rng: np.random.Generator, n: int, count: int, which: str) -> list[bytes]:
+    """Sensors. pulses : a pulse on noise, int16; drift : a random walk with noise in its last bits, int16; waves :
+    smooth, float32"""
+    t = np.linspace(0, 1, count)[None]
+    if which == "pulses":
+        rows = 200 * np.exp(-(((t - rng.uniform(0.2, 0.8, (n, 1))) / 0.1) ** 2)) + rng.normal(0, 4, (n, count))
+    elif which == "drift":
+        rows = np.cumsum(rng.normal(0, 6, (n, count)), 1) + rng.normal(0, 2, (n, count))
+    else:
+        rows = np.sin(20 * t * rng.uniform(0.5, 2, (n, 1))) + rng.normal(0, 1e-3, (n, count))
+    return [row.astype(np.float32 if which == "waves" else np.int16).tobytes() for row in rows]
+
+
+def _images(rng: np.random.Generator, n: int, side: int) -> list[bytes]:
+    """Datums of smooth pictures, uint8[3, side, side]."""
+    fy, fx = np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None]
+    shape = 1 / (2.0 / side + np.hypot(fx, fy)) ** 2.6
+    out = []
+    for i in range(n):
+        picture = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(side, side))) * shape, s=(side, side))
+        picture = (picture - picture.min()) / np.ptp(picture)
+        tint = rng.uniform(0.4, 1.0, 3)[:, None, None]
+        data = (picture[None] * tint * 255).astype(np.uint8).tobytes()
+        size = len(data)
+        head = b"\x08\x03\x10" + _varint(side) + b"\x18" + _varint(side) + b"\x22" + _varint(size)
+        out.append(head + data + b"\x28" + _varint(i % 10))
+    return out
+
+
+def _varint(n: int) -> bytes:
+    out = bytearray()
+    while n > 127:
+        out.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*out, n])
+
+
+def _text(rng: np.random.Generator, n: int, nbytes: int) -> list[bytes]:
+    """Words by Zipf's law."""
+    letters = np.frombuffer(b"etaoinshrdlucmfwypvbgkjqxz", np.uint8)
+    words = [bytes(letters[np.minimum(rng.geometric(0.12, int(rng.integers(2, 9))) - 1, 25)]) for _ in range(6000)]
+    ranks = np.minimum(rng.zipf(1.35, (n, nbytes // 5)) - 1, 5999)
+    return [b" ".join(words[k] for k in row)[:nbytes] for row in ranks]
+
+
+def kinds(scale: float = 1.0) -> dict[str, list[bytes]]:
+    rng = np.random.default_rng(14)
+
+    def count(n: int) -> int:
+        return max(4, int(n * scale))
+
+    return {
+        "JSON 419 B": _json(rng, count(6000)),
+        "int16 1.2 KB": _signals(rng, count(3000), 600, "pulses"),
+        "float32 2.4 KB": _signals(rng, count(1500), 600, "waves"),
+        "Datum 3 KB": _images(rng, count(1200), 32),
+        "Datum 197 KB": _images(rng, count(24), 256),
+        "text 400 KB": _text(rng, count(12), 400_000),
+        "random 3 KB": [rng.bytes(3072) for _ in range(count(1200))],
+    }
+
+
+def _as_records(values: list[bytes]) -> Records:
+    nbytes = np.array([len(value) for value in values], np.int64)
+    data = np.frombuffer(b"".join(values), np.uint8)
+    return Records(np.arange(len(values)), data, np.cumsum(nbytes) - nbytes, nbytes)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _spec(name: str, kind: str) -> tuple[str, bool] | None:
+    """(what `parse` reads, whether with a dictionary); None: not for this kind."""
+    base, dictionary = name.removesuffix(" + dictionary"), name.endswith("dictionary")
+    if base.startswith("blosc2"):
+        size = NUMBERS.get(kind)
+        return (f"blosc2:5,typesize={size},filter=shuffle,codec={base.split()[1]}", False) if size else None
+    if dictionary and kind.endswith(" KB") and float(kind.split()[-2]) * 1000 > SMALL:
+        return None
+    return base, dictionary
+
+
+def measured(rounds: int, scale: float, seconds: float) -> dict[tuple[str, str], dict[str, float]]:
+    """By (codec, kind): ratio; us, of processor time to unpack a record; pack, bytes per second of processor time."""
+    out: dict[tuple[str, str], dict[str, float]] = {}
+    for kind, values in kinds(scale).items():
+        learnt, held = values[::2], values[1::2]
+        dictionary = train(learnt, 32 << 10)
+        for _ in range(rounds):
+            for name in ("raw", *SPECS):
+                spec = _spec(name, kind)
+                if spec is None or (spec[1] and not dictionary):
+                    continue
+                try:
+                    packing = Packing([parse(spec[0], dictionary if spec[1] else b"")])
+                except OptionError as error:
+                    print(error, file=sys.stderr)
+                    continue
+                ratio, spent, rate = _figures(packing, held, seconds)
+                row = out.setdefault((name, kind), {"ratio": ratio, "us": spent * 1e6, "pack": rate})
+                row["us"], row["pack"] = min(row["us"], spent * 1e6), max(row["pack"], rate)
+    return out
+
+
+def _figures(packing: Packing, values: list[bytes], seconds: float) -> tuple[float, float, float]:
+    """(ratio, seconds to unpack a record, bytes packed per second) of as many values as are packed in this time."""
+    packing.pack(values[0])
+    few, packed, begin, n = max(1, len(values) // 16), list[bytes](), time.thread_time(), 0
+    while n < len(values) and time.thread_time() - begin < seconds:
+        data, starts, nbytes = packing.pack_many(_as_records(values[n : n + few]))
+        packed += [data[a : a + k].tobytes() for a, k in zip(starts.tolist(), nbytes.tolist(), strict=True)]
+        n += few
+    values = values[: len(packed)]
+    raw = sum(map(len, values))
+    rate = raw / (time.thread_time() - begin)
+    records, sizes = _as_records(packed), np.array([len(value) for value in values], np.int64)
+    starts, out, best, begin = np.cumsum(sizes) - sizes, np.zeros(raw, np.uint8), 1e9, time.thread_time()
+    for k in range(1000):
+        start = time.thread_time()
+        failures = packing.unpack(records, out, starts, sizes)
+        best = min(best, time.thread_time() - start)
+        assert not failures, failures[0]
+        if k >= 2 and time.thread_time() - begin > seconds:
+            break
+    assert out.tobytes() == b"".join(values)
+    return raw / int(records.nbytes.sum()), best / len(values), rate
+
+
+def tables(found: dict[tuple[str, str], dict[str, float]]) -> str:
+    columns = list(dict.fromkeys(kind for _, kind in found))
+    rows = list(dict.fromkeys(name for name, _ in found))
+
+    def one(title: str, cell: Callable[[dict[str, float]], str]) -> list[str]:
+        lines = [f"**{title}**", "", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        for name in rows:
+            cells = [cell(found[name, kind]) if (name, kind) in found else "" for kind in columns]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        return [*lines, ""]
+
+    return "\n".join(
+        one("Raw bytes ÷ stored bytes", lambda row: f"{row['ratio']:.2f}")
+        + one("Unpacking a record: microseconds of processor time", lambda row: _short(row["us"]))
+        + one("Packing: MB per second of processor time", lambda row: _short(row["pack"] / 1e6))
+    ).rstrip()
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 99.5 else f"{number:.3g}"
+
+
+# -- ways to call a library --------------------------------------------------------------------------------------------
+
+
+def ways(rounds: int, scale: float) -> str:
+    """Microseconds of processor time per record, which other work on the machine changes less than elapsed time."""
+    lines = ["| records | library | way | us |", "|---|---|---|---|"]
+    for kind in ("JSON 419 B", "Datum 3 KB", "Datum 197 KB"):
+        values = kinds(scale)[kind]
+        for spec in ("zstd:3", "lz4hc:9"):
+            calls = dict(_ways(spec, values))
+            best: dict[str, float] = {}
+            for _ in range(rounds):
+                for name, call in calls.items():
+                    begin = time.thread_time()
+                    call(_OUT)
+                    best[name] = min(best.get(name, 1e9), (time.thread_time() - begin) / len(values))
+            lines += [f"| {kind} | {spec} | {name} | {spent * 1e6:.2f} |" for name, spent in best.items()]
+    return "\n".join(lines)
+
+
+def _ways(spec: str, values: list[bytes]) -> Iterator[tuple[str, Callable[[np.ndarray], Any]]]:
+    codec, sizes = parse(spec), [len(value) for value in values]
+    nbytes = np.array(sizes, np.int64)
+    starts = np.cumsum(nbytes) - nbytes
+    packed = [codec.encode(value) for value in values]
+    records, packing = _as_records(packed), Packing([codec])
+    yield "C function in a kernel", lambda out: codec.decode_many(records, out, starts, nbytes)
+    stored = Records(records.ids, *packing.pack_many(_as_records(values)))
+    yield "the same with headers and checksums", lambda out: packing.unpack(stored, out, starts, nbytes)
+    rows = list(zip(starts.tolist(), sizes, strict=True))
+
+    def into(function: Callable[..., Any], given: list[bytes]) -> Callable[[np.ndarray], Any]:
+        def call(out: np.ndarray) -> None:
+            for value, (start, size) in zip(given, rows, strict=True):
+                function(value, out[start : start + size])
+
+        return call
+
+    try:
+        import cramjam
+        import imagecodecs
+        import lz4.block
+        import zstandard
+    except ImportError as error:
+        print(error, file=sys.stderr)
+        return
+    if spec.startswith("zstd"):
+        frames = [zstandard.ZstdCompressor(3).compress(value) for value in values]
+        yield "cramjam decompress_into", into(cramjam.zstd.decompress_into, frames)
+        yield "imagecodecs zstd_decode(out=)", into(lambda v, out: imagecodecs.zstd_decode(v, out=out), frames)
+        lengths = np.array([len(frame) for frame in frames], np.uint64)
+        segments = np.stack([np.cumsum(lengths) - lengths, lengths], 1)
+        joined = zstandard.BufferWithSegments(b"".join(frames), segments.tobytes())
+        wanted = nbytes.astype(np.uint64).tobytes()
+
+        def batch(out: np.ndarray) -> None:
+            got = zstandard.ZstdDecompressor().multi_decompress_to_buffer(joined, decompressed_sizes=wanted, threads=1)
+            for k, (start, size) in enumerate(rows):
+                out[start : start + size] = np.frombuffer(got[k], np.uint8)
+
+        yield "zstandard multi_decompress_to_buffer, copied", batch
+
+        def single(out: np.ndarray) -> None:
+            engine = zstandard.ZstdDecompressor()
+            for value, (start, size) in zip(frames, rows, strict=True):
+                out[start : start + size] = np.frombuffer(engine.decompress(value), np.uint8)
+
+        yield "zstandard decompress, copied", single
+    else:
+        yield "cramjam decompress_block_into", into(
+            lambda v, out: cramjam.lz4.decompress_block_into(v, out, output_len=len(out)), packed
+        )
+        yield "imagecodecs lz4_decode(out=)", into(lambda v, out: imagecodecs.lz4_decode(v, out=out), packed)
+
+        def blocks(out: np.ndarray) -> None:
+            for value, (start, size) in zip(packed, rows, strict=True):
+                out[start : start + size] = np.frombuffer(lz4.block.decompress(value, uncompressed_size=size), np.uint8)
+
+        yield "lz4.block decompress, copied", blocks
+
+
+_OUT = np.zeros(32 << 20, np.uint8)
+
+
+# -- choices, tried ----------------------------------------------------------------------------------------------------
+
+
+class Bucket:
+    """A store of so many bytes per second, whose bytes lie in memory."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._free = rate, time.perf_counter()
+
+    def take(self, nbytes: float) -> None:
+        now = time.perf_counter()
+        self._free = max(self._free, now) + nbytes / self._rate
+        if self._free > now:
+            time.sleep(self._free - now)
+
+
+#: A batch: so many bytes of values, so many times each, since slow codecs take long to pack.
+_LIVE_BYTES, _LIVE_TIMES = 2e5, 10
+
+
+def live(rounds: int, scale: float) -> tuple[str, bool]:
+    """C2 of fanstore.md. The store's rate makes the uncompressed read take most of an iteration; the iteration is as
+    long as lets a codec in the middle pass, and not the next better one."""
+    lines = [
+        "| records | way | iteration | chosen | ratio | its rate | next better ratio | its rate |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    fine = True
+    every = kinds(scale)
+    for kind in ("JSON 419 B", "Datum 3 KB", "text 400 KB"):
+        values = every[kind]
+        found = [
+            trial.measure(spec, values, threads=2, seconds=0.1)
+            for spec in ("raw", "lz4hc:9", "zstd:3", "brotli:9", "lzma:6")
+        ]
+        for sync in (False, True):
+            batch = max(2, min(len(values), int(_LIVE_BYTES / (sum(map(len, values)) / len(values)))))
+            chosen, rate = _tight(values[:batch] * _LIVE_TIMES, found, sync)
+            mine, other = chosen.chosen.candidate, chosen.tighter
+            sides = {"local": None, mine.name: mine, **({other.candidate.name: other.candidate} if other else {})}
+            best: dict[str, float] = {}
+            for _ in range(rounds):
+                for name, candidate in sides.items():
+                    got = _run(values[:batch], candidate, chosen.application, rate)
+                    best[name] = max(best.get(name, 0.0), got)
+            share = best[mine.name] / best["local"]
+            worse = best[other.candidate.name] / best["local"] if other else 0.0
+            fine &= share >= 0.95 and (other is None or worse < 0.95)
+            better = f"{other.candidate} | {worse:.3f}" if other else "none |"
+            lines.append(
+                f"| {kind} | {'in turns' if sync else 'ahead'} | {chosen.application.iteration * 1e3:.1f} ms "
+                f"| {mine.name} | {mine.ratio:.2f} | {share:.3f} | {better} |"
+            )
+    return "\n".join(lines), fine
+
+
+def _tight(values: list[bytes], found: list[Candidate], sync: bool) -> tuple[Selection, float]:
+    """(the choice, the store's bytes per second) of an application whose limit lies between two codecs."""
+    nbytes = float(sum(map(len, values)))
+    # The codecs from which none of the others takes ratio and speed at once.
+    front = [one for one in found if not any(o.ratio > one.ratio * 1.01 and o.seconds < one.seconds for o in found)]
+    front.sort(key=lambda one: one.seconds)
+    k = max(1, min(len(front) - 2, len(front) // 2))
+    inner, outer = front[k], front[k + 1] if k + 1 < len(front) else front[k]
+    cost = max(1.4 * inner.seconds, inner.seconds**0.6 * outer.seconds**0.4)
+    spent = len(values) * cost / 2
+    if sync:  # the store is so slow that the bytes that `inner` saves are worth `spent`
+        rate = nbytes * (1 - 1 / inner.ratio) / spent
+        application = Application(len(values), nbytes, nbytes / rate / 4, 2, sync=True)
+    else:
+        rate = nbytes / spent * 2
+        application = Application(len(values), nbytes, spent + nbytes / inner.ratio / rate, 2)
+    return select(application, found, Store(float("inf"), rate)), rate
+
+
+def _run(values: list[bytes], candidate: Candidate | None, app: Application, rate: float) -> float:
+    """Records per second of a loop that sleeps where it would compute. candidate : None for uncompressed data: in
+    memory if reading goes on meanwhile, else in the store"""
+    packing = Packing([parse(candidate.name)] if candidate else [])
+    packed = [packing.pack(value) for value in values] * _LIVE_TIMES
+    values = values * _LIVE_TIMES
+    halves = [_as_records(packed[k::2]) for k in range(2)]
+    sizes = [np.array([len(value) for value in values[k::2]], np.int64) for k in range(2)]
+    outs = [np.zeros(int(size.sum()), np.uint8) for size in sizes]
+    store = Bucket(rate) if candidate or app.sync else Bucket(float("inf"))
+    nbytes, steps = sum(float(half.nbytes.sum()) for half in halves), max(8, int(0.5 / app.iteration))
+    tasks: list[queue.Queue[bool]] = [queue.Queue() for _ in halves]
+    ready: queue.Queue[bool] = queue.Queue()
+
+    def decode(k: int) -> None:
+        while tasks[k].get():
+            packing.unpack(halves[k], outs[k], np.cumsum(sizes[k]) - sizes[k], sizes[k])
+            ready.put(True)
+
+    def load() -> None:
+        store.take(nbytes)
+        for task in tasks:
+            task.put(True)
+        for _ in tasks:
+            ready.get()
+
+    workers = [threading.Thread(target=decode, args=(k,)) for k in range(2)]
+    for worker in workers:
+        worker.start()
+    load()
+    ahead: queue.Queue[bool] = queue.Queue(1)
+
+    def reader() -> None:
+        for _ in range(steps):
+            load()
+            ahead.put(True)
+
+    background = threading.Thread(target=reader)
+    begin = time.perf_counter()
+    if not app.sync:
+        background.start()
+    for _ in range(steps):
+        if app.sync:
+            load()
+        else:
+            ahead.get()
+        time.sleep(app.iteration)
+    spent = time.perf_counter() - begin
+    if not app.sync:
+        background.join()
+    for task in tasks:
+        task.put(False)
+    for worker in workers:
+        worker.join()
+    return steps * len(values) / spent
+
+
+# -- bars --------------------------------------------------------------------------------------------------------------
+
+
+def bars(scale: float) -> tuple[str, bool]:
+    """Ratios of held-out records with a dictionary of 32 KiB, the dictionary itself not counted."""
+    lines, fine = ["| records | codec | ratio | bar | |", "|---|---|---|---|---|"], True
+    every = kinds(scale)
+    every["int16 1.2 KB, drift"] = _signals(np.random.default_rng(15), len(every["int16 1.2 KB"]), 600, "drift")
+    bars_of = BARS | {"int16 1.2 KB, drift": None}
+    for kind, bar in bars_of.items():
+        values = every[kind]
+        trained = train(values[::2], 32 << 10)
+        for spec in ("zstd:3", "zstd:19", "blosc2:9,typesize=2,filter=bitshuffle"):
+            if kind.startswith("JSON") and spec.startswith("blosc2"):
+                continue
+            dictionary = b"" if spec.startswith("blosc2") else trained
+            packing = Packing([parse(spec, dictionary)])
+            stored = sum(len(packing.pack(value)) for value in values[1::2])
+            ratio = sum(map(len, values[1::2])) / stored
+            name = f"{spec} + dictionary" if dictionary else spec
+            if bar is None or not dictionary:
+                lines.append(f"| {kind} | {name} | {ratio:.2f} | | |")
+                continue
+            fine &= ratio >= bar
+            lines.append(f"| {kind} | {name} | {ratio:.2f} | ≥ {bar} | {'met' if ratio >= bar else '**not met**'} |")
+    return "\n".join(lines), fine
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], tuple[str, bool]]] = {
+    "bars": lambda given: bars(given.scale),
+    "ways": lambda given: (ways(5 * given.rounds, given.scale), True),
+    "table": lambda given: (tables(measured(given.rounds, given.scale, given.seconds)), True),
+    "live": lambda given: live(given.rounds, given.scale),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*PARTS, "all", "none"])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of records")
+    parser.add_argument("--seconds", type=float, default=0.15, help="per measurement")
+    parser.add_argument("--out", type=Path, help="keep the parts' tables in this JSON file, beside those it has")
+    parser.add_argument("--into", type=Path, help="a page with marks <!-- codecs: PART -->")
+    given = parser.parse_args()
+    texts: dict[str, str] = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
+    fine = True
+    for part in [one for one in PARTS if given.what in (one, "all")]:
+        texts[part], good = PARTS[part](given)
+        fine &= good
+        print(texts[part], end="\n\n", flush=True)
+        if given.out:
+            given.out.write_text(json.dumps(texts, indent=1))
+    if given.into:
+        given.into.write_text(fill_marked(given.into.read_text(), "codecs", texts))
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

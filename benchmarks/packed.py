@@ -1,0 +1,318 @@
+"""The Loader on packed databases beside the codec alone, and beside the same records unpacked.
+
+    python -m benchmarks.packed --data DIR [--rounds 7] [--only SECTION] [--codec zstd:3] [--out F]
+
+Sections: `bare`, records/s of the Loader on 3 KB and 197 KB records in memory over those of the codec's own
+`decode_many` on as many threads (bar 0.9), and beside the unpacked set; `store`, over those of the unpacked set on a
+store of 20 ms and 200 MB/s, at ratio 2 (bar 1.8); `capacity`, four emulated nodes with a quota that holds the packed
+set and not the raw one; `nodes`, weak scaling over 1, 2, 4 and 8 emulated nodes with tiers and peers (bar 0.95), and
+the requests to the store while they train (bar 0). Sets are made in DIR: Caffe's Datum with pixels of four bits of
+entropy, which zstd halves. Rounds are interleaved, figures are medians of ratios. Exit status 1 if a bar is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import lmdb
+import numpy as np
+
+import pario
+from pario.bench.stores.latency import latency_store
+from pario.codec.packing import Packing, reserved_key
+from pario.codec.registry import parse
+from pario.decode import Datum
+from pario.records import Records
+
+#: name -> (records, pixels as channels, height, width)
+SETS = {"3k": (20_000, (3, 32, 32)), "197k": (400, (3, 256, 256))}
+BATCH = {"3k": 512, "197k": 32}
+BARS = {"bare": 0.9, "store": 1.8, "nodes": 0.95}
+STORE = {"read_s": 0.020, "metadata_s": 0.002, "bytes_per_s": 200_000_000}
+_THREADS = len(os.sched_getaffinity(0))
+
+
+def values_of(which: str) -> list[bytes]:
+    """Datum messages; of one size."""
+    n, (c, h, w) = SETS[which]
+    rng = np.random.default_rng(1)
+    head = b"\x08" + _varint(c) + b"\x10" + _varint(h) + b"\x18" + _varint(w) + b"\x22" + _varint(c * h * w)
+    pixels = np.clip(rng.normal(128, 4, (n, c * h * w)), 0, 255).astype(np.uint8)
+    return [head + row.tobytes() + b"\x28" + _varint(128 + i % 1000) for i, row in enumerate(pixels)]
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def made(folder: Path, which: str, codec: str) -> tuple[Path, Path]:
+    """(the raw set, the packed one), made if they are not there."""
+    raw, packed = folder / f"{which}-raw", folder / f"{which}-{codec.replace(':', '-')}"
+    if raw.is_dir() and packed.is_dir():
+        return raw, packed
+    items = [(b"%08d" % i, value) for i, value in enumerate(values_of(which))]
+    write(raw, items)
+    pack(packed, items, codec)
+    return raw, packed
+
+
+def pack(path: Path, items: list[tuple[bytes, bytes]], codec: str) -> None:
+    packing = Packing([parse(codec)])
+    packing.sizes = np.array([len(value) for _, value in items])
+    packed = [(key, packing.pack(value)) for key, value in items]
+    write(path, [*packed, (reserved_key(items[-1][0]), packing.entry())])
+
+
+def write(path: Path, items: list[tuple[bytes, bytes]]) -> None:
+    size = 2 * sum(len(value) + 4096 for _, value in items) + (16 << 20)
+    with lmdb.open(os.fspath(path), map_size=size) as env, env.begin(write=True) as txn:
+        for key, value in items:
+            txn.put(key, value, append=True)
+    with pario.Reader(os.fspath(path), comm="self"):
+        pass  # saves the index
+
+
+# -- the codec alone ---------------------------------------------------------------------------------------------------
+
+
+def bare_rate(packed: Path, threads: int) -> Callable[[], float]:
+    """Records/s of `decode_many` on so many threads, from memory into memory that is used again."""
+    with pario.Reader(os.fspath(packed), comm="self") as reader:
+        stored, packing = reader.read_stored(range(len(reader))), reader.packing
+    assert packing is not None
+    raw = packing.raw_nbytes(stored)
+    codec, lead = packing.codecs[0], 5 + len(_varint(int(raw[0])))
+    values = Records(stored.ids, stored.data, stored.starts + lead, stored.nbytes - lead)
+    per = max(1, (256 << 10) // int(raw[0]))
+
+    def work(first: int, stop: int) -> None:
+        out = np.empty(per * int(raw[0]), np.uint8)
+        starts = np.arange(per) * int(raw[0])
+        for at in range(first, stop, per):
+            end = min(at + per, stop)
+            failed = codec.decode_many(values.part(at, end), out, starts[: end - at], raw[at:end])
+            assert not failed
+
+    def rate() -> float:
+        n = len(values)
+        cuts = [n * k // threads for k in range(threads + 1)]
+        workers = [threading.Thread(target=work, args=cut) for cut in pairwise(cuts)]
+        begin = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return n / (time.perf_counter() - begin)
+
+    return rate
+
+
+def loader_rate(loader: pario.Loader) -> float:
+    """Records/s of an epoch."""
+    n, begin = 0, time.perf_counter()
+    for batch in loader:
+        n += len(batch.ids)
+    return n / (time.perf_counter() - begin)
+
+
+def interleaved(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    for side in sides.values():
+        side()  # compiles, and warms
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for k in range(rounds):
+        for name in list(sides)[:: 1 if k % 2 else -1]:
+            found[name].append(sides[name]())
+    return found
+
+
+def ratios(found: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
+    """Median, least and greatest of the ratio, round by round."""
+    each = [a / b for a, b in zip(found[one], found[other], strict=True)]
+    return {"median": round(median(each), 3), "least": round(min(each), 3), "greatest": round(max(each), 3)}
+
+
+def bare(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
+    told = []
+    for which in SETS:
+        raw, packed = made(folder, which, codec)
+        for shuffle in (False, "global"):
+            threads = pario.Options(decode_threads=_THREADS)
+            options: dict[str, Any] = {"comm": "self", "shuffle": shuffle, "options": threads}
+            with (
+                pario.Loader(os.fspath(packed), BATCH[which], Datum(), **options) as ours,
+                pario.Loader(os.fspath(raw), BATCH[which], Datum(), **options) as plain,
+            ):
+                sides = {
+                    "packed": lambda ours=ours: loader_rate(ours),
+                    "raw": lambda plain=plain: loader_rate(plain),
+                    "codec": bare_rate(packed, _THREADS),
+                }
+                found = interleaved(sides, rounds)
+                print(ours.report(), file=sys.stderr)
+            told.append({
+                "section": "bare", "set": which, "shuffle": shuffle, "codec": codec, "threads": _THREADS,
+                "rates": {name: round(median(rates)) for name, rates in found.items()},
+                "packed / codec": ratios(found, "packed", "codec"), "packed / raw": ratios(found, "packed", "raw"),
+                "met": ratios(found, "packed", "codec")["median"] >= BARS["bare"],
+            })  # fmt: skip
+            print(json.dumps(told[-1]), flush=True)
+    return told
+
+
+# -- a slow store ------------------------------------------------------------------------------------------------------
+
+
+def store(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
+    """Cold epochs from a store of 20 ms and 200 MB/s: a mount of its own for each set and round."""
+    told = []
+    for which in SETS:
+        raw, packed = made(folder, which, codec)
+        sizes = [os.path.getsize(path / "data.mdb") for path in (raw, packed)]
+        found: dict[str, list[float]] = {"raw": [], "packed": []}
+        for _ in range(rounds):
+            for name, path in (("raw", raw), ("packed", packed)):
+                with (
+                    latency_store(os.fspath(path), **STORE) as mounted,
+                    pario.Loader(mounted.folder, BATCH[which], Datum(), comm="self", save_index=False) as loader,
+                ):
+                    found[name].append(loader_rate(loader))
+        told.append({
+            "section": "store", "set": which, "codec": codec, "file bytes raw / packed": round(sizes[0] / sizes[1], 2),
+            "rates": {name: round(median(rates)) for name, rates in found.items()},
+            "packed / raw": ratios(found, "packed", "raw"),
+            "met": ratios(found, "packed", "raw")["median"] >= BARS["store"],
+        })  # fmt: skip
+        print(json.dumps(told[-1]), flush=True)
+    return told
+
+
+# -- several nodes -----------------------------------------------------------------------------------------------------
+
+
+def job(path: Path, nodes: int, quota: int, epochs: int, step_s: float) -> dict[str, Any]:
+    """A job with one rank on each of so many emulated nodes (MPICH's cliques), see `rank`."""
+    words = [sys.executable, "-m", "benchmarks.packed", "--rank", os.fspath(path), str(quota), str(epochs), str(step_s)]
+    environment = {**os.environ, "MPIR_CVAR_NUM_CLIQUES": str(nodes), "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
+    mpiexec = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    done = subprocess.run(
+        [mpiexec, "-n", str(nodes), *words],
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=True,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def rank(path: str, quota: int, epochs: int, step_s: float) -> None:
+    """One rank: epochs with a tier of `quota` bytes per node, `step_s` seconds of computing per record."""
+    options = pario.Options(tiers=(pario.Tier("memory", quota),))
+    with pario.Loader(path, 8, Datum(), shuffle="global", options=options) as loader:
+        each, before = [], loader.report().total
+        for _ in range(epochs):
+            begin = time.perf_counter()
+            for batch in loader:
+                time.sleep(step_s * len(batch.ids))
+            each.append(time.perf_counter() - begin)
+            now = loader.report()
+            last, before = {k: now.total[k] - before[k] for k in before}, now.total
+        everyone = loader.world.allgather(each)
+        if loader.world.rank == 0:
+            told = {
+                "seconds": [max(times) for times in zip(*everyone, strict=True)],
+                "store reads of the last epoch": last["reads"], "store bytes of the last epoch": last["bytes_read"],
+                "unpack seconds of the last epoch": last["unpack"], "records": loader.records,
+            }  # fmt: skip
+            print(json.dumps(told), flush=True)
+
+
+def capacity(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
+    """C3: four nodes whose quotas together hold the packed file and not the raw one: who still asks the store?"""
+    raw, packed = made(folder, "197k", codec)
+    sizes = {name: os.path.getsize(path / "data.mdb") for name, path in (("raw", raw), ("packed", packed))}
+    quota = int(1.08 * sizes["packed"] / 4 / (1 << 20) + 2) << 20
+    found = {name: job(path, 4, quota, 2, 0.0) for name, path in (("raw", raw), ("packed", packed))}
+    reads = {name: one["store bytes of the last epoch"] for name, one in found.items()}
+    told = {
+        "section": "capacity", "nodes": 4, "quota": quota, "bytes": sizes,
+        "store bytes of the second epoch": reads, "hosted / capacity": round(sizes["raw"] / (4 * quota), 2),
+        "met": 4 * quota < sizes["raw"] and reads["raw"] > 0 and reads["packed"] == 0,
+    }  # fmt: skip
+    print(json.dumps(told), flush=True)
+    return [told]
+
+
+def nodes(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
+    """C5 and C4: weak scaling of later epochs, each node with as many records and 20 ms of computing per record."""
+    per_node, step_s = 40, 0.020
+    found: dict[int, list[float]] = {}
+    reads = 0
+    for count in (1, 2, 4, 8):
+        path = _first(folder, per_node * count, codec)
+        quota = int(1.3 * os.path.getsize(path / "data.mdb") / count / (1 << 20) + 4) << 20
+        for _ in range(rounds):
+            told = job(path, count, quota, 3, step_s)
+            found.setdefault(count, []).append(median(told["seconds"][1:]))
+            reads += told["store reads of the last epoch"]
+    share = {count: round(median(found[1]) / median(times), 3) for count, times in found.items()}
+    told = {
+        "section": "nodes", "records per node": per_node, "seconds": {n: round(median(t), 3) for n, t in found.items()},
+        "efficiency": share, "store reads of the last epochs": reads,
+        "met": min(share.values()) >= BARS["nodes"] and reads == 0,
+    }  # fmt: skip
+    print(json.dumps(told), flush=True)
+    return [told]
+
+
+def _first(folder: Path, n: int, codec: str) -> Path:
+    """The first n records of the large set, packed."""
+    path = folder / f"197k-{n}-{codec.replace(':', '-')}"
+    if not path.is_dir():
+        _, packed = made(folder, "197k", codec)
+        with pario.Reader(os.fspath(packed), comm="self") as reader:
+            values = [value.tobytes() for value in reader.read(range(n))]
+        pack(path, [(b"%08d" % i, value) for i, value in enumerate(values)], codec)
+    return path
+
+
+SECTIONS = {"bare": bare, "store": store, "capacity": capacity, "nodes": nodes}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", choices=sorted(SECTIONS))
+    parser.add_argument("--codec", default="zstd:3")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank:
+        path, quota, epochs, step_s = given.rank
+        rank(path, int(quota), int(epochs), float(step_s))
+        return 0
+    given.data.mkdir(parents=True, exist_ok=True)
+    told = []
+    for name, section in SECTIONS.items():
+        if given.only in (None, name):
+            told += section(given.data, given.rounds, given.codec)
+    if given.out:
+        given.out.write_text(json.dumps(told, indent=1))
+    return 0 if all(one["met"] for one in told) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

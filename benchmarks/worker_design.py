@@ -1,0 +1,83 @@
+"""One cell of the design: the best depth by hand and "auto", in turns, in one job of one or more ranks; one JSON line.
+
+The job starts once. In each round the Loader with the best depth by hand, which stays open, reads an epoch, and a new
+one with "auto" reads two: the first begins with two reads in flight. Between epochs the pages of the file are dropped
+where a page cache holds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from benchmarks.worker import Team, run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("path")
+    parser.add_argument("--coarse", default="1,4,16,64", help="depths to try first; then twice and half of the best")
+    parser.add_argument("--most", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--compute", type=float, default=0.0, help="seconds per record")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--shuffle", default="none")
+    parser.add_argument("--warmup", required=True)
+    parser.add_argument("--drop", help="a file whose pages are dropped before each epoch")
+    options = parser.parse_args()
+    team = Team()
+
+    import pario
+    from pario.bench import cache
+
+    def loader(path: str, inflight: int | str) -> Any:
+        return pario.Loader(
+            path,
+            options.batch,
+            decoder=pario.decode.Datum(),
+            shuffle=False if options.shuffle == "none" else options.shuffle,
+            seed=1,
+            comm=team.comm or "self",
+            options=pario.Options(inflight=inflight, tiers=()),
+        )
+
+    def epoch(reading: Any) -> float:
+        """Seconds, from a common start to the end of the last rank."""
+        if options.drop and team.rank == 0:
+            cache.drop_file(options.drop)
+        team.barrier()
+        begin = time.perf_counter()
+        for batch in reading:
+            if options.compute:
+                time.sleep(options.compute * len(batch.ids))
+        return max(team.gather(time.perf_counter() - begin))
+
+    def side(inflight: int | str, epochs: int) -> dict[str, Any]:
+        with loader(options.path, inflight) as reading:
+            seconds = [epoch(reading) for _ in range(epochs)]
+            depths = team.gather(reading.stats().get("depth", 0))
+        return {"seconds": seconds, "depth": depths}
+
+    with loader(options.warmup, "auto") as small:
+        for batch in small:
+            del batch
+    side("auto", 1)  # builds the index, if there is none
+    tried: dict[int, float] = {}
+    for depth in map(int, options.coarse.split(",")):
+        tried[depth] = side(depth, 1)["seconds"][0]
+    best = min(tried, key=tried.__getitem__)
+    for depth in {max(1, best // 2), min(options.most, best * 2)} - set(tried):
+        tried[depth] = side(depth, 1)["seconds"][0]
+    best = min(tried, key=tried.__getitem__)
+    runs: dict[str, list[Any]] = {"hand": [], "auto": []}
+    with loader(options.path, best) as by_hand:
+        for _ in range(options.rounds):
+            runs["hand"].append({"seconds": [epoch(by_hand)]})
+            runs["auto"].append(side("auto", options.epochs))
+    team.report({"hand": best, "search": tried, "runs": runs}, {"side": "design", "version": pario.__version__})
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,137 @@
+"""Blosc2 chunks: the bytes, or the bits, of numbers are regrouped, so that those that hardly change stand side by side;
+then LZ4 or Zstandard packs them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pario.codec.base import Codec, address_of
+from pario.codec.library import Contexts, Library, open_library
+from pario.errors import OptionError
+from pario.kernels.coded import BLOSC, BLOSC_HEAD, CONTEXT, EXTRA, FUNCTION, HOW, KIND, MOST_INT
+
+__all__ = ["Blosc2"]
+
+_PIP = 'pip install "pario[codecs]"'
+_FILTERS = {"none": "NOFILTER", "shuffle": "SHUFFLE", "bitshuffle": "BITSHUFFLE"}
+_INNER = {"lz4": "LZ4", "lz4hc": "LZ4HC", "zstd": "ZSTD"}
+_MOST_TYPESIZE = 255
+
+
+class _Settings(ctypes.Structure):
+    """blosc2.h: blosc2_dparams, and room for what later versions add: 0 means the default everywhere."""
+
+    _fields_ = (("threads", ctypes.c_int), ("zeros", ctypes.c_int * 31))
+
+
+class Blosc2(Codec):
+    """Blosc2: `level` 1 to 9, 5 by default.
+
+    typesize : bytes of a number, 1 to 255
+    filter : "shuffle" (bytes), "bitshuffle" or "none"
+    codec : "zstd", "lz4" or "lz4hc"
+    """
+
+    name = "blosc2"
+    levels = (1, 9)
+    default_level = 5
+    most = MOST_INT
+
+    def __init__(
+        self,
+        level: int | None = None,
+        dictionary: bytes | None = None,
+        *,
+        typesize: int = 4,
+        filter: str = "shuffle",
+        codec: str = "zstd",
+        **options: Any,
+    ) -> None:
+        super().__init__(level, dictionary, **options)
+        if isinstance(typesize, bool) or not isinstance(typesize, int) or not 1 <= typesize <= _MOST_TYPESIZE:
+            raise OptionError(f"typesize of codec blosc2 is a number of bytes from 1 to 255, got {typesize!r}")
+        for what, value, names in (("filter", filter, _FILTERS), ("codec", codec, _INNER)):
+            if value not in names:
+                raise OptionError(f"{what} of codec blosc2 is one of {', '.join(names)}, got {value!r}")
+        self.options = {"typesize": typesize, "filter": filter, "codec": codec}
+        if _package() is None:
+            raise OptionError("codec blosc2 needs the package blosc2, which is not installed", hint=_PIP)
+        self._head = np.frombuffer(self.encode(bytes(range(64)) * 4 * typesize), np.uint8)[:BLOSC_HEAD].copy()
+        self._library = _library()
+        if self._library is not None:
+            word = ctypes.c_void_p
+            new = self._library.function("blosc2_create_dctx", word, _Settings)
+            self._contexts = Contexts(
+                lambda: new(_Settings(1)) or 0, self._library.function("blosc2_free_ctx", None, word)
+            )
+
+    @contextmanager
+    def decoding(self) -> Iterator[np.ndarray]:
+        how = np.zeros(HOW, np.int64)
+        if self._library is None:
+            yield how
+            return
+        context = self._contexts.take()
+        try:
+            how[KIND], how[CONTEXT], how[EXTRA] = BLOSC, context, address_of(self._head)
+            how[FUNCTION] = self._library.address("blosc2_decompress_ctx")
+            yield how
+        finally:
+            self._contexts.give(context)
+
+    def encode(self, value: Any) -> bytes:
+        package, said = _package(), self.options
+        if not len(value):  # its chunk would have no block
+            return b""
+        return bytes(
+            package.compress2(
+                bytes(value), typesize=said["typesize"], clevel=self.level, nthreads=1,
+                codec=getattr(package.Codec, _INNER[said["codec"]]),
+                filters=[package.Filter.NOFILTER] * 5 + [getattr(package.Filter, _FILTERS[said["filter"]])],
+                filters_meta=[0] * 6,
+            )
+        )  # fmt: skip
+
+    def decoded(self, packed: bytes, nbytes: int) -> Any:
+        if not packed and not nbytes:
+            return b""
+        head, mine = np.frombuffer(packed[:BLOSC_HEAD], np.uint8), self._head
+        if len(head) < BLOSC_HEAD or int.from_bytes(packed[4:8], "little") != nbytes:
+            raise ValueError("its header is damaged")
+        if head[2] & 2:
+            return packed[BLOSC_HEAD:]
+        if (head[16:31] != mine[16:31]).any() or (head[2] ^ mine[2]) & 0xEF or (head[31] ^ mine[31]) & 0x8F:
+            raise ValueError("its header is damaged")
+        return _package().decompress2(packed)
+
+
+@functools.cache
+def _library() -> Library | None:
+    """libblosc2 of the package blosc2, and no other: a chunk may need what an older one does not know."""
+    return open_library(
+        ("blosc2/lib/libblosc2.so", "blosc2.blosc2_ext"),
+        ("blosc2_create_dctx", "blosc2_free_ctx", "blosc2_decompress_ctx", "blosc2_get_version_string"),
+        _version,
+        (2, 0, 0),
+    )
+
+
+def _version(library: Library) -> tuple[int, int, int]:
+    text: bytes = library.function("blosc2_get_version_string", ctypes.c_char_p)()
+    numbers = [int(part) for part in text.decode().split(".")[:3] if part.isdigit()]
+    return (*numbers, 0, 0, 0)[:3]  # type: ignore[return-value]
+
+
+@functools.cache
+def _package() -> Any:
+    try:
+        import blosc2
+    except ImportError:
+        return None
+    return blosc2

@@ -1,0 +1,110 @@
+"""DEFLATE, without the header and the checksum of zlib or gzip.
+
+libdeflate does the work where there is one, in the package deflate or on the system. Else isal or zlib-ng unpack if
+they are installed, or Python's own zlib; each reads what the others write.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pario.codec.base import Codec
+from pario.codec.library import Contexts, Library, open_library
+from pario.kernels.coded import CONTEXT, DEFLATE, FUNCTION, HOW, KIND, MOST_INT
+
+__all__ = ["Deflate"]
+
+_FUNCTIONS = (
+    "libdeflate_alloc_decompressor", "libdeflate_free_decompressor", "libdeflate_deflate_decompress",
+    "libdeflate_alloc_compressor", "libdeflate_free_compressor", "libdeflate_deflate_compress",
+)  # fmt: skip
+#: DEFLATE without a header
+_WINDOW = -15
+
+
+class Deflate(Codec):
+    """DEFLATE: `level` 1 to 9, 6 by default."""
+
+    name = "deflate"
+    levels = (1, 9)
+    default_level = 6
+    most = MOST_INT
+
+    def __init__(self, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> None:
+        super().__init__(level, dictionary, **options)
+        self._library = _library()
+        if self._library is not None:
+            word = ctypes.c_void_p
+            new = self._library.function("libdeflate_alloc_decompressor", word)
+            self._decoders = Contexts(
+                lambda: new() or 0, self._library.function("libdeflate_free_decompressor", None, word)
+            )
+            make, mine = self._library.function("libdeflate_alloc_compressor", word, ctypes.c_int), self.level
+            self._encoders = Contexts(
+                lambda: make(mine) or 0, self._library.function("libdeflate_free_compressor", None, word)
+            )
+
+    @contextmanager
+    def decoding(self) -> Iterator[np.ndarray]:
+        with self._using("_decoders", "libdeflate_deflate_decompress") as how:
+            yield how
+
+    @contextmanager
+    def encoding(self) -> Iterator[np.ndarray]:
+        with self._using("_encoders", "libdeflate_deflate_compress") as how:
+            yield how
+
+    @contextmanager
+    def _using(self, which: str, function: str) -> Iterator[np.ndarray]:
+        how = np.zeros(HOW, np.int64)
+        if self._library is None:
+            yield how
+            return
+        contexts: Contexts = getattr(self, which)
+        context = contexts.take()
+        try:
+            how[KIND], how[FUNCTION], how[CONTEXT] = DEFLATE, self._library.address(function), context
+            yield how
+        finally:
+            contexts.give(context)
+
+    def encode(self, value: Any) -> bytes:
+        stream = zlib.compressobj(self.level or 6, zlib.DEFLATED, _WINDOW)
+        return stream.compress(value) + stream.flush()
+
+    def decoded(self, packed: bytes, nbytes: int) -> Any:
+        stream = _package().decompressobj(_WINDOW)
+        value = stream.decompress(packed, nbytes + 1)
+        if not stream.eof:
+            raise ValueError("the end is missing, or more bytes come out")
+        return value
+
+
+@functools.cache
+def _library() -> Library | None:
+    return open_library(
+        ("deflate._deflate", "libdeflate.so.0"), _FUNCTIONS, lambda library: (1, 0, 0), (0, 0, 0)
+    )
+
+
+@functools.cache
+def _package() -> Any:
+    try:
+        from isal import isal_zlib
+
+        return isal_zlib
+    except ImportError:
+        pass
+    try:
+        from zlib_ng import zlib_ng
+
+        return zlib_ng
+    except ImportError:
+        return zlib

@@ -1,0 +1,381 @@
+"""How the values of one packed database are packed, and the reserved entry that says so.
+
+    a value                                          the reserved entry's value
+    +--------+-----------+-------------+---------+   +----------+-----+------+--------------------+-----------+
+    | slot   | checksum  | raw size    | payload |   | magic    | u32 | JSON | dictionaries,      | checksum  |
+    | 1 byte | 4 bytes   | LEB128      |         |   | 8 bytes  |     |      | table of raw sizes | 8 bytes   |
+    +--------+-----------+-------------+---------+   +----------+-----+------+--------------------+-----------+
+               of the     only if slot                           bytes of the                      XXH3 of all
+               raw value  is not 0                               JSON                              before
+
+Slot 0 is "stored as it is"; slot k > 0 is codec k - 1 of the JSON's list "codecs". All numbers are little endian.
+Offsets in the JSON count from its end.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from pario.codec.base import Codec, Failures, address_of, as_bytes, longs
+from pario.codec.registry import make
+from pario.errors import CorruptedError, DecodeError, OptionError, VersionMismatchError
+from pario.kernels.coded import (
+    FIXED,
+    HOW,
+    KIND,
+    LATER,
+    MOST,
+    OK,
+    PYTHON,
+    RAW,
+    WRONG,
+    check_values,
+    pack_values,
+    raw_sizes,
+    unpack_values,
+)
+from pario.kernels.sums import sum_values
+from pario.records import Records
+
+__all__ = ["MAGIC", "Packing", "is_reserved_key", "reserved_key"]
+
+#: the first bytes of the reserved entry's value; the last one is the version of its outer form
+MAGIC = b"PARIOPK\x01"
+_VERSION = 1
+_NAME = b"pario-packed"
+_LEAST_FILL = 4
+#: LMDB's default limit of a key
+_LONGEST_KEY = 511
+_SLOTS = 255
+#: A value is stored as it is unless compressing saves this share; kernels/coded.py says the same.
+_PAYS = 5
+
+
+class Packing:
+    """Packs and unpacks the values of one database. Threads may share it; it can be pickled.
+
+    codecs : those of the slots from 1 on; new values are packed by the first
+    sizes : i64[n], the values' raw sizes in key order; empty while packing
+    more : further entries of the JSON, such as "prediction"
+    parts : further bytes beside the dictionaries, by name
+    """
+
+    def __init__(
+        self, codecs: Sequence[Codec], sizes: np.ndarray | None = None, *, more: dict[str, Any] | None = None
+    ) -> None:
+        if len(codecs) > _SLOTS:
+            raise OptionError(f"a packed database has at most {_SLOTS} codecs, got {len(codecs)}")
+        self.codecs = list(codecs)
+        self.more = dict(more or {})
+        self.parts: dict[str, bytes] = {}
+        self._sizes = None if sizes is None else longs(sizes)
+        self._table: tuple[bytes, int, str] | None = None  # deflated sizes, how many, dtype
+
+    def __repr__(self) -> str:
+        return f"<Packing {', '.join(map(str, self.codecs)) or 'raw'}>"
+
+    # -- the reserved entry --------------------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        """Records of the database, without the reserved entry."""
+        return self._table[1] if self._sizes is None and self._table else len(self.sizes)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """i64[n], bytes. Raises CorruptedError if the table is damaged."""
+        if self._sizes is None:
+            self._sizes = _inflated(*self._table) if self._table else np.zeros(0, np.int64)
+        return self._sizes
+
+    @sizes.setter
+    def sizes(self, sizes: np.ndarray) -> None:
+        self._sizes, self._table = longs(sizes), None
+
+    def entry(self) -> bytes:
+        """The reserved entry's value."""
+        parts: list[bytes] = []
+
+        def kept(part: bytes) -> list[int]:
+            parts.append(part)
+            return [sum(map(len, parts[:-1])), len(part)]
+
+        codecs = [c.describe() | {"dictionary": kept(c.dictionary) if c.dictionary else None} for c in self.codecs]
+        dtype = "<u4" if not len(self.sizes) or int(self.sizes.max()) <= MOST else "<u8"
+        table = [*kept(_deflated(self.sizes, dtype)), "deflate", dtype]
+        said = self.more | {"version": _VERSION, "codecs": codecs, "records": len(self.sizes), "sizes": table}
+        said.setdefault("pario", _own_version())
+        if self.parts:
+            said["parts"] = {name: kept(part) for name, part in self.parts.items()}
+        text = json.dumps(said, separators=(",", ":"), sort_keys=True).encode()
+        whole = MAGIC + struct.pack("<I", len(text)) + text + b"".join(parts)
+        return whole + struct.pack("<Q", _sum(whole))
+
+    @classmethod
+    def from_entry(cls, value: Any) -> Packing:
+        """From the reserved entry's value.
+
+        Raises CorruptedError for damage, VersionMismatchError for a newer form, OptionError for a codec that this
+        pario does not have, or whose package is missing.
+        """
+        whole = as_bytes(value).tobytes()
+        if len(whole) < len(MAGIC) + 12 or whole[:7] != MAGIC[:7]:
+            raise CorruptedError("the reserved entry of a packed database does not begin as it should", hint=_LOST)
+        if whole[7] != MAGIC[7]:
+            raise VersionMismatchError(f"packed by a newer pario: form {whole[7]} of the reserved entry")
+        if struct.unpack("<Q", whole[-8:])[0] != _sum(whole[:-8]):
+            raise CorruptedError("the reserved entry of a packed database is damaged: its checksum differs", hint=_LOST)
+        try:
+            (length,) = struct.unpack_from("<I", whole, len(MAGIC))
+            head = len(MAGIC) + 4
+            said = json.loads(whole[head : head + length])
+            parts = whole[head + length : -8]
+            version = said["version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
+        if version != _VERSION:
+            raise VersionMismatchError(f"packed by a newer pario: version {version} of the reserved entry")
+        return cls._from_parts(said, parts)
+
+    @classmethod
+    def _from_parts(cls, said: dict[str, Any], parts: bytes) -> Packing:
+        try:
+            codecs = [
+                (str(one["name"]), one.get("level"), one.get("options", {}), _part(parts, one["dictionary"] or [0, 0]))
+                for one in said["codecs"]
+            ]
+            first, length, how, dtype = said["sizes"]
+            table, n = _part(parts, [first, length]), int(said["records"])
+            named = {str(name): _part(parts, where) for name, where in said.get("parts", {}).items()}
+            if how != "deflate" or dtype not in ("<u4", "<u8") or n < 0:
+                raise ValueError(f"a table of sizes in the form {how} {dtype}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
+        known = ("version", "codecs", "records", "sizes", "parts")
+        try:
+            tools = [make(name, level, part, **options) for name, level, options, part in codecs]
+        except TypeError as error:  # a level that is no number, options that are none
+            raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
+        made = cls(tools, more={name: value for name, value in said.items() if name not in known})
+        made.parts = named
+        made._table = (table, n, dtype)
+        return made
+
+    # -- packing -------------------------------------------------------------------------------------------------------
+
+    def pack(self, value: Any) -> bytes:
+        """Header and payload of one value; raw where compressing saves less than 3 %."""
+        data = as_bytes(value)
+        zero = np.zeros(1, np.int64)
+        packed, _, nbytes = self.pack_many(Records(zero, data, zero, np.array([len(data)], np.int64)))
+        return packed[: int(nbytes[0])].tobytes()
+
+    def pack_many(self, records: Records) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(u8[...], starts i64[n], nbytes i64[n]): the packed values, and where they lie, one after the other.
+
+        Without the GIL for nearly all of the work where the codec has a C library.
+        """
+        n = len(records)
+        first = longs(records.nbytes)
+        largest = int(first.max()) if n else 0
+        # More than what the values need raw: a codec writes a little more than that before it is found not to pay.
+        out = np.empty(int(first.sum()) + 2 * FIXED * n + largest + (largest >> 6) + 1024, np.uint8)
+        starts, nbytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        with ExitStack() as stack:
+            how = stack.enter_context(self.codecs[0].encoding()) if self.codecs else np.zeros(HOW, np.int64)
+            if self.codecs and how[KIND] == PYTHON and self.codecs[0].name != "raw":
+                return self._pack_by_package(records)
+            row = pack_values(
+                how, 1, address_of(records.data), records.data.nbytes, longs(records.starts), first,
+                address_of(out), len(out), starts, nbytes,
+            )  # fmt: skip
+        if row < 0:
+            raise OptionError(f"value {-1 - row} does not lie inside of the memory that it should come from")
+        return out[:row], starts, nbytes
+
+    def _pack_by_package(self, records: Records) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        sums = np.zeros(len(records), np.uint64)
+        sum_values(as_bytes(records.data), longs(records.starts), longs(records.nbytes), sums)
+        parts, codec = [], self.codecs[0]
+        for value, total in zip(records, sums & np.uint64(MOST), strict=True):
+            n = len(value)
+            payload = codec.encode(value) if 0 < n <= codec.most else None
+            size = _leb(n)
+            pays = payload is not None and len(size) + len(payload) <= n - (n >> _PAYS) and len(size) + len(payload) < n
+            head = bytes([int(pays)]) + int(total).to_bytes(4, "little")
+            parts.append(head + size + payload if payload is not None and pays else head + value.tobytes())
+        nbytes = np.array([len(part) for part in parts], np.int64)
+        return np.frombuffer(b"".join(parts), np.uint8), np.cumsum(nbytes) - nbytes, nbytes
+
+    # -- unpacking -----------------------------------------------------------------------------------------------------
+
+    def raw_nbytes(self, records: Records) -> np.ndarray:
+        """i64[n]: the values' sizes as their headers say; -1 where there is no header."""
+        sizes = np.empty(len(records), np.int64)
+        raw_sizes(address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes), sizes)
+        return sizes
+
+    def unpack(
+        self, records: Records, out: np.ndarray, starts: np.ndarray, nbytes: np.ndarray | None = None
+    ) -> Failures:
+        """Write the value of record i to `out` from starts[i] on, and nothing elsewhere; compare its checksum.
+
+        Without the GIL for nearly all of the work. Never raises for bad data: returns the rows that failed; their
+        content is undefined.
+
+        out : u8[...], contiguous; starts : i64[n]
+        nbytes : i64[n], the sizes of the table of sizes: a value with another one fails. None: as the headers say; a
+            damaged header may then overwrite other rows of `out`. -1: as this value's header says, likewise.
+        """
+        n = len(records)
+        codes, starts = np.empty(n, np.int64), longs(starts)
+        expected = np.full(n, -1, np.int64) if nbytes is None else longs(nbytes)
+        with ExitStack() as stack:
+            hows = np.zeros((1 + len(self.codecs), HOW), np.int64)
+            hows[0, KIND] = RAW
+            for slot, codec in enumerate(self.codecs, 1):
+                hows[slot] = stack.enter_context(codec.decoding())
+            failed = unpack_values(
+                hows, address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes),
+                address_of(out, written=True), out.nbytes, starts, expected, codes,
+            )  # fmt: skip
+        if not failed:
+            return []
+        why = self._unpack_by_packages(records, out, starts, codes) if (codes == LATER).any() else {}
+        return [(int(i), why.get(int(i), WRONG[codes[i]])) for i in np.flatnonzero(codes != OK)]
+
+    def _unpack_by_packages(
+        self, records: Records, out: np.ndarray, starts: np.ndarray, codes: np.ndarray
+    ) -> dict[int, str]:
+        """Decode what no C function could; writes the rows' codes, and returns further words."""
+        rows = np.flatnonzero(codes == LATER)
+        sizes, why = self.raw_nbytes(records), dict[int, str]()
+        firsts, ends = longs(records.starts), longs(records.starts) + longs(records.nbytes)
+        slots = records.data[firsts[rows]]
+        for slot in np.unique(slots):
+            mine = rows[slots == slot]
+            heads = firsts[mine] + FIXED + _leb_bytes(sizes[mine])
+            part = Records(mine, records.data, heads, ends[mine] - heads)
+            codes[mine] = OK
+            for k, reason in self.codecs[int(slot) - 1].decode_by_package(part, out, starts[mine], sizes[mine]):
+                codes[mine[k]] = LATER
+                why[int(mine[k])] = reason
+        check_values(address_of(records.data), firsts, rows, address_of(out), starts, sizes, codes)
+        return why
+
+    def unpack_one(self, value: Any) -> bytes:
+        """The raw value. Raises DecodeError."""
+        data = as_bytes(value)
+        zero = np.zeros(1, np.int64)
+        records = Records(zero, data, zero, np.array([len(data)], np.int64))
+        size = int(self.raw_nbytes(records)[0])
+        out = np.empty(max(size, 0), np.uint8)
+        failures = self.unpack(records, out, zero)
+        if failures:
+            raise DecodeError(f"a packed value of {len(data):,} bytes cannot be unpacked: {failures[0][1]}")
+        return out.tobytes()
+
+
+_LOST = "Its dictionaries and sizes are there alone: restore the file from a copy, or pack the source again"
+
+
+def _sum(data: bytes) -> int:
+    out, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64)
+    sum_values(np.frombuffer(data, np.uint8), zero, np.array([len(data)], np.int64), out)
+    return int(out[0])
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("pario")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _part(parts: bytes, where: Sequence[int]) -> bytes:
+    first, length = where
+    if not 0 <= first <= len(parts) - length or length < 0:
+        raise ValueError(f"bytes {first} to {first + length} of {len(parts)}")
+    return parts[first : first + length]
+
+
+def _deflated(sizes: np.ndarray, dtype: str) -> bytes:
+    """Differences from one size to the next: of values of one size almost nothing is left."""
+    numbers = sizes.astype(dtype)
+    numbers[1:] -= numbers[:-1].copy()
+    return zlib.compress(numbers.tobytes(), 6)
+
+
+def _inflated(table: bytes, n: int, dtype: str) -> np.ndarray:
+    wanted = n * np.dtype(dtype).itemsize
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(table, wanted + 1)
+    except zlib.error as error:
+        raise CorruptedError(f"the table of sizes of a packed database is damaged: {error}", hint=_LOST) from None
+    if len(data) != wanted:
+        raise CorruptedError(
+            f"the table of sizes of a packed database is damaged: {len(data):,} bytes instead of {wanted:,}", hint=_LOST
+        )
+    return np.cumsum(np.frombuffer(data, dtype), dtype=dtype).astype(np.int64)
+
+
+def _leb(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _leb_bytes(numbers: np.ndarray) -> np.ndarray:
+    """i64[n]: bytes of each number as `_leb` writes it."""
+    bounds = np.int64(1) << np.arange(7, 63, 7, dtype=np.int64)
+    return 1 + np.searchsorted(bounds, numbers, side="right")
+
+
+# -- the reserved key --------------------------------------------------------------------------------------------------
+
+
+def reserved_key(
+    last: bytes | None = None, *, integer: int = 0, reverse: bool = False, longest: int = _LONGEST_KEY
+) -> bytes:
+    """The key of the reserved entry, which sorts behind every other key.
+
+    last : the last key of the database, in its own order; None: it is empty
+    integer : bytes of the keys of an MDB_INTEGERKEY database, 4 or 8; 0: it is none
+    reverse : MDB_REVERSEKEY
+    longest : bytes of the longest key that this LMDB takes
+
+    Raises OptionError if there is no such key.
+    """
+    if integer:
+        key = b"\xff" * integer
+        if last == key:
+            raise OptionError(f"the largest key, {key.hex()}, is taken, and pario needs it for the reserved entry")
+        return key
+    before = b"" if last is None else last[::-1] if reverse else last
+    for fill in range(_LEAST_FILL, longest - len(_NAME) + 1):
+        key = b"\xff" * fill + _NAME
+        if key > before:
+            return key[::-1] if reverse else key
+    raise OptionError(f"no key of at most {longest} bytes sorts behind the last one, {before[:16].hex()}...")
+
+
+def is_reserved_key(key: bytes, *, integer: bool = False, reverse: bool = False) -> bool:
+    """Whether a key has the form of `reserved_key`; the value decides whether the entry is one."""
+    key = bytes(key)
+    if integer:
+        return len(key) in (4, 8) and key == b"\xff" * len(key)
+    if reverse:
+        key = key[::-1]
+    fill = len(key) - len(_NAME)
+    return fill >= _LEAST_FILL and key == b"\xff" * fill + _NAME

@@ -1,0 +1,32 @@
+"""Values as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pario.codec.base import Codec
+from pario.kernels.coded import HOW, KIND, RAW
+
+__all__ = ["Raw"]
+
+
+class Raw(Codec):
+    """No compression."""
+
+    name = "raw"
+
+    def encode(self, value: Any) -> bytes:
+        return bytes(value)
+
+    def decoded(self, packed: bytes, nbytes: int) -> Any:
+        return packed
+
+    @contextmanager
+    def decoding(self) -> Iterator[np.ndarray]:
+        how = np.zeros(HOW, np.int64)
+        how[KIND] = RAW
+        yield how

@@ -1,0 +1,178 @@
+"""Candidates measured on samples: ratio with headers, and the time of decoding with all threads at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pario import machine
+from pario.codec.packing import Packing
+from pario.codec.registry import parse
+from pario.codec.select import Application, Candidate, Selection, Store, select
+from pario.codec.zstd import train
+from pario.errors import OptionError
+from pario.records import Records
+
+__all__ = ["CANDIDATES", "DICTIONARIES", "choose_for", "measure", "measure_all", "number_sizes"]
+
+#: What is tried: from fast to small.
+CANDIDATES = (
+    "raw", "lz4", "lz4hc:9", "zstd:1", "zstd:3", "zstd:9", "zstd:19", "deflate:6", "brotli:9", "lzma:6",
+)  # fmt: skip
+#: Tried with a trained dictionary, too, if records are small.
+DICTIONARIES = ("lz4hc:9", "zstd:3", "zstd:19")
+_SMALL, _DICTIONARY = 16 << 10, 32 << 10
+#: Seconds of packing and of decoding per candidate.
+_SECONDS = 0.25
+#: Where nothing is known, what one node gets of a shared store next to others, bytes per second: what is slower than
+#: that to unpack would slow down a job that reads it.
+_STORE = 200e6
+
+
+def measure(
+    spec: str, samples: Sequence[bytes], *, threads: int = 1, seconds: float = _SECONDS, dictionary: bytes = b""
+) -> Candidate:
+    """Ratio and decoding time of a codec, from as many samples as can be packed in `seconds` seconds.
+
+    threads : which decode at once, each the same records into memory of its own
+    """
+    packing = Packing([parse(spec, dictionary)])
+    packing.pack(b"".join(samples[:1]))  # kernels are loaded, contexts made
+    packed, raw, end = list[bytes](), list[bytes](), time.perf_counter() + seconds
+    for sample in samples:
+        packed.append(packing.pack(sample))
+        raw.append(sample)
+        if time.perf_counter() > end:
+            break
+    if not packed:
+        raise OptionError("no samples to measure a codec with")
+    records = _records(packed)
+    sizes = np.array([len(value) for value in raw], np.int64)
+    starts = np.cumsum(sizes) - sizes
+
+    def decode(out: np.ndarray) -> None:
+        failures = packing.unpack(records, out, starts, sizes)
+        if failures or out[: int(sizes.sum())].tobytes()[:64] != b"".join(raw[:2])[:64]:
+            raise OptionError(f"codec {spec} does not give back what it packed: {failures[:1]}")
+
+    each = _seconds_each(decode, int(sizes.sum()), threads, seconds) / len(raw)
+    stored, plain = sum(map(len, packed)), int(sizes.sum())
+    return Candidate(spec, plain / stored if stored else 1.0, each, dictionary=bool(dictionary))
+
+
+def _seconds_each(decode: Callable[[np.ndarray], None], nbytes: int, threads: int, seconds: float) -> float:
+    """Seconds of one call in each of the threads, which call at once; the fastest round of several."""
+    outs = [np.zeros(nbytes, np.uint8) for _ in range(threads)]
+    decode(outs[0])  # kernels are loaded, contexts made, pages touched
+    begin = time.perf_counter()
+    decode(outs[0])
+    calls = max(1, int(seconds / 5 / max(time.perf_counter() - begin, 1e-6)))
+
+    def work(out: np.ndarray) -> None:
+        for _ in range(calls):
+            decode(out)
+
+    best, end = float("inf"), time.perf_counter() + seconds
+    while True:
+        workers = [threading.Thread(target=work, args=(out,)) for out in outs]
+        begin = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        best = min(best, time.perf_counter() - begin)
+        if time.perf_counter() > end:
+            return best / calls
+
+
+def measure_all(
+    samples: Sequence[bytes],
+    *,
+    threads: int = 1,
+    seconds: float = _SECONDS,
+    progress: Callable[[str], None] | None = None,
+) -> list[Candidate]:
+    """All candidates whose packages are installed, with a dictionary where records are small, and blosc2 where their
+    bytes look like numbers. Dictionaries are trained on every second sample and measured on the others."""
+    found, held = list[Candidate](), list(samples[1::2]) or list(samples)
+    specs = [(spec, b"") for spec in CANDIDATES]
+    specs += [(f"blosc2:5,typesize={size},filter={how}", b"") for size in number_sizes(held) for how in _FILTERS]
+    mean = sum(map(len, samples)) / max(len(samples), 1)
+    if mean <= _SMALL:
+        try:
+            trained = train(samples[::2], _DICTIONARY)
+        except OptionError:
+            trained = b""
+        specs += [(spec, trained) for spec in DICTIONARIES if trained]
+    for spec, dictionary in specs:
+        if progress is not None:
+            progress(spec)
+        try:
+            found.append(measure(spec, held, threads=threads, seconds=seconds, dictionary=dictionary))
+        except OptionError:  # a package is missing
+            continue
+    return found
+
+
+_FILTERS = ("shuffle", "bitshuffle")
+
+
+def number_sizes(samples: Sequence[bytes]) -> list[int]:
+    """Bytes per number that the samples may consist of: [2], [4] or [8], [] if their bytes look like text or noise.
+
+    Bytes at a distance of a number's size are alike in numbers, above all the high ones.
+    """
+    data = np.frombuffer(b"".join(sample[: len(sample) // 8 * 8] for sample in samples[:64])[: 1 << 20], np.uint8)
+    if len(data) < 256:
+        return []
+
+    def alike(step: int) -> float:
+        return float((data[step:] == data[:-step]).mean())
+
+    near = alike(1)
+    scores = {step: alike(step) for step in (2, 4, 8)}
+    best = max(scores, key=lambda step: scores[step])
+    return [best] if scores[best] > near + 0.05 else []
+
+
+def choose_for(
+    samples: Sequence[bytes],
+    *,
+    iteration: float | None = None,
+    batch: int = 256,
+    threads: int | None = None,
+    store: float = _STORE,
+    seconds: float = 0.1,
+) -> str:
+    """The codec for these values, as `parse` reads it.
+
+    Without `iteration` nothing is known of the application: the codec is taken that loads no slower from a store of
+    `store` bytes per second than uncompressed data does, equation (1). With it, equation (2).
+    """
+    chosen = selection_for(
+        samples, iteration=iteration, batch=batch, threads=threads, store=store, seconds=seconds
+    ).chosen
+    return chosen.candidate.name
+
+
+def selection_for(
+    samples: Sequence[bytes], *, iteration: float | None, batch: int, threads: int | None, store: float, seconds: float
+) -> Selection:
+    """`choose_for`, with everything that was measured."""
+    cores = threads or len(machine.allowed_cores()) or 1
+    kept = [bytes(sample) for sample in samples if len(sample)]
+    if not kept:
+        return select(Application(batch, 0, iteration or 0.0), [Candidate("raw", 1.0, 0.0)], Store(store, store))
+    mean = sum(map(len, kept)) / len(kept)
+    application = Application(batch, batch * mean, iteration or 0.0, cores, sync=iteration is None)
+    found = measure_all(kept, threads=cores, seconds=seconds)
+    return select(application, found, Store(float("inf"), store))
+
+
+def _records(values: Sequence[bytes]) -> Records:
+    nbytes = np.array([len(value) for value in values], np.int64)
+    data = np.frombuffer(b"".join(values), np.uint8)
+    return Records(np.arange(len(values)), data, np.cumsum(nbytes) - nbytes, nbytes)

@@ -1,0 +1,244 @@
+"""Zstandard, with levels and trained dictionaries.
+
+Frames without magic number, content size, checksum and dictionary id: the header of a packed value says all of this, or
+the reserved entry does. Of a record of 100 packed bytes that is 5 to 12 %.
+
+(Decoding 3 KB records of JSON, level 3, one thread / two: see docs/packing.md, which benchmarks/codecs.py writes.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pario.codec.base import Codec, address_of, as_bytes
+from pario.codec.library import Contexts, Library, open_library
+from pario.errors import OptionError
+from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HOW, KIND, ZSTD
+
+__all__ = ["Zstd", "train"]
+
+#: zstd.h: ZSTD_c_compressionLevel, ZSTD_c_contentSizeFlag, ZSTD_c_checksumFlag, ZSTD_c_dictIDFlag, ZSTD_c_format
+_LEVEL, _SIZE_FLAG, _SUM_FLAG, _ID_FLAG, _FORMAT = 100, 200, 201, 202, 10
+#: ZSTD_d_format, ZSTD_f_zstd1_magicless
+_DECODED_FORMAT, _MAGICLESS = 1000, 1
+_FUNCTIONS = (
+    "ZSTD_versionNumber", "ZSTD_isError", "ZSTD_compressBound", "ZSTD_createDCtx", "ZSTD_freeDCtx",
+    "ZSTD_DCtx_setParameter", "ZSTD_decompress_usingDDict", "ZSTD_createDDict", "ZSTD_freeDDict", "ZSTD_createCCtx",
+    "ZSTD_freeCCtx", "ZSTD_CCtx_setParameter", "ZSTD_CCtx_refCDict", "ZSTD_createCDict", "ZSTD_freeCDict",
+    "ZSTD_compress2",
+)  # fmt: skip
+_PIP = 'pip install "pario[zstd]"'
+
+
+class Zstd(Codec):
+    """Zstandard: `level` -7 to 22, 3 by default; dictionaries of `train`."""
+
+    name = "zstd"
+    levels = (-7, 22)
+    default_level = 3
+    takes_dictionary = True
+
+    def __init__(self, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> None:
+        super().__init__(level, dictionary, **options)
+        self._library = _library()
+        self._tools = _Tools(self._library, self.level or 0, self.dictionary) if self._library else None
+        if self._tools is None and _package() is None:
+            raise OptionError("codec zstd needs the package zstandard, which is not installed", hint=_PIP)
+
+    @contextmanager
+    def decoding(self) -> Iterator[np.ndarray]:
+        if self._tools is None:
+            yield np.zeros(HOW, np.int64)
+            return
+        with self._tools.decoding() as how:
+            yield how
+
+    @contextmanager
+    def encoding(self) -> Iterator[np.ndarray]:
+        if self._tools is None:
+            yield np.zeros(HOW, np.int64)
+            return
+        with self._tools.encoding() as how:
+            yield how
+
+    def encode(self, value: Any) -> bytes:
+        if self._tools is not None:
+            return self._tools.encode(as_bytes(value))
+        return self._engines()[0].compress(bytes(value))  # type: ignore[no-any-return]
+
+    def decoded(self, packed: bytes, nbytes: int) -> Any:
+        # A size of 0 means "unknown" to the package.
+        return self._engines()[1].decompress(packed, max_output_size=max(nbytes, 1), allow_extra_data=False)
+
+    def _engines(self) -> tuple[Any, Any]:
+        """(compressor, decompressor) of the package: each call makes them, since they belong to one thread."""
+        package = _package()
+        if package is None:
+            raise OptionError("the package zstandard is not installed", hint=_PIP)
+        digest = package.ZstdCompressionDict(self.dictionary) if self.dictionary else None
+        parameters = package.ZstdCompressionParameters.from_level(
+            self.level, format=package.FORMAT_ZSTD1_MAGICLESS, write_content_size=False, write_checksum=False,
+            write_dict_id=False,
+        )  # fmt: skip
+        return (
+            package.ZstdCompressor(dict_data=digest, compression_params=parameters),
+            package.ZstdDecompressor(dict_data=digest, format=package.FORMAT_ZSTD1_MAGICLESS),
+        )
+
+
+class _Tools:
+    """Contexts and digested dictionaries of one codec, in the C library."""
+
+    def __init__(self, library: Library, level: int, dictionary: bytes) -> None:
+        self._library, self._level, self._dictionary = library, level, dictionary
+        word, size = ctypes.c_void_p, ctypes.c_size_t
+        self._function = functools.partial(library.function)
+        self._decode, self._compress = library.address("ZSTD_decompress_usingDDict"), library.address("ZSTD_compress2")
+        self._call = library.function("ZSTD_compress2", size, word, word, size, word, size)
+        self._bound = library.function("ZSTD_compressBound", size, size)
+        self._is_error = library.function("ZSTD_isError", ctypes.c_uint, size)
+        self._free_decoder = library.function("ZSTD_freeDDict", size, word)
+        self._free_encoder = library.function("ZSTD_freeCDict", size, word)
+        self._digests: dict[str, int] = {}
+        self._decoders = Contexts(self._new_decoder, library.function("ZSTD_freeDCtx", size, word))
+        self._encoders = Contexts(self._new_encoder, library.function("ZSTD_freeCCtx", size, word))
+        if dictionary:
+            made = library.function("ZSTD_createDDict", word, ctypes.c_char_p, size)(dictionary, len(dictionary))
+            if not made:
+                raise OptionError(f"the library zstd cannot use this dictionary of {len(dictionary):,} bytes")
+            self._digests["decode"] = made
+
+    def _new_decoder(self) -> int:
+        word = ctypes.c_void_p
+        made: int = self._library.function("ZSTD_createDCtx", word)() or 0
+        if made:
+            turn = self._library.function("ZSTD_DCtx_setParameter", ctypes.c_size_t, word, ctypes.c_int, ctypes.c_int)
+            self._checked(turn(made, _DECODED_FORMAT, _MAGICLESS))
+        return made
+
+    def _new_encoder(self) -> int:
+        word, number = ctypes.c_void_p, ctypes.c_int
+        made: int = self._library.function("ZSTD_createCCtx", word)() or 0
+        if not made:
+            return 0
+        turn = self._library.function("ZSTD_CCtx_setParameter", ctypes.c_size_t, word, number, number)
+        wanted = ((_LEVEL, self._level), (_SIZE_FLAG, 0), (_SUM_FLAG, 0), (_ID_FLAG, 0), (_FORMAT, _MAGICLESS))
+        for parameter, value in wanted:
+            self._checked(turn(made, parameter, value))
+        if self._dictionary:
+            digest = self._encoding_digest()
+            self._checked(self._library.function("ZSTD_CCtx_refCDict", ctypes.c_size_t, word, word)(made, digest))
+        return made
+
+    def _encoding_digest(self) -> int:
+        """Of the dictionary, for packing: made when first needed, since level 19 digests a long time."""
+        if "encode" not in self._digests:
+            create = self._library.function(
+                "ZSTD_createCDict", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
+            )
+            made = create(self._dictionary, len(self._dictionary), self._level)
+            if not made:
+                raise OptionError(f"the library zstd cannot use this dictionary of {len(self._dictionary):,} bytes")
+            if self._digests.setdefault("encode", made) != made:  # two threads made one
+                self._free_encoder(made)
+        return self._digests["encode"]
+
+    def _checked(self, result: int) -> None:
+        if self._is_error(result):
+            raise OptionError(f"the library {self._library.path} refuses a parameter that pario needs")
+
+    @contextmanager
+    def decoding(self) -> Iterator[np.ndarray]:
+        context = self._decoders.take()
+        try:
+            how = np.zeros(HOW, np.int64)
+            how[KIND], how[FUNCTION], how[CONTEXT] = ZSTD, self._decode, context
+            how[EXTRA] = self._digests.get("decode", 0)
+            yield how
+        finally:
+            self._decoders.give(context)
+
+    @contextmanager
+    def encoding(self) -> Iterator[np.ndarray]:
+        context = self._encoders.take()
+        try:
+            how = np.zeros(HOW, np.int64)
+            how[KIND], how[FUNCTION], how[CONTEXT] = ZSTD, self._compress, context
+            yield how
+        finally:
+            self._encoders.give(context)
+
+    def encode(self, value: np.ndarray) -> bytes:
+        context = self._encoders.take()
+        try:
+            out = np.empty(self._bound(len(value)), np.uint8)
+            got = self._call(context, address_of(out), len(out), address_of(value), len(value))
+        finally:
+            self._encoders.give(context)
+        if self._is_error(got):
+            raise OptionError(f"the library zstd cannot pack a value of {len(value):,} bytes")
+        return out[:got].tobytes()
+
+    def __del__(self) -> None:
+        digests = self.__dict__.get("_digests", {})
+        if "decode" in digests:
+            self._free_decoder(digests["decode"])
+        if "encode" in digests:
+            self._free_encoder(digests["encode"])
+
+
+def train(samples: Sequence[bytes], nbytes: int = 32 << 10, level: int = 3) -> bytes:
+    """A dictionary of at most `nbytes` bytes for values like these; b"" if they are too few or too alike to train one.
+
+    The usual advice is 100 times as many bytes of samples as the dictionary has.
+    """
+    package = _package()
+    if package is None:
+        raise OptionError("training a dictionary needs the package zstandard, which is not installed", hint=_PIP)
+    kept = [bytes(sample) for sample in samples if len(sample) >= 8]
+    if len(kept) < 8 or sum(map(len, kept)) < 2 * nbytes:
+        nbytes = sum(map(len, kept)) // 10  # a dictionary as large as its samples says nothing about other values
+        if len(kept) < 8 or nbytes < 256:
+            return b""
+    try:
+        trained: bytes = package.train_dictionary(nbytes, kept, level=level).as_bytes()
+    except package.ZstdError:
+        return b""
+    return trained
+
+
+@functools.cache
+def _library() -> Library | None:
+    """libzstd: the one inside of zstandard's wheel (1.5.7 in zstandard 0.25), else another package's, the system's."""
+    found = open_library(
+        ("zstandard._cffi", "zstandard.backend_c", "blosc2/lib/libblosc2.so", "libzstd.so.1"), _FUNCTIONS, _version,
+        (1, 4, 5),
+    )  # fmt: skip
+    if found is None:
+        return None
+    try:  # the numbers of the parameters above are no promise of the library's
+        tools = _Tools(found, 3, b"")
+        packed = tools.encode(np.zeros(1000, np.uint8))
+    except (OptionError, MemoryError):
+        return None
+    return found if packed[:1] == b"\0" and len(packed) < 20 else None
+
+
+def _version(library: Library) -> tuple[int, int, int]:
+    number: int = library.function("ZSTD_versionNumber", ctypes.c_uint)()
+    return number // 10000, number // 100 % 100, number % 100
+
+
+@functools.cache
+def _package() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        return None
+    return zstandard

@@ -1,0 +1,72 @@
+"""All knobs of a rank in one place: their bounds, from the options, and what is published of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pario.control.bridge import RingTuner
+from pario.control.decoding import DecodeTuner
+from pario.control.knobs import Knob
+from pario.options import KNOBS, Options
+
+__all__ = ["Knobs"]
+
+
+class Knobs:
+    """All knobs of one rank, by the names of their options (`pario.options.KNOBS`).
+
+    reads : this rank reads for its node, so that the knobs of reading act
+    """
+
+    def __init__(self, options: Options, *, reads: bool) -> None:
+        self._options = options
+        self._knobs: dict[str, Knob] = {}
+        for name in KNOBS:
+            self._make(name)
+        #: turns "ring_bytes"
+        self.filling = RingTuner(self["ring_bytes"], 1)
+        #: turns the two of decoding
+        self.decoding = DecodeTuner(self["decode_threads"], self["decode_ahead"], 1)
+        self._acting = {"inflight", "ring_bytes", "read_bytes", "readers_per_node"} if reads else set()
+
+    def __getitem__(self, name: str) -> Knob:
+        return self._knobs[name]
+
+    def ring(self, slots: int, slot_bytes: int) -> None:
+        """The ring has these slots: what is "auto" of its bytes begins with two of them, and may become all."""
+        whole = slots * slot_bytes
+        self._make("ring_bytes", most=whole, start=2 * slot_bytes)
+        self["ring_bytes"].limit(whole, "the ring has no more")
+        self.filling = RingTuner(self["ring_bytes"], slot_bytes)
+
+    def decode(self, cores: int) -> None:
+        """This rank decodes record by record, and may use so many cores."""
+        self._make("decode_threads", most=cores, start=cores)
+        self.decoding = DecodeTuner(self["decode_threads"], self["decode_ahead"], cores)
+        self._acting |= {"decode_threads", "decode_ahead"}
+
+    def published(self) -> dict[str, dict[str, Any]]:
+        """Of the knobs that act on this rank: name -> value, reason, least, most, and whether it is pinned."""
+        found = {}
+        for name in self._knobs:
+            if name in self._acting:
+                knob = self._knobs[name]
+                value, reason = knob.setting
+                found[name] = {
+                    **{"value": value, "reason": reason, "least": knob.least, "most": knob.most},
+                    "pinned": self._options.bounds(name) is not None and knob.is_pinned,
+                }
+        return found
+
+    def _make(self, name: str, *, most: int | None = None, start: int | None = None) -> None:
+        turns, given = KNOBS[name], self._options.bounds(name)
+        start = turns.start if start is None else start
+        if given is not None:
+            reason = "" if given[0] == given[1] else turns.reason
+            self._knobs[name] = Knob(turns.words, *given, start, reason)
+        else:
+            most = turns.most if most is None else max(turns.least, most)
+            reason = turns.reason
+            if not reason and turns.least == most:
+                reason = "there is no more"
+            self._knobs[name] = Knob(turns.words, turns.least, most, start, reason)

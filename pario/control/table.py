@@ -1,0 +1,125 @@
+"""What a plane knows of each process, one row of columns each: thousands of reports are taken, and thousands of grants
+are made, by a few passes over arrays.
+
+Pairs are (bytes, operations).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+__all__ = ["Table"]
+
+#: Seconds over which a row's peak is the largest rate that was seen, since jobs read in bursts; kept in so many parts.
+_PEAK_S = 2.0
+_PARTS = 4
+#: Seconds in which the claim of a new row is believed.
+_NEW_S = 1.0
+#: Nobody uses more, whatever it says of its clock.
+_MOST = 1e18
+#: A grant that changes by a smaller part is told with the next report only.
+_SAME = 0.02
+
+#: of a row: shape, and what is in it when it is new
+_COLUMNS = {
+    **{name: ((), math.nan) for name in ("joined_at", "until", "at")},
+    **{name: ((2,), 0.0) for name in ("used", "peak", "now", "holds", "total")},
+    **{name: ((2,), math.inf) for name in ("wants", "rates", "safe")},
+    "processes": ((), 1),
+    "reported": ((), False),
+    "_parts": ((_PARTS + 1, 2), 0.0),
+    "_numbers": ((_PARTS + 1,), -(1 << 62)),  # of the part of time in which each was seen
+    "_told": ((4,), math.nan),  # 1 / rates and 1 / safe as they were told last
+}
+
+
+class Table:
+    """Rows are numbers, given and taken back; times are seconds on the caller's clock.
+
+    joined_at, until : f64[n], when it came, and when its lease ends
+    at, used : f64[n], f64[n, 2], of its last report; at is nan before the first one of a connection
+    wants, peak, now : f64[n, 2] per second: what it claims (inf: as much as it can get), the most that it has used of
+        late, and what it used last
+    rates, safe : f64[n, 2], its grant
+    holds : f64[n, 2], what another plane has granted it; 0: nothing
+    total : f64[n, 2], what it used since its first report
+    processes : i64[n], how many it stands for
+    reported : bool[n], it is to hear of its grant
+    """
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._n = 0
+        self.joined_at = self.until = self.at = np.empty(0)
+        self.used = self.peak = self.now = self.holds = self.total = np.empty((0, 2))
+        self.wants = self.rates = self.safe = np.empty((0, 2))
+        self.processes, self.reported = np.empty(0, np.int64), np.empty(0, bool)
+        self._parts, self._numbers, self._told = np.empty(0), np.empty(0), np.empty(0)
+        self._grow(64)
+
+    def _grow(self, n: int) -> None:
+        for name, (shape, value) in _COLUMNS.items():
+            column = np.full((n, *shape), value, type(value))
+            if self._n:
+                column[: self._n] = getattr(self, name)
+            setattr(self, name, column)
+        self._free.extend(range(n - 1, self._n - 1, -1))
+        self._n = n
+
+    def add(self, now: float, until: float) -> int:
+        """A row."""
+        if not self._free:
+            self._grow(2 * self._n)
+        row = self._free.pop()
+        for name, (_, value) in _COLUMNS.items():
+            getattr(self, name)[row] = value
+        self.joined_at[row], self.until[row] = now, until
+        return row
+
+    def remove(self, row: int) -> None:
+        """It may become another one's."""
+        self._free.append(row)
+
+    def use(self, rows: np.ndarray, now: np.ndarray, at: np.ndarray, used: np.ndarray, wants: np.ndarray) -> None:
+        """Take reports. rows : i64[k], no two the same; now, at : f64[k]; used, wants : f64[k, 2]"""
+        over = at - self.at[rows]
+        good = over > 0  # not the first report of a connection, and its clock goes on
+        with np.errstate(all="ignore"):
+            rates = np.clip((used - self.used[rows]) / over[:, None], 0.0, _MOST)
+        rates[~good] = 0.0
+        self.total[rows[good]] += np.maximum(0.0, used - self.used[rows])[good]
+        self.now[rows[good]] = rates[good]
+        self.at[rows], self.used[rows], self.wants[rows] = at, used, wants
+        number = (now * (_PARTS / _PEAK_S)).astype(np.int64)
+        part = number % (_PARTS + 1)
+        fresh = self._numbers[rows, part] != number
+        self._parts[rows, part] = np.maximum(rates, np.where(fresh[:, None], 0.0, self._parts[rows, part]))
+        self._numbers[rows, part] = number
+        valid = self._numbers[rows] >= number[:, None] - _PARTS
+        self.peak[rows] = (self._parts[rows] * valid[:, :, None]).max(1)
+        self.reported[rows] = True
+
+    def demands(self, rows: np.ndarray, which: int, foot: np.ndarray, capacity: float, now: float) -> np.ndarray:
+        """f64[k], what of its claim is believed. foot : f64[k], what it may want without having used anything"""
+        wants, peak = self.wants[rows, which], self.peak[rows, which]
+        # A job that reads in bursts wants in a moment what it has just used.
+        believed = np.minimum(np.maximum(wants, 1.25 * peak), 2 * peak + foot)
+        believed = np.where(now < self.joined_at[rows] + _NEW_S, wants, believed)
+        believed[now >= self.until[rows]] = 0.0  # silent for a lease
+        return np.minimum(believed, capacity)
+
+    def due(self) -> np.ndarray:
+        """bool[n], the rows that are to hear of their grants: they have reported, or the grant is another one. They
+        count as told from now on."""
+        now = 1 / np.concatenate((self.rates, self.safe), axis=1)  # so that no limit is a number, too
+        same = np.abs(now - self._told) <= _SAME * np.maximum(now, self._told)
+        due = self.reported | ~same.all(1)
+        self._told[due] = now[due]
+        self.reported[:] = False
+        return due
+
+    def grants(self, rows: np.ndarray) -> np.ndarray:
+        """f64[k, 4], rates and safe rates, inf for no limit."""
+        return np.concatenate((self.rates[rows], self.safe[rows]), axis=1)

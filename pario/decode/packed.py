@@ -1,0 +1,184 @@
+"""The decoder of packed values: it unpacks them, and another one decodes.
+
+    ring, page cache, tier   packed values
+    here                     slice by slice: unpack into this thread's memory, which stays in the core's cache, and let
+                             the inner decoder read it there into the batch
+                             or, if that only copies whole values: unpack straight into the batch
+
+The parts of a batch go to several threads, as with any decoder that works record by record
+(supply/decode_step.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Parts, Verbatim
+from pario.decode.columns import flat
+from pario.decode.unpacking import Unpacking, laid_out
+from pario.errors import DecodeError
+from pario.records import Records
+
+__all__ = ["Packed"]
+
+#: Bytes of values that are unpacked at once, before the inner decoder sees them: a part of a core's second cache. Each
+#: slice costs some 0.1 ms of the interpreter. (Records of 3 KB, zstd:3, us of a core each: the codec alone 6.4,
+#: slices of 197 KB 9.9, of 790 KB 7.5.)
+_SLICE_BYTES = 1 << 20
+#: A thread gets at least so many packed bytes at once: below, the hand-over shows.
+_PIECE_BYTES = 256 << 10
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Packed(Decoder):
+    """Unpacks values, and lets `inner` decode them. Of one loader: it cannot be pickled.
+
+    unpacking : of the loader's files
+    count : count(seconds, bytes in, bytes out) is called for what was unpacked; from any thread
+    """
+
+    def __init__(self, inner: Decoder, unpacking: Unpacking, count: Callable[[float, int, int], None]) -> None:
+        self.inner = inner
+        self._unpacking = unpacking
+        self._count = count
+        self._scratch = threading.local()
+        # Decoders that take a batch as a whole, and do more than to copy values one after the other, get it whole.
+        self.parallel = inner.by_rows or self._straight() is not None
+        self.by_rows = inner.by_rows
+        self.records_per_row = inner.records_per_row
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    @property
+    def users(self) -> Decoder:
+        return self.inner
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        return self.inner.spec
+
+    @spec.setter
+    def spec(self, spec: Any) -> None:
+        self.inner.spec = spec
+
+    def _straight(self) -> Verbatim | None:
+        """Where whole values are copied to by the inner decoder, if that is all that it does."""
+        layout = self.inner.verbatim() if self.inner.copies else None
+        return layout if layout is not None and layout.head == 0 else None
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    def learn(self, record: np.ndarray) -> Any:
+        raise NotImplementedError("which file a record lies in decides how it is unpacked: learn_from")
+
+    def learn_from(self, records: Records, draw: Draw) -> Any:
+        values, failures = self._unpacking.unpacked(records)
+        for _, why in failures:
+            raise DecodeError(why)
+        return self.inner.learn_from(values, draw)
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def shapes(self, records: Records) -> dict[str, ArraySpec]:
+        """As the inner decoder says, which sees sizes but no bytes."""
+        raw = np.maximum(self._unpacking.raw_nbytes(records), 0)
+        return self.inner.shapes(Records(records.ids, _NOTHING, np.zeros(len(raw), np.int64), raw))
+
+    def pieces(self, records: Records, threads: int) -> int:
+        rows = len(records) // self.records_per_row
+        each = min(4, int(records.nbytes.sum()) // (threads * _PIECE_BYTES))
+        return min(rows, threads * max(1, each))
+
+    def parts(self, records: Records, arrays: dict[str, np.ndarray], cuts: list[int]) -> Parts:
+        if self.by_rows:
+            return super().parts(records, arrays, cuts)
+        # Values of variable size one after the other: where each begins follows from the headers.
+        layout, raw = self._straight(), np.maximum(self._unpacking.raw_nbytes(records), 0)
+        assert layout is not None  # else not parallel
+        self.inner.decode_rest(Records(records.ids, _NOTHING, records.starts, raw), arrays)
+        ends = [0, *np.cumsum(raw).tolist()]
+        whole = arrays[layout.name]
+        return [(records.part(a, b), {layout.name: whole[ends[a] : ends[b]]}) for a, b in pairwise(cuts)]
+
+    def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
+        if not len(records):
+            return self.inner.decode(records, out, draw)
+        raw = self._unpacking.raw_nbytes(records)
+        layout = self._straight()
+        if layout is not None and not self.by_rows:
+            return self._one_after_the_other(records, raw, out, layout)
+        if layout is not None:
+            rows = out[layout.name]
+            size = rows[:1].nbytes
+            if (raw == size).all():
+                return self._unpack(records, raw, flat(rows), np.arange(len(rows)) * size)
+        if not self.by_rows or int(raw.sum()) <= _SLICE_BYTES:
+            return self._decode(records, raw, out, draw)
+        failures: Failures = []
+        width = self.records_per_row
+        through = np.cumsum(np.maximum(raw, 0).reshape(-1, width).sum(axis=1)) // _SLICE_BYTES
+        cuts = [0, *(np.flatnonzero(np.diff(through)) + 1).tolist(), len(raw) // width]
+        for a, b in pairwise(cuts):
+            arrays = {name: array[a:b] for name, array in out.items()}
+            part = records.part(a * width, b * width)
+            failures += [(a + row, why) for row, why in self._decode(part, raw[a * width : b * width], arrays, draw)]
+        return failures
+
+    def _one_after_the_other(
+        self, records: Records, raw: np.ndarray, out: dict[str, np.ndarray], layout: Verbatim
+    ) -> Failures:
+        nbytes = np.maximum(raw, 0)
+        if len(out) > 1:  # a whole batch, not one of `parts`
+            self.inner.decode_rest(Records(records.ids, _NOTHING, records.starts, nbytes), out)
+        return self._unpack(records, raw, flat(out[layout.name]), np.cumsum(nbytes) - nbytes)
+
+    def _decode(self, records: Records, raw: np.ndarray, out: dict[str, np.ndarray], draw: Draw) -> Failures:
+        """Through this thread's memory."""
+        nbytes = np.maximum(raw, 0)
+        starts, total = laid_out(nbytes)
+        memory: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
+        if len(memory) < total:
+            memory = self._scratch.memory = np.empty(max(total, 2 * _SLICE_BYTES), np.uint8)
+        width, bad = self.records_per_row, dict[int, str]()
+        for record, why in self._unpack(records, raw, memory, starts):
+            of_several = f" (record {records.ids[record]})" if width > 1 else ""
+            bad.setdefault(record // width, why + of_several)
+        values = Records(records.ids, memory, starts, nbytes)
+        if not bad:
+            return self.inner.decode(values, out, draw)
+        if not self.by_rows:
+            nbytes[list(bad)] = 0
+            rest = self.inner.decode(values, out, draw)
+            return sorted({**dict(rest), **bad}.items())
+        failures = [*bad.items()]
+        for a, b in pairwise([-1, *sorted(bad), len(raw) // width]):
+            if a + 1 < b:
+                part = values.part((a + 1) * width, b * width)
+                arrays = {name: array[a + 1 : b] for name, array in out.items()}
+                failures += [(a + 1 + row, why) for row, why in self.inner.decode(part, arrays, draw)]
+        return sorted(failures)
+
+    def _unpack(self, records: Records, raw: np.ndarray, out: np.ndarray, starts: np.ndarray) -> Failures:
+        begin = time.perf_counter()
+        failures = self._unpacking.unpack(records, raw, out, starts)
+        self._count(time.perf_counter() - begin, int(records.nbytes.sum()), int(np.maximum(raw, 0).sum()))
+        return failures
+
+    # -- what only the inner decoder knows ---------------------------------------------------------------------------
+
+    def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return self.inner.finish(arrays)
+
+    def row_ids(self, ids: np.ndarray) -> np.ndarray:
+        return self.inner.row_ids(ids)
+
+    def picked(self, arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        return self.inner.picked(arrays, rows)

@@ -1,0 +1,137 @@
+"""Values as they were before `python -m pario pack`: sizes and bytes of records, whichever file they lie in.
+
+    stored    header, packed bytes          what the store, the tiers and the ring hold
+    raw       the value                     what decoders see
+
+`codec/packing.py` knows one database. Here the records of several come together, of which some may be packed, each with
+codecs of its own, and others not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pario.decode.base import Failures
+from pario.decode.columns import columns
+from pario.kernels.pack import copy_ranges
+from pario.records import Records
+
+if TYPE_CHECKING:
+    from pario.codec.packing import Packing
+
+__all__ = ["ALIGN", "BAD", "Unpacking"]
+
+#: Unpacked values begin at multiples of this many bytes.
+ALIGN = 16
+#: A header is believed that says at most so many times the packed bytes, and so many more.
+_PLAUSIBLE, _SMALL = 64, 64 << 10
+#: The reason where nothing more is known: `Packing.raw_nbytes` found no size that makes sense.
+BAD = "the header of the packed value is damaged"
+
+
+class Unpacking:
+    """Unpacks records of one file, or of several. Any thread.
+
+    packings : of each file; None: its values are not packed
+    starts : the first record of each
+    """
+
+    def __init__(self, packings: Sequence[Packing | None], starts: Sequence[int]) -> None:
+        self.packings = tuple(packings)
+        self._starts = np.array(starts, np.int64)
+
+    def __repr__(self) -> str:
+        return f"Unpacking({', '.join(map(repr, self.packings))})"
+
+    def raw_nbytes(self, records: Records) -> np.ndarray:
+        """i64[n]: bytes of the values, as their headers say; -1 where a header is damaged."""
+        if len(self.packings) == 1 and self.packings[0] is not None:
+            raw = self.packings[0].raw_nbytes(records)
+        else:
+            raw = np.array(records.nbytes, np.int64)
+            for packing, rows in self._by_file(records.ids):
+                if packing is not None:
+                    raw[rows] = packing.raw_nbytes(_rows(records, rows))
+        # Nobody gets memory for a size that only a damaged header says. (Ratios like these are rare: a look at the
+        # table of sizes, which is unpacked for it.)
+        odd = raw > _PLAUSIBLE * records.nbytes + _SMALL
+        if odd.any():
+            rows = np.flatnonzero(odd)
+            wrong = rows[raw[rows] != self.sizes(np.asarray(records.ids)[rows], raw[rows])]
+            raw[wrong] = -1
+        return raw
+
+    def unpack(self, records: Records, raw: np.ndarray, out: np.ndarray, starts: np.ndarray) -> Failures:
+        """out[starts[i] : starts[i] + raw[i]] = value i. Returns the rows that failed; their bytes are undefined.
+
+        raw : i64[n], as `raw_nbytes` says: rows with -1 fail, and nothing is written for them; out : u8[...]
+        starts : i64[n]
+        """
+        damaged = raw < 0
+        if damaged.any():
+            # Their headers may still name a size, for which nobody has made room: it would be the neighbours'.
+            sound = np.flatnonzero(~damaged)
+            failures = self.unpack(_rows(records, sound), raw[sound], out, np.asarray(starts)[sound])
+            bad = [(int(row), BAD) for row in np.flatnonzero(damaged)]
+            return sorted(bad + [(int(sound[row]), why) for row, why in failures])
+        if len(self.packings) == 1 and self.packings[0] is not None:
+            return self.packings[0].unpack(records, out, starts, raw)
+        failures = []
+        for packing, rows in self._by_file(records.ids):
+            part = _rows(records, rows)
+            if packing is not None:
+                failures += [(int(rows[row]), why) for row, why in packing.unpack(part, out, starts[rows], raw[rows])]
+                continue
+            data, at, nbytes, _ = columns(part)
+            wanted = np.ones(len(rows), np.bool_)
+            copy_ranges(data, at, nbytes, out, np.array(starts[rows], np.int64), wanted)
+            failures += [(int(row), "lies outside the bytes that were read") for row in rows[~wanted]]
+        return sorted(failures)
+
+    def unpacked(self, records: Records) -> tuple[Records, Failures]:
+        """The records with their values, in new memory, and (row, reason) of those that failed: they have no bytes."""
+        raw = self.raw_nbytes(records)
+        nbytes = np.maximum(raw, 0)
+        starts, total = laid_out(nbytes)
+        out = np.empty(total, np.uint8)
+        failures = self.unpack(records, raw, out, starts)
+        nbytes[[row for row, _ in failures]] = 0
+        return Records(records.ids, out, starts, nbytes), failures
+
+    def sizes(self, ids: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        """i64[m]: bytes of these records' values, by the tables of the reserved entries. stored : packed sizes"""
+        sizes = np.array(stored, np.int64)
+        for number, packing in enumerate(self.packings):
+            if packing is not None:
+                mine = np.flatnonzero(self._file_of(ids) == number)
+                sizes[mine] = packing.sizes[ids[mine] - self._starts[number]]
+        return sizes
+
+    def _file_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._starts, ids, side="right") - 1
+
+    def _by_file(self, ids: np.ndarray) -> list[tuple[Packing | None, np.ndarray]]:
+        """(packing, rows) of the files in which these records lie; those that are not packed together."""
+        numbers = self._file_of(ids)
+        packed = [number for number in np.unique(numbers).tolist() if self.packings[number] is not None]
+        found: list[tuple[Packing | None, np.ndarray]] = [
+            (self.packings[number], np.flatnonzero(numbers == number)) for number in packed
+        ]
+        rest = np.flatnonzero(~np.isin(numbers, packed))
+        return [*found, (None, rest)] if len(rest) else found
+
+
+def laid_out(nbytes: np.ndarray) -> tuple[np.ndarray, int]:
+    """(starts i64[n], bytes) of values that lie one after the other, each at an aligned place. nbytes : i64[n]"""
+    room = -(-nbytes // ALIGN) * ALIGN
+    ends = np.cumsum(room)
+    return ends - room, int(ends[-1]) if len(ends) else 0
+
+
+def _rows(records: Records, rows: np.ndarray) -> Records:
+    if len(rows) == len(records):
+        return records
+    return Records(records.ids[rows], records.data, records.starts[rows], records.nbytes[rows])

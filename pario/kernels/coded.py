@@ -1,0 +1,304 @@
+"""Values of packed databases: headers, checksums, and the C functions of compression libraries, without the
+interpreter.
+
+A value of a packed database (codec/packing.py draws it):
+
+    byte 0        slot in the table of codecs; 0: the value is stored as it is
+    bytes 1..4    the low 32 bits of the value's XXH3, lowest byte first
+    LEB128        the value's size in bytes; only where slot is not 0
+    rest          what the codec made of it
+
+A row of `hows` says how to call one codec's library: i64[HOW].
+
+    [KIND]      which function's arguments (ZSTD, LZ4, ...); PYTHON: no C function, the caller does it
+    [FUNCTION]  its address
+    [CONTEXT]   address of what the function works with; of one thread at a time
+    [EXTRA]     address of the dictionary, or of the dictionary's digest
+    [NUMBER]    bytes of the dictionary, or the level
+    [HELPER], [THIRD]  addresses of functions that prepare the context for a value
+
+Every function here checks the bounds of what it reads and of what it writes before it calls C, and calls only functions
+that take both bounds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pario.kernels.calls import as_bytes, call_c, copy_memory
+from pario.kernels.jit import inner, kernel
+from pario.kernels.sums import SCRATCH, sum_pieces
+
+__all__ = [
+    "BLOSC", "BLOSC_HEAD", "BROTLI", "CONTEXT", "DEFLATE", "EXTRA", "FIXED", "FUNCTION", "HELPER", "HOW", "KIND",
+    "LATER", "LZ4", "LZ4_STREAM", "MOST", "MOST_INT", "NUMBER", "OK", "PYTHON", "RAW", "THIRD", "WRONG", "ZSTD",
+    "check_values", "decode_values", "pack_values", "raw_sizes", "unpack_values",
+]  # fmt: skip
+
+KIND, FUNCTION, CONTEXT, EXTRA, NUMBER, HELPER, THIRD, HOW = range(8)
+PYTHON, RAW, ZSTD, LZ4, LZ4_STREAM, BROTLI, DEFLATE, BLOSC = range(8)
+
+#: bytes of a header without the size
+FIXED = 5
+#: The largest value that LMDB holds; more in a header is damage.
+MOST = 0xFFFFFFFF
+#: The largest value that a call of another C function than zstd's takes: many count bytes in an int.
+MOST_INT = 0x7E000000
+#: A value is kept as it is unless compressing saves this share: 1 >> 5 = 3 %. Less is not worth the time of decoding.
+_PAYS = 5
+
+#: bytes of the header of a blosc2 chunk
+BLOSC_HEAD = 32
+#: flags of a chunk: its bytes stand as they are; its blocks are not split by the bytes of a number
+_BLOSC_COPIED, _BLOSC_WHOLE = 2, 16
+
+#: codes of rows -> what is wrong with the value
+OK, LATER, HEADER, SLOT, SIZE, ROOM, BAD, SUM = range(8)
+WRONG = (
+    "",
+    "not decoded",
+    "its header is damaged",
+    "its header names a codec that the table of codecs does not have",
+    "its header has another size than the table of sizes",
+    "it does not lie inside of the memory that it should come from or go to",
+    "the codec cannot decode it",
+    "its checksum differs",
+)
+
+
+@inner
+def _is_plain_chunk(chunk, size, head):  # type: ignore[no-untyped-def]
+    """Whether a chunk's header is one that this codec writes: a damaged one may ask the library for plugins, which
+    it starts processes for, or for chunks that lie elsewhere.
+
+    head u8[BLOSC_HEAD] : the header of another chunk, made with the same options
+    """
+    n = len(chunk)
+    if n < BLOSC_HEAD:
+        return False
+    nbytes, cbytes, block = np.int64(0), np.int64(0), np.int64(0)
+    for k in range(4):
+        nbytes |= np.int64(chunk[4 + k]) << 8 * k
+        block |= np.int64(chunk[8 + k]) << 8 * k
+        cbytes |= np.int64(chunk[12 + k]) << 8 * k
+    if nbytes != size or cbytes != n or block <= 0 or block > max(size, 1):
+        return False
+    # Free are the flag of how blocks are split, and in the last byte how a value of equal bytes is kept.
+    same = (chunk[2] ^ head[2]) & ~_BLOSC_WHOLE == 0 and (chunk[31] ^ head[31]) & 0x8F == 0
+    for k in range(16, 31):
+        same &= chunk[k] == head[k]
+    return same and chunk[0] == head[0] and chunk[1] == head[1] and chunk[3] == head[3]
+
+
+@inner
+def _decoded(how, src, n, dst, size, word):  # type: ignore[no-untyped-def]
+    """OK, or BAD, of the n bytes at `src`, which are to give `size` bytes at `dst`. word : i64[1], for use here"""
+    kind = how[KIND]
+    if kind == PYTHON:  # a package takes values of any size
+        return LATER
+    if kind == ZSTD:
+        got = call_c(how[FUNCTION], how[CONTEXT], dst, size, src, n, how[EXTRA])
+        return OK if got == size else BAD
+    if kind == RAW:
+        if n != size:
+            return BAD
+        copy_memory(dst, src, n)
+        return OK
+    if n > MOST_INT or size > MOST_INT:
+        return BAD
+    if kind == LZ4:
+        got = call_c(how[FUNCTION], src, dst, n, size, how[EXTRA], how[NUMBER])
+        return OK if np.int32(got) == size else BAD
+    if kind == BROTLI:
+        word[0] = size
+        got = call_c(how[FUNCTION], n, src, word.ctypes.data, dst, 0, 0)
+        return OK if np.int32(got) == 1 and word[0] == size else BAD
+    if kind == DEFLATE:
+        word[0] = 0
+        got = call_c(how[FUNCTION], how[CONTEXT], src, n, dst, size, word.ctypes.data)
+        return OK if np.int32(got) == 0 and word[0] == size else BAD
+    if kind == BLOSC:
+        if n == 0 and size == 0:
+            return OK
+        if n >= BLOSC_HEAD and as_bytes(src, n)[2] & _BLOSC_COPIED:
+            if n - BLOSC_HEAD != size:
+                return BAD
+            copy_memory(dst, src + BLOSC_HEAD, size)
+            return OK
+        if not _is_plain_chunk(as_bytes(src, n), size, as_bytes(how[EXTRA], BLOSC_HEAD)):
+            return BAD
+        got = call_c(how[FUNCTION], how[CONTEXT], src, n, dst, size, 0)
+        return OK if np.int32(got) == size else BAD
+    return LATER
+
+
+@inner
+def _inside(begin, n, whole):  # type: ignore[no-untyped-def]
+    return begin >= 0 and n >= 0 and begin <= whole - n
+
+
+@kernel
+def decode_values(how, data, data_bytes, starts, nbytes, out, out_bytes, out_starts, out_nbytes, codes):  # type: ignore[no-untyped-def]
+    """Value i: nbytes[i] bytes at data + starts[i] give out_nbytes[i] bytes at out + out_starts[i]. Returns how many
+    codes are not OK.
+
+    data, out : addresses of memory of data_bytes and out_bytes; codes : i64[n], written
+    """
+    word, failed = np.zeros(1, np.int64), 0
+    for i in range(len(starts)):
+        code = ROOM
+        if _inside(starts[i], nbytes[i], data_bytes) and _inside(out_starts[i], out_nbytes[i], out_bytes):
+            code = _decoded(how, data + starts[i], nbytes[i], out + out_starts[i], out_nbytes[i], word)
+        codes[i] = code
+        failed += code != OK
+    return failed
+
+
+@inner
+def _header(at, n):  # type: ignore[no-untyped-def]
+    """(value's size or -1, bytes of the header) of the n bytes at this address."""
+    if n < FIXED:
+        return -1, 0
+    buf = as_bytes(at, n)
+    if buf[0] == 0:
+        return n - FIXED, FIXED
+    size, k = np.int64(0), FIXED
+    for shift in range(0, 35, 7):
+        if k >= n:
+            return -1, 0
+        byte = np.int64(buf[k])
+        size |= (byte & 127) << shift
+        k += 1
+        if byte < 128:
+            return (size if size <= MOST else -1), k
+    return -1, 0
+
+
+@kernel
+def raw_sizes(data, data_bytes, starts, nbytes, sizes):  # type: ignore[no-untyped-def]
+    """sizes i64[n] = the values' sizes, of the headers; -1 where there is none."""
+    for i in range(len(starts)):
+        sizes[i] = -1
+        if _inside(starts[i], nbytes[i], data_bytes):
+            sizes[i], _ = _header(data + starts[i], nbytes[i])
+
+
+@inner
+def _sum(at, n, lanes, scratch):  # type: ignore[no-untyped-def]
+    value = as_bytes(at, n)
+    return np.int64(sum_pieces(value, 0, 0, value, 0, n, 0, lanes, scratch) & np.uint64(MOST))
+
+
+@inner
+def _kept_sum(at):  # type: ignore[no-untyped-def]
+    kept = as_bytes(at, FIXED)
+    return np.int64(kept[1]) | np.int64(kept[2]) << 8 | np.int64(kept[3]) << 16 | np.int64(kept[4]) << 24
+
+
+@kernel
+def unpack_values(hows, data, data_bytes, starts, nbytes, out, out_bytes, out_starts, expected, codes):  # type: ignore[no-untyped-def]
+    """Like `decode_values` for packed values: value i has expected[i] bytes, or as many as its header says where
+    expected[i] is -1. What is decoded is compared with its checksum while it is in the processor's cache. (197 KB
+    values: a pass of its own over the batch costs 10 to 15 % of decoding.)
+
+    hows : i64[slots, HOW]; rows of codecs without a C function keep the code LATER.
+    """
+    word, failed = np.zeros(1, np.int64), 0
+    lanes, scratch = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8)
+    for i in range(len(starts)):
+        n = nbytes[i]
+        if not _inside(starts[i], n, data_bytes):
+            codes[i] = ROOM
+            failed += 1
+            continue
+        at = data + starts[i]
+        size, head = _header(at, n)
+        if size < 0:
+            code = HEADER
+        elif expected[i] >= 0 and size != expected[i]:
+            code = SIZE
+        elif not _inside(out_starts[i], size, out_bytes):
+            code = ROOM
+        else:
+            slot = np.int64(as_bytes(at, 1)[0])
+            if slot >= len(hows):
+                code = SLOT
+            else:
+                code = _decoded(hows[slot], at + head, n - head, out + out_starts[i], size, word)
+                if code == OK and _sum(out + out_starts[i], size, lanes, scratch) != _kept_sum(at):
+                    code = SUM
+        codes[i] = code
+        failed += code != OK
+    return failed
+
+
+@kernel
+def check_values(data, starts, rows, out, out_starts, sizes, codes):  # type: ignore[no-untyped-def]
+    """Compare the decoded values of these rows, which have the code OK, with the checksums of their headers."""
+    lanes, scratch = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8)
+    for k in range(len(rows)):
+        i = rows[k]
+        if codes[i] == OK and _sum(out + out_starts[i], sizes[i], lanes, scratch) != _kept_sum(data + starts[i]):
+            codes[i] = SUM
+
+
+@inner
+def _encoded(how, src, n, dst, room, word):  # type: ignore[no-untyped-def]
+    """Bytes written to `dst`, or 0."""
+    if n > MOST:  # its header would be taken for a damaged one
+        return 0
+    kind = how[KIND]
+    if kind == ZSTD:
+        got = call_c(how[FUNCTION], how[CONTEXT], dst, room, src, n, 0)
+        return got if 0 < got <= room else 0
+    if n > MOST_INT:
+        return 0
+    room = min(room, MOST_INT)
+    if kind == LZ4:
+        got = np.int64(np.int32(call_c(how[FUNCTION], src, dst, n, room, 0, 0)))
+    elif kind == LZ4_STREAM:
+        call_c(how[THIRD], how[CONTEXT], how[NUMBER], 0, 0, 0, 0)
+        if how[EXTRA] != 0:
+            call_c(how[HELPER], how[CONTEXT], how[EXTRA], 0, 0, 0, 0)
+        got = np.int64(np.int32(call_c(how[FUNCTION], how[CONTEXT], src, dst, n, room, 1)))
+    elif kind == DEFLATE:
+        got = call_c(how[FUNCTION], how[CONTEXT], src, n, dst, room, 0)
+    else:
+        got = 0
+    return got if 0 < got <= room else 0
+
+
+@kernel
+def pack_values(how, slot, data, data_bytes, starts, nbytes, out, out_bytes, packed_starts, packed_nbytes):  # type: ignore[no-untyped-def]
+    """Write the packed values one after the other from `out` on, and where they lie. Returns the bytes written, or
+    -1 - i where value i lies outside of `data`, or where `out` may not hold it.
+
+    Of n values `out` needs the sum of bound(size) + 10: what does not get smaller is stored raw, slot 0. An empty
+    context (a kind without C function) stores all of them raw.
+    """
+    word = np.zeros(1, np.int64)
+    lanes, scratch = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8)
+    end = 0
+    for i in range(len(starts)):
+        n = nbytes[i]
+        if not _inside(starts[i], n, data_bytes) or end > out_bytes - n - 2 * FIXED:
+            return -1 - i
+        src, head = data + starts[i], FIXED
+        to = as_bytes(out + end, 2 * FIXED)
+        left = n
+        while True:
+            to[head] = left & 127 | (128 if left > 127 else 0)
+            head += 1
+            left >>= 7
+            if left == 0:
+                break
+        got = _encoded(how, src, n, out + end + head, out_bytes - end - head, word)
+        mine = slot
+        if got == 0 or got + head - FIXED > n - (n >> _PAYS) or got + head - FIXED >= n:
+            mine, head, got = 0, FIXED, n
+            copy_memory(out + end + FIXED, src, n)
+        total = _sum(src, n, lanes, scratch)
+        to[0], to[1], to[2], to[3], to[4] = mine, total & 255, total >> 8 & 255, total >> 16 & 255, total >> 24
+        packed_starts[i], packed_nbytes[i] = end, head + got
+        end += head + got
+    return end

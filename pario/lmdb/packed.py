@@ -1,0 +1,267 @@
+"""Packed databases (docs/packing.md): values are unpacked where they become Python objects, and the reserved entry,
+which is the last one, is nowhere to be seen.
+
+A database is looked at when its first transaction begins: that reads the way down to its last key, the last leaf page
+being one that most programs would not read then. Nothing else changes for databases that are not packed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pario.errors import ParioError
+from pario.format.layout import F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.lmdb import abi, errors
+from pario.lmdb.cursor import Cursor
+from pario.lmdb.native import later
+
+__all__ = ["PackedCursor", "PackedValues", "find_packed"]
+
+_move: Any = later("move", globals(), "_move")
+_look: Any = later("look", globals(), "_look")
+
+#: What the reserved key holds, in one order of its bytes or the other (codec/packing.py, which is not imported for
+#: databases whose last key has neither).
+_NAME = b"pario-packed"
+#: Values are unpacked together as long as they have no more bytes than this, of a core's second cache.
+_TOGETHER = 512 << 10
+#: What a packed value has at least, and the number of the codec with which one begins at most in practice.
+_LEAST, _MOST_SLOT = 5, 7
+#: Moves that go back, or end at the last item.
+_BACK = (abi.LAST, abi.PREV, abi.PREV_DUP, abi.PREV_NODUP)
+
+
+class PackedValues:
+    """How the values of one database are unpacked.
+
+    key : of the reserved entry; start : what its value begins with, and no packed value
+    names : keys of the named databases that lie beside the records; their values were never packed
+    """
+
+    cursor: type[Cursor]
+    #: reserved entries among the entries of the database
+    hidden = 1
+
+    def __init__(self, key: bytes, start: bytes, packing: Any, path: str, names: frozenset[bytes]) -> None:
+        self.key = key
+        self.start = start
+        self.names = names
+        self._packing = packing
+        self._path = path
+
+    def one(self, value: bytes) -> bytes:
+        """The value as it was. Raises lmdb.CorruptedError."""
+        try:
+            raw: bytes = self._packing.unpack_one(value)
+        except ParioError as e:
+            raise self._damaged(e.what) from e
+        return raw
+
+    def many(self, values: list[bytes]) -> list[bytes]:
+        """The same for many at once."""
+        from pario.records import Records
+
+        if len(values) < 2:
+            return [self.one(value) for value in values]
+        nbytes = np.fromiter(map(len, values), np.int64, len(values))
+        begins = np.cumsum(nbytes) - nbytes
+        records = Records(np.arange(len(values)), np.frombuffer(b"".join(values), np.uint8), begins, nbytes)
+        raw = self._packing.raw_nbytes(records)
+        if (raw < 0).any():
+            raise self._damaged(f"the header of value {int(np.argmax(raw < 0))} of {len(values)} makes no sense")
+        found: list[bytes] = []
+        cuts = [0, *(np.flatnonzero(np.diff(np.cumsum(raw) // _TOGETHER)) + 1).tolist(), len(values)]
+        for first, stop in pairwise(cuts):
+            sizes = raw[first:stop]
+            ends = np.cumsum(sizes)
+            out = np.empty(int(ends[-1]), np.uint8)
+            failures = self._packing.unpack(records.part(first, stop), out, ends - sizes, sizes)
+            if failures:
+                raise self._damaged(failures[0][1])
+            data, starts = out.data, [0, *ends.tolist()]
+            found += [bytes(data[a:b]) for a, b in pairwise(starts)]
+        return found
+
+    def _damaged(self, what: str) -> errors.Error:
+        return errors.CorruptedError(f"a packed value is damaged: {what}", path=self._path)
+
+
+class _Unknown(PackedValues):
+    """Of a database whose last record is damaged: nobody knows whether its values are packed. Those that cannot be
+    packed are given as they are, for the others the damage is raised.
+    """
+
+    hidden = 0
+
+    def __init__(self, error: errors.Error) -> None:
+        self.key = self.start = b"\0 nobody's"
+        self.names = frozenset()
+        self._error = error
+
+    def one(self, value: bytes) -> bytes:
+        if len(value) < _LEAST or value[0] > _MOST_SLOT:
+            return value
+        error = type(self._error)(f"nothing says whether this value is packed: {self._error.what}")
+        error.__dict__.update({**self._error.__dict__, "what": error.what})
+        raise error
+
+    def many(self, values: list[bytes]) -> list[bytes]:
+        return [self.one(value) for value in values]
+
+
+class PackedCursor(Cursor):
+    """A cursor that unpacks, and does not stand on the reserved entry. A cursor becomes one when it is made."""
+
+    __slots__ = ()
+
+    # -- where it stands -----------------------------------------------------------------------------------------------
+
+    def next(self) -> bool:
+        return self._go(abi.NEXT)
+
+    def _go(self, op: int) -> bool:
+        if not super()._go(op):
+            return False
+        if not self._is_hidden():
+            return True
+        before = _move(self._at, abi.PREV)
+        if before.__class__ is bytearray:
+            raise self._error(before, "move")
+        words = self._words
+        if before is True and op in _BACK:
+            return True
+        # As at the end of a database, or in an empty one.
+        words[abi.C_VALID] = 0
+        words[abi.C_END if before is True else abi.C_SET] = before
+        return False
+
+    def _seek(self, op: int, key: Any, value: Any) -> bool:
+        if not super()._seek(op, key, value):
+            return False
+        if self._is_hidden():
+            self._stand_nowhere()
+            return False
+        return True
+
+    def _is_hidden(self) -> bool:
+        """Whether it stands on the reserved entry."""
+        key = _look(self._at, abi.KEY)
+        if key.__class__ is bytearray:
+            raise self._error(key, "read")
+        return bool(key == self._packed.key)
+
+    def _stand_nowhere(self) -> None:
+        words = self._words
+        words[abi.C_SET] = words[abi.C_END] = words[abi.C_VALID] = 0
+
+    # -- what it gives -------------------------------------------------------------------------------------------------
+
+    def _look(self, what: int) -> Any:
+        if what == abi.VALUE and self._packed.names:
+            return self._look(abi.ITEM)[1]
+        if self._given is not None:
+            self._settle()
+        if what == abi.KEY or not self._words[abi.C_VALID]:
+            return super()._look(what)
+        found = _look(self._at, what)
+        if found.__class__ is bytearray:
+            raise self._error(found, "read")
+        return self._wrapped([found], what)[0]
+
+    def _fetch(self, op: int, started: int, most: int, aim: int, what: int) -> list[Any]:
+        if what == abi.VALUE and self._packed.names:  # the key says whether a value is packed
+            return [value for _, value in self._fetch(op, started, most, aim, abi.ITEM)]
+        batch = super()._fetch(op, started, most, aim, what)
+        if self._words[abi.C_VALID] and self._is_hidden():
+            # `_wrapped` has left the entry out of the batch: stand on what comes before it.
+            before = _move(self._at, abi.PREV)
+            if before.__class__ is bytearray:
+                raise self._error(before, "move")
+            if not batch:
+                self._words[abi.C_VALID] = 0
+                self._words[abi.C_END if before is True else abi.C_SET] = before
+        return batch
+
+    def _get_many(self, keys: list[Any], what: int) -> list[Any]:
+        found = super()._get_many(keys, what)
+        if self._words[abi.C_VALID] and self._is_hidden():
+            self._stand_nowhere()
+        return found
+
+    def _wrapped(self, found: list[Any], what: int) -> list[Any]:
+        packed = self._packed
+        if what == abi.KEY:
+            found = [key for key in found if key != packed.key]
+        elif what == abi.VALUE:
+            found = packed.many([value for value in found if not value.startswith(packed.start)])
+        else:
+            found = [item for item in found if item[0] != packed.key]
+            names = packed.names
+            values = iter(packed.many([value for key, value in found if key not in names]))
+            found = [(key, value if key in names else next(values)) for key, value in found]
+        return super()._wrapped(found, what)
+
+
+PackedValues.cursor = PackedCursor
+
+
+def find_packed(store: Any, handle: Any) -> PackedValues | None:
+    """How the values of a database are packed; None if they are not. Raises lmdb errors.
+
+    store, handle : a Store and a Handle of store.py
+    """
+    flags = handle.db.md_flags
+    if handle.db.md_root < 0 or flags & MDB_DUPSORT:
+        return None
+    txn = array("q", (1, store.at, handle.at))
+    words = array("q", bytes(8 * abi.CURSOR_WORDS))
+    words[abi.C_TXN], words[abi.C_HANDLE] = txn.buffer_info()[0], handle.at
+    cursor = words.buffer_info()[0]
+
+    def done(found: Any) -> Any:
+        if found.__class__ is bytearray:
+            raise store.error(found, "looking at the last record")
+        return found
+
+    try:
+        if done(_move(cursor, abi.LAST)) is not True:
+            return None
+        key = done(_look(cursor, abi.KEY))
+    except errors.CorruptedError as e:
+        return _Unknown(e)
+    if _NAME not in key and _NAME[::-1] not in key and key.strip(b"\xff"):
+        return None
+    from pario.codec.packing import MAGIC, Packing, is_reserved_key
+
+    start = MAGIC[:-1]  # the last byte is a version, which `Packing` looks at
+    reverse = bool(flags & MDB_REVERSEKEY)  # overrides INTEGERKEY
+    if not is_reserved_key(key, integer=bool(flags & MDB_INTEGERKEY) and not reverse, reverse=reverse):
+        return None
+    entry = done(_look(cursor, abi.VALUE))
+    if not entry.startswith(start):
+        return None
+    try:
+        packing = Packing.from_entry(entry)
+        names = frozenset[bytes]()
+        if handle is store.handles[None]:
+            # More entries than there are packed values and the reserved one. (Most have none: nothing more is read.)
+            names = _names(store, handle.db.md_entries - 1 - packing.n)
+    except ParioError as e:
+        raise errors.translated(e.at(path=store.file.path), "opening a packed database") from e  # type: ignore[arg-type]
+    return PackedValues(key, start, packing, store.file.path, names)
+
+
+def _names(store: Any, count: int) -> frozenset[bytes]:
+    """Keys of at most so many named databases: reads the main database's leaf pages until it has them."""
+    found = set[bytes]()
+    leaves = store.tree().leaves() if count > 0 else ()
+    for leaf in leaves:
+        nodes = map(leaf.node, range(leaf.n))
+        found.update(bytes(node.key) for node in nodes if node.flags == F_SUBDATA)
+        if len(found) >= count:
+            break
+    return frozenset(found)

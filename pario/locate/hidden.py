@@ -1,0 +1,88 @@
+"""The reserved entry of a packed database (codec/packing.py): its last record, which readers do not see.
+
+It says how the values are packed. A database whose last key has not the reserved form costs nothing: the first and the
+last key are known to whoever opens an index. One that is packed costs one read, of the entry.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pario.errors import CorruptedError, EmptyError
+from pario.fetch.pool import ReadPool
+from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.locate.index import Places
+from pario.locate.sidecar import Saved
+
+#: Bytes that show whether a value is an entry.
+_HEAD = 64
+#: in the reserved key, forwards or backwards; codec/packing.py has its form
+_NAME = b"pario-packed"
+
+__all__ = ["entry_at", "find_entry", "hide", "is_entry", "looks_reserved", "without_last"]
+
+
+def find_entry(pool: ReadPool, saved: Saved) -> bytes | None:
+    """The value of the reserved entry; None where the values are not packed. Reads it; not collective.
+
+    saved : of the whole database: its record, places, and ends
+    Raises EmptyError if there is nothing but the entry, ReadError, CorruptedError.
+    """
+    places, record, path = saved.places, saved.database.record, saved.database.path
+    assert places is not None
+    assert record is not None
+    n = len(places.extents)
+    return entry_at(pool, saved.ends[n - 1], record.md_flags, places.extents[n - 1 :], n, path)
+
+
+def entry_at(pool: ReadPool, key: bytes, flags: int, extent: np.ndarray, n: int, path: str) -> bytes | None:
+    """`find_entry`, of a last record. key, extent EXTENT[1] : the record's; flags, n : of the database"""
+    if not looks_reserved(key, flags):
+        return None
+    offset, nbytes = int(extent["offset"][0]), int(extent["nbytes"][0])
+    if not is_entry(pool.fetcher.pread(offset, min(nbytes, _HEAD))):
+        return None
+    entry = pool.fetcher.pread(offset, nbytes)
+    if len(entry) < nbytes:
+        raise CorruptedError("the file ends inside its last record", path=path, offset=offset, record=n - 1)
+    if n == 1:
+        raise EmptyError("the database holds no record", path=path)
+    return entry
+
+
+def looks_reserved(key: bytes, flags: int) -> bool:
+    """Whether the last key of a database with these flags has the form of the reserved one; `is_entry` decides."""
+    # Nearly none deserves a closer look, of databases that are not packed.
+    if flags & MDB_DUPSORT or not (_NAME in key or _NAME[::-1] in key or not key.strip(b"\xff")):
+        return False
+    from pario.codec.packing import is_reserved_key  # not before it is wanted
+
+    reverse = bool(flags & MDB_REVERSEKEY)  # overrides INTEGERKEY
+    return is_reserved_key(key, integer=bool(flags & MDB_INTEGERKEY) and not reverse, reverse=reverse)
+
+
+def is_entry(value: bytes) -> bool:
+    """Whether a value begins as a reserved entry does."""
+    from pario.codec.packing import MAGIC
+
+    return value[: len(MAGIC) - 1] == MAGIC[:-1]  # the last byte is a version, which `Packing` looks at
+
+
+def hide(saved: Saved, entry: bytes | None) -> None:
+    """Leave the reserved entry out of what rank 0 knows, if there is one."""
+    if entry is None or saved.places is None:
+        return
+    saved.entry = entry
+    saved.ends.pop(len(saved.places.extents) - 1, None)
+    saved.places = without_last(saved.places)
+
+
+def without_last(places: Places) -> Places:
+    """The places of all records but the last one; `content_id` stays that of the whole database."""
+    last = len(places.extents) - 1
+    extents, by_offset = places.extents[:last], places.by_offset
+    if by_offset is not None:
+        by_offset = by_offset[by_offset != last]
+        if (by_offset[1:] > by_offset[:-1]).all():
+            by_offset = None
+    return Places(extents, by_offset, places.content_id, float(extents["nbytes"].mean()))

@@ -1,0 +1,266 @@
+"""What is packed, as numbered records in key order: the contract of every source, and the databases of an LMDB.
+
+Items ── ReaderItems   a database, read by all ranks through its index (a packed one gives its raw values)
+      ── TreeItems     the records that lie beside named databases in the main one, for which there is no index
+      ── folder.FileItems, tars.MemberItems, several.Merged, several.Subset
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from pario.codec.packing import MAGIC, Packing, is_reserved_key
+from pario.comm.base import AnyWorld, together
+from pario.dataset.reader import Reader
+from pario.errors import CorruptedError, DecodeError, FileError, ParioError
+from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import check_snapshot, read_snapshot
+from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY, Db
+from pario.format.meta import Snapshot
+from pario.format.tree import Tree, database_names, named_database, names_in
+from pario.records import Records
+
+__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "joined", "open_items"]
+
+#: Of a main database with more leaf pages, not all are read before its records are.
+_FEW_LEAVES = 64
+
+
+class Items(ABC):
+    """Records 0..n-1 of one database, in the order of their keys. Any thread; nothing is collective.
+
+    n : number of records
+    flags : LMDB's md_flags of the database that they come from, and go to
+    txnid : of the state of the LMDB that they are, None if they are of no LMDB
+    sizes : i64[n], bytes of each value
+    """
+
+    n: int
+    flags: int = 0
+    txnid: int | None = None
+    sizes: np.ndarray
+
+    @abstractmethod
+    def keys(self, begin: int, stop: int) -> list[bytes]:
+        """The keys of records begin..stop-1."""
+
+    @abstractmethod
+    def read(self, ids: np.ndarray) -> Records:
+        """The values of these records (i64[m]), in this order, in new memory. Raises FileError and its children."""
+
+    def close(self) -> None:
+        """Idempotent."""
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all values."""
+        return int(self.sizes.sum())
+
+
+class Database:
+    """One database of an LMDB file. name : None is the main one; mixed : named databases lie beside its records."""
+
+    def __init__(
+        self, path: str, name: bytes | None, db: Db, *, mixed: bool = False, records: int | None = None
+    ) -> None:
+        self.path = path
+        self.name = name
+        self.db = db
+        self.mixed = mixed
+        self.records = db.md_entries if records is None else records
+        self.flags = db.md_flags
+
+
+def databases_of(path: str, names: Sequence[bytes] | None = None) -> tuple[Snapshot, list[Database]]:
+    """The state of an LMDB's data file, and its databases: the main one first. Raises FileError.
+
+    names : of the named ones, where they are known
+    """
+    fetcher = PosixFetcher(path)
+    try:
+        snapshot = read_snapshot(fetcher)
+        main = _main_tree(fetcher, snapshot)
+        names = _names(main) if names is None else names
+        found = [Database(path, None, main.db, mixed=bool(names), records=main.db.md_entries - len(names))]
+        found += [Database(path, name, named_database(main, name)) for name in names]
+        check_snapshot(fetcher, snapshot)
+        return snapshot, found
+    except FileError as e:
+        raise e.at(path=path) from None
+    finally:
+        fetcher.close()
+
+
+def _names(main: Tree) -> list[bytes]:
+    """Of the named databases. In a large main database the first and the last leaf page say whether there are any: to
+    read all others for that would take as long as packing them. (Where they lie, the Reader raises DatabaseError.)"""
+    if main.db.md_root < 0 or main.flags & MDB_DUPSORT:
+        return []
+    ends = [main.first()[-1][0], main.last()[-1][0]]
+    if main.db.md_leaf_pages > _FEW_LEAVES and not any(list(names_in(leaf)) for leaf in ends):
+        return []
+    return list(database_names(main))
+
+
+def open_items(database: Database, world: AnyWorld) -> Items:
+    """Collective over `world`. Raises FileError on all ranks."""
+    if database.records == 0:
+        return NoItems(database.flags)
+    if database.mixed or (database.name is None and database.records == 1):  # which may be the reserved entry alone
+        items: Items | None = None
+        with together(world, "reading the main database"):
+            items = TreeItems(database)
+        assert items is not None  # else all have raised
+        return items
+    reader = Reader(database.path, comm=world, db=database.name, save_index=False)
+    return ReaderItems(reader, database.flags)
+
+
+class NoItems(Items):
+    """An empty database."""
+
+    n = 0
+
+    def __init__(self, flags: int) -> None:
+        self.flags = flags
+        self.sizes = np.empty(0, np.int64)
+
+    def keys(self, begin: int, stop: int) -> list[bytes]:
+        return []
+
+    def read(self, ids: np.ndarray) -> Records:
+        return joined(ids, [])
+
+
+class ReaderItems(Items):
+    """Those of an open Reader. packing : how they are stored, None if as they are."""
+
+    def __init__(self, reader: Reader, flags: int) -> None:
+        self._reader = reader
+        self.flags = flags
+        self.txnid = reader.snapshot.txnid
+        self.n = len(reader)
+        self.packing = reader.packing
+        stored = reader.index.extents["nbytes"]
+        self.sizes = np.ascontiguousarray(stored) if self.packing is None else self.packing.sizes
+
+    def keys(self, begin: int, stop: int) -> list[bytes]:
+        return self._reader.keys(np.arange(begin, stop))
+
+    def read(self, ids: np.ndarray) -> Records:
+        stored = self._reader.read_stored(ids)
+        if self.packing is None:
+            return stored
+        sizes = self.sizes[ids]
+        starts = np.cumsum(sizes) - sizes
+        out = np.empty(int(sizes.sum()), np.uint8)
+        for row, reason in self.packing.unpack(stored, out, starts, sizes):
+            record = int(ids[row])
+            raise _damaged(reason, self._reader.path, record, *self.keys(record, record + 1))
+        return Records(ids, out, starts, sizes)
+
+    def close(self) -> None:
+        self._reader.abandon()
+
+
+class TreeItems(Items):
+    """The records beside named databases, found page by page: there are few of them."""
+
+    def __init__(self, database: Database) -> None:
+        self._fetcher = PosixFetcher(database.path)
+        self._snapshot = read_snapshot(self._fetcher)
+        self.txnid = self._snapshot.txnid
+        self._lock = threading.Lock()
+        self.flags = database.flags
+        self._keys: list[bytes] = []
+        self._values: list[bytes | tuple[int, int]] = []  # or (offset, bytes) in the file
+        for leaf, i in _main_tree(self._fetcher, self._snapshot).items():
+            node = leaf.node(i)
+            if node.flags == F_SUBDATA:
+                continue
+            self._keys.append(bytes(node.key))
+            if node.flags & F_BIGDATA:
+                run = node.overflow()
+                self._values.append((run.offset, run.nbytes))
+            else:
+                self._values.append(bytes(node.data[: node.nbytes]))
+        check_snapshot(self._fetcher, self._snapshot)
+        self.packing: Packing | None = None
+        if self._keys and has_reserved_form(self._keys[-1], self.flags):
+            self.packing = packing_of(self._value(len(self._keys) - 1), database.path)
+            if self.packing is not None:
+                del self._keys[-1], self._values[-1]
+        self.n = len(self._keys)
+        if self.packing is not None and self.packing.n != self.n:
+            told = f"the reserved entry tells of {self.packing.n:,} records, and there are {self.n:,}"
+            raise CorruptedError(told, path=database.path)
+        stored = (value[1] if isinstance(value, tuple) else len(value) for value in self._values)
+        self.sizes = np.fromiter(stored, np.int64, self.n) if self.packing is None else np.asarray(self.packing.sizes)
+
+    def _value(self, record: int) -> bytes:
+        value = self._values[record]
+        if not isinstance(value, tuple):
+            return value
+        found = self._fetcher.pread(*value)
+        if len(found) < value[1]:
+            raise CorruptedError("the file ends inside a value", path=self._fetcher.path, key=self._keys[record])
+        return bytes(found)
+
+    def keys(self, begin: int, stop: int) -> list[bytes]:
+        return self._keys[begin:stop]
+
+    def read(self, ids: np.ndarray) -> Records:
+        values = [self._value(record) for record in ids.tolist()]
+        with self._lock:
+            check_snapshot(self._fetcher, self._snapshot)
+        if self.packing is not None:
+            values = [self._unpacked(record, value) for record, value in zip(ids.tolist(), values, strict=True)]
+        return joined(ids, values)
+
+    def _unpacked(self, record: int, value: bytes) -> bytes:
+        assert self.packing is not None  # else nobody asks
+        try:
+            return self.packing.unpack_one(value)
+        except DecodeError as e:
+            raise _damaged(e.what, self._fetcher.path, record, self._keys[record]) from None
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+
+def _damaged(reason: str, path: str, record: int, key: bytes) -> CorruptedError:
+    hint = "Bring the file back from its source."
+    return CorruptedError(f"a packed value is damaged: {reason}", path=path, record=record, key=key, hint=hint)
+
+
+def has_reserved_form(key: bytes, flags: int) -> bool:
+    """Whether this last key of a database with these flags may be that of the reserved entry."""
+    reverse = bool(flags & MDB_REVERSEKEY)  # overrides INTEGERKEY
+    return is_reserved_key(key, integer=bool(flags & MDB_INTEGERKEY) and not reverse, reverse=reverse)
+
+
+def packing_of(value: bytes, path: str) -> Packing | None:
+    """That of the reserved entry with this value; None if the value is a user's. Raises FileError, OptionError."""
+    if not value.startswith(MAGIC[:-1]):
+        return None
+    try:
+        return Packing.from_entry(value)
+    except ParioError as e:
+        raise e.at(path=path) from None
+
+
+def joined(ids: np.ndarray, values: Sequence[bytes]) -> Records:
+    """These values as records, one behind the other."""
+    nbytes = np.fromiter(map(len, values), np.int64, len(values))
+    data = np.frombuffer(b"".join(values), np.uint8)
+    return Records(ids, data, np.cumsum(nbytes) - nbytes, nbytes)
+
+
+def _main_tree(fetcher: PosixFetcher, snapshot: Snapshot) -> Tree:
+    size = snapshot.page_size
+    return Tree(lambda pgno: fetcher.pread(pgno * size, size), snapshot, snapshot.main)

@@ -1,0 +1,286 @@
+"""`pack`: sources become a packed LMDB. Collective; also the copying that `unpack` of an LMDB is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pario.codec.packing import Packing, reserved_key
+from pario.codec.registry import parse
+from pario.comm.base import AnyWorld, together
+from pario.errors import ChecksumError, CorruptedError, FileError, OptionError
+from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.kernels.coded import MOST
+from pario.packing.flow import Crew, Progress
+from pario.packing.items import Items, databases_of, open_items
+from pario.packing.partial import Partial, Target
+from pario.packing.sources import Opened, Source, describe
+from pario.packing.values import dictionary_bytes, packing_for
+from pario.packing.writer import Writer
+
+__all__ = ["PackOptions", "Summary", "Talk", "make_lmdb", "pack"]
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """How to pack.
+
+    codec : name, or name:level, or "auto": as `choose` says (docs/packing.md)
+    dictionary : "auto", "no", or a size: "32k"
+    prefix : with several sources, keys begin with the name of their source and a slash
+    in_folder : DST is a folder with data.mdb; else it is one if the only SRC is such an LMDB, or if DST is a folder
+    force : replace DST when the new one is complete
+    verify : read everything back and compare it with the source before DST gets its name
+    """
+
+    codec: str = "zstd:3"
+    dictionary: str = "auto"
+    prefix: bool = True
+    in_folder: bool = False
+    force: bool = False
+    verify: bool = True
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How the work speaks to its user.
+
+    say : a line, on rank 0; progress : progress(what, bytes in all) -> moved(bytes done since)
+    """
+
+    say: Callable[[str], None]
+    progress: Callable[[str, int], Progress]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was made. records, raw_bytes : of all databases; stored_bytes : of the data file; file : its path"""
+
+    records: int
+    raw_bytes: int
+    stored_bytes: int
+    file: str
+
+
+def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, talk: Talk) -> Summary:
+    """Pack SRC... into DST. Collective over `world`.
+
+    Raises, on all ranks, FileError and its children, OptionError. What is done until then stays in DST.part, from where
+    the same call goes on.
+    """
+    source, target = None, Target(dst, force=options.force)
+    with together(world, "looking at the sources"):
+        size = dictionary_bytes(options.dictionary)
+        if options.codec != "auto":
+            parse(options.codec)
+        if world.rank == 0:
+            source = describe(paths, prefix=options.prefix)
+            in_folder = options.in_folder or source.in_folder
+            target = Target(dst, in_folder=in_folder, force=options.force)
+            target.check(list(paths))
+            for line in source.warnings():
+                talk.say(line)
+    source, target = world.bcast((source, target))
+    assert source is not None  # rank 0 has it
+    state = {"version": _VERSION, "source": source.identity, "codec": options.codec, "dictionary": options.dictionary}
+    job = _Job(world, target, talk, options.verify)
+    return job.run(source, state, lambda items: packing_for(items, options.codec, size, talk.say))
+
+
+def make_lmdb(world: AnyWorld, source: Source, target: Target, talk: Talk, *, verify: bool) -> Summary:
+    """Copy the databases of an LMDB, their values unpacked, into a new one. Collective; as `pack`."""
+    state = {"version": _VERSION, "source": source.identity, "unpack": True}
+    return _Job(world, target, talk, verify).run(source, state, None)
+
+
+class _Job:
+    """One run."""
+
+    def __init__(self, world: AnyWorld, target: Target, talk: Talk, verify: bool) -> None:
+        self.world = world
+        self.target = target
+        self.talk = talk
+        self.verify = verify
+        self.partial = Partial(target.path)
+        self.file = os.path.join(self.partial.path, "data.mdb")
+
+    def run(self, source: Source, state: dict[str, Any], choose: Callable[[Items], Packing] | None) -> Summary:
+        """choose : the packing for a database; None: values are stored as they are"""
+        world = self.world
+        crew: Crew | None = None
+        opened: Opened | None = None
+        try:
+            with together(world, "opening the unfinished dataset"):
+                if world.rank == 0:
+                    self.partial.open(state, self.talk.say)
+            opened = source.open(world, self.partial.path)
+            crew = Crew(world)
+            self._fill(crew, opened, choose)
+            if self.verify:
+                self._verify(crew, opened)
+            summary = Summary(
+                sum(items.n for _, items in opened.databases),
+                sum(items.nbytes for _, items in opened.databases),
+                world.bcast(os.path.getsize(self.file) if world.rank == 0 else None),
+                self.target.file,
+            )
+            with together(world, "giving the dataset its name"):
+                if world.rank == 0:
+                    self.partial.finish("data.mdb", self.target.file, replace=self.target.force)
+            return summary
+        finally:
+            if crew is not None:
+                crew.close()
+            if opened is not None:
+                opened.close()
+            self.partial.close()
+
+    # -- filling -------------------------------------------------------------------------------------------------------
+
+    def _fill(self, crew: Crew, opened: Opened, choose: Callable[[Items], Packing] | None) -> None:
+        world = self.world
+        with together(world, "looking at the values"):
+            for _, items in opened.databases:
+                if choose is not None and not items.flags & MDB_DUPSORT:
+                    _check_sizes(items)
+        moved = self.talk.progress("packing" if choose else "unpacking", sum(i.nbytes for _, i in opened.databases))
+        wanted = [
+            number
+            for number, (name, items) in enumerate(opened.databases)
+            if name is not None or items.n or opened.parts or opened.more
+        ]
+        whole = False
+        while not whole:
+            writer: Writer | None = None
+            try:
+                with together(world, "opening the unfinished dataset"):
+                    if world.rank == 0:
+                        writer = self._writer(len(opened.databases))
+                whole = all(self._fill_one(crew, opened, number, choose, writer, moved) for number in wanted)
+                with together(world, "writing"):
+                    if writer is not None:
+                        writer.flush()
+            finally:
+                if writer is not None:
+                    writer.close()
+            with together(world, "starting anew"):
+                if world.rank == 0 and not whole:
+                    self.partial.restart("how its values are packed is lost", self.talk.say)
+
+    def _writer(self, databases: int) -> Writer:
+        try:
+            return Writer(self.partial.path, subdir=True, databases=databases)
+        except CorruptedError as e:
+            self.partial.restart(str(e), self.talk.say)
+            return Writer(self.partial.path, subdir=True, databases=databases)
+
+    def _fill_one(
+        self,
+        crew: Crew,
+        opened: Opened,
+        number: int,
+        choose: Callable[[Items], Packing] | None,
+        writer: Writer | None,
+        moved: Progress,
+    ) -> bool:
+        """False if what is there already was packed in a way that nobody knows."""
+        world = self.world
+        name, items = opened.databases[number]
+        names = [other for other, _ in opened.databases if other is not None] if name is None else []
+        packs = choose is not None and not items.flags & MDB_DUPSORT and (items.n > 0 or name is None)
+        packing: Packing | None = None
+        done, key = 0, b""
+        with together(world, "looking how far it is"):
+            if writer is not None:
+                done = writer.begin(name, items.flags, names)
+                if packs:
+                    key = _key_for(items, names, writer.longest_key)
+                if packs and done <= items.n:
+                    assert choose is not None
+                    packing = self._packing(number, items, choose, done)
+        packing, done, known = world.bcast((packing, done, packing is not None or not packs or done > items.n))
+        if not known:
+            return False
+        moved(int(items.sizes[:done].sum()))
+        if done <= items.n:
+            crew.pack(items, packing, done, writer, moved)
+        with together(world, "writing the last entry"):
+            if writer is not None and packing is not None:
+                packing.sizes = items.sizes
+                if number == 0:
+                    packing.more |= opened.more
+                    packing.parts = opened.parts
+                writer.put(key, packing.entry())
+                writer.flush()
+        return True
+
+    def _packing(
+        self, number: int, items: Items, choose: Callable[[Items], Packing], done: int
+    ) -> Packing | None:
+        """The one that this database was begun with, else a new one; None if it was begun with one that is lost. Rank
+        0."""
+        kept = self.partial.kept(f"packing-{number}")
+        if kept is not None:
+            with suppress(FileError):
+                return Packing.from_entry(kept)
+        if done:
+            return None
+        packing = choose(items)
+        self.partial.keep(f"packing-{number}", packing.entry())
+        return packing
+
+    # -- verifying -----------------------------------------------------------------------------------------------------
+
+    def _verify(self, crew: Crew, opened: Opened) -> None:
+        world = self.world
+        moved = self.talk.progress("verifying", sum(items.nbytes for _, items in opened.databases))
+        found = None
+        with together(world, "opening the new dataset"):
+            if world.rank == 0:
+                names = [name for name, _ in opened.databases if name is not None]
+                found = {database.name: database for database in databases_of(self.file, names)[1]}
+        found = world.bcast(found)
+        assert found is not None  # rank 0 has it
+        try:
+            for name, items in opened.databases:
+                if name is None and not items.n:
+                    continue
+                others = open_items(found[name], world)
+                try:
+                    with together(world, "verifying"):
+                        if others.n != items.n or others.flags != items.flags:
+                            raise ChecksumError(
+                                f"database {name!r} has {others.n} records and flags {others.flags}, its source "
+                                f"{items.n} and {items.flags}",
+                                path=self.file,
+                            )
+                    crew.compare(items, others, self.file, moved)
+                finally:
+                    others.close()
+        except CorruptedError as e:
+            if world.rank == 0 and e.path == self.file:  # going on from here would end here again
+                self.partial.remove()
+            raise
+
+
+def _check_sizes(items: Items) -> None:
+    if items.n and int(items.sizes.max()) > MOST:
+        record = int(items.sizes.argmax())
+        (key,) = items.keys(record, record + 1)
+        told = f"a value has {int(items.sizes[record]):,} bytes, and packed ones have at most {MOST:,}"
+        raise OptionError(told, record=record, key=key, hint="Cut it into several records.")
+
+
+def _key_for(items: Items, names: Sequence[bytes], longest: int) -> bytes:
+    """The key of the reserved entry, behind those of the records and of named databases."""
+    last = items.keys(items.n - 1, items.n)[0] if items.n else None
+    if names:
+        last = max([*names, *([last] if last is not None else [])])
+    reverse = bool(items.flags & MDB_REVERSEKEY)  # overrides INTEGERKEY
+    integer = len(last or b"") if items.flags & MDB_INTEGERKEY and not reverse else 0
+    return reserved_key(last, integer=integer, reverse=reverse, longest=longest)

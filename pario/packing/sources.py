@@ -1,0 +1,292 @@
+"""What a path is that shall be packed: an LMDB, a folder tree or a tar; and several of them as one.
+
+A source is described first, which reads little: by `identity` a partial file knows whether it is still the same one.
+Then all ranks open it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from xxhash import xxh3_128_hexdigest
+
+from pario.codec.packing import Packing
+from pario.comm.base import AnyWorld, together
+from pario.errors import FileError, InvalidError, MissingError, OptionError, SnapshotError
+from pario.fetch.resolve import resolve
+from pario.format.layout import MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEDUP
+from pario.format.meta import SNIFF_BYTES, Snapshot, sniff
+from pario.packing.folder import FileItems, Tree, read_tree
+from pario.packing.items import Database, Items, databases_of, open_items
+from pario.packing.several import Merged, own_names
+from pario.packing.tars import MemberItems, inflate, is_compressed, is_tar, read_members
+
+__all__ = ["Opened", "Source", "describe"]
+
+
+class Opened:
+    """A source that all ranks have open.
+
+    databases : (name, records) of each database, the main one (None) first
+    more, parts : what the reserved entry of the main database keeps of it beside the values
+    """
+
+    def __init__(
+        self,
+        databases: Sequence[tuple[bytes | None, Items]],
+        more: dict[str, Any] | None = None,
+        parts: dict[str, bytes] | None = None,
+    ) -> None:
+        self.databases = list(databases)
+        self.more = more or {}
+        self.parts = parts or {}
+
+    def close(self) -> None:
+        for _, items in self.databases:
+            items.close()
+
+
+class Source(ABC):
+    """What one path means. Local, but for `open`.
+
+    kind : "lmdb", "folder" or "tar"
+    identity : tells whether it has changed; plain data for JSON
+    in_folder : an LMDB that is a folder with data.mdb
+    """
+
+    kind: str
+    in_folder = False
+
+    def __init__(self, path: str, identity: dict[str, Any]) -> None:
+        self.path = path
+        self.identity = {"kind": self.kind, "path": os.path.abspath(path), **identity}
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, without the ending of an LMDB or a tar."""
+        name = os.path.basename(os.path.abspath(self.path))
+        if name == "data.mdb":
+            name = os.path.basename(os.path.dirname(os.path.abspath(self.path)))
+        for ending in (".lmdb", ".mdb", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz"):
+            if name.endswith(ending) and name != ending:
+                return name.removesuffix(ending)
+        return name
+
+    def warnings(self) -> list[str]:
+        """What of it is not packed."""
+        return []
+
+    @abstractmethod
+    def open(self, world: AnyWorld, scratch: str) -> Opened:
+        """Collective. scratch : a folder of ours. Raises FileError on all ranks."""
+
+
+class LmdbSource(Source):
+    """All databases of an LMDB."""
+
+    kind = "lmdb"
+
+    def __init__(self, path: str) -> None:
+        file = resolve(path)
+        snapshot, self._databases = databases_of(file)
+        self._txnid = snapshot.txnid
+        status = os.stat(file)
+        self.in_folder = os.path.isdir(path)
+        super().__init__(path, {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "txnid": snapshot.txnid})
+        for database in self._databases:
+            _check_flags(database, snapshot)
+
+    def open(self, world: AnyWorld, scratch: str) -> Opened:
+        opened = Opened([])
+        try:
+            for database in self._databases:
+                opened.databases.append((database.name, open_items(database, world)))
+            with together(world, "opening the source"):
+                self._check_same(opened)
+        except BaseException:
+            opened.close()
+            raise
+        packing: Packing | None = getattr(opened.databases[0][1], "packing", None)
+        if packing is not None:  # what it was packed from is that of the new one, too
+            opened.more = {name: told for name, told in packing.more.items() if name not in ("prediction", "pario")}
+            opened.parts = packing.parts if world.rank == 0 else {}
+        return opened
+
+    def _check_same(self, opened: Opened) -> None:
+        """Each database is opened by itself."""
+        for _, items in opened.databases:
+            if items.txnid not in (None, self._txnid):
+                raise SnapshotError(
+                    f"it was written to while it was opened: transaction {items.txnid} follows {self._txnid}",
+                    path=self._databases[0].path,
+                    hint="Give the command again when nobody writes to it.",
+                )
+
+
+class FolderSource(Source):
+    """A folder tree."""
+
+    kind = "folder"
+
+    def __init__(self, path: str) -> None:
+        self._tree: Tree = read_tree(path)
+        listed = repr((self._tree.rows, self._tree.sizes)).encode()
+        super().__init__(path, {"names": len(self._tree.rows), "listing": xxh3_128_hexdigest(listed)})
+
+    def warnings(self) -> list[str]:
+        return [f"left out (neither file, folder nor link): {os.fsdecode(path)}" for path in self._tree.skipped]
+
+    def open(self, world: AnyWorld, scratch: str) -> Opened:
+        items = FileItems(self.path, self._tree)
+        return Opened([(None, items)], {"source": self.kind}, {"tree": self._tree.part()} if world.rank == 0 else {})
+
+
+class TarSource(Source):
+    """A tar, compressed or not."""
+
+    kind = "tar"
+
+    def __init__(self, path: str) -> None:
+        status = os.stat(path)
+        super().__init__(path, {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns})
+
+    def open(self, world: AnyWorld, scratch: str) -> Opened:
+        path = self.path
+        opened: Opened | None = None
+        if compressed := world.bcast(is_compressed(path) is not None if world.rank == 0 else None):
+            path = os.path.join(scratch, f"{zlib.crc32(os.fsencode(path)):08x}.tar")
+        with together(world, "reading the tar"):
+            if world.rank == 0 and compressed:
+                inflate(self.path, path)
+        members = None
+        with together(world, "reading the tar"):
+            if world.rank == 0:
+                members = read_members(path)
+        members = world.bcast(members)
+        with together(world, "opening the tar"):
+            assert members is not None  # rank 0 has read it
+            items = MemberItems(path, members)
+            opened = Opened([(None, items)], {"source": self.kind}, items.parts() if world.rank == 0 else {})
+        assert opened is not None  # else all have raised
+        return opened
+
+
+class SeveralSources(Source):
+    """Several sources, in one database."""
+
+    kind = "several"
+
+    def __init__(self, sources: Sequence[Source], prefix: bool) -> None:
+        self._sources = list(sources)
+        self._prefix = prefix
+        self.path = ", ".join(source.path for source in sources)
+        self.identity = {"kind": self.kind, "prefix": prefix, "sources": [source.identity for source in sources]}
+        names = [source.name for source in sources]
+        twice = [name for name in names if names.count(name) > 1]
+        if prefix and twice:
+            paths = [source.path for source in sources if source.name == twice[0]]
+            raise OptionError(
+                f"{paths[0]} and {paths[1]} have the same name, so that their keys would have the same prefix",
+                hint="Rename one, or use --no-prefix if no key is in both.",
+            )
+
+    def warnings(self) -> list[str]:
+        return [line for source in self._sources for line in source.warnings()]
+
+    def open(self, world: AnyWorld, scratch: str) -> Opened:
+        each: list[Opened] = []
+        merged: Opened | None = None
+        try:
+            for source in self._sources:
+                each.append(source.open(world, scratch))
+            with together(world, "joining the sources"):
+                merged = self._merged(each)
+        except BaseException:
+            for opened in each:
+                opened.close()
+            raise
+        assert merged is not None  # else all have raised
+        return merged
+
+    def _merged(self, each: Sequence[Opened]) -> Opened:
+        given: list[tuple[str, bytes, Items]] = []
+        told: list[dict[str, Any]] = []
+        parts: dict[str, bytes] = {}
+        files = own_names([os.path.basename(os.path.abspath(source.path)) for source in self._sources])
+        for number, (source, opened) in enumerate(zip(self._sources, each, strict=True)):
+            filled = [(name, items) for name, items in opened.databases if items.n or name is not None]
+            if any(name is not None or items.flags for name, items in filled):
+                raise OptionError(
+                    "an LMDB with named databases, duplicates or keys of an order of their own cannot be one of "
+                    "several sources",
+                    path=source.path,
+                    hint="Pack it by itself.",
+                )
+            if source.kind == "lmdb" and "source" in opened.more:
+                raise OptionError(
+                    f"packed from {opened.more['source']}, of which it keeps more than keys and values, it cannot be "
+                    "one of several sources",
+                    path=source.path,
+                    hint="Pack it by itself, or unpack it first.",
+                )
+            prefix = os.fsencode(source.name) + b"/" if self._prefix else b""
+            given.append((source.path, prefix, opened.databases[0][1]))
+            told.append({"source": source.kind, "name": source.name, "prefix": os.fsdecode(prefix)})
+            told[-1] |= {"in_folder": source.in_folder, "file": files[number]}
+            parts |= {f"{number}.{name}": part for name, part in opened.parts.items()}
+        items = Merged(given)
+        parts["owners"] = zlib.compress(items.owners.astype("<u4").tobytes(), 6)
+        return Opened([(None, items)], {"source": self.kind, "sources": told}, parts)
+
+
+def describe(paths: Sequence[str], *, prefix: bool = True) -> Source:
+    """The source that these paths mean. Local. Raises FileError, OptionError."""
+    sources = [_describe(path) for path in paths]
+    return sources[0] if len(sources) == 1 else SeveralSources(sources, prefix)
+
+
+def _describe(path: str) -> Source:
+    path = os.path.expanduser(path)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as e:
+        raise MissingError(f"cannot look at it: {e.strerror}", path=path) from None
+    if stat.S_ISDIR(mode):
+        return LmdbSource(path) if os.path.exists(os.path.join(path, "data.mdb")) else FolderSource(path)
+    if not stat.S_ISREG(mode):
+        raise FileError("neither a file nor a folder", path=path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(SNIFF_BYTES)
+        if sniff(head) is not None:
+            return LmdbSource(path)
+        if is_tar(path):
+            return TarSource(path)
+    except OSError as e:
+        raise FileError(f"cannot read it: {e.strerror}", path=path) from e
+    raise InvalidError(
+        "neither an LMDB nor a tar",
+        path=path,
+        hint="SRC is an LMDB (a file, or a folder with data.mdb), a folder, or a tar, compressed or not.",
+    )
+
+
+def _check_flags(database: Database, snapshot: Snapshot) -> None:
+    """Raise for a database that py-lmdb cannot create."""
+    integers = database.flags & (MDB_INTEGERKEY | MDB_INTEGERDUP)
+    if database.name is None and database.flags and database.records:
+        what = "the main database has flags of its own"
+    elif database.flags & MDB_DUPSORT and database.flags & MDB_REVERSEDUP:
+        what = "a database's duplicates are compared from the end"
+    elif integers and snapshot.byteorder != sys.byteorder:
+        what = "a database's integers are in the byte order of another machine"
+    else:
+        return
+    hint = "Copy it into a named database, or one without that flag, first."
+    raise OptionError(f"{what}, which py-lmdb cannot create", path=database.path, hint=hint)

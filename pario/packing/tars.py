@@ -1,0 +1,208 @@
+"""A tar as records: the key is the member's name without a leading "./", the value its content; of members of one name
+the last counts, as for tar itself. All else goes into two parts of the reserved entry, so that the tar can be made
+again byte by byte:
+
+    tar       all bytes of the tar that are no record's value, in their order, deflated (headers, padding, the end)
+    members   i64[m, 3] little endian, deflated: record, offset in the tar, bytes; in the order of the offsets
+
+A compressed tar is first inflated beside the partial file, since its members are read in the order of their names.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from pario.errors import CorruptedError, FileError, InvalidError
+from pario.packing.inflated import inflated
+from pario.packing.items import Items, joined
+from pario.records import Records
+
+__all__ = ["MemberItems", "Members", "TarRestorer", "inflate", "is_compressed", "is_tar", "opener_for", "read_members"]
+
+_OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".tbz2": bz2.open, ".xz": lzma.open, ".txz": lzma.open,
+}  # fmt: skip
+_PIECE = 4 << 20
+
+
+def is_compressed(path: str) -> Callable[..., Any] | None:
+    """What opens the file to read what it inflates to; None if it is not compressed."""
+    with open(path, "rb") as file:
+        head = file.read(8)
+    return next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+
+
+def is_tar(path: str) -> bool:
+    """By the first block, inflated if need be."""
+    opener = is_compressed(path) or open
+    try:
+        with opener(path, "rb") as file:
+            head = file.read(tarfile.BLOCKSIZE)
+        if head == bytes(tarfile.BLOCKSIZE):
+            return os.path.splitext(path)[1] == ".tar"  # an empty one
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError):
+        return False
+    return True
+
+
+def inflate(path: str, into: str) -> None:
+    """Raises InvalidError, FileError."""
+    opener = is_compressed(path)
+    assert opener is not None
+    try:
+        with opener(path, "rb") as source, open(into, "wb") as target:
+            shutil.copyfileobj(source, target, _PIECE)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as e:
+        raise InvalidError(f"the compressed tar is damaged: {e}", path=path) from e
+    except OSError as e:
+        raise FileError(f"cannot inflate it: {e.strerror or e}", path=path) from e
+
+
+class Members(NamedTuple):
+    """The records of a tar, by key. where : (offset, bytes) of each value in the tar, or the whole of a sparse one.
+
+    ranges : i64[m, 3], see above
+    """
+
+    keys: list[bytes]
+    where: list[tuple[int, int] | bytes]
+    ranges: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.array([len(at) if isinstance(at, bytes) else at[1] for at in self.where], np.int64)
+
+
+def read_members(path: str) -> Members:
+    """Raises InvalidError."""
+    found: dict[bytes, tuple[int, int] | bytes] = {}
+    names: dict[bytes, bytes] = {}
+    try:
+        with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+            for member in tar:
+                key = member.name.encode("utf-8", "surrogateescape")
+                names[key] = key = key.removeprefix(b"./")
+                if member.islnk():  # a further name of an earlier member
+                    link = member.linkname.encode("utf-8", "surrogateescape").removeprefix(b"./")
+                    if link in found:
+                        found[key] = found[link]
+                elif member.issparse():
+                    extracted = tar.extractfile(member)
+                    assert extracted is not None  # it is a regular file
+                    found[key] = extracted.read()
+                elif member.isreg():
+                    found[key] = (member.offset_data, member.size)
+    except (tarfile.TarError, EOFError, ValueError) as e:
+        raise InvalidError(f"not a tar, or a damaged one: {e}", path=path) from e
+    keys = sorted(found)
+    taken: dict[int, tuple[int, int, int]] = {}  # by offset: two names may have one content
+    for record, key in enumerate(keys):
+        at = found[key]
+        if not isinstance(at, bytes) and at[1]:
+            taken.setdefault(at[0], (record, *at))
+    ranges = np.array(sorted(taken.values(), key=lambda one: one[1]), np.int64).reshape(-1, 3)
+    return Members(keys, [found[key] for key in keys], ranges)
+
+
+class MemberItems(Items):
+    """The regular files of a tar that is not compressed."""
+
+    def __init__(self, path: str, members: Members) -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as e:
+            raise FileError(f"cannot open it: {e.strerror}", path=path) from e
+        self._members = members
+        self.n = len(members.keys)
+        self.sizes = members.sizes
+
+    def keys(self, begin: int, stop: int) -> list[bytes]:
+        return self._members.keys[begin:stop]
+
+    def read(self, ids: np.ndarray) -> Records:
+        return joined(ids, [self._value(record) for record in ids.tolist()])
+
+    def _value(self, record: int) -> bytes:
+        at = self._members.where[record]
+        return at if isinstance(at, bytes) else self._bytes(*at)
+
+    def _bytes(self, offset: int, nbytes: int) -> bytes:
+        pieces = []
+        while nbytes:
+            piece = os.pread(self._fd, min(nbytes, 1 << 30), offset)
+            if not piece:
+                raise InvalidError("the tar ends inside a member", path=self._path, offset=offset)
+            pieces.append(piece)
+            offset, nbytes = offset + len(piece), nbytes - len(piece)
+        return b"".join(pieces)
+
+    def parts(self) -> dict[str, bytes]:
+        """What is kept in the reserved entry."""
+        squeeze, out, at = zlib.compressobj(6), [], 0
+        ends = [(int(offset), int(offset + size)) for _, offset, size in self._members.ranges]
+        for begin, end in [*ends, (os.fstat(self._fd).st_size, 0)]:
+            while at < begin:
+                piece = self._bytes(at, min(_PIECE, begin - at))
+                out.append(squeeze.compress(piece))
+                at += len(piece)
+            at = end
+        ranges = zlib.compress(self._members.ranges.astype("<i8").tobytes(), 6)
+        return {"tar": b"".join([*out, squeeze.flush()]), "members": ranges}
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def opener_for(path: str) -> Callable[..., Any]:
+    """How a new tar of this name is written: its ending says whether it is compressed."""
+    return _BY_NAME.get(os.path.splitext(path)[1].lower(), open)
+
+
+class TarRestorer:
+    """Writes the tar again. Raises CorruptedError."""
+
+    def __init__(self, parts: dict[str, bytes], items: Items, dataset: str) -> None:
+        self._items = items
+        try:
+            self._rest = parts["tar"]
+            self.ranges = np.frombuffer(inflated(parts["members"], 24 * items.n), "<i8").reshape(-1, 3)
+        except (KeyError, ValueError) as e:
+            raise CorruptedError(f"the parts that make the tar again are damaged: {e}", path=dataset) from e
+        records, offsets, nbytes = self.ranges.T
+        inside = ((records >= 0) & (records < items.n)).all()
+        if not inside or (items.sizes[records] != nbytes).any() or (np.diff(offsets) < nbytes[:-1]).any():
+            raise CorruptedError("the table of the tar's members does not fit the records", path=dataset)
+
+    def write(self, file: IO[bytes]) -> None:
+        inflate = zlib.decompressobj()
+        rest, at = self._rest, 0
+        ready = b""
+        for record, offset, nbytes in [*self.ranges.tolist(), (-1, -1, 0)]:
+            while offset < 0 or at < offset:
+                if not ready:
+                    ready = inflate.decompress(rest, _PIECE)
+                    rest = inflate.unconsumed_tail
+                    if not ready:
+                        break
+                piece = ready if offset < 0 else ready[: offset - at]
+                ready = ready[len(piece) :]
+                file.write(piece)
+                at += len(piece)
+            if record >= 0:
+                file.write(self._items.read(np.array([record]))[0])
+                at += nbytes

@@ -1,0 +1,82 @@
+"""The commands on packed databases."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import lmdb
+import pytest
+from packed_sets import pack_copy, values_like_text, write
+
+import pario
+from pario.cli import main
+from pario.codec.packing import reserved_key
+
+ITEMS = [(b"%05d" % i, value) for i, value in enumerate(values_like_text(100))]
+
+
+def said(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """(exit status, what stands on the screen)"""
+    capfd.readouterr()
+    status = main(list(words))
+    out, err = capfd.readouterr()
+    return status, out + err
+
+
+def test_commands_show_values_and_no_entry(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = os.fspath(pack_copy(tmp_path / "p", ITEMS, dictionary=True))
+    status, text = said(capfd, "info", path)
+    assert status == 0
+    assert "100 (ids 0 to 99" in text
+    assert "zstd:3 with a dictionary" in text
+    assert "pario.decode.Text()" in text
+    assert "pario-packed" not in text
+    status, text = said(capfd, "head", path, "-n", "98")
+    assert status == 0
+    assert text.count("\n") == 1 + 99 + 1  # the 98 first ones and the last one
+    assert "00099" in text
+    assert "pario-packed" not in text
+    assert said(capfd, "checksum", path)[0] == 0
+    status, text = said(capfd, "verify", path)
+    assert status == 0
+    assert "packed values; all of them have" in text
+    assert "100 records found" in text
+    with pario.Loader(path, 9, comm="self", verify=True) as loader:
+        assert sum(len(batch.ids) for batch in loader) == 100
+
+
+def test_verify_of_packed_records_with_a_named_database_beside_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = pack_copy(tmp_path / "p", ITEMS)
+    write(path, ITEMS[:3], db=b"00003 named")
+    status, text = said(capfd, "verify", os.fspath(path))
+    assert status == 0
+    assert "main database: packed values; all of them have" in text
+    with lmdb.open(os.fspath(path), readonly=True) as env, env.begin() as txn:
+        stored = txn.get(ITEMS[90][0])
+    file = path / "data.mdb"
+    data = file.read_bytes()
+    at = data.index(stored) + len(stored) - 2
+    file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+    status, text = said(capfd, "verify", os.fspath(path))
+    assert status
+    assert "record 90" in text
+
+
+def test_verify_finds_a_damaged_value_and_a_damaged_entry(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = pack_copy(tmp_path / "p", ITEMS)
+    file = path / "data.mdb"
+    data = file.read_bytes()
+    with lmdb.open(os.fspath(path), readonly=True) as env, env.begin() as txn:
+        stored, entry = txn.get(ITEMS[4][0]), txn.get(reserved_key(ITEMS[-1][0]))
+    for what, at, words in (
+        ("value", data.index(stored) + len(stored) - 2, "record 4"),
+        ("entry", data.index(entry) + 100, "reserved entry"),
+    ):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+        status, text = said(capfd, "verify", os.fspath(path))
+        assert status == 1, what
+        assert words in text
+        assert "1 damaged" in text

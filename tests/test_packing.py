@@ -1,0 +1,277 @@
+"""pack, then unpack: what comes back is what was there, told by py-lmdb, the system and the standard library."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import lzma
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+from datasets import MAKERS, Made
+from layouts import LAYOUTS, write
+from pack_sources import FOLDERS, LMDBS, TARS, lmdb_truth, packed, tree_truth, unpacked
+
+from pario.comm.base import AnyWorld
+from pario.errors import FileError, OptionError, SnapshotError
+from pario.packing import sources
+from pario.packing.items import Database, Items, open_items
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def keys_of(path: str) -> list[bytes]:
+    (found,) = lmdb_truth(path).values()
+    return [key for key, _ in found[1]]
+
+
+@pytest.mark.parametrize("kind", LMDBS)
+def test_an_lmdb_comes_back(kind: str, tmp_path: Path) -> None:
+    source, middle, back = (str(tmp_path / name) for name in ("source", "packed.lmdb", "back"))
+    LMDBS[kind](source)
+    truth = lmdb_truth(source)
+    made = packed([source], middle)
+    assert made.records == sum(len(records) for _, records in truth.values())
+    assert sorted(os.listdir(middle)) == ["data.mdb"], "a folder, as the source is, and nothing beside it"
+    stored = lmdb_truth(middle)
+    assert stored.keys() == truth.keys()
+    for name, (flags, records) in truth.items():
+        assert stored[name][0] == flags
+        raw = bool(flags.get("dupsort")) or (name is not None and not records)
+        if raw:
+            assert stored[name][1] == records
+        else:
+            assert [key for key, _ in stored[name][1]][: len(records)] == [key for key, _ in records]
+            assert len(stored[name][1]) - len(records) == (0 if kind == "no_record" else 1)
+    unpacked(middle, back)
+    assert lmdb_truth(back) == truth
+    assert sorted(os.listdir(tmp_path)) == ["back", "packed.lmdb", "source"], "nothing is left behind"
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_comes_back(kind: str, tmp_path: Path) -> None:
+    source, middle, back = (str(tmp_path / name) for name in ("source", "packed.lmdb", "back"))
+    FOLDERS[kind](source)
+    truth = tree_truth(source)
+    packed([source], middle)
+    assert os.path.isfile(middle), "one file"
+    files = sorted(os.fsencode(name) for name, (_, _, content) in truth.items() if isinstance(content, tuple))
+    assert keys_of(middle)[:-1] == files
+    unpacked(middle, back)
+    assert tree_truth(back) == truth
+
+
+@pytest.mark.parametrize("kind", ["pax", "squeezed", *(pytest.param(k, marks=pytest.mark.full) for k in ("gnu", "xz"))])
+def test_a_tar_comes_back_byte_by_byte(kind: str, tmp_path: Path) -> None:
+    TARS[kind](str(tmp_path / "source"))
+    (source,) = glob.glob(str(tmp_path / "source*"))
+    middle, back = str(tmp_path / "packed.lmdb"), str(tmp_path / "back.tar")
+    packed([source], middle)
+    with tarfile.open(source) as tar:
+        members = {m.name.removeprefix("./").encode(): tar.extractfile(m) for m in tar if m.isreg() or m.islnk()}
+        truth = {name: file.read() for name, file in members.items() if file is not None}
+    assert keys_of(middle)[:-1] == sorted(truth)
+    unpacked(middle, back)
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(os.path.splitext(source)[1], open)
+    with opener(source, "rb") as file:
+        assert Path(back).read_bytes() == file.read()
+    with lmdb.open(middle, subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
+        assert bytes(txn.get(b"twice")[5:]) == b"the second"  # too short to compress: behind slot and checksum
+
+
+def test_several_sources(tmp_path: Path) -> None:
+    """Their names are prefixes; each comes back as it was."""
+    FOLDERS["tree"](str(tmp_path / "images"))
+    LMDBS["plain"](str(tmp_path / "labels.lmdb"))
+    TARS["gnu"](str(tmp_path / "more"))
+    given = [str(tmp_path / name) for name in ("labels.lmdb", "images", "more.tar")]
+    middle, back = str(tmp_path / "packed.lmdb"), tmp_path / "back"
+    packed(given, middle)
+    keys = keys_of(middle)[:-1]
+    assert keys == sorted(keys)
+    assert {key.split(b"/")[0] for key in keys} == {b"images", b"labels", b"more"}
+    unpacked(middle, str(back))
+    assert tree_truth(str(back / "images")) == tree_truth(given[1])
+    assert lmdb_truth(str(back / "labels.lmdb")) == lmdb_truth(given[0])
+    assert os.listdir(back / "labels.lmdb") == ["data.mdb"], "without LMDB's lock file"
+    assert (back / "more.tar").read_bytes() == Path(given[2]).read_bytes()
+
+
+def test_several_sources_without_a_prefix(tmp_path: Path) -> None:
+    for number, folder in enumerate("ab"):
+        (tmp_path / folder).mkdir()
+        for i in range(20):
+            (tmp_path / folder / f"{2 * i + number:03d}").write_bytes(b"%d" % i * 50)
+    given = [str(tmp_path / "a"), str(tmp_path / "b")]
+    packed(given, str(tmp_path / "packed"), prefix=False)
+    assert keys_of(str(tmp_path / "packed"))[:-1] == [b"%03d" % i for i in range(40)]
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert tree_truth(str(tmp_path / "back/b")) == tree_truth(given[1])
+    (tmp_path / "b" / "006").write_bytes(b"twice")
+    with pytest.raises(OptionError, match=r"1 key is in two sources: b'006' is in \S*/a and in \S*/b"):
+        packed(given, str(tmp_path / "other"), prefix=False)
+
+
+def test_a_packed_database_can_be_packed_again(tmp_path: Path) -> None:
+    LMDBS["plain"](str(tmp_path / "source"))
+    packed([str(tmp_path / "source")], str(tmp_path / "one"), codec="raw")
+    packed([str(tmp_path / "one")], str(tmp_path / "two"), codec="zstd:12")
+    unpacked(str(tmp_path / "two"), str(tmp_path / "back"))
+    assert lmdb_truth(str(tmp_path / "back")) == lmdb_truth(str(tmp_path / "source"))
+
+
+@pytest.mark.parametrize("kind", ["folder", pytest.param("several", marks=pytest.mark.full)])
+def test_a_packed_folder_can_be_packed_again(kind: str, tmp_path: Path) -> None:
+    """And is a folder when it is unpacked."""
+    given = [str(tmp_path / "source"), str(tmp_path / "tar.tar")][: 1 + (kind == "several")]
+    FOLDERS["tree"](given[0])
+    TARS["gnu"](str(tmp_path / "tar"))
+    packed(given, str(tmp_path / "one"), codec="raw", verify=False)
+    packed([str(tmp_path / "one")], str(tmp_path / "two"), codec="lz4", dictionary="no", verify=False)
+    unpacked(str(tmp_path / "two"), str(tmp_path / "back"))
+    assert tree_truth(str(tmp_path / "back" / ("source" if kind == "several" else ""))) == tree_truth(given[0])
+    if kind == "several":
+        assert (tmp_path / "back/tar.tar").read_bytes() == (tmp_path / "tar.tar").read_bytes()
+    with pytest.raises(OptionError, match=f"packed from {kind}, .* cannot be one of several"):
+        packed([str(tmp_path / "one"), str(tmp_path / "tar.tar")], str(tmp_path / "three"))
+
+
+def test_an_lmdb_that_is_written_to_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its databases are opened one by one, and would be of two states."""
+    source = str(tmp_path / "source")
+    with lmdb.open(source, map_size=1 << 20, max_dbs=2) as env:
+        handles = [env.open_db(name) for name in (b"one", b"two")]
+
+        def write(value: bytes) -> None:
+            with env.begin(write=True) as txn:
+                for db in handles:
+                    for key in (b"a", b"b"):
+                        txn.put(key, value, db=db)
+
+        def opened(database: Database, world: AnyWorld) -> Items:
+            try:
+                return open_items(database, world)
+            finally:
+                if database.name == b"one":
+                    write(b"new")
+
+        write(b"old")
+        with monkeypatch.context() as patch:
+            patch.setattr(sources, "open_items", opened)
+            with pytest.raises(SnapshotError, match="written to while it was opened"):
+                packed([source], str(tmp_path / "packed"), codec="raw")
+        packed([source], str(tmp_path / "packed"), codec="raw")
+
+
+def test_values_that_are_too_large_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LMDBS["plain"](str(tmp_path / "source"))
+    monkeypatch.setattr("pario.packing.pack.MOST", 299_999)
+    with pytest.raises(OptionError, match=r"a value has 300,000 bytes, .* at most 299,999 .*key b'large'"):
+        packed([str(tmp_path / "source")], str(tmp_path / "packed"))
+    monkeypatch.setattr("pario.packing.pack.MOST", 300_000)
+    packed([str(tmp_path / "source")], str(tmp_path / "packed"), codec="raw", verify=False)
+
+
+@pytest.mark.parametrize("codec", ["lz4hc", pytest.param("auto", marks=pytest.mark.full)])
+def test_other_codecs(codec: str, tmp_path: Path) -> None:
+    LMDBS["plain"](str(tmp_path / "source"))
+    said: list[str] = []
+    packed([str(tmp_path / "source")], str(tmp_path / "packed"), said, codec=codec)
+    assert (codec == "auto") == any("choose" in line for line in said), said
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert lmdb_truth(str(tmp_path / "back")) == lmdb_truth(str(tmp_path / "source"))
+    with pytest.raises(OptionError, match="no codec is called"):
+        packed([str(tmp_path / "source")], str(tmp_path / "other"), codec="zip")
+
+
+def test_what_exists_is_not_replaced(tmp_path: Path) -> None:
+    source, target = str(tmp_path / "source"), tmp_path / "target"
+    LMDBS["one_record"](source)
+    target.write_bytes(b"precious")
+    with pytest.raises(FileError, match="exists already"):
+        packed([source], str(target))
+    assert target.read_bytes() == b"precious"
+    packed([source], str(tmp_path / "packed"))
+    with pytest.raises(FileError, match="exists already"):
+        packed([source], str(tmp_path / "packed"))
+    packed([source], str(tmp_path / "packed"), force=True)
+    with pytest.raises(OptionError, match="SRC itself"):
+        packed([source], source, force=True)
+    with pytest.raises(OptionError, match="lies in it"):
+        packed([str(tmp_path)], str(tmp_path / "inside"))
+    with pytest.raises(FileError, match="neither an LMDB nor a tar"):
+        packed([str(target)], str(tmp_path / "other"))
+
+
+def test_a_path_that_is_no_key_is_named(tmp_path: Path) -> None:
+    deep = tmp_path / "source" / "/".join(["d" * 100] * 6)
+    deep.mkdir(parents=True)
+    packed([str(tmp_path / "source")], str(tmp_path / "folders only"))
+    (deep / "file").write_bytes(b"content")
+    with pytest.raises(OptionError, match="has 610 bytes, and keys of an LMDB have at most 511"):
+        packed([str(tmp_path / "source")], str(tmp_path / "packed"))
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "source", arcname="")
+    with pytest.raises(FileError, match="longer than the 511 bytes"):
+        packed([str(tmp_path / "a.tar")], str(tmp_path / "packed"), dictionary="no")
+
+
+def test_py_lmdb_alone_reads_it(tmp_path: Path) -> None:
+    """By the script that docs/packing.md shows, which knows nothing of pario."""
+    script = ROOT / "examples" / "read_packed.py"
+    page = (ROOT / "docs" / "packing.md").read_text()
+    (shown,) = re.findall(r"(?ms)^\[examples/read_packed\.py\][^\n]*\n\n```python\n(.*?)^```$", page)
+    assert shown == script.read_text()
+    assert "pario" not in re.sub(r'"""(.*?)"""', "", shown)
+    source, target = str(tmp_path / "source"), str(tmp_path / "packed")
+    LMDBS["plain"](source)
+    packed([source], target)
+    truth = dict(lmdb_truth(source)[None][1])
+    given = [sys.executable, "-I", str(script), target, "000321"]
+    assert subprocess.run(given, capture_output=True, check=True, timeout=60).stdout == truth[b"000321"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_every_kind_of_lmdb_comes_back(name: str, dataset: Callable[[str], Made], tmp_path: Path) -> None:
+    source = dataset(name).path
+    packed([source], str(tmp_path / "packed"), codec="lz4hc" if name < "f" else "zstd:3")
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert lmdb_truth(str(tmp_path / "back")) == lmdb_truth(source)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_published_layouts_come_back(layout: str, tmp_path: Path) -> None:
+    """Each of their LMDBs; a layout may be several."""
+    write(LAYOUTS[layout], tmp_path / "sets")
+    found = {path.parent if path.name == "data.mdb" else path for path in (tmp_path / "sets").rglob("*")}
+    for number, path in enumerate(sorted(p for p in found if p.is_file() or (p / "data.mdb").exists())):
+        if path.name.endswith("lock") or path.name == "lock.mdb":
+            continue
+        middle, back = str(tmp_path / f"packed{number}"), str(tmp_path / f"back{number}")
+        packed([str(path)], middle)
+        unpacked(middle, back)
+        assert lmdb_truth(back) == lmdb_truth(str(path))
+
+
+@pytest.mark.full
+def test_a_million_records_come_back(tmp_path: Path) -> None:
+    source = str(tmp_path / "source")
+    rng = np.random.default_rng(8)
+    numbers = rng.integers(0, 1000, 8_000_000)
+    with lmdb.open(source, map_size=1 << 30, sync=False) as env, env.begin(write=True) as txn:
+        values = (b"%d " * 8 % tuple(numbers[8 * i : 8 * i + 8].tolist()) for i in range(1_000_000))
+        txn.cursor().putmulti(((b"%08d" % i, value) for i, value in enumerate(values)), append=True)
+    made = packed([source], str(tmp_path / "packed"))
+    assert made.records == 1_000_000
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert lmdb_truth(str(tmp_path / "back")) == lmdb_truth(source)

@@ -1,0 +1,142 @@
+"""Packed files that somebody has made up: unpacking writes nowhere else, and fills no memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from pack_sources import lmdb_truth, packed, quiet, tree_truth, unpacked
+
+from pario.codec.packing import Packing
+from pario.comm.solo import Solo
+from pario.errors import CorruptedError
+from pario.packing import folder, tars, unpack
+from pario.packing.inflated import inflated
+from pario.packing.items import NoItems
+from pario.packing.several import own_names
+
+
+def part(*rows: tuple[Any, ...]) -> bytes:
+    """The part of a folder with these names."""
+    whole = [("", 0o40755, 0, 0, 0, None), *rows]
+    return zlib.compress(json.dumps({"rows": whole, "users": {}, "groups": {}}).encode())
+
+
+@pytest.mark.parametrize("names", [["1-x", "x", "x"], ["x", "0-x", "x"], ["a", "b"], ["x", "x", "0-x", "1-x", "1-1-x"]])
+def test_no_two_sources_have_one_name(names: list[str]) -> None:
+    own = own_names(names)
+    assert len(set(own)) == len(names)
+    assert all(mine == name for mine, name in zip(own, names, strict=True) if names.count(name) == 1)
+
+
+def test_a_source_is_never_written_through_the_link_of_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file of 0.1.0 could say: the second source's LMDB would come into the folder of the first one."""
+    outside = tmp_path / "outside"
+    (tmp_path / "1-x").mkdir()
+    for name in ("lock.mdb", "data"):
+        (tmp_path / "1-x" / name).symlink_to(outside)
+    (tmp_path / "1-x/x").write_bytes(b"0" * 40)
+    given = [str(tmp_path / "1-x")]
+    for number, letter in enumerate("ab"):
+        (tmp_path / letter).mkdir()
+        given.append(str(tmp_path / letter / "x"))
+        with lmdb.open(given[-1], map_size=1 << 20) as env, env.begin(write=True) as txn:
+            txn.put(b"%d" % number, b"value")
+    monkeypatch.setattr("pario.packing.sources.own_names", lambda names: names)
+    packed(given, str(tmp_path / "packed"), prefix=False, codec="raw", verify=False)
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert not outside.exists()
+    assert sorted(os.listdir(tmp_path / "back")) == ["1-1-x", "1-x", "2-x"]
+    assert os.readlink(tmp_path / "back/1-x/lock.mdb") == str(outside)
+    assert lmdb_truth(str(tmp_path / "back/1-1-x")) == lmdb_truth(given[1])
+    assert lmdb_truth(str(tmp_path / "back/2-x")) == lmdb_truth(given[2])
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_no_file_gets_the_rights_of_who_unpacks_it(user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For root it is the owner that it claims; anybody else would lend it his own rights."""
+    (tmp_path / "back").mkdir()
+    made = folder.Restorer(str(tmp_path / "back"), part(("a", 0o106755, 0, 1000, 1000, None)), "x")
+    made.write(made.files[0], memoryview(b"content"))
+    owners = []
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(os, "lchown", lambda _, uid, gid: owners.append((uid, gid)))
+    made.finish()
+    assert owners == [(1000 if user == 0 else -1, 1000)]
+    assert stat.S_IMODE((tmp_path / "back/a").stat().st_mode) == (0o6755 if user == 0 else 0o755)
+
+
+def test_a_folder_that_may_not_be_written_gets_its_mode_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/system/test_packing_files.py shows that without root it could not be renamed."""
+    source, modes, rename = tmp_path / "source", [], os.rename
+    (source / "deep").mkdir(parents=True)
+    (source / "deep").chmod(0o500)
+    source.chmod(0o555)
+    os.utime(source, ns=(1, 1_234_567_890_123_456_789))
+    truth = tree_truth(str(source))
+    packed([str(source)], str(tmp_path / "packed"), codec="raw")
+
+    def seen(path: str, to: str) -> None:
+        modes.append(stat.S_IMODE(os.stat(path).st_mode))
+        rename(path, to)
+
+    monkeypatch.setattr(os, "rename", seen)
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert modes[-1] == 0o700
+    assert tree_truth(str(tmp_path / "back")) == truth
+
+
+BOMB = zlib.compress(bytes(1 << 20))
+
+
+def test_parts_inflate_to_no_more_than_they_should() -> None:
+    for most in (1 << 20, 1 << 21):
+        assert inflated(BOMB, most) == bytes(1 << 20)
+    for part_, most, why in ((BOMB, (1 << 20) - 1, "more than"), (BOMB[:-1], 1 << 20, "early"), (b"junk", 9, "header")):
+        with pytest.raises(ValueError, match=why):
+            inflated(part_, most)
+
+
+def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tree of names, and of the table of a tar's members."""
+    monkeypatch.setattr(folder, "_TREE", 1000)
+    with pytest.raises(CorruptedError, match="inflates to more than"):
+        folder.Restorer(str(tmp_path), BOMB, "x")
+    with pytest.raises(CorruptedError, match="inflates to more than"):
+        tars.TarRestorer({"tar": b"", "members": BOMB}, NoItems(0), "x")
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, float("inf"), float("nan")])
+def test_numbers_that_no_file_has_are_damage(at: int, number: float, tmp_path: Path) -> None:
+    """Mode, time, user and group: the system would take none of them."""
+    row: list[Any] = ["a", 0o100644, 0, 0, 0, None]
+    row[at] = number
+    with pytest.raises(CorruptedError, match="names of the folder is damaged"):
+        folder.Restorer(str(tmp_path), part(tuple(row)), "x")
+
+
+def test_texts_that_no_link_or_name_has_are_damage(tmp_path: Path) -> None:
+    with pytest.raises(CorruptedError, match="that no file has"):
+        folder.Restorer(str(tmp_path), part(("a", 0o120777, 0, 0, 0, "b\0c")), "x")
+    with pytest.raises(CorruptedError, match="damaged"):
+        folder.Restorer(str(tmp_path), zlib.compress(b"[" * 1_000_000), "x")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a\0b", "\ud800"])
+def test_names_of_sources_never_lead_out_of_the_folder(name: str, tmp_path: Path) -> None:
+    packing = Packing([], more={"sources": [{"source": "tar", "prefix": "", "in_folder": False, "file": name}]})
+    packing.parts["owners"] = zlib.compress(b"")
+    with Solo() as world:
+        restored = unpack._Restored(world, "x", str(tmp_path / "back"), quiet(), False)
+        with pytest.raises(CorruptedError, match="table of the sources"):
+            restored._several(None, NoItems(0), packing, str(tmp_path / "made"), None)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,24 @@
+"""The line of a report about packed values."""
+
+from __future__ import annotations
+
+from pario.stats.rank import RankStats
+from pario.stats.report import Report
+from pario.stats.unpacking import unpacking_words
+
+RANKS = [
+    RankStats(rank=k, node=k, loop=2.0, records=1000, unpack=0.5, packed_bytes=10_000_000, unpacked_bytes=25_000_000)
+    for k in range(2)
+]
+FORETOLD = {"codec": "zstd:3", "records_per_second": 510.0, "decode_seconds": 0.0004}
+
+
+def test_it_says_what_went_in_and_out_and_whether_the_prediction_held() -> None:
+    words = unpacking_words(RANKS, FORETOLD)
+    assert words.startswith("unpacked 20 MB to 50 MB (2.50 times as many) in 1.00 s")
+    assert "the prediction for zstd:3 held: 500 records/s per node of 510 foretold" in words
+    assert "did not hold" in unpacking_words(RANKS, {**FORETOLD, "records_per_second": 600.0})
+    assert "prediction" not in unpacking_words(RANKS, None)
+    assert "cannot be read" in unpacking_words(RANKS, {"codec": 3})
+    assert unpacking_words([RankStats(records=5, loop=1.0)], FORETOLD) == ""
+    assert words in str(Report("x.lmdb", RANKS, FORETOLD))
