@@ -611,7 +611,8 @@ def test_bench_counts_right(sets, call):
     assert found["value_bytes"] == sum(len(v) for v in made.items.values())
     # Every value starts a page here and has 16 bytes of header before it.
     assert found["page_bytes"] == sum(-(-(16 + len(v)) // PAGE) * PAGE for v in made.items.values())
-    assert 2 * found["value_bytes"] <= found["bytes_read"] <= 2.1 * found["page_bytes"]
+    # What was read ahead of a third epoch counts, too: up to all of it, which fits into the ring.
+    assert 2 * found["value_bytes"] <= found["bytes_read"] <= 3.1 * found["page_bytes"]
     assert set(found["rank_seconds"]) == {"locate", "turn", "read", "check", "share", "decode", "consumer"}
     assert 0 < found["open_seconds"] <= found["first_batch_seconds"]
 

@@ -96,6 +96,11 @@ class Lifetime:
             assert self.source is not None  # set together with the run
             self.source.leave()
 
+    def no_more(self, limit_s: float = math.inf) -> None:
+        """No other epoch will begin: end what is read ahead for one. Waits at most `limit_s` seconds for it."""
+        if self.supply is not None:
+            self.supply.no_more(limit_s)
+
     def end_source(self, work: Work | None = None, way: str = "") -> None:
         """End the last epoch's source: no rank needs it any more. work, way : what comes next; None: nothing"""
         source, self.source = self.source, None
@@ -142,8 +147,7 @@ class Lifetime:
     def _part(self) -> None:
         """The script has ended: as if the loop were left early. Other ranks of the node still get their records."""
         if not self.over:
-            if self.supply is not None:
-                self.supply.no_more(STOP_S)
+            self.no_more(STOP_S)
             self.leave(STOP_S)
 
     def __del__(self) -> None:

@@ -266,7 +266,8 @@ class Loader:
         if self._life.over:
             return
         self._progress.leave()
-        # No rank may be reading or waiting when the window is freed.
+        # No rank may be reading or waiting when the window is freed, nor asking a node whose tiers end.
+        self._life.no_more()
         self._progress.meet("close")
         self._life.close()
 
