@@ -36,7 +36,7 @@ from pario.decode import Datum
 from pario.records import Records
 
 #: name -> (records, pixels as channels, height, width)
-SETS = {"3k": (20_000, (3, 32, 32)), "197k": (400, (3, 256, 256))}
+SETS = {"3k": (100_000, (3, 32, 32)), "197k": (2_000, (3, 256, 256))}
 BATCH = {"3k": 512, "197k": 32}
 BARS = {"bare": 0.9, "store": 1.8, "nodes": 0.95}
 STORE = {"read_s": 0.020, "metadata_s": 0.002, "bytes_per_s": 200_000_000}
