@@ -1,0 +1,257 @@
+"""The trace of a job as a file: JSON in the format of Chrome's tracing, which Perfetto shows.
+
+    {"pario": {summary of each rank}, "displayTimeUnit": "ms", "traceEvents": [
+    {"ph": "X", "pid": 0, "tid": 1, "ts": ..., "dur": ..., "name": "read", "args": {...}},
+    ...
+    ]}
+
+The first line has what `python -m pario advise` needs, each other line is an event, and so the files of ranks become
+one without being parsed. A process of the format is a rank, a thread of it a thread, or a slot of the node's ring. The
+format wants spans of a thread nested in each other; what overlaps otherwise is cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pario.errors import FileError
+from pario.stats.trace import FILL, PREAD, READ, ROWS, SPANS, TAKEN, Recorder
+from pario.stats.trace_summary import summarise
+
+__all__ = ["join_parts", "merge_parts", "open_trace", "part_path", "read_head", "remove_part", "write_part"]
+
+_BEGIN, _END = b'"displayTimeUnit": "ms", "traceEvents": [\n', b"\n]}\n"
+#: A first line is not longer: some KB per rank.
+HEAD_BYTES = 256 << 20
+#: Thread numbers of slots in the format begin here; smaller ones are threads.
+_SLOTS = 1000
+_COPY_BYTES = 1 << 20
+
+
+def part_path(path: str, rank: int, size: int) -> str:
+    """The file of one rank: `trace.json` of a single one, else `trace.rank3.json`."""
+    if size == 1:
+        return path
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}.rank{rank}{suffix}"
+
+
+def remove_part(recorder: Recorder) -> None:
+    """What an earlier job has left where this rank will write."""
+    if recorder.size > 1:
+        with suppress(OSError):
+            os.unlink(part_path(recorder.path, recorder.rank, recorder.size))
+
+
+def write_part(recorder: Recorder) -> None:
+    """Write what one rank has recorded so far, in place of what it has written before. Raises OSError."""
+    recorder.dirty = False
+    tracks = [(track.name, track.events(), track.requests()) for track in list(recorder.tracks)]
+    summary = {"version": 1, "ranks": [summarise(recorder, [(events, found) for _, events, found in tracks])]}
+
+    def lines() -> Iterator[bytes]:
+        yield from _events(recorder, tracks)
+
+    _replace(part_path(recorder.path, recorder.rank, recorder.size), summary, lines())
+
+
+def merge_parts(path: str, size: int) -> list[int]:
+    """Make one file of those of the ranks, which disappear. Returns the ranks whose file was not there; then those of
+    the others stay, too, and nothing is written. Raises OSError, FileError."""
+    found, missing = [], []
+    for rank in range(size):
+        part = part_path(path, rank, size)
+        try:
+            status = os.lstat(part)
+        except OSError:
+            missing.append(rank)
+            continue
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise FileError("this part is another user's, or no file", path=part, hint="Name a folder of your own.")
+        found.append(part)
+    if missing:
+        return missing
+    join_parts(found, path)
+    for part in found:
+        os.unlink(part)
+    return []
+
+
+def join_parts(parts: list[str], path: str) -> None:
+    """One trace out of several, which stay. Raises OSError, FileError."""
+    heads = [read_head(part) for part in parts]
+    ranks = sorted((rank for head in heads for rank in head["ranks"]), key=lambda rank: int(rank["rank"]))
+
+    def lines() -> Iterator[bytes]:
+        for part in parts:
+            with open_trace(part) as file:
+                file.readline(HEAD_BYTES)
+                for line in file:
+                    if line.startswith(b"]"):
+                        break
+                    if line.strip():
+                        yield line.rstrip(b",\n")
+
+    _replace(path, {"version": heads[0]["version"], "ranks": ranks}, lines())
+
+
+def open_trace(path: str) -> BinaryIO:
+    """Open a trace that somebody names. Raises FileError."""
+    try:
+        # Without O_NONBLOCK the opening of a pipe would wait for its writer.
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    except OSError as e:
+        raise FileError(f"cannot open: {e.strerror}", path=path) from e
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileError("this is no file", path=path, hint=_WANTED)
+    return file
+
+
+def read_head(path: str) -> dict[str, Any]:
+    """The first line of a trace, as far as it is JSON. Raises FileError."""
+    with open_trace(path) as file:
+        first = file.readline(HEAD_BYTES)
+        if not first.endswith(_BEGIN):
+            raise FileError("this is no trace that pario has written", path=path, hint=_WANTED)
+        file.seek(-min(len(_END), os.fstat(file.fileno()).st_size), os.SEEK_END)
+        whole = file.read() == _END
+    if not whole:
+        raise FileError(
+            "the trace ends early",
+            path=path,
+            hint="Its copy is incomplete, or the disk was full: copy or record it again.",
+        )
+    try:
+        head = json.loads(first[: -len(_BEGIN)].rstrip(b", ") + b"}")["pario"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        head = None
+    if not isinstance(head, dict) or not isinstance(head.get("ranks"), list) or head.get("version") != 1:
+        raise FileError("the summary in the first line of the trace is damaged", path=path, hint=_WANTED)
+    if not all(isinstance(rank, dict) and isinstance(rank.get("rank"), int) for rank in head["ranks"]):
+        raise FileError("the summary in the first line of the trace is damaged", path=path, hint=_WANTED)
+    return head
+
+
+_WANTED = "Name a file that `python -m pario trace` or Options(trace=...) has written."
+
+
+def _replace(path: str, summary: dict[str, Any], lines: Iterator[bytes]) -> None:
+    """Write a trace, so that a reader sees the old file or the new one."""
+    temporary = f"{path}.{os.getpid()}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o666), "wb", buffering=_COPY_BYTES) as file:
+            file.write(json.dumps({"pario": summary})[:-1].encode() + b", " + _BEGIN)
+            between = b""
+            for line in lines:
+                file.write(between + line)
+                between = b",\n"
+            file.write(_END)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]) -> Iterator[bytes]:
+    """The lines of one rank's events."""
+    pid, day = recorder.rank, recorder.day
+    yield _named(pid, 0, "process_name", f"rank {recorder.rank} (node {recorder.node}, {os.uname().nodename})")
+    slots: dict[int, list[tuple[float, float, str, str]]] = {}
+    taken: list[tuple[float, int, int]] = []
+    files = [Path(file.path).name for file in recorder.files]
+    for tid, (name, events, requests) in enumerate(tracks, 1):
+        yield _named(pid, tid, "thread_name", _TRACKS.get(name, name))
+        spans: list[tuple[float, float, str, str]] = []
+        for kind, file, _, begin, end, a, b, c in events.tolist():
+            if kind in recorder.names:
+                yield _counter(pid, begin + day, recorder.names[kind], a)
+            elif kind == FILL:
+                args = f'{{"group": {a}, "bytes": {c}}}'
+                slots.setdefault(file, []).append((begin, end, f"filling with group {a}", args))
+            elif kind == TAKEN:
+                taken.append((begin, file, a))
+            elif kind in (READ, ROWS, PREAD):
+                nbytes = c if c >= 0 else int(requests["nbytes"][a : a + b].sum())
+                offset = a if b == 1 else int(requests["offset"][a]) if 0 <= a < len(requests) else -1
+                where = f', "offset": {offset}' if offset >= 0 and kind == READ else ""
+                source = json.dumps(files[file]) if file < len(files) else '""'
+                args = f'{{"requests": {b}, "bytes": {nbytes}{where}, "file": {source}}}'
+                spans.append((begin, end, SPANS[kind], args))
+            elif kind in SPANS:
+                spans.append((begin, end, SPANS[kind], ""))
+        yield from _nested(pid, tid, spans, day)
+    for slot, spans in sorted(slots.items()):
+        yield _named(pid, _SLOTS + slot, "thread_name", f"slot {slot} of the ring")
+        yield from _nested(pid, _SLOTS + slot, _life(spans, slot, taken), day)
+    for now, knob, value, reason in recorder.changes:
+        event = {"ph": "i", "s": "p", "pid": pid, "tid": 0, "ts": round((now + day) * 1e6, 1)}
+        event |= {"name": f"{knob}: {value:,.0f}, {reason}", "args": {"value": value, "reason": reason}}
+        yield json.dumps(event).encode()
+
+
+#: names of threads -> names of tracks, where the first say little
+_TRACKS = {"MainThread": "training loop", "pario-fill": "plans groups"}
+
+
+def _life(
+    fills: list[tuple[float, float, str, str]], slot: int, taken: list[tuple[float, int, int]]
+) -> list[tuple[float, float, str, str]]:
+    """Filling, full, and in use by this rank: from when it takes the group until it takes the next one, wherever that
+    lies."""
+    spans = list(fills)
+    order = sorted(taken)
+    begins = sorted(begin for begin, _, _, _ in fills)
+    for k, (now, where, group) in enumerate(order):
+        if where != slot:
+            continue
+        filled = [end for begin, end, _, _ in fills if begin <= now]
+        if filled and max(filled) <= now:
+            spans.append((max(filled), now, "full", ""))
+        later = [begin for begin in begins if begin > now][:1]
+        until = min([order[k + 1][0] if k + 1 < len(order) else now, *later])
+        if until > now:
+            spans.append((now, until, f"group {group} in use", ""))
+    return spans
+
+
+def _nested(pid: int, tid: int, spans: list[tuple[float, float, str, str]], day: float) -> Iterator[bytes]:
+    """Lines of spans, cut where they would overlap without one being inside the other."""
+    spans.sort(key=lambda span: (span[0], -span[1]))
+    open_ends: list[float] = []
+    for begin, end, name, args in spans:
+        while open_ends and open_ends[-1] <= begin:
+            open_ends.pop()
+        if open_ends and end > open_ends[-1]:
+            end = open_ends[-1]
+        open_ends.append(end)
+        more = f', "args": {args}' if args else ""
+        yield (
+            f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {_us(begin + day)}, "dur": {(end - begin) * 1e6:.3f}, '
+            f'"name": "{name}"{more}}}'
+        ).encode()
+
+
+def _counter(pid: int, now: float, name: str, value: int) -> bytes:
+    said = json.dumps(name)
+    return f'{{"ph": "C", "pid": {pid}, "ts": {_us(now)}, "name": {said}, "args": {{"value": {value}}}}}'.encode()
+
+
+def _named(pid: int, tid: int, what: str, name: str) -> bytes:
+    return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": what, "args": {"name": name}}).encode()
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"
