@@ -167,7 +167,7 @@ def _replace(path: str, summary: dict[str, Any], lines: Iterator[bytes]) -> None
 
 def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]) -> Iterator[bytes]:
     """The lines of one rank's events."""
-    pid, day = recorder.rank, recorder.day
+    pid, day = recorder.rank, round(recorder.day * 1e6)
     yield _named(pid, 0, "process_name", f"rank {recorder.rank} (node {recorder.node}, {os.uname().nodename})")
     slots: dict[int, list[tuple[float, float, str, str]]] = {}
     taken: list[tuple[float, int, int]] = []
@@ -177,7 +177,7 @@ def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]
         spans: list[tuple[float, float, str, str]] = []
         for kind, file, _, begin, end, a, b, c in events.tolist():
             if kind in recorder.names:
-                yield _counter(pid, begin + day, recorder.names[kind], a)
+                yield _counter(pid, _us(begin) + day, recorder.names[kind], a)
             elif kind == FILL:
                 args = f'{{"group": {a}, "bytes": {c}}}'
                 slots.setdefault(file, []).append((begin, end, f"filling with group {a}", args))
@@ -197,7 +197,7 @@ def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]
         yield _named(pid, _SLOTS + slot, "thread_name", f"slot {slot} of the ring")
         yield from _nested(pid, _SLOTS + slot, _life(spans, slot, taken), day)
     for now, knob, value, reason in recorder.changes:
-        event = {"ph": "i", "s": "p", "pid": pid, "tid": 0, "ts": round((now + day) * 1e6, 1)}
+        event = {"ph": "i", "s": "p", "pid": pid, "tid": 0, "ts": _us(now) + day}
         event |= {"name": f"{knob}: {value:,.0f}, {reason}", "args": {"value": value, "reason": reason}}
         yield json.dumps(event).encode()
 
@@ -227,11 +227,15 @@ def _life(
     return spans
 
 
-def _nested(pid: int, tid: int, spans: list[tuple[float, float, str, str]], day: float) -> Iterator[bytes]:
-    """Lines of spans, cut where they would overlap without one being inside the other."""
-    spans.sort(key=lambda span: (span[0], -span[1]))
-    open_ends: list[float] = []
-    for begin, end, name, args in spans:
+def _nested(pid: int, tid: int, spans: list[tuple[float, float, str, str]], day: int) -> Iterator[bytes]:
+    """Lines of spans, cut where they would overlap without one being inside the other.
+
+    Their times are whole microseconds since 1970: readers take them for floating point numbers, which have no room for
+    parts of one, and what overlaps by a rounding error they leave out.
+    """
+    open_ends: list[int] = []
+    rounded = sorted(((_us(begin), _us(end), name, args) for begin, end, name, args in spans), key=_from_outside)
+    for begin, end, name, args in rounded:
         while open_ends and open_ends[-1] <= begin:
             open_ends.pop()
         if open_ends and end > open_ends[-1]:
@@ -239,19 +243,23 @@ def _nested(pid: int, tid: int, spans: list[tuple[float, float, str, str]], day:
         open_ends.append(end)
         more = f', "args": {args}' if args else ""
         yield (
-            f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {_us(begin + day)}, "dur": {(end - begin) * 1e6:.3f}, '
+            f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {begin + day}, "dur": {end - begin}, '
             f'"name": "{name}"{more}}}'
         ).encode()
 
 
-def _counter(pid: int, now: float, name: str, value: int) -> bytes:
+def _from_outside(span: tuple[int, int, str, str]) -> tuple[int, int]:
+    return span[0], -span[1]
+
+
+def _counter(pid: int, now: int, name: str, value: int) -> bytes:
     said = json.dumps(name)
-    return f'{{"ph": "C", "pid": {pid}, "ts": {_us(now)}, "name": {said}, "args": {{"value": {value}}}}}'.encode()
+    return f'{{"ph": "C", "pid": {pid}, "ts": {now}, "name": {said}, "args": {{"value": {value}}}}}'.encode()
 
 
 def _named(pid: int, tid: int, what: str, name: str) -> bytes:
     return json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": what, "args": {"name": name}}).encode()
 
 
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f}"
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
