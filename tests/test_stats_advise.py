@@ -24,7 +24,7 @@ def rank(number: int = 0, *, options: dict[str, Any] | None = None, file: Any = 
         node=number,
         seconds=11.0,
         files=[FileRequests("/d/data.mdb", **(asked | (file or {})))],
-        loaders=[LoaderSummary("/d", {"shuffle": "none", **(options or {})}, RankStats(rank=number, **(known | stats)))],
+        loaders=[LoaderSummary("/d", {"shuffle": "none"} | (options or {}), RankStats(number, **(known | stats)))],
     )
 
 

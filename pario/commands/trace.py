@@ -12,10 +12,10 @@ from typing import Any
 from pario.comm.launcher import rank_and_size
 from pario.commands import run as script
 from pario.commands.screen import screen
-from pario.errors import FileError, OptionError
+from pario.errors import FileError
 from pario.stats.advise import Job, advise
 from pario.stats.trace import Recorder
-from pario.stats.trace_file import join_parts, part_path, read_head, write_part
+from pario.stats.trace_file import check_writable, join_parts, part_path, read_head, write_part
 from pario.stats.trace_summary import RankSummary, read_ranks
 from pario.stats.tracing import begin_process_trace
 
@@ -24,7 +24,7 @@ __all__ = ["advise_on", "launch", "merge", "trace"]
 
 def launch(ranks: int, output: str, module: bool, target: str, arguments: Sequence[str]) -> int:
     """Trace a script on `ranks` MPI ranks of this machine; returns mpiexec's exit status."""
-    output = _writable(output)
+    output = check_writable(output)
     for part in parts_of(output):  # of an earlier job
         os.unlink(part)
     status = script.launch(ranks, module, target, arguments, command=("trace", "-o", output))
@@ -39,8 +39,9 @@ def launch(ranks: int, output: str, module: bool, target: str, arguments: Sequen
 
 def trace(output: str, module: bool, target: str, arguments: Sequence[str]) -> int:
     """Run a script as `run` does, with all its loaders traced. Raises OptionError, and what the script raises."""
-    output = _writable(output)
+    output = check_writable(output)
     recorder = begin_process_trace(output, *rank_and_size())
+    recorder.dirty = True  # what the kernel counts is there in any case
     _write_on_sigterm(recorder)
     return script.run(module, target, arguments)
 
@@ -90,17 +91,6 @@ def parts_of(output: str) -> list[str]:
 
 def _part(output: str) -> str:
     return os.path.basename(part_path(output, 0, 2))
-
-
-def _writable(output: str) -> str:
-    """The absolute path. Raises OptionError if no file can be written there."""
-    path = os.path.abspath(os.path.expanduser(output))
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise OptionError(
-            "the trace cannot be written there", path=path, hint="Name a file in a folder that exists and is writable."
-        )
-    return path
 
 
 def _write_on_sigterm(recorder: Recorder) -> None:

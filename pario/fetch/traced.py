@@ -13,7 +13,7 @@ import numpy as np
 
 from pario import machine
 from pario.fetch.base import Compare, Fetcher, Form, OpenFile, RowReader
-from pario.stats.trace import ADVISE, OPEN, PREAD, ROWS, STAT, OpenedFile, Recorder
+from pario.stats.trace import ADVISE, OPEN, PREAD, PROBE, ROWS, STAT, OpenedFile, Recorder
 
 __all__ = ["TracedFetcher", "open_traced", "traced"]
 
@@ -88,7 +88,11 @@ class TracedFetcher(Fetcher):
         self._recorder.request(ADVISE, begin, len(begins), int(nbytes.sum()), self.number)
 
     def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
-        return self._store.cached_share(offsets, enough)
+        begin = time.perf_counter()
+        share = self._store.cached_share(offsets, enough)
+        # It may have ended before, with fewer looks.
+        self._recorder.request(PROBE, begin, len(offsets) if (share or 0.0) >= enough else 0, 0, self.number)
+        return share
 
     def close(self) -> None:
         self._store.close()

@@ -41,6 +41,7 @@ SPANS = {
     4: "open",
     5: "stat",
     6: "advise",
+    7: "look into the page cache",
     10: "the loader opens",
     11: "epoch",
     12: "your code",
@@ -53,7 +54,7 @@ SPANS = {
     20: "fill",
     30: "will_read",
 }
-READ, ROWS, PREAD, OPEN, STAT, ADVISE, FILL = 1, 2, 3, 4, 5, 6, 20
+READ, ROWS, PREAD, OPEN, STAT, ADVISE, PROBE, FILL = 1, 2, 3, 4, 5, 6, 7, 20
 #: kind of an event without duration: this rank takes group a out of a slot
 TAKEN = 21
 #: kind of a counter -> its name; its value is a
@@ -183,7 +184,7 @@ class Recorder:
         self._knobs: dict[str, _Knob] = {}
         self._gauges: list[Callable[[], Mapping[str, tuple[float, str]]]] = []
         self._looking = threading.Lock()
-        self._next_look = self._next_kernel = 0.0
+        self.next_look = self._next_kernel = 0.0  # when `look` is to be called again
         self._io = _open_io()
         self.kernel_before = _read_io(self._io)
         self.sums = [0, 0, 0, 0]  # bytes read, from peers, to peers, in batches
@@ -248,7 +249,7 @@ class Recorder:
         now = time.perf_counter()
         if not self.event(kind, begin, now, -1, reads, nbytes, file):
             self._drop(kind, reads, nbytes)
-        if now >= self._next_look:
+        if now >= self.next_look:
             self.look(now)
 
     def reads(self, begin: float, reads: np.ndarray, file: int) -> None:
@@ -264,7 +265,7 @@ class Recorder:
             kept = self.event(READ, begin, now, first, n, -1 if first >= 0 else int(reads["nbytes"].sum()), file)
         if not kept:
             self._drop(READ, n, int(reads["nbytes"].sum()))
-        if now >= self._next_look:
+        if now >= self.next_look:
             self.look(now)
 
     def _drop(self, kind: int, reads: int, nbytes: int) -> None:
@@ -274,10 +275,10 @@ class Recorder:
 
     def look(self, now: float) -> None:
         """Keep the values of the counters, if it is time and no other thread does."""
-        if now < self._next_look or not self._looking.acquire(blocking=False):
+        if now < self.next_look or not self._looking.acquire(blocking=False):
             return
         try:
-            self._next_look = now + _LOOK_S
+            self.next_look = now + _LOOK_S
             for kind, total in zip((41, 42, 43, 44), self.sums, strict=True):
                 if total:
                     self.event(kind, now, now, total)

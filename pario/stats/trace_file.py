@@ -22,11 +22,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pario.errors import FileError
+from pario.errors import FileError, OptionError
 from pario.stats.trace import FILL, PREAD, READ, ROWS, SPANS, TAKEN, Recorder
 from pario.stats.trace_summary import summarise
 
-__all__ = ["join_parts", "merge_parts", "open_trace", "part_path", "read_head", "remove_part", "write_part"]
+__all__ = ["check_writable", "join_parts", "merge_parts", "part_path", "read_head", "remove_part", "write_part"]
 
 _BEGIN, _END = b'"displayTimeUnit": "ms", "traceEvents": [\n', b"\n]}\n"
 #: A first line is not longer: some KB per rank.
@@ -34,6 +34,17 @@ HEAD_BYTES = 256 << 20
 #: Thread numbers of slots in the format begin here; smaller ones are threads.
 _SLOTS = 1000
 _COPY_BYTES = 1 << 20
+
+
+def check_writable(path: str) -> str:
+    """The absolute path of a trace to be written. Raises OptionError if no file can be written there."""
+    path = os.path.abspath(os.path.expanduser(path))
+    folder = os.path.dirname(path)
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise OptionError(
+            "the trace cannot be written there", path=path, hint="Name a file in a folder that exists and is writable."
+        )
+    return path
 
 
 def part_path(path: str, rank: int, size: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pario.errors import FileError
 from pario.stats.rank import RankStats
-from pario.stats.trace import OPEN, PREAD, READ, ROWS, STAT, Recorder
+from pario.stats.trace import OPEN, PREAD, PROBE, READ, ROWS, STAT, Recorder
 
 __all__ = ["NEAR_BYTES", "SMALL_BYTES", "FileRequests", "LoaderSummary", "RankSummary", "read_ranks", "summarise"]
 
@@ -37,6 +37,7 @@ class FileRequests:
     reads, nbytes, seconds : requests for records and pages, their bytes, and their seconds, summed over threads
     small : of them, below SMALL_BYTES
     known : of them, those whose extents were recorded; misaligned, random : of these
+    probes : looks into the page cache, a byte each, which ask no store
     opens, stats, meta_reads, meta_bytes, meta_seconds : opening it, looks at its path, reads of its meta pages; all
         their seconds
     """
@@ -59,6 +60,7 @@ class FileRequests:
     meta_reads: int = 0
     meta_bytes: int = 0
     meta_seconds: float = 0.0
+    probes: int = 0
 
 
 @dataclass
@@ -130,6 +132,7 @@ def _count(file: FileRequests, number: int, tracks: Sequence[tuple[np.ndarray, n
         kind, reads, nbytes = mine["kind"], mine["b"], mine["c"]
         file.opens += int((kind == OPEN).sum())
         file.stats += int((kind == STAT).sum())
+        file.probes += int(reads[kind == PROBE].sum())
         file.meta_reads += int(reads[kind == PREAD].sum())
         file.meta_bytes += int(nbytes[kind == PREAD].sum())
         file.meta_seconds += float(took[np.isin(kind, (OPEN, STAT, PREAD))].sum())

@@ -29,8 +29,9 @@ _SPAN_OF = {
     "check": 18,
 }
 
-#: Shorter spans than this are not kept (of requests all are): nobody would see them.
-_SHORTEST_S = 5e-6
+#: Shorter spans than this are not kept (of requests all are): there would be thousands of them in a second, and on the
+#: screen they are thinner than a line.
+_SHORTEST_S = 50e-6
 
 
 class TracedStats(RankStats):
@@ -59,64 +60,53 @@ class TracedStats(RankStats):
             self._recorder.event(TAKEN, now, now, group, 0, 0, number)
 
 
-def _ends_span(name: str, kind: int) -> property:
-    """A counter of seconds that ends a span of the present thread when it grows."""
+class _EndsSpan:
+    """A counter of seconds that ends a span of the present thread when it grows. Without `__get__`, whoever reads it
+    gets the object's own value as quickly as any."""
 
-    def get(self: TracedStats) -> float:
-        value: float = self.__dict__[name]
-        return value
+    def __init__(self, name: str, kind: int) -> None:
+        self._name, self._kind = name, kind
 
-    def grow(self: TracedStats, value: float) -> None:
-        mine = self.__dict__
-        if self._recorder is not None:
-            took = value - mine[name]
-            if took >= _SHORTEST_S:
-                now = time.perf_counter()
-                self._recorder.event(kind, now - took, now)
+    def __set__(self, stats: TracedStats, value: float) -> None:
+        mine, name = stats.__dict__, self._name
+        took = value - mine.get(name, value)
         mine[name] = value
+        if took >= _SHORTEST_S and (recorder := stats._recorder) is not None:
+            now = time.perf_counter()
+            recorder.event(self._kind, now - took, now)
+            if now >= recorder.next_look:
+                recorder.look(now)
 
-    return property(get, grow)
 
-
-def _counts(name: str, number: int) -> property:
+class _Counts:
     """A counter whose sum over all loaders is shown over time."""
 
-    def get(self: TracedStats) -> int:
-        value: int = self.__dict__[name]
-        return value
+    def __init__(self, name: str, number: int) -> None:
+        self._name, self._number = name, number
 
-    def grow(self: TracedStats, value: int) -> None:
-        mine, recorder = self.__dict__, self._recorder
+    def __set__(self, stats: TracedStats, value: int) -> None:
+        mine, recorder = stats.__dict__, stats._recorder
         if recorder is not None:
-            recorder.sums[number] += value - mine[name]
+            recorder.sums[self._number] += value - mine[self._name]
+        mine[self._name] = value
+
+
+class _FullSlots:
+    """The sum of what is shown over time."""
+
+    def __set__(self, stats: TracedStats, value: int) -> None:
+        mine, recorder = stats.__dict__, stats._recorder
+        if recorder is not None:
             now = time.perf_counter()
-            if now >= recorder._next_look:
-                recorder.look(now)
-        mine[name] = value
-
-    return property(get, grow)
-
-
-def _full_slots() -> property:
-    def get(self: TracedStats) -> int:
-        value: int = self.__dict__["ready"]
-        return value
-
-    def grow(self: TracedStats, value: int) -> None:
-        mine = self.__dict__
-        if self._recorder is not None:
-            now = time.perf_counter()
-            self._recorder.event(FULL, now, now, value - mine["ready"])
+            recorder.event(FULL, now, now, value - mine["ready"])
         mine["ready"] = value
-
-    return property(get, grow)
 
 
 for _name, _kind in _SPAN_OF.items():
-    setattr(TracedStats, _name, _ends_span(_name, _kind))
+    setattr(TracedStats, _name, _EndsSpan(_name, _kind))
 for _number, _name in enumerate(("bytes_read", "peer_bytes", "served_bytes", "node_bytes")):
-    setattr(TracedStats, _name, _counts(_name, _number))
-TracedStats.ready = _full_slots()  # type: ignore[assignment]
+    setattr(TracedStats, _name, _Counts(_name, _number))
+TracedStats.ready = _FullSlots()  # type: ignore[assignment]
 
 
 def rank_stats(recorder: Recorder | None, **known: Any) -> RankStats:
