@@ -165,6 +165,14 @@ def test_more_is_read_than_used() -> None:
     assert "read amplification" not in said(rank(file={"nbytes": 15 * 10**8}))
 
 
+def test_reads_of_others_are_said() -> None:
+    one = rank()
+    one.kernel = {"rchar": 1_400_000_000}
+    assert "untraced reads" not in said(one)
+    one.kernel = {"rchar": 1_500_000_000}
+    assert "read 1.5 GB by the kernel's count, of which 1 GB" in said(one)["untraced reads"]
+
+
 def test_dropped_events_are_said() -> None:
     one = rank()
     one.dropped, one.dropped_reads, one.dropped_bytes = 12_000, 400, 10**6
@@ -173,7 +181,8 @@ def test_dropped_events_are_said() -> None:
 
 def test_every_sentence_has_numbers_and_every_rule_is_tested() -> None:
     assert list(RULES) == [
-        *("bound", "straggler", "imbalance", "random", "small", "misaligned", "metadata", "amplified", "dropped")
+        *("bound", "straggler", "imbalance", "random", "small", "misaligned", "metadata", "amplified", "unseen"),
+        "dropped",
     ]
     worst = rank(
         0,

@@ -36,6 +36,8 @@ _NOTICEABLE = 0.02
 _CACHED_S = 2e-4
 #: A store that is not known to rotate is taken for one if random requests take so long, in seconds.
 _SEEK_S = 3e-3
+#: What others read is worth a sentence from so many bytes and this share on.
+_UNSEEN_BYTES, _UNSEEN_SHARE = 256e6, 0.3
 #: Smaller sums than this say nothing about a store.
 _LEAST_REQUESTS = 100
 
@@ -193,7 +195,7 @@ def random_reads(job: Job) -> list[Advice]:
     where = "a rotating disk" if any(file.rotating for file in slow) else f"a store that seeks ({slow[0].fs})"
     what = (
         f"{far:,} of {known:,} requests ({far / known:.0%}) to {where} begin more than {decimal_bytes(NEAR_BYTES)} "
-        f"away from all the ones before; a request takes {seconds(each)}"
+        f"away from each of the 16 before; a request takes {seconds(each)}"
     )
     change = (
         'Change: shuffle="block", whose reads are long, or Options(tiers=...) with a disk of the node or its memory, '
@@ -325,6 +327,23 @@ def amplified(job: Job) -> list[Advice]:
     return [Advice("read amplification", what + ".", change)]
 
 
+def unseen(job: Job) -> list[Advice]:
+    """The processes read much that the trace does not show."""
+    whole = sum(rank.kernel.get("rchar", 0) for rank in job.ranks)
+    mine = sum(file.nbytes + file.meta_bytes for file in job.files) + sum(rank.dropped_bytes for rank in job.ranks)
+    if whole - mine <= max(_UNSEEN_BYTES, _UNSEEN_SHARE * whole):
+        return []
+    what = (
+        f"The processes read {decimal_bytes(whole)} by the kernel's count, of which {decimal_bytes(mine)} went through "
+        "what is traced"
+    )
+    change = (
+        "The rest is read by others: records of `import lmdb`, which compiled functions read one by one, a framework's "
+        "own readers, modules. A pario.Loader shows what it reads."
+    )
+    return [Advice("untraced reads", what + ".", change)]
+
+
 def dropped(job: Job) -> list[Advice]:
     """The trace has not everything."""
     events = sum(rank.dropped for rank in job.ranks)
@@ -348,5 +367,6 @@ RULES: dict[str, Callable[[Job], list[Advice]]] = {
     "misaligned": misaligned,
     "metadata": metadata,
     "amplified": amplified,
+    "unseen": unseen,
     "dropped": dropped,
 }

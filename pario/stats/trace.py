@@ -52,7 +52,6 @@ SPANS = {
     17: "wait for a slot",
     18: "check",
     20: "fill",
-    30: "will_read",
 }
 READ, ROWS, PREAD, OPEN, STAT, ADVISE, PROBE, FILL = 1, 2, 3, 4, 5, 6, 7, 20
 #: kind of an event without duration: this rank takes group a out of a slot

@@ -24,7 +24,7 @@ __all__ = ["NEAR_BYTES", "SMALL_BYTES", "FileRequests", "LoaderSummary", "RankSu
 SMALL_BYTES = 1 << 20
 #: A request is random if it begins farther than this from all of the last `_LOOKS` ones of its rank: those that are in
 #: flight at once come in any order, and neither a disk's head nor a server's read-ahead minds.
-NEAR_BYTES, _LOOKS = 1 << 20, 64
+NEAR_BYTES, _LOOKS = 1 << 20, 16
 
 T = TypeVar("T")
 
