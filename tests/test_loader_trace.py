@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import lmdb
 import pytest
+from required import skip_or_fail
 from test_stats_trace import assert_nested, events_of, summary_of
 
 import pario
@@ -255,11 +257,70 @@ def test_requests_and_bytes_are_the_stores(path: str, tmp_path: Path) -> None:
                         pass
             seen = store.counts()["/data.mdb"]
     except Unavailable as e:
-        from required import skip_or_fail
-
         skip_or_fail(str(e))
         return
     (file,) = summary_of(trace).files
     assert file.kind == "FUSE"
     assert abs(file.reads + file.meta_reads - seen["read"]) <= 0.01 * seen["read"]
     assert abs(file.nbytes + file.meta_bytes - seen["bytes"]) <= 0.01 * seen["bytes"]
+
+
+LOOP = """
+import sys
+import pario
+options = pario.Options(tiers=(), slot_bytes=1 << 18, own_rows=sys.argv[3], fetch="posix", trace=sys.argv[2])
+with pario.Loader(sys.argv[1], 10, shuffle="global", options=options, save_index=False) as loader:
+    for _ in range(3):
+        for batch in loader:
+            pass
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("own_rows", ["never", "always"])
+def test_requests_and_bytes_of_the_file_are_those_that_strace_sees(path: str, tmp_path: Path, own_rows: str) -> None:
+    """Every system call that reads the data file, of all threads, from its opening to its end."""
+    strace, trace = shutil.which("strace"), str(tmp_path / "t.json")
+    if strace is None:
+        skip_or_fail("strace is not installed")
+        return
+    words = [sys.executable, "-c", LOOP, path, trace, own_rows]
+    seen = tmp_path / "calls"
+    calls = ["-f", "-y", "-qq", "-o", str(seen), "-e", "trace=read,pread64,preadv,preadv2,readv"]
+    done = subprocess.run([strace, *calls, *words], capture_output=True, text=True, timeout=100)
+    if "Operation not permitted" in done.stderr:
+        skip_or_fail("strace may not look at other processes here")
+    assert done.returncode == 0, done.stderr
+    of_threads: dict[str, str] = {}
+    sizes = []
+    for line in seen.read_text().splitlines():
+        thread, _, call = line.partition(" ")
+        call = call.strip()
+        if call.endswith("<unfinished ...>"):
+            of_threads[thread] = call
+            continue
+        if call.startswith("<..."):
+            call = of_threads.pop(thread) + call
+        if "/data.mdb>" in call.split(",")[0]:
+            sizes.append(int(call.rpartition("= ")[2].split()[0]))
+    (file,) = summary_of(trace).files
+    read = [size for size in sizes if size > 1]  # looks into the page cache ask for a byte
+    assert file.reads + file.meta_reads == len(read) > 100
+    assert file.nbytes + file.meta_bytes == sum(read)
+
+
+@pytest.mark.full
+def test_what_will_read_brings_is_traced(path: str, tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(
+        "import sys, time, lmdb\n"
+        "env = lmdb.open(sys.argv[1], readonly=True, lock=False)\n"
+        "env.will_read([b'%06d' % i for i in range(0, 400, 3)])\n"
+        "time.sleep(1)\n"
+    )
+    words = [sys.executable, "-m", "pario", "trace", "-o", "t.json", "told.py", path]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rank = summary_of(str(tmp_path / "t.json"))
+    assert rank.loaders == []
+    assert rank.files[0].meta_reads + rank.files[0].reads + rank.files[0].probes > 0
+    assert rank.kernel["syscr"] > 0

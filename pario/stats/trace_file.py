@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,11 @@ HEAD_BYTES = 256 << 20
 #: Thread numbers of slots in the format begin here; smaller ones are threads.
 _SLOTS = 1000
 _COPY_BYTES = 1 << 20
+#: Events that are objects of Python at once.
+_AT_ONCE = 8192
+
+#: (begin, end, name, args as JSON), in whole microseconds of the recorder's clock
+_Span = tuple[int, int, str, str]
 
 
 def check_writable(path: str) -> str:
@@ -180,73 +186,82 @@ def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]
     """The lines of one rank's events."""
     pid, day = recorder.rank, round(recorder.day * 1e6)
     yield _named(pid, 0, "process_name", f"rank {recorder.rank} (node {recorder.node}, {os.uname().nodename})")
-    slots: dict[int, list[tuple[float, float, str, str]]] = {}
-    taken: list[tuple[float, int, int]] = []
-    files = [Path(file.path).name for file in recorder.files]
+    fills: dict[int, list[_Span]] = {}
+    taken: list[tuple[int, int, int]] = []
+    files = [json.dumps(Path(file.path).name) for file in recorder.files]
     for tid, (name, events, requests) in enumerate(tracks, 1):
         yield _named(pid, tid, "thread_name", _TRACKS.get(name, name))
-        spans: list[tuple[float, float, str, str]] = []
-        for kind, file, _, begin, end, a, b, c in events.tolist():
-            if kind in recorder.names:
-                yield _counter(pid, _us(begin) + day, recorder.names[kind], a)
-            elif kind == FILL:
-                args = f'{{"group": {a}, "bytes": {c}}}'
-                slots.setdefault(file, []).append((begin, end, f"filling with group {a}", args))
-            elif kind == TAKEN:
-                taken.append((begin, file, a))
-            elif kind in (READ, ROWS, PREAD):
+        are_counters = np.isin(events["kind"], list(recorder.names))
+        for kind, _, _, when, _, value, _, _ in events[are_counters].tolist():
+            yield _counter(pid, _us(when) + day, recorder.names[kind], value)
+        for _, slot, _, begin, end, group, _, nbytes in events[events["kind"] == FILL].tolist():
+            args = f'{{"group": {group}, "bytes": {nbytes}}}'
+            fills.setdefault(slot, []).append((_us(begin), _us(end), f"filling with group {group}", args))
+        taken += [(_us(event[3]), event[1], event[5]) for event in events[events["kind"] == TAKEN].tolist()]
+        yield from _nested(pid, tid, _spans(events, requests, files), day)
+    for slot, spans in sorted(fills.items()):
+        yield _named(pid, _SLOTS + slot, "thread_name", f"slot {slot} of the ring")
+        yield from _nested(pid, _SLOTS + slot, sorted(_life(spans, slot, taken), key=_from_outside), day)
+    for when, knob, value, reason in recorder.changes:
+        event = {"ph": "i", "s": "p", "pid": pid, "tid": 0, "ts": _us(when) + day}
+        event |= {"name": f"{knob}: {value:,.0f}, {reason}", "args": {"value": value, "reason": reason}}
+        yield json.dumps(event).encode()
+
+
+def _spans(events: np.ndarray, requests: np.ndarray, files: list[str]) -> Iterator[_Span]:
+    """The spans of a thread, those outside first. Of thousands at a time, as objects of Python are large."""
+    events = events[np.isin(events["kind"], list(SPANS)) & (events["kind"] != FILL)]
+    begins, ends = (np.rint(events[each] * 1e6).astype(np.int64) for each in ("begin", "end"))
+    order = np.lexsort((-ends, begins))
+    for at in range(0, len(order), _AT_ONCE):
+        now = order[at : at + _AT_ONCE]
+        for event, begin, end in zip(
+            events[now].tolist(), begins[now].tolist(), ends[now].tolist(), strict=True
+        ):
+            kind, file, _, _, _, a, b, c = event
+            args = ""
+            if kind in (READ, ROWS, PREAD):
                 nbytes = c if c >= 0 else int(requests["nbytes"][a : a + b].sum())
                 offset = a if b == 1 else int(requests["offset"][a]) if 0 <= a < len(requests) else -1
                 where = f', "offset": {offset}' if offset >= 0 and kind == READ else ""
-                source = json.dumps(files[file]) if file < len(files) else '""'
+                source = files[file] if file < len(files) else '""'
                 args = f'{{"requests": {b}, "bytes": {nbytes}{where}, "file": {source}}}'
-                spans.append((begin, end, SPANS[kind], args))
-            elif kind in SPANS:
-                spans.append((begin, end, SPANS[kind], ""))
-        yield from _nested(pid, tid, spans, day)
-    for slot, spans in sorted(slots.items()):
-        yield _named(pid, _SLOTS + slot, "thread_name", f"slot {slot} of the ring")
-        yield from _nested(pid, _SLOTS + slot, _life(spans, slot, taken), day)
-    for now, knob, value, reason in recorder.changes:
-        event = {"ph": "i", "s": "p", "pid": pid, "tid": 0, "ts": _us(now) + day}
-        event |= {"name": f"{knob}: {value:,.0f}, {reason}", "args": {"value": value, "reason": reason}}
-        yield json.dumps(event).encode()
+            yield begin, end, SPANS[kind], args
 
 
 #: names of threads -> names of tracks, where the first say little
 _TRACKS = {"MainThread": "training loop", "pario-fill": "plans groups"}
 
 
-def _life(
-    fills: list[tuple[float, float, str, str]], slot: int, taken: list[tuple[float, int, int]]
-) -> list[tuple[float, float, str, str]]:
+def _life(fills: list[_Span], slot: int, taken: list[tuple[int, int, int]]) -> list[_Span]:
     """Filling, full, and in use by this rank: from when it takes the group until it takes the next one, wherever that
-    lies."""
-    spans = list(fills)
-    order = sorted(taken)
-    begins = sorted(begin for begin, _, _, _ in fills)
+    lies.
+
+    fills : of this slot; taken : (when, slot, group), of all slots
+    """
+    spans, order, begins = list(fills), sorted(taken), sorted(begin for begin, _, _, _ in fills)
+    ends = sorted(end for _, end, _, _ in fills)
     for k, (now, where, group) in enumerate(order):
         if where != slot:
             continue
-        filled = [end for begin, end, _, _ in fills if begin <= now]
-        if filled and max(filled) <= now:
-            spans.append((max(filled), now, "full", ""))
-        later = [begin for begin in begins if begin > now][:1]
+        filled = bisect_right(ends, now)
+        if filled and bisect_right(begins, now) <= filled:  # nothing else fills it
+            spans.append((ends[filled - 1], now, "full", ""))
+        later = begins[bisect_right(begins, now) :][:1]
         until = min([order[k + 1][0] if k + 1 < len(order) else now, *later])
         if until > now:
             spans.append((now, until, f"group {group} in use", ""))
     return spans
 
 
-def _nested(pid: int, tid: int, spans: list[tuple[float, float, str, str]], day: int) -> Iterator[bytes]:
-    """Lines of spans, cut where they would overlap without one being inside the other.
+def _nested(pid: int, tid: int, spans: Iterable[_Span], day: int) -> Iterator[bytes]:
+    """Lines of spans, those outside first, cut where they would overlap without one being inside the other.
 
     Their times are whole microseconds since 1970: readers take them for floating point numbers, which have no room for
     parts of one, and what overlaps by a rounding error they leave out.
     """
     open_ends: list[int] = []
-    rounded = sorted(((_us(begin), _us(end), name, args) for begin, end, name, args in spans), key=_from_outside)
-    for begin, end, name, args in rounded:
+    for begin, end, name, args in spans:
         while open_ends and open_ends[-1] <= begin:
             open_ends.pop()
         if open_ends and end > open_ends[-1]:
@@ -259,7 +274,7 @@ def _nested(pid: int, tid: int, spans: list[tuple[float, float, str, str]], day:
         ).encode()
 
 
-def _from_outside(span: tuple[int, int, str, str]) -> tuple[int, int]:
+def _from_outside(span: _Span) -> tuple[int, int]:
     return span[0], -span[1]
 
 
