@@ -15,7 +15,7 @@ from pario.commands.screen import screen
 from pario.errors import FileError
 from pario.stats.advise import Job, advise
 from pario.stats.trace import Recorder
-from pario.stats.trace_file import check_writable, join_parts, part_path, read_head, write_part
+from pario.stats.trace_file import check_writable, join_parts, part_path, read_head, take_parts, write_part
 from pario.stats.trace_summary import RankSummary, read_ranks
 from pario.stats.tracing import begin_process_trace
 
@@ -26,14 +26,13 @@ def launch(ranks: int, output: str, module: bool, target: str, arguments: Sequen
     """Trace a script on `ranks` MPI ranks of this machine; returns mpiexec's exit status."""
     output = check_writable(output)
     for part in parts_of(output):  # of an earlier job
-        os.unlink(part)
+        with contextlib.suppress(OSError):
+            os.unlink(part)
     status = script.launch(ranks, module, target, arguments, command=("trace", "-o", output))
     parts = [part_path(output, rank, ranks) for rank in range(ranks)]
     there = [part for part in parts if os.path.exists(part)]
     if ranks > 1 and there:  # an error, or a rank without a loader, has kept rank 0 from it
-        join_parts(there, output)
-        for part in there:
-            os.unlink(part)
+        take_parts(there, output)
     return status
 
 

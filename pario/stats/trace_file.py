@@ -27,7 +27,16 @@ from pario.errors import FileError, OptionError
 from pario.stats.trace import FILL, PREAD, READ, ROWS, SPANS, TAKEN, Recorder
 from pario.stats.trace_summary import summarise
 
-__all__ = ["check_writable", "join_parts", "merge_parts", "part_path", "read_head", "remove_part", "write_part"]
+__all__ = [
+    "check_writable",
+    "join_parts",
+    "merge_parts",
+    "part_path",
+    "read_head",
+    "remove_part",
+    "take_parts",
+    "write_part",
+]
 
 _BEGIN, _END = b'"displayTimeUnit": "ms", "traceEvents": [\n', b"\n]}\n"
 #: A first line is not longer: some KB per rank.
@@ -83,23 +92,22 @@ def write_part(recorder: Recorder) -> None:
 def merge_parts(path: str, size: int) -> list[int]:
     """Make one file of those of the ranks, which disappear. Returns the ranks whose file was not there; then those of
     the others stay, too, and nothing is written. Raises OSError, FileError."""
-    found, missing = [], []
-    for rank in range(size):
-        part = part_path(path, rank, size)
-        try:
-            status = os.lstat(part)
-        except OSError:
-            missing.append(rank)
-            continue
+    parts = {rank: part_path(path, rank, size) for rank in range(size)}
+    missing = [rank for rank, part in parts.items() if not os.path.lexists(part)]
+    if not missing:
+        take_parts(list(parts.values()), path)
+    return missing
+
+
+def take_parts(parts: list[str], path: str) -> None:
+    """Make one trace of several, which disappear. Raises OSError, FileError, also for parts of somebody else."""
+    for part in parts:
+        status = os.lstat(part)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise FileError("this part is another user's, or no file", path=part, hint="Name a folder of your own.")
-        found.append(part)
-    if missing:
-        return missing
-    join_parts(found, path)
-    for part in found:
+    join_parts(parts, path)
+    for part in parts:
         os.unlink(part)
-    return []
 
 
 def join_parts(parts: list[str], path: str) -> None:
