@@ -77,7 +77,7 @@ _EXTENTS, _MOST_EXTENTS = 8192, 1 << 20
 #: Changes of a knob that are kept, and counters with names of their own.
 _MOST_CHANGES, _MOST_NAMES = 10_000, 64
 #: Counters are looked at so often, and those of the kernel so often, in seconds.
-_LOOK_S, _KERNEL_S = 0.02, 0.2
+_LOOK_S, _KERNEL_S = 0.1, 0.5
 
 
 class OpenedFile(NamedTuple):
