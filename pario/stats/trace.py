@@ -206,6 +206,8 @@ class Recorder:
 
     def leave(self, so_far: Callable[[], RankStats]) -> bool:
         """A loader ends: keep its counters, and nothing of it. Returns whether it was the last one that is open."""
+        self.next_look = self._next_kernel = 0.0
+        self.look(time.perf_counter())
         for k, use in enumerate(self.uses):
             if use.so_far == so_far:
                 use.stats, use.so_far = so_far(), None
