@@ -45,7 +45,7 @@ def io() -> dict[str, int]:
 
 @pytest.mark.parametrize(("own_rows", "order"), [("never", "block"), ("never", False), ("always", "global")])
 def test_requests_and_bytes_are_the_kernels(path: str, tmp_path: Path, own_rows: str, order: Any) -> None:
-    """From one loop to the next nothing else in this process reads but the trace, which looks at /proc/self/io."""
+    """From one loop to the next nothing else in this process reads but looks at /proc."""
     trace = str(tmp_path / "t.json")
     options = pario.Options(trace=trace, own_rows=own_rows, next_epoch=False, fetch="posix", **SMALL)
     with pario.Loader(path, 10, shuffle=order, options=options) as loader:
@@ -72,11 +72,11 @@ def test_requests_and_bytes_are_the_kernels(path: str, tmp_path: Path, own_rows:
             for _ in loader:
                 pass
         after, ended = io(), counted()
-    looks = 40  # at /proc/self/io, a kilobyte each at most
+    looks = 100  # at files of /proc: by the trace, and by whoever asks how much memory is free
     reads, nbytes = ended[0] - begun[0], ended[1] - begun[1]
     assert reads > 0
     assert 0 <= after["syscr"] - before["syscr"] - reads <= looks
-    assert 0 <= after["rchar"] - before["rchar"] - nbytes <= looks * 1024
+    assert 0 <= after["rchar"] - before["rchar"] - nbytes <= 0.01 * nbytes
     assert nbytes >= 4 * N * NBYTES
 
 
