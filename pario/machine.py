@@ -123,6 +123,16 @@ def read_ahead_bytes(device: int) -> int | None:
     return None
 
 
+def is_rotating(device: int) -> bool | None:
+    """Whether a block device of this node is a rotating disk. device : `st_dev` of a file; None: unknown, or no block
+    device."""
+    sysfs = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    for queue in ("queue", "../queue"):  # a disk; a part of one
+        for line in _lines(f"{sysfs}/{queue}/rotational"):
+            return line.strip() == "1"
+    return None
+
+
 @cache
 def last_cache_bytes() -> int | None:
     """Size of the largest cache of this node's processors; None if it is unknown."""

@@ -209,6 +209,8 @@ class Options:
     Watching
         metrics_file: after each epoch rank 0 writes the counters of all ranks to this file, in the text format of
             Prometheus (NAME.prom in the folder of a textfile collector). Needs `pip install "pario[metrics]"`.
+        trace: write what each rank did, and when, to this file (NAME.json), which Perfetto shows (docs/traces.md). All
+            loaders of a process that name the same file are in it.
     """
 
     slot_bytes: int = 8 * MiB
@@ -236,6 +238,7 @@ class Options:
     alive_seconds: float = 1.0
 
     metrics_file: str | None = None
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         least = {
@@ -254,8 +257,9 @@ class Options:
             self.bounds(name)
         if self.mix_blocks & (self.mix_blocks - 1):
             raise OptionError(f"mix_blocks must be a power of two, got {self.mix_blocks!r}")
-        if self.metrics_file is not None and not isinstance(self.metrics_file, str):
-            raise OptionError(f"metrics_file must be a path or None, got {self.metrics_file!r}")
+        for name in ("metrics_file", "trace"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
+                raise OptionError(f"{name} must be a path or None, got {getattr(self, name)!r}")
         if self.max_bad is not None and (
             isinstance(self.max_bad, bool) or not isinstance(self.max_bad, int) or self.max_bad < 0
         ):

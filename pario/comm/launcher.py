@@ -28,6 +28,7 @@ __all__ = [
     "load_mpi",
     "node_name",
     "own_addresses",
+    "rank_and_size",
     "started_by_torch",
     "torch_ranks",
 ]
@@ -121,6 +122,12 @@ def launched_rank() -> int | None:
         if value.isdigit():
             return int(value)
     return None
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process's rank in its job, and the job's processes, as the launcher says; (0, 1) without one."""
+    rank = launched_rank() or 0
+    return rank, max(rank + 1, launcher().size)
 
 
 def node_name() -> str:

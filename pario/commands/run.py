@@ -23,10 +23,19 @@ __all__ = ["launch", "run"]
 RANKS_PER_CORE = 16
 
 
-def launch(ranks: int, module: bool, target: str, arguments: Sequence[str], *, oversubscribe: bool = False) -> int:
+def launch(
+    ranks: int,
+    module: bool,
+    target: str,
+    arguments: Sequence[str],
+    *,
+    oversubscribe: bool = False,
+    command: Sequence[str] = ("run",),
+) -> int:
     """Start the same command on `ranks` MPI ranks; returns mpiexec's exit status.
 
-    Checks everything before it starts anything. oversubscribe : accept any number of ranks
+    Checks everything before it starts anything. oversubscribe : accept any number of ranks; command : of pario, and its
+    options, before the target
     Raises OptionError for a PARIO_TIERS that means nothing.
     """
     why = _missing(module, target) or ("" if oversubscribe else _too_many(ranks))
@@ -37,7 +46,7 @@ def launch(ranks: int, module: bool, target: str, arguments: Sequence[str], *, o
     if why:
         screen.say(f"error: {why}", err=True)
         return 2
-    words = [sys.executable, "-m", "pario", "run", *(["-m"] if module else []), target, *arguments]
+    words = [sys.executable, "-m", "pario", *command, *(["-m"] if module else []), target, *arguments]
     return subprocess.run([*mpiexec, "-n", str(ranks), *words]).returncode
 
 

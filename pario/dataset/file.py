@@ -12,16 +12,19 @@ from functools import partial
 from typing import Any
 
 from pario.comm.base import AnyWorld
+from pario.comm.launcher import rank_and_size
 from pario.control.joining import store_agent
 from pario.control.live_knobs import Knobs
 from pario.errors import ClosedError, FileError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.fetch.file import FileFetcher
 from pario.fetch.joined import JoinedFetcher, joined_name
-from pario.fetch.limited import open_limited
+from pario.fetch.limited import Gate, open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.resolve import open_datasets
+from pario.fetch.traced import open_traced
 from pario.options import Options
+from pario.stats.tracing import joined
 from pario.threads import Workers
 
 __all__ = ["DataFile"]
@@ -46,6 +49,7 @@ class DataFile:
     feeder : this rank's number among them, or None
     knobs : all knobs of this rank; knob : reads that it may have in flight, if it reads
     opened : the threads that read it, on a rank that has opened it so far; `pool` opens it
+    recorder : of the trace, if there is one
     """
 
     path: str
@@ -59,6 +63,9 @@ class DataFile:
         # Not the threads that read: what is called may wait for reads.
         self._callers = Workers("pario-call", options.usual_inflight)
         self._fetcher = fetcher
+        # A process may have a world of its own beside others of its job.
+        rank, size = (world.rank, world.size) if world.size > 1 else rank_and_size()
+        self.recorder = joined(options.trace, rank, size, world.node)
         self._through: Callable[[Fetcher], Fetcher] = _unchanged
         self.opened: ReadPool | None = None
         self._closed = False
@@ -78,7 +85,7 @@ class DataFile:
     def open(self) -> None:
         """Open what the paths lead to; on the leader of a node."""
         with store_agent() as gate:
-            opened = open_datasets(self.given, lambda path: open_limited(partial(self._fetcher, path), gate))
+            opened = open_datasets(self.given, lambda path: self._open(gate, path))
         self.counts = tuple(map(len, opened))
         self.fetchers = [fetcher for fetchers in opened for fetcher in fetchers]
         self.paths = tuple(fetcher.path for fetcher in self.fetchers)
@@ -145,6 +152,10 @@ class DataFile:
         if self._callers.end(max(0.0, end - time.monotonic())) and ended and pool is not None:
             pool.fetcher.close()
 
+    def _open(self, gate: Gate | None, path: str, via: str | None = None) -> Fetcher:
+        """A fetcher of one file. via : another name that leads to it"""
+        return open_limited(partial(open_traced, partial(self._fetcher, path, via), self.recorder), gate)
+
     def _open_like_leader(self) -> ReadPool:
         fetchers: list[Fetcher] = []
         try:
@@ -164,7 +175,7 @@ class DataFile:
         for via in (leaders_file, None):
             try:
                 with store_agent() as gate:
-                    fetcher = open_limited(partial(self._fetcher, path, via), gate)
+                    fetcher = self._open(gate, path, via)
             except FileError:
                 if via is None:
                     raise

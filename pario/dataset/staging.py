@@ -21,6 +21,7 @@ from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.limited import open_limited
+from pario.fetch.traced import open_traced
 from pario.format.meta import Snapshot
 from pario.locate.base import Index
 from pario.options import Options
@@ -35,6 +36,7 @@ from pario.stage.pressure import PressureWatch
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
+from pario.stats.tracing import recorder_of
 
 __all__ = ["COPIES", "MOST_BITS", "Stage", "kept_chunks", "open_stage"]
 
@@ -112,7 +114,7 @@ class Stage:
             self._snapshot,
             self.tiers,
             grid=self.grid,
-            past_cache=_past_cache(store) if self._options.fetch == "auto" else None,
+            past_cache=_past_cache(store, self._options.trace) if self._options.fetch == "auto" else None,
             read_bytes=self._options.usual("read_bytes"),
             count=self.count,
         )
@@ -335,13 +337,14 @@ def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Opt
     return stage
 
 
-def _past_cache(store: Fetcher) -> Fetcher | None:
+def _past_cache(store: Fetcher, trace: str | None) -> Fetcher | None:
     """The same open file past the page cache, if it lies on a block device of this node."""
     if not store.read_ahead_bytes:
         return None
     (file,) = store.files
     try:
         with store_agent() as gate:
-            return open_limited(partial(DirectFetcher, store.path, f"/proc/self/fd/{file.fileno()}"), gate)
+            direct = partial(DirectFetcher, store.path, f"/proc/self/fd/{file.fileno()}")
+            return open_limited(partial(open_traced, direct, recorder_of(trace)), gate)
     except ParioError:  # a file system without O_DIRECT
         return None

@@ -31,6 +31,7 @@ from pario.stage.told_memory import ToldMemory
 from pario.threads import Workers
 
 if TYPE_CHECKING:
+    from pario.fetch.base import Fetcher
     from pario.lmdb.cursor import Cursor
     from pario.lmdb.database import _Database
     from pario.lmdb.store import Store
@@ -181,7 +182,7 @@ def _ahead_of(store: Store, user: Announced) -> Ahead | None:
                 budget = min(_MOST_BYTES, machine.memory(swap=False)[1] // _SHARE_OF_MEMORY)
                 memory = _left.pop(identity, None)
                 ours = memory if memory is not None and memory.is_ours else None
-                ahead = _running[identity] = Ahead(store.file, store.snapshot, budget, ours)
+                ahead = _running[identity] = Ahead(_traced(store.file), store.snapshot, budget, ours)
                 ahead.join(user)
     except (OSError, ParioError) as e:
         _log.info("%s: records that are announced are not brought: %s", store.file.path, e)
@@ -190,6 +191,18 @@ def _ahead_of(store: Store, user: Announced) -> Ahead | None:
     store.read_announced(ahead.memory)
     tell_children("announced", _paths)
     return ahead
+
+
+def _traced(file: Fetcher) -> Fetcher:
+    """The file; under `python -m pario trace` its requests are in the trace."""
+    from pario.stats.tracing import recorder_of  # with what writes files: few processes need it
+
+    recorder = recorder_of(None)
+    if recorder is None:
+        return file
+    from pario.fetch.traced import TracedFetcher
+
+    return TracedFetcher(file, recorder)
 
 
 def _paths() -> dict[bytes, tuple[str, str]]:

@@ -22,6 +22,7 @@ from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, fi
 from pario.plan.budget import Budget
 from pario.plan.mixture import as_units
 from pario.plan.seats import Seats, seats_of_groups
+from pario.stats.trace_file import check_writable
 
 __all__ = ["Arguments"]
 
@@ -96,6 +97,8 @@ class Arguments:
         self.select = as_wanted(self.select)
         if self.weights is not None:
             self._check_weights()
+        if self.options.trace is not None:
+            check_writable(self.options.trace)
 
     def _check_weights(self) -> None:
         """Make whole numbers of them; None where there is nothing to mix."""

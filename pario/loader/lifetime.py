@@ -17,6 +17,7 @@ from pario.comm.window import Ring
 from pario.dataset.reader import Reader
 from pario.errors import ClosedError
 from pario.fetch.pool import STOP_S
+from pario.loader.tracing import LoaderTrace
 from pario.plan.budget import Costs
 from pario.plan.stream import Work
 from pario.supply.base import Source, Supply
@@ -38,6 +39,7 @@ class Lifetime:
     costs, ring, slots, decode, supply : set by the constructor, in this order
     source : source of the last loop; other ranks of the node may need it longer than this one
     run : the running loop of this rank
+    trace : of what this rank does, if it is traced
     """
 
     def __init__(self, world: AnyWorld, reader: Reader) -> None:
@@ -50,6 +52,7 @@ class Lifetime:
         self.supply: Supply | None = None
         self.source: Source | None = None
         self.run: Run | None = None
+        self.trace: LoaderTrace | None = None
         self._pid = os.getpid()
         self._closed = False
         guard(world, self)
@@ -139,6 +142,8 @@ class Lifetime:
         ended = self._end_threads(STOP_S) and ended
         self._close_ring()
         self.reader.abandon(STOP_S if ended else 0)
+        if self.trace is not None:
+            self.trace.end()
         self.world.abandon(error)
 
     #: this and `_part` are what `comm.farewell.guard` wants

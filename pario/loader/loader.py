@@ -20,13 +20,14 @@ from pario.loader.lifetime import Lifetime
 from pario.loader.meeting import Meeting
 from pario.loader.progress import Progress
 from pario.loader.state import LoaderState
+from pario.loader.tracing import LoaderTrace
 from pario.locate.base import Index
 from pario.options import Options, Policy, Recipe, Shuffle
 from pario.plan.budget import Budget
 from pario.plan.selection import Selection
 from pario.records import Batch
-from pario.stats.rank import RankStats
 from pario.stats.report import Report
+from pario.stats.traced_stats import rank_stats
 
 __all__ = ["Loader"]
 
@@ -135,13 +136,17 @@ class Loader:
         )
         self._life = Lifetime(world, reader)
         knobs = reader.file.knobs
-        self._stats = RankStats(
+        recorder = reader.file.recorder
+        self._stats = rank_stats(
+            recorder,
             rank=world.rank,
             node=world.node,
             reader=reader.file.feeder is not None,
             tuned=not knobs["inflight"].is_pinned,
         )
         self._meeting = Meeting(world, reader.path, self._stats, given.options.metrics_file, knobs)
+        if recorder is not None:
+            self._life.trace = LoaderTrace(recorder, world, reader, given, self._meeting)
         try:
             built = build(self._life, given, share, self._stats, self._meeting)
         except BaseException as e:
@@ -268,8 +273,13 @@ class Loader:
         self._progress.leave()
         # No rank may be reading or waiting when the window is freed, nor asking a node whose tiers end.
         self._life.no_more()
+        trace = self._life.trace
+        if trace is not None:
+            trace.end()
         self._progress.meet("close")
         self._life.close()
+        if trace is not None:
+            trace.merge()
 
     def __enter__(self) -> Loader:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -97,6 +97,12 @@ class RankStats:
             self.unpack += seconds
             self.packed_bytes += packed
             self.unpacked_bytes += unpacked
+
+    def slot_filled(self, slot: int, group: int, begin: float, nbytes: int) -> None:
+        """A group has come into this slot of the ring, since `begin`. Only a trace keeps it (trace.py)."""
+
+    def group_taken(self, group: int, slot: Callable[[], int]) -> None:
+        """This rank takes this group; slot() is where it lies, -1 if nowhere. Only a trace keeps it."""
 
     def __sub__(self, earlier: RankStats) -> RankStats:
         """The difference to an earlier state."""

@@ -22,6 +22,7 @@ from pario.dataset.reader import Reader
 from pario.decode.base import Decoder
 from pario.fetch.base import Fetcher
 from pario.fetch.past_cache import past_cache
+from pario.fetch.traced import traced
 from pario.locate.base import Index
 from pario.plan.selection import Selection
 from pario.plan.stream import Work
@@ -192,6 +193,7 @@ def bypass_cache(reader: Reader, shuffle: bool | str) -> None:
     long = shuffle != "global" or reader.index.mean_bytes >= _SINGLE_BYTES
     alone = reader.stage is None and reader.world.node_size == 1
     direct = past_cache(reader.file.pool.fetcher) if long and alone else None
+    direct = traced(direct, reader.file.recorder)
     if not reader.world.allreduce_max(direct is None):
         reader.file.read_through(lambda store: _instead(store, direct))
     elif direct is not None:

@@ -206,6 +206,7 @@ class RingWriter:
         def done(error: BaseException | None, seconds: float) -> None:
             try:
                 if error is None:
+                    self.stats.slot_filled(slot, group.number, begun, group.reads.nbytes)
                     self._check(group, data)
                     self._publish(group, seconds)
             except BaseException as e:
@@ -215,7 +216,8 @@ class RingWriter:
             self._room.forget(group.number)
             self._in_flight.forget()
 
-        self._room.begin(group.number, self._in_flight.begin(), alone=self._in_flight.is_alone)
+        slot, begun = self._room.slot(group.number), self._in_flight.begin()
+        self._room.begin(group.number, begun, alone=self._in_flight.is_alone)
         try:
             return self._pool.submit(group.reads.reads, data, group.reads.starts, done, urgent)
         except BaseException as e:  # the pool was closed meanwhile

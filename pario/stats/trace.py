@@ -1,0 +1,381 @@
+"""What one rank did and when, in memory: spans of its threads, the requests to its stores, counters. trace_file.py
+writes them.
+
+    doors of the rooms --> a track per thread, of preallocated pieces --> at close, exit or an error: one file
+                            one thread writes each, so none has a lock
+
+Most spans come from the counters of a rank (traced_stats.py), requests from a fetcher of their own (fetch/traced.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pario.records import EXTENT
+from pario.stats.rank import RankStats
+
+__all__ = ["COUNTERS", "EVENT", "FULL", "SPANS", "OpenedFile", "Recorder", "Track", "Use"]
+
+#: One event. `file` is the number of a file, or of a slot; what a, b and c are depends on the kind.
+EVENT = np.dtype(
+    [("kind", "<u2"), ("file", "<u2"), ("_", "<u4"), ("begin", "<f8"), ("end", "<f8")]
+    + [(name, "<i8") for name in "abc"]
+)  # fmt: skip
+_PACK = Struct("<HHIddqqq").pack_into
+_BYTES = EVENT.itemsize
+
+#: kind of a span -> its name in the trace. Those of requests have the fields of `request`.
+SPANS = {
+    1: "read",
+    2: "read from the page cache",
+    3: "metadata read",
+    4: "open",
+    5: "stat",
+    6: "advise",
+    7: "look into the page cache",
+    10: "the loader opens",
+    11: "epoch",
+    12: "your code",
+    13: "next batch",
+    14: "wait for bytes",
+    15: "decode",
+    16: "plan reads",
+    17: "wait for a slot",
+    18: "check",
+    20: "fill",
+}
+READ, ROWS, PREAD, OPEN, STAT, ADVISE, PROBE, FILL = 1, 2, 3, 4, 5, 6, 7, 20
+#: kind of an event without duration: this rank takes group a out of a slot
+TAKEN = 21
+#: kind of a counter -> its name; its value is a
+COUNTERS = {
+    40: "full slots",
+    41: "bytes read",
+    42: "bytes from other nodes",
+    43: "bytes sent to other nodes",
+    44: "bytes in batches",
+    45: "bytes read by the process (kernel)",
+    46: "bytes read from devices (kernel)",
+}
+FULL = 40
+#: counters of these names get kinds from here on
+_NAMED = 60
+
+#: Memory for events is taken in pieces of so many, of at most so many together. What is not written costs nothing.
+_PIECE, _MOST = 4096, 400_000
+#: The same for single requests of a read that has several, which have 16 bytes each.
+_EXTENTS, _MOST_EXTENTS = 8192, 1 << 20
+#: Changes of a knob that are kept, and counters with names of their own.
+_MOST_CHANGES, _MOST_NAMES = 10_000, 64
+#: Counters are looked at so often, and those of the kernel so often, in seconds.
+_LOOK_S, _KERNEL_S = 0.1, 0.5
+
+
+class OpenedFile(NamedTuple):
+    """A file that requests go to.
+
+    fs, kind : its file system, as `machine.FileSystem`; shared : other nodes see it, too
+    rotating : it is on a rotating disk; None: unknown
+    block : bytes; requests that begin at a multiple of it are aligned
+    """
+
+    path: str
+    fs: str
+    kind: str
+    shared: bool
+    rotating: bool | None
+    block: int
+
+
+class Track:
+    """The events of one thread, which alone adds to it.
+
+    pieces : EVENT[_PIECE] each, of which the last has `count` events; extents : EXTENT[_EXTENTS] each
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pieces: list[np.ndarray] = []
+        self.count = _PIECE
+        self.memory: np.ndarray = np.empty(0, EVENT)
+        self.extents: list[np.ndarray] = []
+        self.known = 0  # extents in use, of all pieces
+        # what had no room
+        self.dropped = 0
+        self.dropped_reads = self.dropped_bytes = 0
+
+    def events(self) -> np.ndarray:
+        """EVENT[n], those so far. Any thread."""
+        pieces, count = list(self.pieces), self.count
+        if not pieces:
+            return np.empty(0, EVENT)
+        return np.concatenate([*pieces[:-1], pieces[-1][:count]])
+
+    def requests(self) -> np.ndarray:
+        """EXTENT[m], of all reads of several requests. Any thread."""
+        known, pieces = self.known, list(self.extents)
+        return np.concatenate(pieces)[:known] if pieces else np.empty(0, EXTENT)
+
+
+@dataclass
+class Use:
+    """What a loader tells about itself.
+
+    path : the dataset; options : name -> value, as far as the advice needs them
+    so_far : its counters; None when it has closed, after which `stats` has them
+    """
+
+    path: str
+    options: dict[str, Any]
+    so_far: Callable[[], RankStats] | None
+    stats: RankStats | None = None
+
+    def now(self) -> RankStats | None:
+        return self.stats if self.so_far is None else self.so_far()
+
+
+@dataclass
+class _Knob:
+    """kind : of its counter; seen : what was recorded last"""
+
+    kind: int
+    seen: tuple[float, str] = (float("nan"), "")
+
+
+@dataclass
+class Recorder:
+    """The trace of one process, for all its loaders.
+
+    path : where it is to be written; of several ranks each writes a file of its own beside it
+    rank, size, node : of the process in its job, when it has joined
+    """
+
+    path: str
+    rank: int = 0
+    size: int = 1
+    node: int = 0
+    pid: int = field(default_factory=os.getpid)
+    files: list[OpenedFile] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    #: (seconds, knob, value, reason)
+    changes: list[tuple[float, str, float, str]] = field(default_factory=list)
+    dirty: bool = False
+
+    def __post_init__(self) -> None:
+        self.began = time.perf_counter()
+        self.day = time.time() - time.perf_counter()  # what to add to all times for seconds of the day's clock
+        self.tracks: list[Track] = []
+        self._joined = False
+        self.names: dict[int, str] = dict(COUNTERS)
+        self._owners: dict[str, threading.Thread] = {}
+        self._mine = threading.local()
+        self._lock = threading.Lock()
+        self._pieces = self._extents = 0
+        self._knobs: dict[str, _Knob] = {}
+        self._gauges: list[Callable[[], Mapping[str, tuple[float, str]]]] = []
+        self._looking = threading.Lock()
+        self.next_look = self._next_kernel = 0.0  # when `look` is to be called again
+        self._io = _open_io()
+        self.kernel_before = _read_io(self._io)
+        self.sums = [0, 0, 0, 0]  # bytes read, from peers, to peers, in batches
+
+    # -- who is traced -------------------------------------------------------------------------------------------------
+
+    def join(self, rank: int, size: int, node: int) -> bool:
+        """This process is this rank of so many; what is said first holds. Returns whether this is the first time."""
+        if self._joined:
+            return False
+        self._joined = True
+        self.rank, self.size, self.node = rank, size, node
+        return True
+
+    def add(self, use: Use, gauges: Callable[[], Mapping[str, tuple[float, str]]]) -> None:
+        """gauges : now and then called, in any thread: name -> (value, reason or "")"""
+        self.uses.append(use)
+        self._gauges.append(gauges)
+        self.dirty = True
+
+    def leave(self, so_far: Callable[[], RankStats]) -> bool:
+        """A loader ends: keep its counters, and nothing of it. Returns whether it was the last one that is open."""
+        self.next_look = self._next_kernel = 0.0
+        self.look(time.perf_counter())
+        for k, use in enumerate(self.uses):
+            if use.so_far == so_far:
+                use.stats, use.so_far = so_far(), None
+                self._gauges[k] = dict
+        return all(use.so_far is None for use in self.uses)
+
+    def file(self, opened: OpenedFile) -> int:
+        """The number of a file for events."""
+        with self._lock:
+            if opened not in self.files:
+                if len(self.files) >= 1 << 15:
+                    return 0
+                self.files.append(opened)
+            return self.files.index(opened)
+
+    def kernel(self) -> dict[str, int]:
+        """What the kernel has counted for this process since the trace began: requests, bytes, bytes from devices."""
+        now = _read_io(self._io)
+        return {name: now[name] - self.kernel_before[name] for name in now if name in self.kernel_before}
+
+    # -- in the threads ------------------------------------------------------------------------------------------------
+
+    def event(self, kind: int, begin: float, end: float, a: int = 0, b: int = 0, c: int = 0, file: int = 0) -> bool:
+        """Keep an event of this thread. One too many is only counted, and the result False."""
+        try:
+            track: Track = self._mine.track
+        except AttributeError:
+            track = self._begin_track()
+        k = track.count
+        if k == _PIECE:
+            if not self._take_piece(track):
+                return False
+            k = 0
+        _PACK(track.memory, k * _BYTES, kind, file, 0, begin, end, a, b, c)
+        track.count = k + 1
+        return True
+
+    def request(self, kind: int, begin: float, reads: int, nbytes: int, file: int) -> None:
+        """Requests to a file, made since `begin`, whose extents nobody tells."""
+        now = time.perf_counter()
+        if not self.event(kind, begin, now, -1, reads, nbytes, file):
+            self._drop(kind, reads, nbytes)
+        if now >= self.next_look:
+            self.look(now)
+
+    def reads(self, begin: float, reads: np.ndarray, file: int) -> None:
+        """Requests of these extents (EXTENT[n]), made one after the other since `begin`."""
+        now = time.perf_counter()
+        n = len(reads)
+        if n == 1:
+            offset, nbytes = reads[0].item()
+            kept = self.event(READ, begin, now, offset, 1, nbytes, file)
+        else:
+            first = self._keep(reads, n)
+            # The sum would take longer than all the rest; trace_file.py makes it.
+            kept = self.event(READ, begin, now, first, n, -1 if first >= 0 else int(reads["nbytes"].sum()), file)
+        if not kept:
+            self._drop(READ, n, int(reads["nbytes"].sum()))
+        if now >= self.next_look:
+            self.look(now)
+
+    def _drop(self, kind: int, reads: int, nbytes: int) -> None:
+        if kind in (READ, ROWS, PREAD):
+            self._mine.track.dropped_reads += reads
+            self._mine.track.dropped_bytes += nbytes
+
+    def look(self, now: float) -> None:
+        """Keep the values of the counters, if it is time and no other thread does."""
+        if now < self.next_look or not self._looking.acquire(blocking=False):
+            return
+        try:
+            self.next_look = now + _LOOK_S
+            for kind, total in zip((41, 42, 43, 44), self.sums, strict=True):
+                if total:
+                    self.event(kind, now, now, total)
+            for gauges in list(self._gauges):
+                with suppress(Exception):  # of a loader that is closing
+                    for name, (value, reason) in gauges().items():
+                        self._note(now, name, value, reason)
+            if now >= self._next_kernel:
+                self._next_kernel = now + _KERNEL_S
+                found = self.kernel()
+                for kind, name in ((45, "rchar"), (46, "read_bytes")):
+                    if name in found:
+                        self.event(kind, now, now, found[name])
+        finally:
+            self._looking.release()
+
+    def _note(self, now: float, name: str, value: float, reason: str) -> None:
+        knob = self._knobs.get(name)
+        if knob is None:
+            if len(self._knobs) >= _MOST_NAMES:
+                return
+            knob = self._knobs[name] = _Knob(_NAMED + len(self._knobs))
+            self.names[knob.kind] = name
+        if (value, reason) == knob.seen:
+            return
+        if value != knob.seen[0]:
+            self.event(knob.kind, now, now, int(value))
+            if reason and len(self.changes) < _MOST_CHANGES:
+                self.changes.append((now, name, value, reason))
+        knob.seen = value, reason
+
+    def _keep(self, reads: np.ndarray, n: int) -> int:
+        """Keep extents; returns the number of the first, or -1 if there is no room."""
+        try:
+            track: Track = self._mine.track
+        except AttributeError:
+            track = self._begin_track()
+        first = track.known
+        piece, at = divmod(first, _EXTENTS)
+        if n > _EXTENTS:
+            return -1
+        if at + n > _EXTENTS:  # none is divided over two pieces
+            first, piece, at = (piece + 1) * _EXTENTS, piece + 1, 0
+        if piece >= len(track.extents):
+            with self._lock:
+                if self._extents + _EXTENTS > _MOST_EXTENTS:
+                    return -1
+                self._extents += _EXTENTS
+            track.extents.append(np.empty(_EXTENTS, EXTENT))
+        track.extents[piece][at : at + n] = reads
+        track.known = first + n
+        return first
+
+    def _take_piece(self, track: Track) -> bool:
+        with self._lock:
+            full = self._pieces + _PIECE > _MOST
+            self._pieces += 0 if full else _PIECE
+        if full:
+            track.dropped += 1
+            return False
+        memory = np.empty(_PIECE, EVENT)
+        track.pieces.append(memory)
+        track.memory, track.count = memory, 0
+        self.dirty = True
+        return True
+
+    def _begin_track(self) -> Track:
+        """This thread's track: a new one, or that of a thread of the same name that has ended."""
+        thread = threading.current_thread()
+        with self._lock:
+            name, number = thread.name, 1
+            while (owner := self._owners.get(name)) is not None and owner is not thread and owner.is_alive():
+                number += 1
+                name = f"{thread.name} ({number})"
+            self._owners[name] = thread
+            found = [track for track in self.tracks if track.name == name]
+            if not found:
+                found = [Track(name)]
+                self.tracks += found
+        self._mine.track = found[0]
+        return found[0]
+
+
+def _open_io() -> int:
+    with suppress(OSError):
+        return os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+    return -1
+
+
+def _read_io(fd: int) -> dict[str, int]:
+    """What the kernel counts for this process: name -> number; {} where it does not tell."""
+    if fd < 0:
+        return {}
+    try:
+        lines = os.pread(fd, 1024, 0).decode().splitlines()
+        found = dict(line.split(": ") for line in lines)
+        return {name: int(found[name]) for name in ("rchar", "syscr", "read_bytes")}
+    except (OSError, ValueError, KeyError):
+        return {}

@@ -1,0 +1,114 @@
+"""The counters of a rank whose work is traced.
+
+Seconds are counted at the ends of what they measure. So the counters are the door of most spans: `TracedStats` sees
+`decode` grow by 3 ms and knows that this thread has decoded since 3 ms ago. Without a trace a rank has plain
+`RankStats`, and nothing of this file takes part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pario.stats.rank import RankStats
+from pario.stats.trace import FILL, FULL, TAKEN, Recorder
+
+__all__ = ["TracedStats", "rank_stats"]
+
+#: RankStats field -> kind of the span that ends when it grows
+_SPAN_OF = {
+    "open": 10,
+    "loop": 11,
+    "consumer": 12,
+    "waiting": 13,
+    "share": 14,
+    "decode": 15,
+    "locate": 16,
+    "turn": 17,
+    "check": 18,
+}
+
+#: Shorter spans than this are not kept (of requests all are): there would be thousands of them in a second, and on the
+#: screen they are thinner than a line.
+_SHORTEST_S = 50e-6
+
+
+class TracedStats(RankStats):
+    """The counters of a rank whose work is traced. A copy of it traces nothing."""
+
+    __slots__ = ("_recorder",)
+    _recorder: Recorder | None
+
+    def __new__(cls, *_: Any, **__: Any) -> TracedStats:
+        stats = super().__new__(cls)
+        stats._recorder = None
+        return stats
+
+    def trace(self, recorder: Recorder) -> TracedStats:
+        """From now on spans go there."""
+        self._recorder = recorder
+        return self
+
+    def slot_filled(self, slot: int, group: int, begin: float, nbytes: int) -> None:
+        if self._recorder is not None:
+            self._recorder.event(FILL, begin, time.perf_counter(), group, 0, nbytes, slot)
+
+    def group_taken(self, group: int, slot: Callable[[], int]) -> None:
+        if self._recorder is not None and (number := slot()) >= 0:
+            now = time.perf_counter()
+            self._recorder.event(TAKEN, now, now, group, 0, 0, number)
+
+
+class _EndsSpan:
+    """A counter of seconds that ends a span of the present thread when it grows. Without `__get__`, whoever reads it
+    gets the object's own value as quickly as any."""
+
+    def __init__(self, name: str, kind: int) -> None:
+        self._name, self._kind = name, kind
+
+    def __set__(self, stats: TracedStats, value: float) -> None:
+        mine, name = stats.__dict__, self._name
+        took = value - mine.get(name, value)
+        mine[name] = value
+        if took >= _SHORTEST_S and (recorder := stats._recorder) is not None:
+            now = time.perf_counter()
+            recorder.event(self._kind, now - took, now)
+            if now >= recorder.next_look:
+                recorder.look(now)
+
+
+class _Counts:
+    """A counter whose sum over all loaders is shown over time."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self._name, self._number = name, number
+
+    def __set__(self, stats: TracedStats, value: int) -> None:
+        mine, recorder = stats.__dict__, stats._recorder
+        if recorder is not None:
+            recorder.sums[self._number] += value - mine[self._name]
+        mine[self._name] = value
+
+
+class _FullSlots:
+    """The sum of what is shown over time."""
+
+    def __set__(self, stats: TracedStats, value: int) -> None:
+        mine, recorder = stats.__dict__, stats._recorder
+        if recorder is not None:
+            now = time.perf_counter()
+            recorder.event(FULL, now, now, value - mine["ready"])
+        mine["ready"] = value
+
+
+for _name, _kind in _SPAN_OF.items():
+    setattr(TracedStats, _name, _EndsSpan(_name, _kind))
+for _number, _name in enumerate(("bytes_read", "peer_bytes", "served_bytes", "node_bytes")):
+    setattr(TracedStats, _name, _Counts(_name, _number))
+TracedStats.ready = _FullSlots()  # type: ignore[assignment]
+
+
+def rank_stats(recorder: Recorder | None, **known: Any) -> RankStats:
+    """The counters of a rank: with a recorder their spans are traced."""
+    return RankStats(**known) if recorder is None else TracedStats(**known).trace(recorder)
