@@ -10,7 +10,8 @@ __all__ = ["awkward_keys", "expected_folders", "walk"]
 
 #: What keys are put together of, to meet each rule of names, and each two of them.
 PIECES = [
-    *(b"a", b"b", b"a", b"/", b"/", b"//", b".", b"..", b"%", b"%41", b"%~", b"%db", b"\0", b"\n", b"\x7f", b"\xff\x80"),
+    *(b"a", b"b", b"a", b"/", b"/", b"//", b".", b"..", b"%", b"%41", b"%~", b"%db", b"\0", b"\n", b"\x7f"),
+    b"\xff\x80",
     *("é".encode(), "\x85".encode(), b"-", b"0", b" ", b".jpg", b"z" * 90, "ü".encode() * 70, b"\x01" * 90),
 ]
 

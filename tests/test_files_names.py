@@ -16,7 +16,7 @@ MARKS = ["", "%", "%db"]
 parts = st.one_of(
     st.binary(max_size=300),
     st.text(max_size=120).map(lambda text: text.encode("utf-8", "surrogatepass")),
-    st.lists(st.sampled_from([b"%", b"%4", b"1", b".", b"~", b"db", b"\0", b"a" * 60, "é".encode() * 40])).map(b"".join),
+    st.lists(st.sampled_from([b"%", b"%4", b"1", b".", b"~", b"db", b"\0", b"a" * 60, b"\xc3\xa9" * 40])).map(b"".join),
 ).map(lambda part: part.replace(b"/", b"|")[:511])
 
 

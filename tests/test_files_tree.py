@@ -163,7 +163,7 @@ def test_several_datasets(tmp_path: Path) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     path = write(tmp_path / "set", [(b"a", b"1"), (b"d/e", b"2"), (b"d", b"3")])
     with Tree({"": path}) as tree:
-        for missing in ("b", "d/", "/a", "a/", "./a", "d/.", "d//e", "A", "d%/x/y", "a%", "d%%", "%61", "d/e%", "\ud800"):
+        for missing in ("b", "d/", "/a", "a/", "./a", "d/.", "d//e", "A", "d%/x", "a%", "d%%", "%61", "d/e%", "\ud800"):
             with pytest.raises((FileNotFoundError, NotADirectoryError)):
                 tree.find(missing)
         for wrong in ("a/x", "a/x/y", "d%/e", "d/e/f"):

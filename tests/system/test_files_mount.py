@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import lmdb
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from file_trees import walk
 from packed_sets import pack_copy, write
 
-from pario.errors import EncryptedError, OptionError, ParioError
+from pario.errors import DatabaseError, EncryptedError, OptionError
 from pario.files.fuse import check
 from pario.files.tree import Tree
 
@@ -102,10 +103,11 @@ def test_programs_read_it(tmp_path: Path, mount: Mount, kind: str) -> None:
 def test_it_ends_clean(tmp_path: Path, mount: Mount, number: int) -> None:
     folder = tmp_path / "m"
     process = mount(write(tmp_path / "set", ITEMS[:5]), folder)
-    held = open(next(folder.iterdir()), "rb")  # noqa: SIM115
+    held = os.open(next(folder.iterdir()), os.O_RDONLY)
     process.send_signal(number)
     assert process.wait(10) == 0
-    held.close()
+    with suppress(OSError):  # whoever still reads is told that the mount is gone
+        os.close(held)
     assert not os.path.ismount(folder)
     assert list(folder.iterdir()) == []
 
@@ -167,11 +169,10 @@ def test_files_of_other_machines(unpacked: Path) -> None:
     with Tree({"": unpacked}) as tree:
         for name in lines:
             if name != "(main)":
-                try:
-                    found = list(walk(tree, name))
-                except ParioError as e:
-                    assert "several values per key" in str(e)
-                    assert name in str(e)
-                else:
-                    assert len(found) == lines[name].listed
-                    assert all(len(tree.read(node)) == node.size for _, node in found)
+                if "dup" in name:
+                    with pytest.raises(DatabaseError, match="several values per key"):
+                        tree.names(name)
+                    continue
+                found = list(walk(tree, name))
+                assert len(found) == lines[name].listed
+                assert all(len(tree.read(node)) == node.size for _, node in found)
