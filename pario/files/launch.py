@@ -1,0 +1,258 @@
+"""Starts a program under a view, and ends with it.
+
+    front end          the command that the user started: passes signals on, returns the program's exit status
+      supervisor       opens the datasets and serves until the last descendant has ended
+        program        installs the filter, hands its descriptor up, and becomes COMMAND
+
+The supervisor is the program's parent, because some systems let only ancestors read a process's memory. It ignores the
+signals of a terminal, and goes on behind the back of a front end whose program has ended while others live.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from pario.errors import OptionError, ParioError
+from pario.files.notify import Listener, check_kernel, filter_program, install, set_subreaper
+from pario.files.numbers import NUMBERS, machine
+from pario.files.serve import serve
+from pario.files.spots import checked_prefix
+from pario.files.view import Limits, Records, View
+
+__all__ = ["run_under_view"]
+
+#: what the front end passes on to the program; the terminal sends SIGINT and SIGQUIT to both itself
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: what the supervisor must survive as long as it has programs to serve
+_SURVIVED = {*_PASSED_ON, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE}
+_NOT_FOUND, _NOT_RUN = 127, 126  # exit status, as of a shell
+_ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+_FRAME = struct.Struct("cq")
+
+
+def run_under_view(
+    roots: Sequence[tuple[str, Callable[[], Records]]], command: Sequence[str], limits: Limits | None = None
+) -> int:
+    """Run a command with records as files under some folders; returns its exit status, 128 + N for signal N.
+
+    roots : (folder, opens what appears there); opened in another process, before the command begins
+    Raises OptionError for a folder that cannot be, ParioError where the kernel cannot do it, and what opening raises.
+    """
+    check_kernel()
+    checked = [(checked_prefix(prefix), opens) for prefix, opens in roots]
+    for k, (one, _) in enumerate(checked):
+        for other, _ in checked[k + 1 :]:
+            if (one + "/").startswith(other + "/") or (other + "/").startswith(one + "/"):
+                raise OptionError(f"one view cannot show something both at {one!r} and at {other!r}")
+    set_subreaper()  # if the supervisor dies, its program comes here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SURVIVED)
+    reads, writes = os.pipe()
+    supervisor = os.fork()
+    if not supervisor:
+        os.close(reads)
+        _supervise(checked, command, limits or Limits(), writes, before)
+    os.close(writes)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before | set(_PASSED_ON))
+    try:
+        return _follow(reads, supervisor)
+    finally:
+        os.close(reads)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# -- the front end -----------------------------------------------------------------------------------------------------
+
+
+def _follow(reads: int, supervisor: int) -> int:
+    with open(reads, "rb", closefd=False) as pipe:
+        program = 0
+        while True:
+            head = pipe.read(_FRAME.size)
+            if len(head) < _FRAME.size:
+                return _without_supervisor(supervisor, program)
+            kind, number = _FRAME.unpack(head)
+            if kind == b"P":
+                program = number
+                threading.Thread(target=_pass_on, args=(program,), daemon=True).start()
+            elif kind == b"E":
+                return int(number)
+            else:
+                os.waitpid(supervisor, 0)
+                raise pickle.loads(pipe.read(number))
+
+
+def _pass_on(program: int) -> NoReturn:
+    while True:
+        found = signal.sigwaitinfo(_PASSED_ON)
+        # A terminal has sent it to the program, too.
+        if found.si_code <= 0:
+            try:
+                os.kill(program, found.si_signo)
+            except OSError:
+                continue
+
+
+def _without_supervisor(supervisor: int, program: int) -> int:
+    """The supervisor died. The program gets errors from now on, and ends by itself."""
+    _, status = os.waitpid(supervisor, 0)
+    if program:
+        try:
+            os.waitpid(program, 0)
+        except ChildProcessError:
+            pass
+    raise ParioError(
+        f"the supervisor of the view ended with status {os.waitstatus_to_exitcode(status)}: since then every call with a "
+        'path failed with ENOSYS ("Function not implemented") in the programs under it'
+    )
+
+
+# -- the supervisor ----------------------------------------------------------------------------------------------------
+
+
+def _supervise(
+    roots: Sequence[tuple[str, Callable[[], Records]]], command: Sequence[str], limits: Limits, writes: int, before: set[signal.Signals]
+) -> NoReturn:
+    code = 1
+    try:
+        view, program = _start(roots, command, limits, before)
+        os.write(writes, _FRAME.pack(b"P", program))
+        threading.Thread(target=_serve, args=(view,)).start()
+        _reap(program, writes)
+        view.skeleton.close()
+        code = 0
+    except BaseException as e:
+        try:
+            text = pickle.dumps(e)
+        except Exception:
+            text = pickle.dumps(ParioError(repr(e)))
+        try:
+            os.write(writes, _FRAME.pack(b"X", len(text)) + text)
+        except OSError:
+            pass
+    finally:
+        os._exit(code)
+
+
+def _start(
+    roots: Sequence[tuple[str, Callable[[], Records]]], command: Sequence[str], limits: Limits, before: set[signal.Signals]
+) -> tuple[View, int]:
+    """Returns the view and the process that became the program."""
+    set_subreaper()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = os.fork()  # before anything here starts threads
+    if not program:
+        ours.close()
+        _become(command, theirs, before)
+    theirs.close()
+    records = [(prefix, opens()) for prefix, opens in roots]
+    _allow_many_files()
+    ours.send(b"go")
+    message, ancillary, _, _ = ours.recvmsg(64, socket.CMSG_SPACE(4))
+    if not ancillary:
+        os.waitpid(program, 0)
+        number = int(message or b"0")
+        raise _cannot(number)
+    listener = Listener(struct.unpack("i", ancillary[0][2])[0])
+    os.set_inheritable(listener.fd, False)
+    ours.close()
+    return View(records, listener, limits), program
+
+
+def _cannot(number: int) -> ParioError:
+    if number == errno.EBUSY:
+        return ParioError(
+            "this process runs under a view, or another supervisor of system calls, already, and the kernel allows one",
+            hint="Give all datasets to one view: python -m pario view train.lmdb=/train val.lmdb=/val -- COMMAND",
+        )
+    return ParioError(f"the kernel refuses the filter of system calls: {os.strerror(number)}")
+
+
+def _serve(view: View) -> None:
+    try:
+        serve(view)
+    except BaseException as e:
+        view.report(e)
+        os._exit(1)  # closes the listener: programs get errors
+
+
+def _reap(program: int, writes: int) -> None:
+    """Wait for the program and for orphans, which come to a subreaper, until none is left.
+
+    The thread that serves stops threads for a moment (moving.py), and waits for those stops itself: they are seen here,
+    too, but not taken away.
+    """
+    while True:
+        try:
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if seen is None or seen.si_code not in _ENDED:
+                time.sleep(1e-3)
+                continue
+            found, status = os.waitpid(seen.si_pid, 0)
+        except ChildProcessError:
+            return
+        if found == program:
+            code = os.waitstatus_to_exitcode(status)
+            _leave_terminal()
+            try:
+                os.write(writes, _FRAME.pack(b"E", code if code >= 0 else 128 - code))
+            except OSError:
+                continue
+            os.close(writes)
+
+
+def _leave_terminal() -> None:
+    """Nobody shall wait for the end of a pipe that only a supervisor holds."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    os.close(nothing)
+
+
+def _allow_many_files() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def _become(command: Sequence[str], theirs: socket.socket, before: set[signal.Signals]) -> NoReturn:
+    try:
+        numbers = machine()
+        assert numbers is not None
+        program = filter_program(NUMBERS.values(), numbers)
+        if theirs.recv(16) != b"go":
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            fd = install(program)
+        except OSError as e:
+            theirs.send(b"%d" % (e.errno or errno.EIO))
+            os._exit(1)
+        # Nothing that takes a path before the supervisor has the descriptor: nobody would answer.
+        theirs.sendmsg([b"fd"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        os.close(fd)
+        theirs.close()
+        os.execvp(command[0], list(command))
+    except FileNotFoundError:
+        os.write(2, f"error: there is no program {command[0]!r}\n".encode())
+        os._exit(_NOT_FOUND)
+    except OSError as e:
+        os.write(2, f"error: cannot run {command[0]!r}: {e.strerror}\n".encode())
+        os._exit(_NOT_RUN)
+    finally:
+        os._exit(1)

@@ -1,0 +1,128 @@
+"""The supervisor's loop: receives calls and answers each of them, whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import select
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pario.errors import ParioError
+from pario.files.calls import ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, signed
+from pario.files.notify import Gone
+from pario.files.numbers import CALLS, NUMBERS
+from pario.files.spots import Escaped, Spot
+from pario.files.view import AT_FDCWD, Call, View
+
+__all__ = ["serve"]
+
+_ARGUMENTS = 6
+
+
+class _Way(NamedTuple):
+    """How to answer a call with one path.
+
+    folder_at, path_at : positions in the call of the folder's descriptor (0: there is none) and of the path
+    """
+
+    folder_at: int
+    path_at: int
+    answer: Handler
+
+
+def _ways() -> dict[int, _Way]:
+    found = {}
+    for name, answer in ON_PATHS.items():
+        if name in NUMBERS:
+            ((folder, path),) = CALLS[name].paths
+            found[NUMBERS[name]] = _Way(folder + _ARGUMENTS if folder >= 0 else 0, path + _ARGUMENTS, answer)
+    return found
+
+
+def serve(view: View) -> None:
+    """Until no program is left that has the filter."""
+    ways = _ways()
+    others: dict[int, Callable[[View, Call], None]] = {
+        NUMBERS[name]: answer for name, answer in ON_DESCRIPTORS.items() if name in NUMBERS
+    }
+    others |= {NUMBERS[name]: _two_paths(name) for name in TWO_PATHS if name in NUMBERS}
+    listener, heads = view.listener, view.heads
+    receive, go_on, path_of = listener.receive, listener.go_on, view.memory.path
+    while True:
+        call = receive()
+        if call is None:
+            if _over(listener.fd):
+                return
+            continue
+        way = ways.get(call[3])
+        if way is None:
+            _answer(view, call, others[call[3]], call)
+            continue
+        path = path_of(call[1], call[way.path_at])
+        if path is None or (
+            path[:1] == b"/" and not path.startswith(heads) and b"/." not in path and b"//" not in path
+        ):
+            go_on(call[0])
+        else:
+            _answer(view, call, _one_path, way, path)
+
+
+def _over(fd: int) -> bool:
+    """True if all programs have ended."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return bool(poll.poll(0))
+
+
+def _answer(view: View, call: Call, answer: Callable[..., None], *arguments: object) -> None:
+    """Answer in any case: a call that gets no answer hangs its program."""
+    try:
+        if arguments and arguments[0] is call:
+            answer(view, call)
+        else:
+            answer(view, call, *arguments)
+    except Gone:
+        pass
+    except FileNotFoundError as e:
+        view.listener.refuse(call[0], e.errno or errno.ENOENT)
+    except NotADirectoryError as e:
+        view.listener.refuse(call[0], e.errno or errno.ENOTDIR)
+    except OSError as e:
+        view.listener.refuse(call[0], e.errno or errno.EIO)
+    except MemoryError:
+        view.listener.refuse(call[0], errno.ENOMEM)
+    except Exception as e:
+        view.listener.refuse(call[0], errno.EIO)
+        view.report(e)
+
+
+def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
+    folder = signed(call[way.folder_at]) if way.folder_at else AT_FDCWD
+    spot = view.spot(call[1], folder, path)
+    if spot is None:
+        view.listener.go_on(call[0])
+    elif type(spot) is Spot:
+        way.answer(view, call, spot)
+    else:
+        raise OSError(errno.EXDEV, "")
+
+
+def _two_paths(name: str) -> Callable[[View, Call], None]:
+    places = CALLS[name].paths
+
+    def answer(view: View, call: Call) -> None:
+        spots: list[Spot | Escaped | None] = []
+        for folder, at in places:
+            path = view.memory.path(call[1], call[at + _ARGUMENTS])
+            where = signed(call[folder + _ARGUMENTS]) if folder >= 0 else AT_FDCWD
+            spots.append(None if path is None else view.spot(call[1], where, path))
+        inside = [spot for spot in spots if type(spot) is Spot]
+        if not any(spots):
+            view.listener.go_on(call[0])
+        elif len(inside) < len(spots):
+            raise OSError(errno.EXDEV, "")
+        else:
+            view.find(inside[0])
+            raise OSError(errno.EROFS, "")
+
+    return answer

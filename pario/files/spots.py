@@ -1,0 +1,104 @@
+"""Which paths lie in a view: prefixes, and the arithmetic of paths below them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pario.errors import OptionError
+
+__all__ = ["Escaped", "Prefixes", "Spot", "checked_prefix"]
+
+
+class Spot(NamedTuple):
+    """A path in a view.
+
+    root : number of the prefix; path : below it, "" for the prefix itself
+    folder : the path ends with a slash, so only a folder will do
+    """
+
+    root: int
+    path: str
+    folder: bool = False
+
+
+class Escaped(NamedTuple):
+    """A relative path that begins in a view and leads out of it, made absolute."""
+
+    path: bytes
+
+
+class Prefixes:
+    """The folders under which the records of a view appear.
+
+    prefixes : absolute paths without symbolic links; none lies in another
+    is_folder : tells whether there is a folder at a Spot
+    """
+
+    def __init__(self, prefixes: Sequence[str], is_folder: Callable[[Spot], bool]) -> None:
+        self.prefixes = [os.fsencode(each) for each in prefixes]
+        #: what every absolute path into the view begins with, if it has no "." in its way
+        self.heads = tuple(self.prefixes)
+        self._is_folder = is_folder
+
+    def clean(self, path: bytes) -> Spot | None:
+        """Where an absolute path without "//", "/./" and "/../" lies."""
+        for k, prefix in enumerate(self.prefixes):
+            if path.startswith(prefix):
+                rest = path[len(prefix) :]
+                if not rest:
+                    return Spot(k, "")
+                if rest[0] == 47:
+                    return Spot(k, os.fsdecode(rest.strip(b"/")), rest[-1] == 47)
+        return None
+
+    def absolute(self, path: bytes) -> Spot | None:
+        """Where any absolute path lies; None: outside. Raises FileNotFoundError and NotADirectoryError for `x/..` in the
+        view where x is no folder."""
+        found = self.clean(self._without_dots(path))
+        if found is not None and path.endswith((b"/", b"/.", b"/..")):
+            return found._replace(folder=True)
+        return found
+
+    def relative(self, spot: Spot, path: bytes) -> Spot | Escaped:
+        """Where a path lies that begins in a folder of the view."""
+        whole = self.full(spot) + b"/" + path
+        return self.absolute(whole) or Escaped(whole)
+
+    def full(self, spot: Spot) -> bytes:
+        """The path that a program knows it by."""
+        return self.prefixes[spot.root] + (b"/" + os.fsencode(spot.path) if spot.path else b"")
+
+    def _without_dots(self, path: bytes) -> bytes:
+        done: list[bytes] = []
+        for part in path.split(b"/"):
+            if part in (b"", b"."):
+                continue
+            if part != b"..":
+                done.append(part)
+                continue
+            here = b"/" + b"/".join(done)
+            spot = self.clean(here)
+            if spot is None:  # the kernel follows symbolic links before it goes up
+                done = os.path.realpath(here).split(b"/")[1:]
+            elif not self._is_folder(spot):
+                raise NotADirectoryError
+            done = done[:-1]
+        return b"/" + b"/".join(done)
+
+
+def checked_prefix(prefix: str) -> str:
+    """The prefix, absolute and without symbolic links. Raises OptionError unless its folder exists, and it does not, or
+    is an empty folder."""
+    where = os.path.abspath(prefix)
+    above = os.path.realpath(os.path.dirname(where))
+    where = os.path.join(above, os.path.basename(where))
+    way = "Name a folder that does not exist yet, below one that does."
+    if where == "/" or any(where == each or where.startswith(each + "/") for each in ("/proc", "/dev", "/sys")):
+        raise OptionError(f"a view cannot be at {where!r}", hint=way)
+    if not os.path.isdir(above):
+        raise OptionError(f"there is no folder {above!r} in which a view could appear as {prefix!r}", hint=way)
+    if os.path.lexists(where) and (os.path.islink(where) or not os.path.isdir(where) or os.listdir(where)):
+        raise OptionError(f"{where!r} exists and is no empty folder: a view would hide what is there", hint=way)
+    return where
