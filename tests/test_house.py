@@ -44,7 +44,7 @@ FLOORS = [
     {"dataset"},
     {"supply", "lmdb"},
     {"recipes"},
-    {"loader", "packing"},
+    {"loader", "packing", "files"},
     {"bench", "adapters"},
     {"commands", "demo"},
 ]

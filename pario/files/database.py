@@ -1,0 +1,233 @@
+"""One database of an open LMDB: its keys, and the sizes and bytes of its records. Any thread."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from pario.errors import CorruptedError, DatabaseError, ParioError
+from pario.fetch.base import read_error
+from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import check_snapshot
+from pario.files.keys import Keys, Leaf
+from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
+from pario.format.meta import Snapshot
+from pario.format.page import Node, OverflowRun, check_overflow
+from pario.format.tree import clean_name
+from pario.locate.hidden import is_entry, looks_reserved
+from pario.records import Records
+
+if TYPE_CHECKING:
+    from pario.codec.packing import Packing
+
+__all__ = ["Database", "Packed"]
+
+#: Header of a packed value: slot, checksum, size (codec/packing.py).
+_FIXED, _MOST_HEAD = 5, 15
+
+
+class Packed(NamedTuple):
+    """How the values are packed. key : of the reserved entry, the last one, which nobody sees"""
+
+    key: bytes
+    packing: Packing
+
+
+class Database:
+    """Records of one database.
+
+    name : of a named one, else None
+    flat : keys are in no order in which those that begin alike are neighbours: there are no folders
+
+    Raises DatabaseError for a database with duplicates, CorruptedError, SnapshotError, ReadError; so do all methods.
+    """
+
+    def __init__(self, fetcher: PosixFetcher, snapshot: Snapshot, db: Db, name: bytes | None = None) -> None:
+        if db.md_flags & MDB_DUPSORT:
+            which = "the main database" if name is None else f"database {name.decode(errors='backslashreplace')!r}"
+            raise DatabaseError(
+                f"{which} keeps several values per key (DUPSORT), and a file has one content",
+                path=fetcher.path,
+                hint="Read it with pario.lmdb, or copy its records to keys of their own.",
+            )
+        self.name = name
+        self.number = 0  # the tree's, of its folder
+        self.keys = Keys(self._read_page, snapshot, db, fetcher.path)
+        self.flat = self.keys.tree.order is not bytes
+        self.integers = bool(db.md_flags & MDB_INTEGERKEY) and isinstance(self.keys.tree.order(b""), int)
+        self.byteorder: Literal["little", "big"] = "big" if snapshot.byteorder == "big" else "little"
+        self.mtime = fetcher.files[0].status().st_mtime
+        self._fetcher = fetcher
+        self._snapshot = snapshot
+
+    @cached_property
+    def packed(self) -> Packed | None:
+        """None: the values are not packed. Looks at the last record."""
+        path = self.keys.last()
+        if not path:
+            return None
+        leaf, i = path[-1]
+        key, node = leaf.key(i), leaf.node(i)
+        if node.flags & ~F_BIGDATA or not looks_reserved(key, self.keys.tree.flags):
+            return None
+        entry = bytearray(node.nbytes)
+        self._read(node, memoryview(entry))
+        if not is_entry(bytes(entry[:_MOST_HEAD])):
+            return None
+        from pario.codec.packing import Packing  # not before it is wanted: it brings the C libraries of codecs
+
+        try:
+            return Packed(key, Packing.from_entry(entry))
+        except ParioError as e:
+            raise e.at(path=self._fetcher.path) from None
+
+    def is_hidden(self, key: bytes) -> bool:
+        """Whether this is the reserved entry of a packed database."""
+        return self.packed is not None and key == self.packed.key
+
+    def size(self, node: Node) -> int:
+        """Bytes of the record, as they come out of a packed one. Raises CorruptedError."""
+        if self.packed is None:
+            return node.nbytes
+        head = bytearray(min(node.nbytes, _MOST_HEAD))
+        self._read(node, memoryview(head))
+        return _raw_size(bytes(head), node, self._fetcher.path)
+
+    def head(self, node: Node, nbytes: int) -> bytes:
+        """The first bytes of the record."""
+        if self.packed is not None:
+            raw = bytearray(self.size(node))
+            self.read(node, memoryview(raw))
+            return bytes(raw[:nbytes])
+        head = bytearray(min(nbytes, node.nbytes))
+        self._read(node, memoryview(head))
+        return bytes(head)
+
+    def read(self, node: Node, out: memoryview) -> None:
+        """Fill `out`, of as many bytes as `size` says."""
+        packed = self.packed
+        if packed is None:
+            self._read(node, out)
+            return
+        stored = np.empty(node.nbytes, np.uint8)
+        self._read(node, stored.data)
+        zero = np.zeros(1, np.int64)
+        records = Records(zero, stored, zero, np.array([len(stored)], np.int64))
+        failures = packed.packing.unpack(records, np.asarray(out), zero, np.array([out.nbytes], np.int64))
+        if failures:
+            raise self._damaged(node, f"a packed value is damaged: {failures[0][1]}")
+
+    def read_part(self, node: Node, offset: int, nbytes: int) -> bytes:
+        """Bytes [offset, offset + nbytes) of the record, or up to its end. Of a packed record all of it is unpacked."""
+        size = self.size(node)
+        nbytes = max(0, min(nbytes, size - offset))
+        if self.packed is None and node.flags & F_BIGDATA and nbytes:
+            run = node.overflow()
+            if offset == 0:
+                out = bytearray(nbytes)
+                self._read(node, memoryview(out))
+                return bytes(out)
+            data = self._fetcher.pread(run.offset + offset, nbytes)
+            if len(data) < nbytes:
+                raise read_error(self._fetcher.path, run.offset + offset, nbytes, len(data), 0)
+            check_snapshot(self._fetcher, self._snapshot)
+            return data
+        whole = bytearray(size)
+        self.read(node, memoryview(whole))
+        return bytes(whole[offset : offset + nbytes])
+
+    def below(self, leaf: Leaf, i: int) -> Database:
+        """The named database whose record is item i of a leaf page of the main one."""
+        name = clean_name(leaf.key(i), self._snapshot)
+        return Database(self._fetcher, self._snapshot, leaf.node(i).db(), name)
+
+    def named(self, name: bytes) -> tuple[Leaf, int] | None:
+        """Where the record of a named database lies, if there is one."""
+        if self.name is not None or self.flat:
+            return None
+        key = name + b"\0" if self._snapshot.version > 1 else name
+        path = self.keys.seek(key)
+        if not path:
+            return None
+        leaf, i = path[-1]
+        return (leaf, i) if leaf.keys[i] == key and leaf.node(i).flags == F_SUBDATA else None
+
+    def clean(self, key: bytes) -> bytes:
+        """The name of a named database, from its key."""
+        return clean_name(key, self._snapshot)
+
+    # -- bytes of the file ---------------------------------------------------------------------------------------------
+
+    def _read_page(self, pgno: int) -> bytes:
+        size = self._snapshot.page_size
+        page = self._fetcher.pread(pgno * size, size)
+        check_snapshot(self._fetcher, self._snapshot)
+        return page
+
+    def _read(self, node: Node, out: memoryview) -> None:
+        """The first bytes of what is stored."""
+        if out.nbytes > node.nbytes:
+            raise ValueError(f"{out.nbytes} bytes for a value of {node.nbytes}")
+        if not node.flags & F_BIGDATA:
+            out[:] = node.data[: out.nbytes]
+            return
+        try:
+            run = node.overflow()
+            self._read_run(run, out)
+        except ParioError as e:
+            raise e.at(path=self._fetcher.path, key=node.key) from None
+        check_snapshot(self._fetcher, self._snapshot)
+
+    def _read_run(self, run: OverflowRun, out: memoryview) -> None:
+        """One read of header and value, and further ones where the storage stops early."""
+        head = bytearray(self._snapshot.header)
+        begin = run.offset - len(head)
+        fd = self._fetcher.fileno()
+        wanted = len(head) + out.nbytes
+        try:
+            got = os.preadv(fd, [head, out], begin)
+            while got < wanted:
+                left = [out[got - len(head) :]] if got >= len(head) else [memoryview(head)[got:], out]
+                more = os.preadv(fd, left, begin + got)
+                if not more:
+                    raise read_error(self._fetcher.path, begin, wanted, got, 0)
+                got += more
+        except ParioError:  # ReadError is an OSError
+            raise
+        except OSError as e:
+            raise read_error(self._fetcher.path, begin, wanted, 0, e.errno or 0) from e
+        check_overflow(bytes(head), run, self._snapshot)
+
+    def _damaged(self, node: Node, what: str) -> CorruptedError:
+        return CorruptedError(what, path=self._fetcher.path, page=node.page.pgno, key=node.key)
+
+
+def _raw_size(head: bytes, node: Node, path: str) -> int:
+    """Of a packed value that begins with `head` (_MOST_HEAD bytes)."""
+    if len(head) >= _FIXED and head[0] == 0:
+        return node.nbytes - _FIXED
+    size = shift = 0
+    for byte in head[_FIXED:]:
+        size |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            if size <= _MOST_RAW:
+                return size
+            break
+    raise CorruptedError("the header of a packed value is damaged", path=path, page=node.page.pgno, key=node.key)
+
+
+#: The largest value that LMDB holds.
+_MOST_RAW = (1 << 32) - 1
+
+
+def as_bytes(out: Any, nbytes: int) -> memoryview:
+    """A writable, contiguous buffer of so many bytes. Raises ValueError, TypeError."""
+    view = memoryview(out)
+    if view.readonly or not view.contiguous or view.nbytes != nbytes:
+        kind = "read-only " if view.readonly else ""
+        raise ValueError(f"a {kind}buffer of {view.nbytes} bytes for a record of {nbytes}")
+    return view.cast("B") if nbytes else memoryview(bytearray())

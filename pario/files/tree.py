@@ -1,0 +1,336 @@
+"""The records of one or several LMDBs as a tree of folders and files, read-only. docs/files.md says what users see.
+
+    Tree      names a folder per LMDB; or one LMDB is the root
+      Database    one of its databases: keys cut at / make folders, a named database is one itself
+        Keys          the B+-tree: one descent finds a record, and one skips a folder
+
+Nothing is kept per record: a look-up searches the tree of the LMDB, and a listing walks over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from errno import ENOTDIR
+from os import PathLike, fspath, strerror
+from typing import Any, NamedTuple
+
+import xxhash
+
+from pario.errors import ClosedError, DatabaseError, OptionError
+from pario.fetch.posix import PosixFetcher
+from pario.fetch.resolve import open_dataset
+from pario.fetch.snapshot import read_snapshot
+from pario.files.database import Database, as_bytes
+from pario.files.folders import has_prefix, is_folder, parts_of
+from pario.files.keys import Leaf
+from pario.files.kinds import EXTENSIONS
+from pario.files.namer import Namer
+from pario.files.names import DATABASE_MARK, LONGEST, RECORD_MARK, is_plain, name_of
+from pario.format.layout import F_BIGDATA, F_SUBDATA
+
+__all__ = ["FILE", "FOLDER", "Node", "Tree"]
+
+FILE, FOLDER = "file", "folder"
+
+_ROOT = 1
+
+
+class _Folder(NamedTuple):
+    """Records whose keys begin with `prefix`.
+
+    db : None for the root above several LMDBs, and for a named database that is `refused`
+    """
+
+    db: Database | None
+    prefix: bytes = b""
+    refused: DatabaseError | None = None
+
+
+class _File(NamedTuple):
+    """Item `item` of leaf page `pgno`."""
+
+    db: Database
+    pgno: int
+    item: int
+
+
+class Node(NamedTuple):
+    """A file or a folder.
+
+    kind : "file" or "folder"
+    number : the same whenever this Tree is asked; an inode number
+    size : bytes; 0 of folders
+    mtime : seconds since 1970, of the LMDB
+    where : the tree's own
+    """
+
+    kind: str
+    number: int
+    size: int
+    mtime: float
+    where: Any = None
+
+
+class Tree:
+    """Records as files. Paths are relative to the root, "" is the root itself; any thread.
+
+    Parameters
+    ----------
+    sources : name of a folder in the root -> LMDB, its folder or its data file. With a single source the name may be
+        "": its records lie in the root itself
+    extensions : names get the extension that programs expect of their data (kinds.py). A listing then reads the
+        beginning of each record
+
+    Everything is of the state that each LMDB had when it was opened. All methods raise SnapshotError once a writer
+    may have changed that, CorruptedError for damage, ReadError where the storage refuses, ClosedError after `close`.
+    """
+
+    def __init__(self, sources: Mapping[str, str | PathLike[str]], *, extensions: bool = False) -> None:
+        _check_names(list(sources))
+        self._namer = Namer(extensions)
+        self._below: dict[tuple[int, bytes], Node] = {}
+        self._roots: dict[str, Node] | None = {}
+        for name, path in sorted(sources.items()):
+            self._roots[name] = self._open(name, fspath(path))
+
+    def _open(self, name: str, path: str) -> Node:
+        fetcher = open_dataset(path, PosixFetcher)
+        snapshot = read_snapshot(fetcher)
+        db = Database(fetcher, snapshot, snapshot.main)
+        db.number = _number(name.encode("utf-8", "surrogateescape"), _ROOT) if name else _ROOT
+        return _folder_node(db, b"")
+
+    def close(self) -> None:
+        """Idempotent. Reads of other threads end as they would have."""
+        self._roots = None
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- looking up ----------------------------------------------------------------------------------------------------
+
+    def find(self, path: str) -> Node:
+        """What has this path, relative to the root. Raises FileNotFoundError, NotADirectoryError."""
+        root, rest = self._root(path)
+        if not rest:
+            return root
+        names = rest.split("/")
+        found = self._plain(root.where, rest) or self._look(root.where, names)
+        if found is not None:
+            return found
+        for i in range(1, len(names)):
+            above = self._look(root.where, names[:i])
+            if above is None:
+                break
+            if above.kind == FILE:
+                raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), path)
+        raise FileNotFoundError(2, strerror(2), path)
+
+    def names(self, path: str | Node) -> Iterator[tuple[str, Node]]:
+        """Names in a folder and what they are of, in the order of the keys. They come one after the other: a folder of
+        a million names costs no memory. Raises FileNotFoundError, NotADirectoryError."""
+        node = self.find(path) if isinstance(path, str) else path
+        if node.kind == FILE:
+            raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), path if isinstance(path, str) else "")
+        folder: _Folder = node.where
+        if folder == _Folder(None):
+            return iter(list(self._open_roots().items()))
+        return self._list(_opened(folder), folder.prefix)
+
+    def key(self, path: str | Node) -> bytes:
+        """The key of a file's record."""
+        file = self._file(path)
+        return file.db.keys.at(file.pgno).key(file.item)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read_into(self, path: str | Node, out: Any) -> None:
+        """Fill `out`, a writable buffer of the file's size. Raises IsADirectoryError, ValueError for another size."""
+        node = self.find(path) if isinstance(path, str) else path
+        file = self._file(node)
+        file.db.read(file.db.keys.at(file.pgno).node(file.item), as_bytes(out, node.size))
+
+    def read(self, path: str | Node, offset: int = 0, nbytes: int = -1) -> bytes:
+        """Bytes [offset, offset + nbytes) of a file, or up to its end. Raises IsADirectoryError."""
+        node = self.find(path) if isinstance(path, str) else path
+        file = self._file(node)
+        most = max(0, node.size - offset)
+        nbytes = most if nbytes < 0 else min(nbytes, most)
+        return file.db.read_part(file.db.keys.at(file.pgno).node(file.item), offset, nbytes) if nbytes else b""
+
+    def _file(self, path: str | Node) -> _File:
+        self._open_roots()
+        node = self.find(path) if isinstance(path, str) else path
+        if node.kind != FILE:
+            raise IsADirectoryError(21, strerror(21), path if isinstance(path, str) else "")
+        file: _File = node.where
+        return file
+
+    # -- paths to keys -------------------------------------------------------------------------------------------------
+
+    def _open_roots(self) -> dict[str, Node]:
+        if self._roots is None:
+            raise ClosedError("the tree of files is already closed")
+        return self._roots
+
+    def _root(self, path: str) -> tuple[Node, str]:
+        """The folder of an LMDB, and the path below; or the root above them."""
+        roots = self._open_roots()
+        if "" in roots:
+            return roots[""], path
+        if not path:
+            mtime = max(node.mtime for node in roots.values())
+            return Node(FOLDER, _ROOT, 0, mtime, _Folder(None)), ""
+        name, _, rest = path.partition("/")
+        if name not in roots or path.endswith("/"):
+            raise FileNotFoundError(2, strerror(2), path)
+        return roots[name], rest
+
+    def _plain(self, folder: _Folder, path: str) -> Node | None:
+        """The quick way to nearly all files: the path is the key, and nothing in it needs an escape."""
+        db = _opened(folder)
+        if db.flat or self._namer.extensions or not is_plain(path, self._namer.longest):
+            return None
+        key = path.encode()
+        where = db.keys.seek(key)
+        if not where:
+            return None
+        leaf, i = where[-1]
+        if leaf.keys[i] != key or leaf.node(i).flags & ~F_BIGDATA or is_folder(db, key, leaf, i):
+            return None
+        return _record_node(db, leaf, i)
+
+    def _look(self, folder: _Folder, names: list[str]) -> Node | None:
+        db = _opened(folder)
+        if db.flat:
+            return self._record(db, b"", names[0]) if len(names) == 1 else None
+        prefix = b""
+        for name in names[:-1]:
+            part = self._namer.component(db, prefix, name)
+            if part is None:
+                break
+            prefix += part + b"/"
+        else:
+            found = self._record(db, prefix, names[-1]) or self._folder(db, prefix, names[-1])
+            if found is not None:
+                return found
+        return self._in_named(db, names) if db.name is None else None
+
+    def _in_named(self, db: Database, names: list[str]) -> Node | None:
+        """As `_look`, where the names begin with that of a named database."""
+        prefix = b""
+        for i, name in enumerate(names):
+            bare = name.removesuffix(DATABASE_MARK)
+            part = self._namer.component(db, prefix, bare)
+            if part is None:
+                return None
+            at = db.named(prefix + part)
+            if at is not None and (bare != name) == has_prefix(db, prefix + part + b"/"):
+                found = self._named(db, *at)
+                return self._look(found.where, names[i + 1 :]) if names[i + 1 :] else found
+            if bare != name:
+                return None
+            prefix += part + b"/"
+        return None
+
+    def _record(self, db: Database, prefix: bytes, name: str) -> Node | None:
+        """The record in this folder whose name is exactly this."""
+        dot = name.rfind(".") if self._namer.extensions else -1
+        wanted = [name, name[:dot]] if dot > 0 and name[dot:] in EXTENSIONS else [name]
+        for bare in wanted:
+            mark = RECORD_MARK if bare.endswith(RECORD_MARK) and bare != RECORD_MARK and not db.integers else ""
+            part = self._namer.component(db, prefix, bare, mark)
+            if part is None:
+                continue
+            key = prefix + part
+            order = db.keys.tree.order
+            path = db.keys.seek(order(key))
+            if not path:
+                continue
+            leaf, i = path[-1]
+            if leaf.keys[i] != order(key) or leaf.node(i).flags & ~F_BIGDATA or db.is_hidden(key):
+                continue
+            if self._namer.record_name(db, prefix, part, leaf, i) == name:
+                return _record_node(db, leaf, i)
+        return None
+
+    def _folder(self, db: Database, prefix: bytes, name: str) -> Node | None:
+        part = self._namer.component(db, prefix, name)
+        if part is None or not has_prefix(db, prefix + part + b"/"):
+            return None
+        return _folder_node(db, prefix + part + b"/")
+
+    # -- keys to names -------------------------------------------------------------------------------------------------
+
+    def _list(self, db: Database, prefix: bytes) -> Iterator[tuple[str, Node]]:
+        for leaf, i, above, part in parts_of(db, prefix):
+            if above:
+                name = name_of(part, longest=self._namer.longest)
+                node = _folder_node(db, prefix + part + b"/")
+            elif leaf.node(i).flags == F_SUBDATA:
+                mark = DATABASE_MARK if has_prefix(db, prefix + part + b"/") else ""
+                name = name_of(part, longest=self._namer.longest) + mark
+                node = self._named(db, leaf, i)
+            else:
+                name = self._namer.record_name(db, prefix, part, leaf, i)
+                node = _record_node(db, leaf, i)
+            if "%~" in name:
+                self._namer.remember(db, prefix, part)
+            yield name, node
+
+    def _named(self, db: Database, leaf: Leaf, i: int) -> Node:
+        """The folder of a named database."""
+        key = leaf.key(i)
+        found = self._below.get((id(db), key))
+        if found is None:
+            number = _number(key, db.number)
+            try:
+                made = db.below(leaf, i)
+                made.number = number
+                found = _folder_node(made, b"")
+            except DatabaseError as e:
+                found = Node(FOLDER, number, 0, db.mtime, _Folder(None, refused=e))
+            found = self._below.setdefault((id(db), key), found)
+        return found
+
+
+def _opened(folder: _Folder) -> Database:
+    """Raises DatabaseError."""
+    if folder.refused is not None:
+        raise folder.refused.with_traceback(None)
+    assert folder.db is not None
+    return folder.db
+
+
+def _folder_node(db: Database, prefix: bytes) -> Node:
+    number = _number(prefix, db.number) if prefix else db.number
+    return Node(FOLDER, number, 0, db.mtime, _Folder(db, prefix))
+
+
+def _record_node(db: Database, leaf: Leaf, i: int) -> Node:
+    number = _number(leaf.key(i) + b"/.", db.number)
+    return Node(FILE, number, db.size(leaf.node(i)), db.mtime, _File(db, leaf.page.pgno, i))
+
+
+def _number(key: bytes, seed: int) -> int:
+    """An inode number, of 63 bits; not 0 and not that of the root. (No record but one has a key that ends in "/.".)"""
+    return (xxhash.xxh3_64_intdigest(key, seed) >> 1) | 2
+
+
+def _check_names(names: list[str]) -> None:
+    """Raises OptionError."""
+    if not names:
+        raise OptionError("no LMDB is given", hint="Name at least one.")
+    for name in names:
+        if not name and len(names) == 1:
+            continue
+        try:
+            long = len(name.encode("utf-8", "surrogateescape")) > LONGEST
+        except UnicodeEncodeError:
+            long = True
+        if long or name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise OptionError(f"{name!r} cannot be the name of a folder", hint="Write NAME=PATH with another name.")
+
