@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import struct
 from collections.abc import Callable
 
@@ -352,5 +351,5 @@ ON_DESCRIPTORS: dict[str, Callable[[View, Call], None]] = {
     "getdents": _old_entries,
     "getdents64": _entries,
 }
-#: rename and link: never across a view's border, and never inside
+#: serve.py answers these
 TWO_PATHS = ("rename", "renameat", "renameat2", "link", "linkat")

@@ -11,7 +11,9 @@ signals of a terminal, and goes on behind the back of a front end whose program 
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
+import itertools
 import os
 import pickle
 import resource
@@ -21,13 +23,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pario.errors import OptionError, ParioError
 from pario.files.notify import Listener, check_kernel, filter_program, install, set_subreaper
 from pario.files.numbers import NUMBERS, machine
 from pario.files.serve import serve
-from pario.files.spots import checked_prefix
+from pario.files.spots import checked_prefix, real_prefix
 from pario.files.view import Limits, Records, View
 
 __all__ = ["run_under_view"]
@@ -40,9 +42,12 @@ _NOT_FOUND, _NOT_RUN = 127, 126  # exit status, as of a shell
 _ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
 _FRAME = struct.Struct("cq")
 
+#: a folder, and what opens the records that appear there
+Root = tuple[str, Callable[[], Records]]
+
 
 def run_under_view(
-    roots: Sequence[tuple[str, Callable[[], Records]]], command: Sequence[str], limits: Limits | None = None
+    roots: Sequence[Root], command: Sequence[str], limits: Limits | None = None
 ) -> int:
     """Run a command with records as files under some folders; returns its exit status, 128 + N for signal N.
 
@@ -51,10 +56,7 @@ def run_under_view(
     """
     check_kernel()
     checked = [(checked_prefix(prefix), opens) for prefix, opens in roots]
-    for k, (one, _) in enumerate(checked):
-        for other, _ in checked[k + 1 :]:
-            if (one + "/").startswith(other + "/") or (other + "/").startswith(one + "/"):
-                raise OptionError(f"one view cannot show something both at {one!r} and at {other!r}")
+    _check_apart([prefix for prefix, _ in checked])
     set_subreaper()  # if the supervisor dies, its program comes here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SURVIVED)
     reads, writes = os.pipe()
@@ -69,6 +71,17 @@ def run_under_view(
     finally:
         os.close(reads)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _check_apart(prefixes: Sequence[str]) -> None:
+    """Raises OptionError for a folder in another."""
+    real = sorted((real_prefix(prefix) + "/", prefix) for prefix in prefixes)
+    for (one, shown), (other, other_shown) in itertools.pairwise(real):
+        if other.startswith(one):
+            raise OptionError(
+                f"{other_shown!r} lies in {shown!r}, and a view shows one dataset below each folder",
+                hint="Name folders side by side.",
+            )
 
 
 # -- the front end -----------------------------------------------------------------------------------------------------
@@ -107,13 +120,11 @@ def _without_supervisor(supervisor: int, program: int) -> int:
     """The supervisor died. The program gets errors from now on, and ends by itself."""
     _, status = os.waitpid(supervisor, 0)
     if program:
-        try:
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(program, 0)
-        except ChildProcessError:
-            pass
     raise ParioError(
-        f"the supervisor of the view ended with status {os.waitstatus_to_exitcode(status)}: since then every call with a "
-        'path failed with ENOSYS ("Function not implemented") in the programs under it'
+        f"the supervisor of the view ended with status {os.waitstatus_to_exitcode(status)}: since then every call with "
+        'a path failed with ENOSYS ("Function not implemented") in the programs under it'
     )
 
 
@@ -121,7 +132,7 @@ def _without_supervisor(supervisor: int, program: int) -> int:
 
 
 def _supervise(
-    roots: Sequence[tuple[str, Callable[[], Records]]], command: Sequence[str], limits: Limits, writes: int, before: set[signal.Signals]
+    roots: Sequence[Root], command: Sequence[str], limits: Limits, writes: int, before: set[Any]
 ) -> NoReturn:
     code = 1
     try:
@@ -136,16 +147,14 @@ def _supervise(
             text = pickle.dumps(e)
         except Exception:
             text = pickle.dumps(ParioError(repr(e)))
-        try:
+        with contextlib.suppress(OSError):
             os.write(writes, _FRAME.pack(b"X", len(text)) + text)
-        except OSError:
-            pass
     finally:
         os._exit(code)
 
 
 def _start(
-    roots: Sequence[tuple[str, Callable[[], Records]]], command: Sequence[str], limits: Limits, before: set[signal.Signals]
+    roots: Sequence[Root], command: Sequence[str], limits: Limits, before: set[Any]
 ) -> tuple[View, int]:
     """Returns the view and the process that became the program."""
     set_subreaper()
@@ -227,7 +236,7 @@ def _allow_many_files() -> None:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _become(command: Sequence[str], theirs: socket.socket, before: set[signal.Signals]) -> NoReturn:
+def _become(command: Sequence[str], theirs: socket.socket, before: set[Any]) -> NoReturn:
     try:
         numbers = machine()
         assert numbers is not None

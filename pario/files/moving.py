@@ -27,7 +27,7 @@ _WALL = 0x40000000  # waitpid: threads, too
 #: Seconds until a thread that was woken must have stopped.
 _PATIENCE_S = 5.0
 
-#: words among the registers: result and number of a call, number of the interrupted call, first argument, next instruction
+#: words among the registers: a call's result and number, that of the interrupted call, first argument, next instruction
 _RESULT, _NUMBER, _INTERRUPTED, _FIRST, _NEXT = (10, 10, 15, 14, 16) if ARCHITECTURE == "x86_64" else (0, 8, 0, 0, 32)
 
 _libc = ctypes.CDLL(None, use_errno=True)

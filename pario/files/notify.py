@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterable
 
 from pario.errors import ParioError
-from pario.files.numbers import ARCHITECTURE, NUMBERS, Machine, machine
+from pario.files.numbers import ARCHITECTURE, Machine, machine
 
 __all__ = ["Gone", "Listener", "Memory", "check_kernel", "filter_program", "install", "raw_call", "set_subreaper"]
 
@@ -83,7 +83,8 @@ def raw_call(number: int, *arguments: int) -> int:
 def _this_machine() -> Machine:
     known = machine() if sys.platform.startswith("linux") and sys.byteorder == "little" else None
     if known is None:
-        raise ParioError(f"pario's view knows Linux on x86_64 and aarch64, not {sys.platform} on {ARCHITECTURE}", hint=_OTHER_WAY)
+        where = f"{sys.platform} on {ARCHITECTURE}"
+        raise ParioError(f"pario's view knows Linux on x86_64 and aarch64, not {where}", hint=_OTHER_WAY)
     return known
 
 
@@ -97,11 +98,13 @@ def check_kernel() -> None:
         raw_call(numbers.seccomp, _NOTIFICATION_SIZES, 0, ctypes.addressof(sizes))
     except OSError as e:
         raise ParioError(
-            f"this kernel ({os.uname().release}), or the container's policy, offers no seccomp user notification: {e.strerror}",
+            f"this kernel ({os.uname().release}), or a container's policy, offers no seccomp user notification: "
+            f"{e.strerror}",
             hint=_OTHER_WAY,
         ) from None
     if sizes[0] != _NOTIFICATION.size or sizes[1] != _ANSWER.size:
-        raise ParioError(f"this kernel's notifications have {sizes[0]} and {sizes[1]} bytes, not 80 and 24", hint=_OTHER_WAY)
+        found = f"{sizes[0]} and {sizes[1]} bytes"
+        raise ParioError(f"this kernel's notifications have {found}, not 80 and 24", hint=_OTHER_WAY)
 
 
 def filter_program(calls: Iterable[int], numbers: Machine) -> bytes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pario.errors import ParioError
+from pario.files.beyond import beyond
 from pario.files.calls import ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, signed
 from pario.files.notify import Gone
 from pario.files.numbers import CALLS, NUMBERS
@@ -104,25 +105,36 @@ def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
     elif type(spot) is Spot:
         way.answer(view, call, spot)
     else:
-        raise OSError(errno.EXDEV, "")
+        beyond(view, call, spot.path)
 
 
 def _two_paths(name: str) -> Callable[[View, Call], None]:
-    places = CALLS[name].paths
+    """rename and link: never across a view's border, and never inside."""
+    positions = CALLS[name].paths
 
     def answer(view: View, call: Call) -> None:
-        spots: list[Spot | Escaped | None] = []
-        for folder, at in places:
+        paths, spots = [], []
+        for folder, at in positions:
             path = view.memory.path(call[1], call[at + _ARGUMENTS])
+            if path is None:
+                view.listener.go_on(call[0])  # which finds the same
+                return
             where = signed(call[folder + _ARGUMENTS]) if folder >= 0 else AT_FDCWD
-            spots.append(None if path is None else view.spot(call[1], where, path))
+            spot = view.spot(call[1], where, path)
+            spots.append(spot)
+            paths.append(spot.path if type(spot) is Escaped else _whole(view, call[1], where, path))
         inside = [spot for spot in spots if type(spot) is Spot]
         if not any(spots):
             view.listener.go_on(call[0])
-        elif len(inside) < len(spots):
-            raise OSError(errno.EXDEV, "")
-        else:
+        elif inside:
             view.find(inside[0])
-            raise OSError(errno.EROFS, "")
+            number = errno.EROFS if len(inside) == len(spots) else errno.EXDEV
+            raise OSError(number, os.strerror(number))
+        else:
+            beyond(view, call, *paths)
 
     return answer
+
+
+def _whole(view: View, thread: int, folder: int, path: bytes) -> bytes:
+    return path if path[:1] == b"/" else (view.link(thread, folder) or b"") + b"/" + path

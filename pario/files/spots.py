@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pario.errors import OptionError
 
-__all__ = ["Escaped", "Prefixes", "Spot", "checked_prefix"]
+__all__ = ["Escaped", "Prefixes", "Spot", "checked_prefix", "real_prefix"]
 
 
 class Spot(NamedTuple):
@@ -32,19 +32,21 @@ class Escaped(NamedTuple):
 class Prefixes:
     """The folders under which the records of a view appear.
 
-    prefixes : absolute paths without symbolic links; none lies in another
+    prefixes : absolute paths, as users name them; none lies in another
     is_folder : tells whether there is a folder at a Spot
     """
 
     def __init__(self, prefixes: Sequence[str], is_folder: Callable[[Spot], bool]) -> None:
-        self.prefixes = [os.fsencode(each) for each in prefixes]
+        self._shown = [os.fsencode(each) for each in prefixes]
+        real = [os.fsencode(real_prefix(each)) for each in prefixes]
+        self._names = [(name, k) for k, pair in enumerate(zip(self._shown, real, strict=True)) for name in {*pair}]
         #: what every absolute path into the view begins with, if it has no "." in its way
-        self.heads = tuple(self.prefixes)
+        self.heads = tuple(name for name, _ in self._names)
         self._is_folder = is_folder
 
     def clean(self, path: bytes) -> Spot | None:
         """Where an absolute path without "//", "/./" and "/../" lies."""
-        for k, prefix in enumerate(self.prefixes):
+        for prefix, k in self._names:
             if path.startswith(prefix):
                 rest = path[len(prefix) :]
                 if not rest:
@@ -54,8 +56,8 @@ class Prefixes:
         return None
 
     def absolute(self, path: bytes) -> Spot | None:
-        """Where any absolute path lies; None: outside. Raises FileNotFoundError and NotADirectoryError for `x/..` in the
-        view where x is no folder."""
+        """Where any absolute path lies; None: outside. Raises FileNotFoundError and NotADirectoryError for `x/..` in
+        the view where x is no folder."""
         found = self.clean(self._without_dots(path))
         if found is not None and path.endswith((b"/", b"/.", b"/..")):
             return found._replace(folder=True)
@@ -64,11 +66,11 @@ class Prefixes:
     def relative(self, spot: Spot, path: bytes) -> Spot | Escaped:
         """Where a path lies that begins in a folder of the view."""
         whole = self.full(spot) + b"/" + path
-        return self.absolute(whole) or Escaped(whole)
+        return self.absolute(whole) or Escaped(self._without_dots(whole) + (b"/" if path.endswith(b"/") else b""))
 
     def full(self, spot: Spot) -> bytes:
         """The path that a program knows it by."""
-        return self.prefixes[spot.root] + (b"/" + os.fsencode(spot.path) if spot.path else b"")
+        return self._shown[spot.root] + (b"/" + os.fsencode(spot.path) if spot.path else b"")
 
     def _without_dots(self, path: bytes) -> bytes:
         done: list[bytes] = []
@@ -88,17 +90,22 @@ class Prefixes:
         return b"/" + b"/".join(done)
 
 
+def real_prefix(prefix: str) -> str:
+    """The same without symbolic links."""
+    above, name = os.path.split(prefix)
+    return os.path.join(os.path.realpath(above), name)
+
+
 def checked_prefix(prefix: str) -> str:
-    """The prefix, absolute and without symbolic links. Raises OptionError unless its folder exists, and it does not, or
-    is an empty folder."""
-    where = os.path.abspath(prefix)
-    above = os.path.realpath(os.path.dirname(where))
-    where = os.path.join(above, os.path.basename(where))
+    """The prefix in its shortest form. Raises OptionError unless its folder exists, and it does not, or is an empty
+    folder."""
+    shown = os.path.abspath(prefix)
+    where = real_prefix(shown)
     way = "Name a folder that does not exist yet, below one that does."
     if where == "/" or any(where == each or where.startswith(each + "/") for each in ("/proc", "/dev", "/sys")):
-        raise OptionError(f"a view cannot be at {where!r}", hint=way)
-    if not os.path.isdir(above):
-        raise OptionError(f"there is no folder {above!r} in which a view could appear as {prefix!r}", hint=way)
+        raise OptionError(f"a view cannot be at {prefix!r}", hint=way)
+    if not os.path.isdir(os.path.dirname(where)):
+        raise OptionError(f"there is no folder {os.path.dirname(where)!r} in which {prefix!r} could appear", hint=way)
     if os.path.lexists(where) and (os.path.islink(where) or not os.path.isdir(where) or os.listdir(where)):
-        raise OptionError(f"{where!r} exists and is no empty folder: a view would hide what is there", hint=way)
-    return where
+        raise OptionError(f"{prefix!r} exists and is no empty folder: a view would hide what is there", hint=way)
+    return shown

@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pario.files.held import Held, HeldFiles
 from pario.files.notify import Listener, Memory
@@ -39,7 +39,7 @@ class Records(Protocol):
 
     def find(self, path: str) -> Node: ...
     def names(self, path: str) -> Iterator[tuple[str, Node]]: ...
-    def read_into(self, path_or_node: str, out: memoryview) -> None: ...
+    def read_into(self, path: Any, out: memoryview) -> None: ...
     def close(self) -> None: ...
 
 
@@ -110,13 +110,13 @@ class View:
 
     def file(self, spot: Spot, node: Node) -> Held:
         """Its inode, with or without the contents."""
-        return self.held.get((spot.root, node.number), node.size, node.mtime)
+        return self.held.get((spot.root, spot.path), node.size, node.mtime)
 
     def contents(self, spot: Spot, node: Node) -> Held:
         """Raises OSError, ParioError."""
         records = self.roots[spot.root][1]
         return self.held.filled(
-            (spot.root, node.number), node.size, node.mtime, lambda out: records.read_into(spot.path, out)
+            (spot.root, spot.path), node.size, node.mtime, lambda out: records.read_into(node, out)
         )
 
     def folder(self, spot: Spot, node: Node, flags: int = os.O_RDONLY) -> int:
