@@ -21,7 +21,7 @@ def view(words: tuple[str, ...], extensions: bool, held: str) -> int:
     \b
     Examples:
       python -m pario view train.lmdb=/data -- ls -l /data
-      python -m pario view train.lmdb=/data/train val.lmdb=/data/val -- python train.py /data
+      python -m pario view train.lmdb=/train val.lmdb=/val -- mpiexec -n 4 python train.py
     """
     from pario.commands.view import view as run
 

@@ -35,7 +35,8 @@ _STATS = {"stat": (1, None), "lstat": (1, None), "newfstatat": (2, 3)}  # where 
 
 
 def beyond(view: View, call: Call, *paths: bytes) -> None:
-    """Make the call with these absolute paths, and answer. Raises OSError; EXDEV for calls that pario does not make."""
+    """Make the call with these absolute paths, and answer. Raises OSError: EXDEV for calls that pario does not make,
+    EOPNOTSUPP for extended attributes."""
     name = _NAMES[call[3]]
     listener, arguments = view.listener, call[_ARGUMENTS:]
     if name in _OPENS:
@@ -69,7 +70,8 @@ def beyond(view: View, call: Call, *paths: bytes) -> None:
     elif name in _PLAIN:
         _make(view, call, name, paths, {})
     else:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        number = errno.EOPNOTSUPP if "xattr" in name else errno.EXDEV
+        raise OSError(number, os.strerror(number))
 
 
 def _open(view: View, call: Call, name: str, path: bytes) -> None:

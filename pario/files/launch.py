@@ -55,8 +55,8 @@ def run_under_view(
     Raises OptionError for a folder that cannot be, ParioError where the kernel cannot do it, and what opening raises.
     """
     check_kernel()
+    _check_apart([os.path.abspath(prefix) for prefix, _ in roots])
     checked = [(checked_prefix(prefix), opens) for prefix, opens in roots]
-    _check_apart([prefix for prefix, _ in checked])
     set_subreaper()  # if the supervisor dies, its program comes here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SURVIVED)
     reads, writes = os.pipe()
