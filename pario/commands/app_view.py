@@ -10,8 +10,10 @@ __all__ = ["view"]
 @click.command()
 @click.option("--extensions", is_flag=True, help="File names end as their data's format has it: .jpg, .npy, ...")
 @click.option("--held", default="1GiB", show_default=True, metavar="SIZE", help="Memory for files opened last.")
+@click.option("--output", metavar="DIR", help="What is written below DIR stays on this node and is merged at the end.")
+@click.option("--local", metavar="DIR", help="Where it stays until then. Default: the folder for temporary files.")
 @click.argument("words", metavar="LMDB=FOLDER... -- COMMAND...", nargs=-1, required=True)
-def view(words: tuple[str, ...], extensions: bool, held: str) -> int:
+def view(words: tuple[str, ...], extensions: bool, held: str, output: str | None, local: str | None) -> int:
     """Run a program that sees an LMDB's records as files.
 
     COMMAND and all that it starts find the records below FOLDER, read-only: shells, mpiexec and static programs, too.
@@ -25,4 +27,4 @@ def view(words: tuple[str, ...], extensions: bool, held: str) -> int:
     """
     from pario.commands.view import view as run
 
-    return run(words, extensions, held)
+    return run(words, extensions, held, output, local)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pario.errors import OptionError
-from pario.files.launch import run_under_view
+from pario.files.launch import Plan, run_under_view
+from pario.files.outputs import Outputs
 from pario.files.tree import Tree
 from pario.files.view import Limits
 from pario.options import Tier
@@ -13,12 +14,13 @@ from pario.options import Tier
 __all__ = ["view"]
 
 
-def view(words: Sequence[str], extensions: bool, held: str) -> int:
+def view(words: Sequence[str], extensions: bool, held: str, output: str | None = None, local: str | None = None) -> int:
     """Returns the program's exit status. words : LMDB=FOLDER of each dataset, then the program and its arguments.
     Raises OptionError."""
     shown, command = _divided(words)
     roots = [(folder, _opener(path, extensions)) for path, folder in shown]
-    return run_under_view(roots, command, Limits(held_bytes=_size(held)))
+    outputs = Outputs(output, local) if output else None
+    return run_under_view(Plan(roots, command, Limits(held_bytes=_size(held)), outputs))
 
 
 def _opener(path: str, extensions: bool) -> Callable[[], Tree]:

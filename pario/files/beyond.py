@@ -18,7 +18,7 @@ from pario.files.notify import raw_call
 from pario.files.numbers import CALLS, NUMBERS
 from pario.files.view import AT_FDCWD, Call, View
 
-__all__ = ["beyond"]
+__all__ = ["OPENS", "beyond", "umask_of"]
 
 _ARGUMENTS = 6
 _NOFOLLOW, _REMOVE_FOLDER = 0x100, 0x200
@@ -30,7 +30,7 @@ _PLAIN = {
     *("renameat2", "link", "linkat"),
 }
 _NAMES = {number: name for name, number in NUMBERS.items()}
-_OPENS = {"open": (1, 2), "openat": (2, 3), "creat": (None, 1)}  # where flags and mode stand
+OPENS = {"open": (1, 2), "openat": (2, 3), "creat": (None, 1)}  # where flags and mode stand
 _STATS = {"stat": (1, None), "lstat": (1, None), "newfstatat": (2, 3)}  # where the structure goes, and flags
 
 
@@ -39,7 +39,7 @@ def beyond(view: View, call: Call, *paths: bytes) -> None:
     EOPNOTSUPP for extended attributes."""
     name = _NAMES[call[3]]
     listener, arguments = view.listener, call[_ARGUMENTS:]
-    if name in _OPENS:
+    if name in OPENS:
         _open(view, call, name, paths[0])
     elif name in _STATS:
         where, flags = _STATS[name]
@@ -75,12 +75,12 @@ def beyond(view: View, call: Call, *paths: bytes) -> None:
 
 
 def _open(view: View, call: Call, name: str, path: bytes) -> None:
-    flags_at, mode_at = _OPENS[name]
+    flags_at, mode_at = OPENS[name]
     arguments = call[_ARGUMENTS:]
     flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if flags_at is None else arguments[flags_at]
     # O_PATH: the kernel hands no such descriptor over. O_NOCTTY: the terminal would be the supervisor's.
     flags = flags & ~os.O_PATH | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-    with _umask_of(call[1]):
+    with umask_of(call[1]):
         fd = os.open(path, flags, arguments[mode_at] & 0o7777)
     try:
         os.set_blocking(fd, not (flags_at is not None and arguments[flags_at] & os.O_NONBLOCK))
@@ -98,7 +98,7 @@ def _make(view: View, call: Call, name: str, paths: tuple[bytes, ...], others: d
             arguments[folder_at] = AT_FDCWD
     for k, value in others.items():
         arguments[k] = value
-    with _umask_of(call[1]):
+    with umask_of(call[1]):
         view.listener.check(call[0])
         done = raw_call(NUMBERS[name], *(each - (1 << 64) if each >> 63 else each for each in arguments))
     view.listener.give(call[0], done)
@@ -114,7 +114,7 @@ def _looked_up(path: bytes, follow: bool) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _umask_of(thread: int) -> Iterator[None]:
+def umask_of(thread: int) -> Iterator[None]:
     with open(f"/proc/{thread}/status", "rb") as file:
         mask = next(int(line[6:], 8) for line in file if line.startswith(b"Umask:"))
     before = os.umask(mask)

@@ -191,7 +191,7 @@ def _change_folder(view: View, call: Call, spot: Spot) -> None:
 
 def _working_folder(view: View, call: Call) -> None:
     base = view.link(call[_THREAD], AT_FDCWD)
-    here = view.skeleton.spot(base) if base else None
+    here = view.standing(base) if base else None
     if here is None:
         view.listener.go_on(call[_ID])
         return

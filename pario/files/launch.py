@@ -23,16 +23,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pario.errors import OptionError, ParioError
 from pario.files.notify import Listener, check_kernel, filter_program, install, set_subreaper
 from pario.files.numbers import NUMBERS, machine
+from pario.files.outputs import Outputs
 from pario.files.serve import serve
 from pario.files.spots import checked_prefix, real_prefix
 from pario.files.view import Limits, Records, View
 
-__all__ = ["run_under_view"]
+__all__ = ["Plan", "run_under_view"]
 
 #: what the front end passes on to the program; the terminal sends SIGINT and SIGQUIT to both itself
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -46,30 +47,44 @@ _FRAME = struct.Struct("cq")
 Root = tuple[str, Callable[[], Records]]
 
 
-def run_under_view(
-    roots: Sequence[Root], command: Sequence[str], limits: Limits | None = None
-) -> int:
+class Plan(NamedTuple):
+    """
+    roots : what appears where; opened in the supervisor, before the command begins
+    command : the program and its arguments
+    outputs : where it may write
+    """
+
+    roots: Sequence[Root]
+    command: Sequence[str]
+    limits: Limits = Limits()
+    outputs: Outputs | None = None
+
+
+def run_under_view(plan: Plan) -> int:
     """Run a command with records as files under some folders; returns its exit status, 128 + N for signal N.
 
-    roots : (folder, opens what appears there); opened in another process, before the command begins
     Raises OptionError for a folder that cannot be, ParioError where the kernel cannot do it, and what opening raises.
     """
     check_kernel()
-    _check_apart([os.path.abspath(prefix) for prefix, _ in roots])
-    checked = [(checked_prefix(prefix), opens) for prefix, opens in roots]
+    outputs = [plan.outputs.folder] if plan.outputs else []
+    _check_apart([*(os.path.abspath(prefix) for prefix, _ in plan.roots), *outputs])
+    plan = plan._replace(roots=[(checked_prefix(prefix), opens) for prefix, opens in plan.roots])
     set_subreaper()  # if the supervisor dies, its program comes here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SURVIVED)
     reads, writes = os.pipe()
     supervisor = os.fork()
     if not supervisor:
         os.close(reads)
-        _supervise(checked, command, limits or Limits(), writes, before)
+        _supervise(plan, writes, before)
     os.close(writes)
     signal.pthread_sigmask(signal.SIG_SETMASK, before | set(_PASSED_ON))
     try:
         return _follow(reads, supervisor)
     finally:
         os.close(reads)
+        if plan.outputs:
+            with contextlib.suppress(OSError):
+                os.rmdir(plan.outputs.local)  # if it is empty
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -131,15 +146,13 @@ def _without_supervisor(supervisor: int, program: int) -> int:
 # -- the supervisor ----------------------------------------------------------------------------------------------------
 
 
-def _supervise(
-    roots: Sequence[Root], command: Sequence[str], limits: Limits, writes: int, before: set[Any]
-) -> NoReturn:
+def _supervise(plan: Plan, writes: int, before: set[Any]) -> NoReturn:
     code = 1
     try:
-        view, program = _start(roots, command, limits, before)
+        view, program = _start(plan, before)
         os.write(writes, _FRAME.pack(b"P", program))
         threading.Thread(target=_serve, args=(view,)).start()
-        _reap(program, writes)
+        _reap(program, writes, plan.outputs)
         view.skeleton.close()
         code = 0
     except BaseException as e:
@@ -153,18 +166,16 @@ def _supervise(
         os._exit(code)
 
 
-def _start(
-    roots: Sequence[Root], command: Sequence[str], limits: Limits, before: set[Any]
-) -> tuple[View, int]:
+def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
     """Returns the view and the process that became the program."""
     set_subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = os.fork()  # before anything here starts threads
     if not program:
         ours.close()
-        _become(command, theirs, before)
+        _become(plan, theirs, before)
     theirs.close()
-    records = [(prefix, opens()) for prefix, opens in roots]
+    records = [(prefix, opens()) for prefix, opens in plan.roots]
     _allow_many_files()
     ours.send(b"go")
     message, ancillary, _, _ = ours.recvmsg(64, socket.CMSG_SPACE(4))
@@ -175,7 +186,7 @@ def _start(
     listener = Listener(struct.unpack("i", ancillary[0][2])[0])
     os.set_inheritable(listener.fd, False)
     ours.close()
-    return View(records, listener, limits), program
+    return View(records, listener, plan.limits, plan.outputs), program
 
 
 def _cannot(number: int) -> ParioError:
@@ -195,7 +206,7 @@ def _serve(view: View) -> None:
         os._exit(1)  # closes the listener: programs get errors
 
 
-def _reap(program: int, writes: int) -> None:
+def _reap(program: int, writes: int, outputs: Outputs | None) -> None:
     """Wait for the program and for orphans, which come to a subreaper, until none is left.
 
     The thread that serves stops threads for a moment (moving.py), and waits for those stops itself: they are seen here,
@@ -212,12 +223,30 @@ def _reap(program: int, writes: int) -> None:
             return
         if found == program:
             code = os.waitstatus_to_exitcode(status)
+            if outputs is not None:
+                code = _merge(outputs, code)
             _leave_terminal()
             try:
                 os.write(writes, _FRAME.pack(b"E", code if code >= 0 else 128 - code))
             except OSError:
                 continue
             os.close(writes)
+
+
+def _merge(outputs: Outputs, code: int) -> int:
+    """Bring the outputs to their folder, say what could not be; returns the exit status, never 0 for less than all."""
+    try:
+        found = outputs.merge()
+    except OSError as e:
+        os.write(2, f"error: cannot merge the outputs: {e}. They lie in {outputs.local}\n".encode())
+        return code or 1
+    lines = [f"{len(found.merged):,} files merged into {outputs.folder}"]
+    lines += [f"not merged, because the name was taken: {name}" for name in found.conflicts]
+    lines += [f"not merged, because the process that wrote it was killed: {name}" for name in found.broken]
+    if found.kept:
+        lines.append(f"what was not merged lies in {found.kept}")
+    os.write(2, "".join(f"pario view: {line}\n" for line in lines).encode("utf-8", "replace"))
+    return code or int(bool(found.conflicts or found.broken))
 
 
 def _leave_terminal() -> None:
@@ -236,11 +265,13 @@ def _allow_many_files() -> None:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _become(command: Sequence[str], theirs: socket.socket, before: set[Any]) -> NoReturn:
+def _become(plan: Plan, theirs: socket.socket, before: set[Any]) -> NoReturn:
+    command = plan.command
     try:
         numbers = machine()
         assert numbers is not None
-        program = filter_program(NUMBERS.values(), numbers)
+        calls = [*NUMBERS.values(), *([numbers.exit_group] if plan.outputs else [])]
+        program = filter_program(calls, numbers)
         if theirs.recv(16) != b"go":
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from pario.files.beyond import beyond
 from pario.files.calls import ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, signed
 from pario.files.notify import Gone
-from pario.files.numbers import CALLS, NUMBERS
+from pario.files.numbers import CALLS, NUMBERS, machine
 from pario.files.spots import Escaped, Spot
 from pario.files.view import AT_FDCWD, Call, View
+from pario.files.writing import ends, renames, writes
 
 __all__ = ["serve"]
 
@@ -29,6 +30,7 @@ class _Way(NamedTuple):
     folder_at: int
     path_at: int
     answer: Handler
+    name: str
 
 
 def _ways() -> dict[int, _Way]:
@@ -36,7 +38,7 @@ def _ways() -> dict[int, _Way]:
     for name, answer in ON_PATHS.items():
         if name in NUMBERS:
             ((folder, path),) = CALLS[name].paths
-            found[NUMBERS[name]] = _Way(folder + _ARGUMENTS if folder >= 0 else 0, path + _ARGUMENTS, answer)
+            found[NUMBERS[name]] = _Way(folder + _ARGUMENTS if folder >= 0 else 0, path + _ARGUMENTS, answer, name)
     return found
 
 
@@ -47,6 +49,9 @@ def serve(view: View) -> None:
         NUMBERS[name]: answer for name, answer in ON_DESCRIPTORS.items() if name in NUMBERS
     }
     others |= {NUMBERS[name]: _two_paths(name) for name in TWO_PATHS if name in NUMBERS}
+    numbers, outputs = machine(), view.outputs
+    if numbers is not None and outputs is not None:
+        others[numbers.exit_group] = lambda view, call: ends(view, outputs, call)
     listener, heads = view.listener, view.heads
     receive, go_on, path_of = listener.receive, listener.go_on, view.memory.path
     while True:
@@ -102,10 +107,12 @@ def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
     spot = view.spot(call[1], folder, path)
     if spot is None:
         view.listener.go_on(call[0])
-    elif type(spot) is Spot:
-        way.answer(view, call, spot)
-    else:
+    elif type(spot) is not Spot:
         beyond(view, call, spot.path)
+    elif view.outputs is not None and spot.root == view.outputs.root:
+        writes(view, view.outputs, call, way.name, spot.path)
+    else:
+        way.answer(view, call, spot)
 
 
 def _two_paths(name: str) -> Callable[[View, Call], None]:
@@ -124,10 +131,14 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
             spots.append(spot)
             paths.append(spot.path if type(spot) is Escaped else _whole(view, call[1], where, path))
         inside = [spot for spot in spots if type(spot) is Spot]
+        outputs = view.outputs
         if not any(spots):
             view.listener.go_on(call[0])
+        elif outputs is not None and [spot.root for spot in inside] == 2 * [outputs.root]:
+            renames(view, outputs, call, name, inside[0].path, inside[1].path)
         elif inside:
-            view.find(inside[0])
+            if outputs is None or inside[0].root != outputs.root:
+                view.find(inside[0])
             number = errno.EROFS if len(inside) == len(spots) else errno.EXDEV
             raise OSError(number, os.strerror(number))
         else:

@@ -102,7 +102,8 @@ def checked_prefix(prefix: str) -> str:
     shown = os.path.abspath(prefix)
     where = real_prefix(shown)
     way = "Name a folder that does not exist yet, below one that does."
-    if where == "/" or any(where == each or where.startswith(each + "/") for each in ("/proc", "/dev", "/sys")):
+    devices = (where + "/").startswith(("/proc/", "/dev/", "/sys/")) and not where.startswith("/dev/shm/")
+    if where == "/" or devices:
         raise OptionError(f"a view cannot be at {prefix!r}", hint=way)
     if not os.path.isdir(os.path.dirname(where)):
         raise OptionError(f"there is no folder {os.path.dirname(where)!r} in which {prefix!r} could appear", hint=way)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pario.files.held import Held, HeldFiles
 from pario.files.notify import Listener, Memory
+from pario.files.outputs import Outputs
 from pario.files.skeleton import Skeleton
 from pario.files.spots import Escaped, Prefixes, Spot
 
@@ -56,15 +57,29 @@ class _Listing(NamedTuple):
 
 
 class View:
-    """roots : (prefix, records) of each"""
+    """
+    roots : (prefix, records) of each
+    outputs : where programs may write
+    """
 
-    def __init__(self, roots: Sequence[tuple[str, Records]], listener: Listener, limits: Limits) -> None:
+    def __init__(
+        self,
+        roots: Sequence[tuple[str, Records]],
+        listener: Listener,
+        limits: Limits,
+        outputs: Outputs | None = None,
+    ) -> None:
         self.roots = roots
+        self.outputs = outputs
         self.listener = listener
         self.memory = Memory()
         self.skeleton = Skeleton()
         self.held = HeldFiles(limits.held_bytes, limits.held_files)
-        self.prefixes = Prefixes([prefix for prefix, _ in roots], self._is_folder)
+        prefixes = [prefix for prefix, _ in roots]
+        if outputs is not None:
+            outputs.root = len(roots)
+            prefixes.append(outputs.folder)
+        self.prefixes = Prefixes(prefixes, self._is_folder)
         self.heads = self.prefixes.heads
         self.find = lru_cache(8192)(self._find)
         self._reported: set[type] = set()
@@ -77,6 +92,8 @@ class View:
         return node
 
     def _is_folder(self, spot: Spot) -> bool:
+        if self.outputs is not None and spot.root == self.outputs.root:
+            return self.outputs.is_folder(spot.path)
         return self.find(Spot(spot.root, spot.path)).kind == "folder"
 
     # -- where paths lead --
@@ -92,10 +109,18 @@ class View:
         base = self.link(thread, folder_fd)
         if base is None:
             return None
-        here = self.skeleton.spot(base)
+        here = self.standing(base)
         if here is not None:
             return self.prefixes.relative(here, path)
         return self.prefixes.absolute(base + b"/" + path)
+
+    def standing(self, real: bytes) -> Spot | None:
+        """Which folder of the view a real folder stands for."""
+        found = self.skeleton.spot(real)
+        if found is None and self.outputs is not None:
+            below = self.outputs.below(real)
+            return None if below is None else Spot(self.outputs.root, below)
+        return found
 
     def link(self, thread: int, folder_fd: int) -> bytes | None:
         """The real path of a program's working directory (AT_FDCWD) or of one of its descriptors."""
