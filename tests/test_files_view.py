@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import random
 import signal
@@ -13,10 +14,13 @@ import sys
 import time
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from required import skip_or_fail
 
 from benchmarks.files_programs import compare_programs, kill_supervisors, write_lmdb
+from pario.commands.mpiexec import find_mpiexec
 from pario.errors import OptionError, ParioError
 from pario.files import notify
 from pario.files.held import HeldFiles
@@ -81,6 +85,41 @@ assert not wrong
 os.chdir(up)
 assert os.getcwd() == os.path.realpath(real)
 print("all is well")
+"""
+
+#: under the view: pictures by class with four workers, as torchvision's ImageFolder reads them; an array; an HDF5 file
+LIBRARIES = """
+import multiprocessing, os, sys
+import h5py, numpy
+from PIL import Image
+top = sys.argv[1]
+def load(path):
+    with open(path, "rb") as file:
+        return int(numpy.asarray(Image.open(file).convert("RGB")).astype(int).sum())
+if __name__ == "__main__":
+    classes = sorted(entry.name for entry in os.scandir(top + "/train") if entry.is_dir())
+    folders = [f"{top}/train/{name}" for name in classes]
+    paths = [os.path.join(each, name) for each in folders for name in sorted(os.listdir(each))]
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(4) as pool:
+            sums = pool.map(load, paths)
+    array = numpy.load(top + "/array.npy", mmap_mode="r")
+    private = numpy.load(top + "/array.npy", mmap_mode="c")
+    private[0] = 5
+    with h5py.File(top + "/set.h5") as file:
+        print(len(classes), sum(sums), int(array.sum()), int(private.sum()), int(file["x"][:].sum()))
+"""
+
+#: two ranks under one view
+RANKS = """
+import hashlib, os, sys
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+names = sorted(os.path.join(d, n) for d, _, all_ in os.walk(sys.argv[1]) for n in all_)
+mine = [hashlib.md5(open(name, "rb").read()).hexdigest() for name in names[comm.rank :: comm.size]]
+found = sorted(sum(comm.allgather(mine), []))
+if comm.rank == 0:
+    print(comm.size, *found)
 """
 
 FILES = {"one": b"one\n", "empty": b"", "a/b/two": b"2" * 5000, "a/three": bytes(range(256)) * 1000}
@@ -191,6 +230,43 @@ def test_what_goes_on_behind(shown: tuple[str, Path, Path], tmp_path: Path) -> N
     while not (late.exists() and late.stat().st_size) and time.monotonic() < end:
         time.sleep(0.05)
     assert late.read_text() == "one\n"
+
+
+@pytest.mark.full
+def test_libraries_and_workers(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    top = tmp_path.resolve()
+    rng = np.random.default_rng(0)
+    files, sums = {}, 0
+    for k in range(40):
+        pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        sums += int(pixels.sum())
+        with io.BytesIO() as file:
+            image.fromarray(pixels).save(file, "PNG")
+            files[f"train/{k % 5}/{k}.png"] = file.getvalue()
+    array = np.arange(50_000)
+    with io.BytesIO() as file:
+        np.save(file, array)
+        files["array.npy"] = file.getvalue()
+    with io.BytesIO() as file:
+        with h5py.File(file, "w") as made:
+            made["x"] = array[:100]
+        files["set.h5"] = file.getvalue()
+    write_lmdb(top / "set.lmdb", files)
+    (top / "use.py").write_text(LIBRARIES)
+    done = under(f"{top}/set.lmdb={top}/data", sys.executable, f"{top}/use.py", f"{top}/data")
+    expected = [5, sums, int(array.sum()), int(array.sum()) + 5, 4950]
+    assert done.stdout.split() == [str(each) for each in expected], done.stderr
+
+
+@pytest.mark.full
+def test_two_ranks(shown: tuple[str, Path, Path]) -> None:
+    mpiexec, why = find_mpiexec()
+    if why:
+        skip_or_fail(why)
+    done = under(shown[0], *mpiexec, "-n", "2", sys.executable, "-c", RANKS, str(shown[1]), stdin=subprocess.DEVNULL)
+    expected = sorted(hashlib.md5(data).hexdigest() for data in FILES.values())
+    assert done.stdout.split() == ["2", *expected], done.stderr
 
 
 @pytest.mark.full
