@@ -10,6 +10,7 @@ pages are allocated, which costs the kernel more than all else.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,24 @@ def run(before: list[str], folder: Path) -> dict[str, float]:
     return found
 
 
+@contextlib.contextmanager
+def mounted(top: Path) -> Iterator[Path | None]:
+    """The same records through FUSE; None where there is no such mount."""
+    where = top / "mount"
+    where.mkdir()
+    words = [sys.executable, "-m", "pario", "mount", f"{top}/set.lmdb", str(where)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        end = time.monotonic() + 20
+        while not os.path.ismount(where) and server.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        try:
+            yield where if os.path.ismount(where) else None
+        finally:
+            server.terminate()
+            if os.path.ismount(where):
+                subprocess.run(["fusermount3", "-u", str(where)], capture_output=True)
+
+
 def idle_share(view: list[str]) -> float:
     """Processor time of a supervisor whose program sleeps, as a share of a core."""
     with subprocess.Popen([*view, "sleep", "6"]) as front:
@@ -101,9 +121,12 @@ def measure(rounds: int) -> dict[str, Any]:
         make(top)
         view = [sys.executable, "-m", "pario", "view", "--held", "600MiB", f"{top}/set.lmdb={top}/view", "--"]
         runs: dict[str, list[dict[str, float]]] = {"native": [], "view": []}
-        for _ in range(rounds):
-            runs["native"].append(run([], top / "real"))
-            runs["view"].append(run(view, top / "view"))
+        with mounted(top) as mount:
+            for _ in range(rounds):
+                runs["native"].append(run([], top / "real"))
+                runs["view"].append(run(view, top / "view"))
+                if mount is not None:
+                    runs.setdefault("mount", []).append(run([], mount))
         found: dict[str, Any] = {
             side: {name: statistics.median(each[name] for each in all_) for name in all_[0]}
             for side, all_ in runs.items()
@@ -111,6 +134,9 @@ def measure(rounds: int) -> dict[str, Any]:
         native, viewed = found["native"], found["view"]
         found["reading / native"] = viewed["read_GBps"] / native["read_GBps"]
         found["importing numpy / native"] = viewed["import_ms"] / native["import_ms"]
+        if "mount" in found:
+            for name in ("held_us", "new_us"):
+                found[f"mount / view, {name}"] = found["mount"][name] / viewed[name]
         found["idle share of a core"] = idle_share(view)
         return found
 

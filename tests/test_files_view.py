@@ -21,6 +21,7 @@ from required import skip_or_fail
 
 from benchmarks.files_programs import compare_programs, kill_supervisors, write_lmdb
 from pario.commands.mpiexec import find_mpiexec
+from pario.commands.view import view as run
 from pario.errors import OptionError, ParioError
 from pario.files import notify
 from pario.files.held import HeldFiles
@@ -168,7 +169,9 @@ def test_a_shell_and_its_programs(shown: tuple[str, Path, Path]) -> None:
     assert "nothing" in done.stderr
 
 
-def test_wrong_arguments(shown: tuple[str, Path, Path], tmp_path: Path) -> None:
+def test_wrong_arguments(
+    shown: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pairing, _, real = shown
     with pytest.raises(OptionError, match="exists and is no empty folder"):
         checked_prefix(str(real))
@@ -177,12 +180,14 @@ def test_wrong_arguments(shown: tuple[str, Path, Path], tmp_path: Path) -> None:
     for prefix in ("/", "/proc/x", "/dev"):
         with pytest.raises(OptionError, match="cannot be at"):
             checked_prefix(prefix)
-    from pario.commands.view import view as run
-
+    (tmp_path / "setuid").touch()
+    (tmp_path / "setuid").chmod(0o4755)
+    monkeypatch.setattr(os, "geteuid", lambda: 77)
     for words, why in [
         (["true"], "LMDB=FOLDER"),
         ([pairing], "no program"),
         ([pairing, pairing + "/b", "true"], "lies in"),
+        ([pairing, str(tmp_path / "setuid")], "no program under a view may gain privileges"),
     ]:
         with pytest.raises(OptionError, match=why):
             run(words, False, "1GiB")

@@ -121,6 +121,7 @@ class Held:
     def fill(self, read_into: Callable[[memoryview], None], scratch: bytearray) -> None:
         """Raises what `read_into` raises, OSError. scratch : memory that small files pass through."""
         if self.size > len(scratch):
+            os.posix_fallocate(self.fd, 0, self.size)  # an error here, instead of a signal when memory ends
             with mmap.mmap(self.fd, self.size) as mapped, memoryview(mapped) as view:
                 read_into(view)
         elif self.size:

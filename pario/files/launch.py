@@ -17,8 +17,10 @@ import itertools
 import os
 import pickle
 import resource
+import shutil
 import signal
 import socket
+import stat
 import struct
 import threading
 import time
@@ -66,6 +68,7 @@ def run_under_view(plan: Plan) -> int:
     Raises OptionError for a folder that cannot be, ParioError where the kernel cannot do it, and what opening raises.
     """
     check_kernel()
+    _check_program(plan.command[0])
     outputs = [plan.outputs.folder] if plan.outputs else []
     _check_apart([*(os.path.abspath(prefix) for prefix, _ in plan.roots), *outputs])
     plan = plan._replace(roots=[(checked_prefix(prefix), opens) for prefix, opens in plan.roots])
@@ -86,6 +89,20 @@ def run_under_view(plan: Plan) -> int:
             with contextlib.suppress(OSError):
                 os.rmdir(plan.outputs.local)  # if it is empty
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _check_program(name: str) -> None:
+    """Raises OptionError for a program that needs privileges of another user."""
+    path = shutil.which(name)
+    found = os.stat(path) if path else None
+    if found is not None and (
+        (found.st_mode & stat.S_ISUID and found.st_uid != os.geteuid())
+        or (found.st_mode & stat.S_ISGID and found.st_gid not in (os.getegid(), *os.getgroups()))
+    ):
+        raise OptionError(
+            f"{path} runs as another user or group (setuid), and no program under a view may gain privileges",
+            hint="Run it outside, on files from `python -m pario unpack`, or mount the dataset: python -m pario mount",
+        )
 
 
 def _check_apart(prefixes: Sequence[str]) -> None:
@@ -176,7 +193,8 @@ def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
         _become(plan, theirs, before)
     theirs.close()
     records = [(prefix, opens()) for prefix, opens in plan.roots]
-    _allow_many_files()
+    most = _allow_many_files()
+    limits = plan.limits._replace(held_files=min(plan.limits.held_files, max(1, most // 2)))
     ours.send(b"go")
     message, ancillary, _, _ = ours.recvmsg(64, socket.CMSG_SPACE(4))
     if not ancillary:
@@ -186,7 +204,7 @@ def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
     listener = Listener(struct.unpack("i", ancillary[0][2])[0])
     os.set_inheritable(listener.fd, False)
     ours.close()
-    return View(records, listener, plan.limits, plan.outputs), program
+    return View(records, listener, limits, plan.outputs), program
 
 
 def _cannot(number: int) -> ParioError:
@@ -257,9 +275,11 @@ def _leave_terminal() -> None:
     os.close(nothing)
 
 
-def _allow_many_files() -> None:
+def _allow_many_files() -> int:
+    """Returns how many."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most if most != resource.RLIM_INFINITY else 1 << 20
 
 
 # -- the program -------------------------------------------------------------------------------------------------------
@@ -277,7 +297,6 @@ def _become(plan: Plan, theirs: socket.socket, before: set[Any]) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             fd = install(program)
         except OSError as e:

@@ -62,7 +62,11 @@ def serve(view: View) -> None:
             continue
         way = ways.get(call[3])
         if way is None:
-            _answer(view, call, others[call[3]], call)
+            other = others.get(call[3])
+            if other is None:
+                go_on(call[0])
+            else:
+                _answer(view, call, other)
             continue
         path = path_of(call[1], call[way.path_at])
         if path is None or (
@@ -83,10 +87,7 @@ def _over(fd: int) -> bool:
 def _answer(view: View, call: Call, answer: Callable[..., None], *arguments: object) -> None:
     """Answer in any case: a call that gets no answer hangs its program."""
     try:
-        if arguments and arguments[0] is call:
-            answer(view, call)
-        else:
-            answer(view, call, *arguments)
+        answer(view, call, *arguments)
     except Gone:
         pass
     except FileNotFoundError as e:
@@ -107,7 +108,7 @@ def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
     spot = view.spot(call[1], folder, path)
     if spot is None:
         view.listener.go_on(call[0])
-    elif type(spot) is not Spot:
+    elif isinstance(spot, Escaped):
         beyond(view, call, spot.path)
     elif view.outputs is not None and spot.root == view.outputs.root:
         writes(view, view.outputs, call, way.name, spot.path)
@@ -120,7 +121,8 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
     positions = CALLS[name].paths
 
     def answer(view: View, call: Call) -> None:
-        paths, spots = [], []
+        paths: list[bytes] = []
+        spots: list[Spot | Escaped | None] = []
         for folder, at in positions:
             path = view.memory.path(call[1], call[at + _ARGUMENTS])
             if path is None:
@@ -129,8 +131,8 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
             where = signed(call[folder + _ARGUMENTS]) if folder >= 0 else AT_FDCWD
             spot = view.spot(call[1], where, path)
             spots.append(spot)
-            paths.append(spot.path if type(spot) is Escaped else _whole(view, call[1], where, path))
-        inside = [spot for spot in spots if type(spot) is Spot]
+            paths.append(spot.path if isinstance(spot, Escaped) else _whole(view, call[1], where, path))
+        inside = [spot for spot in spots if isinstance(spot, Spot)]
         outputs = view.outputs
         if not any(spots):
             view.listener.go_on(call[0])

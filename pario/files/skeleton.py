@@ -29,10 +29,15 @@ class Skeleton:
         if parent is None:
             parent = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
         _sweep(parent)
-        self.base = os.path.realpath(tempfile.mkdtemp(prefix=f"{_NAME}{os.getuid()}-", dir=parent))
-        # Held until this process ends, however it does.
-        self._lock = os.open(os.path.join(self.base, _LOCK), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        while True:
+            self.base = os.path.realpath(tempfile.mkdtemp(prefix=f"{_NAME}{os.getuid()}-", dir=parent))
+            # Held until this process ends, however it does.
+            lock = os.path.join(self.base, _LOCK)
+            self._lock = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if os.fstat(self._lock).st_nlink:
+                break
+            os.close(self._lock)  # another supervisor has just swept it away
         self._head = os.fsencode(self.base) + b"/"
         self._folders: list[Spot] = []
         self._numbers: dict[Spot, int] = {}
