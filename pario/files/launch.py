@@ -82,7 +82,7 @@ def run_under_view(plan: Plan) -> int:
     os.close(writes)
     signal.pthread_sigmask(signal.SIG_SETMASK, before | set(_PASSED_ON))
     try:
-        return _follow(reads, supervisor)
+        return _follow(reads, supervisor, plan.outputs)
     finally:
         os.close(reads)
         if plan.outputs:
@@ -119,13 +119,13 @@ def _check_apart(prefixes: Sequence[str]) -> None:
 # -- the front end -----------------------------------------------------------------------------------------------------
 
 
-def _follow(reads: int, supervisor: int) -> int:
+def _follow(reads: int, supervisor: int, outputs: Outputs | None) -> int:
     with open(reads, "rb", closefd=False) as pipe:
         program = 0
         while True:
             head = pipe.read(_FRAME.size)
             if len(head) < _FRAME.size:
-                return _without_supervisor(supervisor, program)
+                return _without_supervisor(supervisor, program, outputs)
             kind, number = _FRAME.unpack(head)
             if kind == b"P":
                 program = number
@@ -148,7 +148,7 @@ def _pass_on(program: int) -> NoReturn:
                 continue
 
 
-def _without_supervisor(supervisor: int, program: int) -> int:
+def _without_supervisor(supervisor: int, program: int, outputs: Outputs | None) -> int:
     """The supervisor died. The program gets errors from now on, and ends by itself."""
     _, status = os.waitpid(supervisor, 0)
     if program:
@@ -156,7 +156,8 @@ def _without_supervisor(supervisor: int, program: int) -> int:
             os.waitpid(program, 0)
     raise ParioError(
         f"the supervisor of the view ended with status {os.waitstatus_to_exitcode(status)}: since then every call with "
-        'a path failed with ENOSYS ("Function not implemented") in the programs under it'
+        'a path failed with ENOSYS ("Function not implemented") in the programs under it',
+        hint=f"Their outputs are not merged; they lie in {outputs.local}." if outputs else None,
     )
 
 

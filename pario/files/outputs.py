@@ -48,6 +48,12 @@ class Outputs:
         ):
             raise OptionError(f"{folder!r} cannot be the folder of the outputs: it is no folder, and lies in none")
         self.local = os.path.realpath(tempfile.mkdtemp(prefix="pario-output-", dir=local))
+        if not _has_leases(self.local):
+            os.rmdir(self.local)
+            raise OptionError(
+                f"the file system of {self.local!r} cannot tell whether a file is still open (fcntl leases)",
+                hint="Name a folder on a disk of this node, or in memory, with --local.",
+            )
         self.root = -1  # the number of its prefix
         self.closed = False
         self._writers: dict[str, int] = {}
@@ -142,6 +148,15 @@ class Outputs:
         if kept:
             shutil.rmtree(self.local, ignore_errors=True)
         return Merged(merged, conflicts, broken, "" if kept else self.local)
+
+
+def _has_leases(folder: str) -> bool:
+    path = os.path.join(folder, "lease")
+    Path(path).touch()
+    try:
+        return _nobody_writes(path)
+    finally:
+        os.unlink(path)
 
 
 def _nobody_writes(path: str) -> bool:
