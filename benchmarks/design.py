@@ -125,7 +125,7 @@ def summary(found: dict[str, Any], bar: float = 1.05) -> str:
         texts = []
         for epoch in (0, 1):
             pairs = zip(cell["runs"]["auto"], cell["runs"]["hand"], strict=True)
-            middle, least, most = interval([auto["seconds"][epoch] / hand["seconds"][-1] for auto, hand in pairs])
+            middle, least, most = interval([auto["seconds"][epoch] / hand["seconds"][epoch] for auto, hand in pairs])
             means[epoch].append(middle)
             above[epoch] += least > bar
             texts.append(f"{middle:.2f} ({least:.2f} … {most:.2f}){' **above**' if least > bar else ''}")

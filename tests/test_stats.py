@@ -282,8 +282,8 @@ def test_one_line_per_epoch(path: str, caplog: pytest.LogCaptureFixture) -> None
     lines = lines_of(caplog)
     assert len(lines) == 3
     for number, line in enumerate(lines[:2]):
-        assert re.match(rf"epoch {number}: 400 records in [\d.]+ m?s, [\d.]+ .B/s, \d+ stalls?", line), line
-    assert re.match(r"epoch 2, left early: 64 records in [\d.]+ m?s, \d+ stalls?", lines[2]), lines[2]
+        assert re.match(rf"epoch {number}: 400 records in [\d.]+ [mu]?s, [\d.]+ .B/s, \d+ stalls?", line), line
+    assert re.match(r"epoch 2, left early: 64 records in [\d.]+ [mu]?s, \d+ stalls?", lines[2]), lines[2]
 
 
 def test_the_log_is_silent_by_itself(path: str, capfd: pytest.CaptureFixture[str]) -> None:

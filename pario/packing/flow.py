@@ -15,10 +15,13 @@ import numpy as np
 
 from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, together
+from pario.decode.columns import columns
 from pario.errors import ChecksumError, CorruptedError, SnapshotError
+from pario.kernels.pack import copy_ranges
 from pario.machine import allowed_cores, boot, my_share
 from pario.packing.items import Items
 from pario.packing.writer import Batch, Writer, as_batch, split
+from pario.records import Records
 from pario.threads import Workers
 
 __all__ = ["Crew", "Progress"]
@@ -159,6 +162,20 @@ def _compare(items: Items, others: Items, path: str, begin: int, stop: int) -> N
         raise ChecksumError("keys of the new dataset are not those of its source", path=path, record=begin)
     ids = np.arange(begin, stop)
     wanted, found = items.read(ids), others.read(ids)
+    # All at once: record by record the interpreter took two thirds of the time for values of 0.3 KB.
+    if np.array_equal(wanted.nbytes, found.nbytes) and np.array_equal(_end_to_end(wanted), _end_to_end(found)):
+        return
     for record, one, other in zip(ids.tolist(), wanted, found, strict=True):
         if not np.array_equal(one, other):
             raise ChecksumError("a value of the new dataset is not that of its source", path=path, record=record)
+
+
+def _end_to_end(records: Records) -> np.ndarray:
+    """u8[...]: the values, one after the other."""
+    data, at, nbytes, _ = columns(records)
+    ends, wanted = np.cumsum(nbytes), np.ones(len(nbytes), np.bool_)
+    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    copy_ranges(data, at, nbytes, out, ends - nbytes, wanted)
+    if not wanted.all():
+        raise CorruptedError("a value does not lie inside of the bytes that were read")
+    return out

@@ -69,9 +69,10 @@ class Automatic(Supply):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        # Decoders that work record by record get a thread that prepares batches: it waits for bytes and for decoders.
+        # Decoders that work record by record get threads that prepare batches: they wait for bytes and for decoders.
+        # A second one takes the records of the next batch meanwhile, if there is a core for it.
         parallel = context.decode.decoder.parallel
-        self._preparer = Workers("pario-ahead", 1) if parallel else None
+        self._preparer = Workers("pario-ahead", min(2, context.share.threads)) if parallel else None
         self._writer: ContinuingWriter | None = None
         self._base = 0  # number in the ring of the next epoch's first group
         if context.reader.stage is not None:

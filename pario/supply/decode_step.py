@@ -122,8 +122,9 @@ class DecodeStep:
         pieces = self.decoder.pieces(records, threads)
         cuts = [rows * k // pieces for k in range(pieces + 1)]
         parts = self.decoder.parts(records, arrays, cuts)
-        # This thread works, too, where it takes no core from the others.
-        own = int(pieces <= threads)
+        # This thread works, too, where there is one core; else it goes for the next batch's records. (Packed records of
+        # 3 KB on two cores, with two threads that prepare: 200,000/s if they decode a part themselves, 240,000 if not.)
+        own = int(threads == 1)
         futures = [self._workers.call(self._decode_part, *part, draw) for part in parts[own:]]
         found = [self._decode_part(*part, draw) for part in parts[:own]]
         found += [future.result() for future in futures]
