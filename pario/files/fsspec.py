@@ -1,0 +1,283 @@
+"""`pario://` for fsspec: what pandas, zarr, dask and others that take URLs read an LMDB's records by. Read-only.
+
+    pario:///data/train.lmdb/images/0001.png     the LMDB is the first part of the path that is one
+    pario://images/0001.png::/data/train.lmdb    the same, chained; and filesystem("pario", fo="/data/train.lmdb")
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from errno import EROFS
+from typing import Any
+
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from pario.errors import OptionError
+from pario.files.tree import FILE, Node, Tree
+
+__all__ = ["RecordFile", "RecordFileSystem"]
+
+#: Files up to this size are read when they are opened, larger ones piece by piece.
+_WHOLE_BYTES = 16 << 20
+_DATA = "data.mdb"
+
+
+class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """Records of LMDBs as files.
+
+    Parameters
+    ----------
+    fo : an LMDB, whose records have the paths then; None: paths begin with the path of an LMDB
+    extensions : names get the extension of their data, see `pario.files.tree.Tree`
+
+    Writing raises OSError (EROFS). Instances can be pickled, and used after a fork and by several threads.
+    """
+
+    protocol = "pario"
+    root_marker = ""
+    #: for all users of a process
+    cachable = True
+
+    def __init__(
+        self,
+        fo: str | os.PathLike[str] | None = None,
+        *,
+        extensions: bool = False,
+        target_protocol: str | None = None,
+        target_options: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(**more)
+        if target_protocol not in (None, "file", "local"):
+            raise OptionError(
+                f"pario reads LMDBs of a file system of this machine, not by {target_protocol}://",
+                path=None if fo is None else os.fspath(fo),
+                hint="Copy the LMDB here, or mount its store.",
+            )
+        self.fo = None if fo is None else os.fspath(fo).removeprefix("file://")
+        self.extensions = extensions
+        self._trees: dict[str, Tree] = {}
+        self._lock = threading.Lock()
+
+    # -- from paths to LMDBs -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(one) for one in path]
+        path = os.fspath(path)
+        for prefix in ("pario://", "pario::"):
+            path = path.removeprefix(prefix)
+        return path.rstrip("/") or cls.root_marker
+
+    def _name(self, path: str) -> str:
+        """As paths are written in what is returned."""
+        path = self._strip_protocol(path)
+        return path if self.fo is None else path.lstrip("/")
+
+    def _tree(self, path: str) -> tuple[Tree, str]:
+        """(its LMDB, the path below). Raises FileNotFoundError."""
+        if self.fo is not None:
+            return self._opened(self.fo), path
+        for known in list(self._trees):
+            if path == known or path.startswith(known + "/"):
+                return self._opened(known), path[len(known) + 1 :]
+        for end in [*_slashes(path), len(path)]:
+            above = path[:end]
+            mode = os.stat(above).st_mode  # raises FileNotFoundError
+            if stat.S_ISREG(mode) or os.path.isfile(os.path.join(above, _DATA)):
+                return self._opened(above), path[end + 1 :]
+        raise FileNotFoundError(2, "there is no LMDB in this path, and no data.mdb", path)
+
+    def _opened(self, path: str) -> Tree:
+        found = self._trees.get(path)
+        if found is None:
+            with self._lock:
+                found = self._trees.get(path)
+                if found is None:
+                    found = self._trees[path] = Tree({"": path}, extensions=self.extensions)
+        return found
+
+    def _find(self, path: str) -> tuple[Tree, Node]:
+        """Raises FileNotFoundError."""
+        tree, below = self._tree(self._name(path))
+        try:
+            return tree, tree.find(below)
+        except NotADirectoryError:
+            raise FileNotFoundError(2, os.strerror(2), path) from None
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """name, size (of folders 0), type, mtime, ino; of files key, the bytes of the record's key."""
+        path = self._name(path)
+        tree, node = self._find(path)
+        return _info(path, tree, node)
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path = self._name(path)
+        tree, node = self._find(path)
+        if node.kind == FILE:
+            return [_info(path, tree, node)] if detail else [path]
+        above = path + "/" if path else ""
+        if not detail:
+            return [above + name for name, _ in tree.names(node)]
+        return [_info(above + name, tree, below) for name, below in tree.names(node)]
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **more: Any
+    ) -> Any:
+        """All files below a path; more : prefix, what the name of a file in this folder must begin with."""
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        path, prefix = self._name(path), more.get("prefix") or ""
+        try:
+            tree, node = self._find(path)
+        except FileNotFoundError:
+            return {} if detail else []
+        if node.kind == FILE:
+            found = [(path, node)]
+        else:
+            found = list(_below(tree, node, path + "/" if path else "", maxdepth, withdirs, prefix))
+            if withdirs and path and not prefix:
+                found.append((path, node))
+        found.sort(key=lambda each: each[0])
+        return {name: _info(name, tree, each) for name, each in found} if detail else [name for name, _ in found]
+
+    def created(self, path: str) -> datetime:
+        return self.modified(path)
+
+    def modified(self, path: str) -> datetime:
+        return datetime.fromtimestamp(self._find(path)[1].mtime, timezone.utc)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _open(self, path: str, mode: str = "rb", block_size: Any = None, **options: Any) -> Any:
+        if mode != "rb":
+            raise _read_only(path)
+        tree, node = self._find(path)
+        if node.kind != FILE:
+            raise IsADirectoryError(21, os.strerror(21), path)
+        if node.size <= _WHOLE_BYTES:
+            return io.BytesIO(tree.read(node))
+        known = {name: options[name] for name in ("cache_type", "cache_options") if name in options}
+        return RecordFile(self, path, mode, block_size or "default", size=node.size, **known)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        tree, node = self._find(path)
+        first, stop, _step = slice(start, end).indices(node.size)
+        return tree.read(node, first, max(0, stop - first))
+
+    def cat_ranges(
+        self,
+        paths: Sequence[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **_: Any,
+    ) -> list[Any]:
+        """Bytes [starts[i], ends[i]) of paths[i]; each may be one number for all. Neighbours of one path are read
+        together, with at most max_gap bytes (default: 4,096) between them."""
+        n = len(paths)
+        firsts = list(starts) if isinstance(starts, (list, tuple)) else [starts] * n
+        lasts = list(ends) if isinstance(ends, (list, tuple)) else [ends] * n
+        if not n == len(firsts) == len(lasts):
+            raise ValueError(f"{n} paths, {len(firsts)} starts and {len(lasts)} ends")
+        wanted: dict[str, list[int]] = {}
+        for i, path in enumerate(paths):
+            wanted.setdefault(path, []).append(i)
+        out: list[Any] = [b""] * n
+        for path, mine in wanted.items():
+            try:
+                tree, node = self._find(path)
+                spans = {i: slice(firsts[i], lasts[i]).indices(node.size)[:2] for i in mine}
+                for i, data in _ranges(tree, node, spans, _GAP if max_gap is None else max_gap):
+                    out[i] = data
+            except Exception as e:
+                if on_error != "return":
+                    raise
+                for i in mine:
+                    out[i] = e
+        return out
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, path: Any = "", *_: Any, **__: Any) -> Any:
+        raise _read_only(path)
+
+    mkdir = makedirs = rmdir = rm = _rm = rm_file = cp_file = mv = touch = pipe_file = put_file = _refuse
+
+
+class RecordFile(AbstractBufferedFile):  # type: ignore[misc]
+    """A large record, read piece by piece."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        data: bytes = self.fs.cat_file(self.path, start, end)
+        return data
+
+
+#: Bytes between two ranges that are read rather than asked for twice.
+_GAP = 4096
+
+
+def _ranges(tree: Tree, node: Node, spans: dict[int, tuple[int, int]], gap: int) -> Iterator[tuple[int, bytes]]:
+    """(number, bytes) of the ranges of one file. spans : number -> (first, stop)"""
+    group: list[int] = []
+    begin = end = 0
+
+    def read() -> Iterator[tuple[int, bytes]]:
+        data = tree.read(node, begin, end - begin)
+        for i in group:
+            first, stop = spans[i]
+            yield i, data[first - begin : max(stop, first) - begin]
+
+    for i in sorted(spans, key=spans.__getitem__):
+        first, stop = spans[i]
+        if group and first > end + gap:
+            yield from read()
+            group = []
+        if not group:
+            begin = end = first
+        group.append(i)
+        end = max(end, stop)
+    if group:
+        yield from read()
+
+
+def _below(
+    tree: Tree, folder: Node, above: str, depth: int | None, folders: bool, prefix: str = ""
+) -> Iterator[tuple[str, Node]]:
+    for name, node in tree.names(folder):
+        if not name.startswith(prefix):
+            continue
+        if node.kind == FILE:
+            yield above + name, node
+            continue
+        if folders:
+            yield above + name, node
+        if depth is None or depth > 1:
+            yield from _below(tree, node, f"{above}{name}/", None if depth is None else depth - 1, folders)
+
+
+def _info(path: str, tree: Tree, node: Node) -> dict[str, Any]:
+    info = {"name": path, "size": node.size, "mtime": node.mtime, "ino": node.number}
+    if node.kind == FILE:
+        return {**info, "type": "file", "key": tree.key(node)}
+    return {**info, "type": "directory"}
+
+
+def _slashes(path: str) -> Iterator[int]:
+    at = path.find("/", 1)
+    while at >= 0:
+        yield at
+        at = path.find("/", at + 1)
+
+
+def _read_only(path: Any) -> OSError:
+    return OSError(EROFS, "records of an LMDB are only read by pario://", str(path))
