@@ -14,18 +14,20 @@ import signal
 import struct
 import time
 
-from pario.files.notify import Listener
+from pario.files.notify import Gone, Listener
 from pario.files.numbers import ARCHITECTURE, machine
 
 __all__ = ["change_folder"]
 
 _SEIZE, _INTERRUPT, _DETACH, _SYSCALL, _GET, _SET = 0x4206, 0x4207, 17, 24, 0x4204, 0x4205
-_MARK_CALLS = 1  # PTRACE_O_TRACESYSGOOD: stops at system calls look different from SIGTRAP
+#: PTRACE_O_TRACESYSGOOD: stops at system calls look different from SIGTRAP. PTRACE_O_EXITKILL: a program does not go on
+#: with changed registers if the supervisor dies.
+_OPTIONS = 1 | 1 << 20
 _AT_CALL = signal.SIGTRAP | 0x80
 _STATUS = 1  # NT_PRSTATUS
 _WALL = 0x40000000  # waitpid: threads, too
 #: Seconds until a thread that was woken must have stopped.
-_PATIENCE_S = 5.0
+_PATIENCE_S = 30.0
 
 #: words among the registers: a call's result and number, that of the interrupted call, first argument, next instruction
 _RESULT, _NUMBER, _INTERRUPTED, _FIRST, _NEXT = (10, 10, 15, 14, 16) if ARCHITECTURE == "x86_64" else (0, 8, 0, 0, 32)
@@ -48,12 +50,13 @@ def _ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
 def change_folder(listener: Listener, call: tuple[int, ...], fd: int) -> None:
     """Answer a chdir so that the program works in the folder behind `fd` afterwards.
 
-    Raises Gone, OSError: EACCES where the thread is traced by a debugger, or may not be traced.
+    Raises Gone, OSError: EACCES where the thread is traced by a debugger, or may not be traced. A thread that cannot be
+    moved any more, because it does not stop, is killed with its process.
     """
     thread = call[1]
     theirs = listener.add(call[0], fd)
     try:
-        _ptrace(_SEIZE, thread, 0, _MARK_CALLS)
+        _ptrace(_SEIZE, thread, 0, _OPTIONS)
     except OSError:
         # The descriptor stays; the program closes it when it ends or runs another one.
         raise OSError(errno.EACCES, os.strerror(errno.EACCES)) from None
@@ -63,6 +66,10 @@ def change_folder(listener: Listener, call: tuple[int, ...], fd: int) -> None:
         listener.give(call[0], 0)  # fails where the stop has already interrupted the call: then it must not begin again
         _stopped(thread, signals, ask_again=False)
         _let_it_call(thread, theirs, signals)
+    except OSError:
+        # It was told that it works in the new folder: it must not go on in the old one.
+        _tell(thread, signal.SIGKILL)
+        raise Gone from None
     finally:
         _detach(thread)
         for number in signals:

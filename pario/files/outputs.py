@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Hashable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ class Outputs:
             )
         self.root = -1  # the number of its prefix
         self.closed = False
-        self._writers: dict[str, int] = {}
+        self._writers: dict[str, Hashable] = {}
         self._whole: set[str] = set()
         self._conflicts: set[str] = set()
 
@@ -90,7 +91,7 @@ class Outputs:
 
     # -- who writes --
 
-    def begin(self, path: str, process: int) -> None:
+    def begin(self, path: str, process: Hashable) -> None:
         self._writers[path] = process
 
     def refuse(self, path: str) -> OSError:
@@ -98,7 +99,7 @@ class Outputs:
         self._conflicts.add(path)
         return OSError(errno.EEXIST, os.strerror(errno.EEXIST))
 
-    def look(self, process: int) -> None:
+    def look(self, process: Hashable) -> None:
         """This process lives and makes a call: what it made and nobody can write to any more is whole."""
         mine = [path for path, writer in self._writers.items() if writer == process]
         for path in mine:
@@ -106,7 +107,7 @@ class Outputs:
                 self._whole.add(path)
                 del self._writers[path]
 
-    def ends(self, process: int) -> None:
+    def ends(self, process: Hashable) -> None:
         """This process ends by itself, with what it has open."""
         for path in [path for path, writer in self._writers.items() if writer == process]:
             self._whole.add(path)

@@ -49,7 +49,8 @@ class Skeleton:
         if number is None:
             number = len(self._folders)
             path = self._path(number)
-            os.mkdir(path, 0o755)
+            os.mkdir(path)
+            os.chmod(path, 0o755)
             os.utime(path, (mtime, mtime))
             self._folders.append(spot)
             self._numbers[spot] = number

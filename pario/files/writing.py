@@ -25,9 +25,12 @@ def _error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def _process(thread: int) -> int:
+def _process(thread: int) -> tuple[int, int]:
+    """The process of a thread: its number, and when it began, since numbers come again."""
     with open(f"/proc/{thread}/status", "rb") as file:
-        return next(int(line[5:]) for line in file if line.startswith(b"Tgid:"))
+        number = next(int(line[5:]) for line in file if line.startswith(b"Tgid:"))
+    with open(f"/proc/{number}/stat", "rb") as file:
+        return number, int(file.read().rpartition(b")")[2].split()[19])
 
 
 def writes(view: View, outputs: Outputs, call: Call, name: str, path: str) -> None:
