@@ -78,7 +78,7 @@ def _open(view: View, call: Call, name: str, path: bytes) -> None:
     flags_at, mode_at = OPENS[name]
     arguments = call[_ARGUMENTS:]
     flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if flags_at is None else arguments[flags_at]
-    # O_PATH: the kernel hands no such descriptor over. O_NOCTTY: the terminal would be the supervisor's. O_NONBLOCK: the
+    # O_PATH: the kernel hands no such descriptor over. O_NOCTTY: the terminal would be the supervisor's. O_NONBLOCK:
     # others would wait with one that opens a FIFO without a partner; it gets ENXIO instead, or reads nothing.
     flags = flags & ~os.O_PATH | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     with umask_of(call[1]):
