@@ -3,6 +3,11 @@
 A file is a memfd: the kernel's own memory file. `stat` of a name makes it, empty but with the file's size and time, so
 that a program finds the same inode when it opens the file later (cp compares them). `open` fills and seals it; nobody
 can change it any more. Each open gets a descriptor with an offset of its own.
+
+Half of the time that a new file takes is the kernel's, for fresh pages. Two ways around it were tried and left out. Files
+made ahead by a thread gained nothing on an idle machine, where waking another processor takes as long. Writing another
+record into a file that nobody has open any more (F_SEAL_FUTURE_WRITE, and a lease that shows it) would take a fifth, but
+pages that sendfile or splice have put into a pipe are still the file's: their reader would get the other record.
 """
 
 from __future__ import annotations
@@ -11,8 +16,7 @@ import errno
 import fcntl
 import mmap
 import os
-import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 __all__ = ["Held", "HeldFiles"]
@@ -26,8 +30,6 @@ _KEPT_FLAGS = os.O_NONBLOCK | os.O_NOATIME
 _OWN_BYTES = 4096
 #: Larger files are read straight into their memory.
 _SCRATCH_BYTES = 4 << 20
-#: How many files are made ahead, and up to which size.
-_BLANKS, _BLANK_BYTES = 16, 1 << 20
 
 
 def _memfd(name: str) -> int:
@@ -37,83 +39,20 @@ def _memfd(name: str) -> int:
         return os.memfd_create(name, _MEMFD)
 
 
-class _Blanks:
-    """Memory files whose pages exist already. A thread makes them while programs work, since allocating pages takes the
-    kernel several times as long as writing them."""
-
-    def __init__(self) -> None:
-        self._ready: deque[tuple[int, int]] = deque()
-        self._wanted = threading.Event()
-        self._nbytes = 0
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def take(self, size: int) -> int | None:
-        """A blank that has room for `size` bytes, if there is one. The next ones have room for files like this one."""
-        if not 0 < size <= _BLANK_BYTES:
-            return None
-        pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._nbytes = max(pages, self._nbytes - self._nbytes // 64)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._make, daemon=True)
-            self._thread.start()
-        found = None
-        while self._ready and found is None:
-            fd, room = self._ready.popleft()
-            if room >= size:
-                found = fd
-            else:
-                os.close(fd)
-        if len(self._ready) <= _BLANKS // 2:
-            self._wanted.set()
-        return found
-
-    def _make(self) -> None:
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()
-            while len(self._ready) < _BLANKS and not self._closed:
-                room = self._nbytes
-                fd = -1
-                try:
-                    fd = _memfd("pario")
-                    os.posix_fallocate(fd, 0, room)
-                    os.fchmod(fd, 0o444)
-                except OSError:  # memory is short: files do without
-                    if fd >= 0:
-                        os.close(fd)
-                    break
-                self._ready.append((fd, room))
-            if self._closed:
-                return
-
-    def close(self) -> None:
-        self._closed = True
-        self._wanted.set()
-        if self._thread is not None:
-            self._thread.join()
-        while self._ready:
-            os.close(self._ready.popleft()[0])
-
-
 class Held:
-    """One file. fd : its memfd; filled : the contents are there, and sealed.
-
-    blank : a memfd of at least this size, with mode 0444, which this one becomes
-    """
+    """One file. fd : its memfd; filled : the contents are there, and sealed."""
 
     __slots__ = ("_mtime", "fd", "filled", "size")
 
-    def __init__(self, size: int, mtime: float, blank: int | None = None) -> None:
-        self.fd = _memfd("pario") if blank is None else blank
+    def __init__(self, size: int, mtime: float) -> None:
+        self.fd = _memfd("pario")
         self.size = size
         self._mtime = mtime
         self.filled = False
         try:
             os.ftruncate(self.fd, size)
-            if blank is None:
-                os.fchmod(self.fd, 0o444)
-                os.utime(self.fd, (mtime, mtime))
+            os.fchmod(self.fd, 0o444)
+            os.utime(self.fd, (mtime, mtime))
         except BaseException:
             os.close(self.fd)
             raise
@@ -149,24 +88,23 @@ class HeldFiles:
     def __init__(self, most_bytes: int, most_files: int) -> None:
         self._most_bytes, self._most_files = most_bytes, most_files
         self._files: OrderedDict[Hashable, Held] = OrderedDict()
-        self._blanks = _Blanks()
         self._scratch = bytearray(_SCRATCH_BYTES)
         self.nbytes = 0
 
-    def get(self, key: Hashable, size: int, mtime: float, to_fill: bool = False) -> Held:
-        """The file of this key, as it is or new and empty. to_fill : its pages are needed now. Raises OSError."""
+    def get(self, key: Hashable, size: int, mtime: float) -> Held:
+        """The file of this key, as it is or new and empty. Raises OSError."""
         held = self._files.get(key)
         if held is not None:
             self._files.move_to_end(key)
             return held
         self._make_room(_OWN_BYTES, 1)
-        held = self._files[key] = Held(size, mtime, self._blanks.take(size) if to_fill else None)
+        held = self._files[key] = Held(size, mtime)
         self.nbytes += _OWN_BYTES
         return held
 
     def filled(self, key: Hashable, size: int, mtime: float, read_into: Callable[[memoryview], None]) -> Held:
         """The file of this key with its contents. Raises what `read_into` raises, OSError."""
-        held = self.get(key, size, mtime, to_fill=True)
+        held = self.get(key, size, mtime)
         if not held.filled:
             try:
                 held.fill(read_into, self._scratch)
@@ -194,4 +132,3 @@ class HeldFiles:
     def close(self) -> None:
         for key in list(self._files):
             self._drop(key)
-        self._blanks.close()
