@@ -4,10 +4,10 @@ A file is a memfd: the kernel's own memory file. `stat` of a name makes it, empt
 that a program finds the same inode when it opens the file later (cp compares them). `open` fills and seals it; nobody
 can change it any more. Each open gets a descriptor with an offset of its own.
 
-Half of the time that a new file takes is the kernel's, for fresh pages. Two ways around it were tried and left out. Files
-made ahead by a thread gained nothing on an idle machine, where waking another processor takes as long. Writing another
-record into a file that nobody has open any more (F_SEAL_FUTURE_WRITE, and a lease that shows it) would take a fifth, but
-pages that sendfile or splice have put into a pipe are still the file's: their reader would get the other record.
+Half of the time that a new file takes is the kernel's, for fresh pages. Two ways around it were tried and left out.
+Files made ahead by a thread gained nothing on an idle machine, where waking another processor takes as long. Writing
+another record into a file that nobody has open any more (F_SEAL_FUTURE_WRITE, and a lease that shows it) would take a
+fifth, but pages that sendfile or splice have put into a pipe are still the file's: their reader would get other bytes.
 """
 
 from __future__ import annotations
