@@ -222,7 +222,8 @@ def test_pickled_forked_and_threaded(fs: RecordFileSystem, made: str) -> None:
 
 def test_names_with_extensions(tmp_path: Path) -> None:
     png = b"\x89PNG\r\n\x1a\n...."
-    path = write(tmp_path / "images", [(b"a", png), (b"b", png), (b"b.png", b"text"), (b"c.PNG", png), (b"d", b"GIF89a")])
+    items = [(b"a", png), (b"b", png), (b"b.png", b"text"), (b"c.PNG", png), (b"d", b"GIF89a")]
+    path = write(tmp_path / "images", items)
     inside = RecordFileSystem(fo=str(path), extensions=True, skip_instance_cache=True)
     assert inside.ls("", detail=False) == ["a.png", "b", "b.png", "c.PNG", "d.gif"]
     assert inside.cat_file("a.png") == png
@@ -246,7 +247,8 @@ def test_what_reads_urls(tmp_path: Path) -> None:
         assert image.open(file).getpixel((4, 3)) == (1, 2, 3)
     zarr = pytest.importorskip("zarr")
     zarr.create_array(str(tmp_path / "z"), data=__import__("numpy").arange(1000).reshape(50, 20), chunks=(7, 6))
-    files = [(str(p.relative_to(tmp_path / "z")).encode(), p.read_bytes()) for p in (tmp_path / "z").rglob("*") if p.is_file()]
+    parts = [part for part in (tmp_path / "z").rglob("*") if part.is_file()]
+    files = [(str(part.relative_to(tmp_path / "z")).encode(), part.read_bytes()) for part in parts]
     opened = zarr.open_array(f"pario://{write(tmp_path / 'z.lmdb', sorted(files))}/", mode="r")
     assert opened[49, 19] == 999
     assert opened[:].sum() == 499500

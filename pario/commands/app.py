@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import pario
-from pario.commands import app_choose, app_control, app_pack, app_view
+from pario.commands import app_choose, app_control, app_files, app_pack, app_view
 from pario.options import FETCHERS, RECIPES
 
 __all__ = ["group"]
@@ -191,7 +191,7 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
     return run(folder, tiers, copies)
 
 
-for _one in (app_control.control, app_choose.choose, app_pack.pack, app_pack.unpack, app_view.view):
+for _one in (app_control.control, app_choose.choose, app_pack.pack, app_pack.unpack, app_files.mount, app_view.view):
     group.add_command(_one)
 
 

@@ -99,7 +99,7 @@ def is_plain(path: str, longest: int = LONGEST) -> bool:
     most = longest if path.isascii() else longest // 4
     if _ESCAPED.search(path) or (len(path) > most and max(map(len, path.split("/"))) > most):
         return False
-    return not (path.startswith(("/", ".")) or path.endswith("/") or "//" in path or "/." in path)
+    return bool(path) and not (path[0] in "/." or path[-1] == "/" or "//" in path or "/." in path)
 
 
 def _escaped(part: bytes, flat: bool) -> str:

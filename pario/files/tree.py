@@ -145,6 +145,10 @@ class Tree:
         file = self._file(path)
         return file.db.keys.at(file.pgno).key(file.item)
 
+    def is_packed(self, path: str | Node) -> bool:
+        """Whether a file is one compressed record, of which every read unpacks the whole."""
+        return self._file(path).db.packed is not None
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read_into(self, path: str | Node, out: Any) -> None:
