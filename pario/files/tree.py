@@ -91,14 +91,7 @@ class Tree:
         self._below: dict[tuple[int, bytes], Node] = {}
         self._roots: dict[str, Node] | None = {}
         for name, path in sorted(sources.items()):
-            self._roots[name] = self._open(name, fspath(path))
-
-    def _open(self, name: str, path: str) -> Node:
-        fetcher = open_dataset(path, PosixFetcher)
-        snapshot = read_snapshot(fetcher)
-        db = Database(fetcher, snapshot, snapshot.main)
-        db.number = _number(name.encode("utf-8", "surrogateescape"), _ROOT) if name else _ROOT
-        return _folder_node(db, b"")
+            self._roots[name] = _root_of(name, fspath(path))
 
     def close(self) -> None:
         """Idempotent. Reads of other threads end as they would have."""
@@ -299,6 +292,15 @@ class Tree:
                 found = Node(FOLDER, number, 0, db.mtime, _Folder(None, refused=e))
             found = self._below.setdefault((id(db), key), found)
         return found
+
+
+def _root_of(name: str, path: str) -> Node:
+    """The folder of an LMDB, opened."""
+    fetcher = open_dataset(path, PosixFetcher)
+    snapshot = read_snapshot(fetcher)
+    db = Database(fetcher, snapshot, snapshot.main)
+    db.number = _number(name.encode("utf-8", "surrogateescape"), _ROOT) if name else _ROOT
+    return _folder_node(db, b"")
 
 
 def _opened(folder: _Folder) -> Database:
