@@ -65,6 +65,7 @@ KNOWN_TO = {
     "mmap": (
         *("fetch/mapped.py", "stage/memory.py", "stage/states.py", "stage/told_memory.py"),
         "bench/study/requests.py",
+        "files/held.py",  # memory of its own, that large files are read into; never a dataset
     ),
     "matplotlib": ("bench/study/plots.py",),
     "mfusepy": ("bench/stores/latency.py", "files/"),

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import pario
-from pario.commands import app_choose, app_control, app_files, app_pack, app_trace
+from pario.commands.apps import COMMANDS
 from pario.options import FETCHERS, RECIPES
 
 __all__ = ["group"]
@@ -191,11 +191,7 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
     return run(folder, tiers, copies)
 
 
-_OTHERS = (
-    app_control.control, app_choose.choose, app_pack.pack, app_pack.unpack, app_trace.trace, app_trace.advise,
-    app_files.mount,
-)  # fmt: skip
-for _one in _OTHERS:
+for _one in COMMANDS:
     group.add_command(_one)
 
 

@@ -1,0 +1,156 @@
+"""What a view costs: opening, paths outside, importing numpy, reading after open, idling.
+
+    python -m benchmarks.files_view [--rounds 5] [--json FILE]
+
+The same program runs natively and under `python -m pario view`, in turns; a figure is the median of the rounds. Records
+have 128 KiB. "held": the file was opened before and is still in the supervisor's memory; "new": it was not, so that its
+pages are allocated, which costs the kernel more than all else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+RECORD_BYTES, RECORDS, LARGE_BYTES = 128 << 10, 1500, 256 << 20
+
+PROGRAM = """
+import json, os, sys, time
+folder = sys.argv[1]
+clock = time.perf_counter
+room = bytearray(131072)
+def once(path):
+    fd = os.open(path, os.O_RDONLY); n = os.readv(fd, [room]); os.close(fd)
+    assert n == 131072
+def per_call_us(call, arguments):
+    begin = clock()
+    for each in arguments:
+        call(each)
+    return (clock() - begin) / len(arguments) * 1e6
+paths = [f"{folder}/r/{k:06d}" for k in range(1500)]
+found = {"outside_us": per_call_us(os.stat, ["/usr/bin/env"] * 2000)}
+found["new_us"] = per_call_us(once, paths)
+found["held_us"] = per_call_us(once, paths[-200:] * 5)
+found["stat_us"] = per_call_us(os.stat, paths[-200:] * 5)
+fd = os.open(f"{folder}/large", os.O_RDONLY)
+os.readv(fd, [room])
+rates = []
+large = bytearray(1 << 20)
+for _ in range(3):
+    os.lseek(fd, 0, os.SEEK_SET)
+    begin = clock()
+    while n := os.readv(fd, [large]):
+        pass
+    rates.append((256 << 20) / (clock() - begin) / 1e9)
+found["read_GBps"] = max(rates)
+begin = clock()
+import numpy
+found["import_ms"] = (clock() - begin) * 1e3
+print(json.dumps(found))
+"""
+
+
+def make(top: Path) -> None:
+    with lmdb.open(str(top / "set.lmdb"), map_size=2 << 30) as env, env.begin(write=True) as txn:
+        for k in range(RECORDS):
+            txn.put(b"r/%06d" % k, os.urandom(RECORD_BYTES))
+        txn.put(b"large", bytes(LARGE_BYTES))
+    real = top / "real" / "r"
+    real.mkdir(parents=True)
+    for k in range(RECORDS):
+        (real / f"{k:06d}").write_bytes(os.urandom(RECORD_BYTES))
+    (top / "real" / "large").write_bytes(bytes(LARGE_BYTES))
+
+
+def run(before: list[str], folder: Path) -> dict[str, float]:
+    words = [*before, sys.executable, "-c", PROGRAM, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+@contextlib.contextmanager
+def mounted(top: Path) -> Iterator[Path | None]:
+    """The same records through FUSE; None where there is no such mount."""
+    where = top / "mount"
+    where.mkdir()
+    words = [sys.executable, "-m", "pario", "mount", f"{top}/set.lmdb", str(where)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        end = time.monotonic() + 20
+        while not os.path.ismount(where) and server.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        try:
+            yield where if os.path.ismount(where) else None
+        finally:
+            server.terminate()
+            if os.path.ismount(where):
+                subprocess.run(["fusermount3", "-u", str(where)], capture_output=True)
+
+
+def idle_share(view: list[str]) -> float:
+    """Processor time of a supervisor whose program sleeps, as a share of a core."""
+    with subprocess.Popen([*view, "sleep", "6"]) as front:
+        time.sleep(2)
+        (supervisor,) = Path(f"/proc/{front.pid}/task/{front.pid}/children").read_text().split()
+
+        def used() -> float:
+            fields = Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+        begin, before = time.monotonic(), used()
+        time.sleep(3)
+        return (used() - before) / (time.monotonic() - begin)
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    # Real files and the LMDB's pages on a memory file system, so that no disk is measured.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as top_name:
+        top = Path(top_name)
+        make(top)
+        view = [sys.executable, "-m", "pario", "view", "--held", "600MiB", f"{top}/set.lmdb={top}/view", "--"]
+        runs: dict[str, list[dict[str, float]]] = {"native": [], "view": []}
+        with mounted(top) as mount:
+            for _ in range(rounds):
+                runs["native"].append(run([], top / "real"))
+                runs["view"].append(run(view, top / "view"))
+                if mount is not None:
+                    runs.setdefault("mount", []).append(run([], mount))
+        found: dict[str, Any] = {
+            side: {name: statistics.median(each[name] for each in all_) for name in all_[0]}
+            for side, all_ in runs.items()
+        }
+        native, viewed = found["native"], found["view"]
+        found["reading / native"] = viewed["read_GBps"] / native["read_GBps"]
+        found["importing numpy / native"] = viewed["import_ms"] / native["import_ms"]
+        if "mount" in found:
+            for name in ("held_us", "new_us"):
+                found[f"mount / view, {name}"] = found["mount"][name] / viewed[name]
+        found["idle share of a core"] = idle_share(view)
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found = measure(given.rounds)
+    print(json.dumps(found, indent=2))
+    if given.json:
+        given.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""What each system call answers for a path in a view. One small function per call.
+
+A function takes the view, the call and the spot, and answers with `view.listener`, or raises OSError, whose errno the
+program gets. A view is read-only: calls that would change it fail with EROFS, as on a file system mounted read-only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable
+
+from pario.files.kernel_stat import stat_bytes, statfs_bytes, statx_bytes
+from pario.files.moving import change_folder
+from pario.files.notify import raw_call
+from pario.files.spots import Spot
+from pario.files.view import AT_FDCWD, Call, Node, View
+
+__all__ = ["ON_DESCRIPTORS", "ON_PATHS", "TWO_PATHS", "signed"]
+
+Handler = Callable[[View, Call, Spot], None]
+
+_ID, _THREAD, _ARGUMENTS = 0, 1, 6
+_WRITES = os.O_WRONLY | os.O_RDWR
+_O_TMPFILE = 0o20000000  # with O_DIRECTORY
+_PIDFD_GETFD = 438
+_OPEN_HOW = struct.Struct("QQQ")
+_RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x08, 0x10
+_TYPES = {"folder": 4, "file": 8}  # DT_DIR, DT_REG
+_AT_SYMLINK_NOFOLLOW = 0x100
+
+
+def signed(argument: int) -> int:
+    """An int among the arguments: 32 bits with a sign."""
+    return (argument & 0xFFFFFFFF) - ((argument & 0x80000000) << 1)
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def _argument(call: Call, k: int) -> int:
+    return call[_ARGUMENTS + k]
+
+
+# -- opening ---------------------------------------------------------------------------------------------------------
+
+
+def _open(view: View, call: Call, spot: Spot, flags: int) -> None:
+    try:
+        node = view.find(spot)
+    except FileNotFoundError:
+        raise _error(errno.EROFS if flags & os.O_CREAT and _has_parent(view, spot) else errno.ENOENT) from None
+    if flags & os.O_CREAT and flags & os.O_EXCL:
+        raise _error(errno.EEXIST)
+    writes = flags & (_WRITES | os.O_TRUNC) and not flags & os.O_PATH
+    if node.kind == "folder":
+        if flags & _O_TMPFILE:
+            raise _error(errno.EROFS)
+        if writes or flags & os.O_CREAT:
+            raise _error(errno.EISDIR)
+        fd = view.folder(spot, node)
+    elif flags & os.O_DIRECTORY:
+        raise _error(errno.ENOTDIR)
+    elif writes:
+        raise _error(errno.EROFS)
+    else:
+        fd = view.contents(spot, node).open(flags)
+    try:
+        view.listener.hand(call[_ID], fd, flags)
+    finally:
+        os.close(fd)
+
+
+def _has_parent(view: View, spot: Spot) -> bool:
+    try:
+        return bool(spot.path) and view.find(Spot(spot.root, os.path.dirname(spot.path))).kind == "folder"
+    except OSError:
+        return False
+
+
+def _open_path(view: View, call: Call, spot: Spot) -> None:
+    _open(view, call, spot, _argument(call, 1))
+
+
+def _open_at(view: View, call: Call, spot: Spot) -> None:
+    _open(view, call, spot, _argument(call, 2))
+
+
+def _open_how(view: View, call: Call, spot: Spot) -> None:
+    if _argument(call, 3) < _OPEN_HOW.size:
+        raise _error(errno.EINVAL)
+    flags, _, resolve = _OPEN_HOW.unpack(view.memory.read(call[_THREAD], _argument(call, 2), _OPEN_HOW.size))
+    if resolve & (_RESOLVE_BENEATH | _RESOLVE_IN_ROOT):
+        # The kernel's rules apply to a folder; only what begins in the view and stays below it is served.
+        path = view.memory.path(call[_THREAD], _argument(call, 1)) or b"/"
+        base = view.link(call[_THREAD], signed(_argument(call, 0)))
+        if path.startswith(b"/") or b".." in path.split(b"/") or base is None or view.skeleton.spot(base) is None:
+            raise _error(errno.EXDEV)
+    _open(view, call, spot, flags)
+
+
+def _create(view: View, call: Call, spot: Spot) -> None:
+    _open(view, call, spot, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+
+
+# -- asking ----------------------------------------------------------------------------------------------------------
+
+
+def _tell(view: View, call: Call, address: int, data: bytes) -> None:
+    """Write into the program's memory and return 0."""
+    view.listener.check(call[_ID])
+    view.memory.write(call[_THREAD], address, data)
+    view.listener.give(call[_ID], 0)
+
+
+def _about(view: View, spot: Spot, tell: Callable[[int, bool], bytes]) -> bytes:
+    node = view.find(spot)
+    if node.kind == "file":
+        return tell(view.file(spot, node).fd, True)
+    fd = view.folder(spot, node, os.O_PATH)
+    try:
+        return tell(fd, False)
+    finally:
+        os.close(fd)
+
+
+def _stat(view: View, call: Call, spot: Spot) -> None:
+    _tell(view, call, _argument(call, 1), _about(view, spot, stat_bytes))
+
+
+def _stat_at(view: View, call: Call, spot: Spot) -> None:
+    _tell(view, call, _argument(call, 2), _about(view, spot, stat_bytes))
+
+
+def _statx(view: View, call: Call, spot: Spot) -> None:
+    mask = _argument(call, 3) & 0xFFFFFFFF
+    _tell(view, call, _argument(call, 4), _about(view, spot, lambda fd, of_file: statx_bytes(fd, mask, of_file)))
+
+
+def _statfs(view: View, call: Call, spot: Spot) -> None:
+    _tell(view, call, _argument(call, 1), _about(view, spot, lambda fd, _: statfs_bytes(fd)))
+
+
+def _may(view: View, call: Call, spot: Spot, mode: int) -> None:
+    node = view.find(spot)
+    if mode & os.W_OK:
+        raise _error(errno.EROFS)
+    if mode & os.X_OK and node.kind == "file":
+        raise _error(errno.EACCES)
+    view.listener.give(call[_ID], 0)
+
+
+def _access(view: View, call: Call, spot: Spot) -> None:
+    _may(view, call, spot, _argument(call, 1))
+
+
+def _access_at(view: View, call: Call, spot: Spot) -> None:
+    _may(view, call, spot, _argument(call, 2))
+
+
+def _no_link(view: View, call: Call, spot: Spot) -> None:
+    view.find(spot)
+    raise _error(errno.EINVAL)
+
+
+def _no_attribute(view: View, call: Call, spot: Spot) -> None:
+    view.find(spot)
+    raise _error(errno.EOPNOTSUPP)
+
+
+def _no_attributes(view: View, call: Call, spot: Spot) -> None:
+    view.find(spot)
+    view.listener.give(call[_ID], 0)
+
+
+# -- folders ---------------------------------------------------------------------------------------------------------
+
+
+def _change_folder(view: View, call: Call, spot: Spot) -> None:
+    node = view.find(spot)
+    if node.kind != "folder":
+        raise _error(errno.ENOTDIR)
+    fd = view.folder(spot, node)
+    try:
+        change_folder(view.listener, call, fd)
+    finally:
+        os.close(fd)
+
+
+def _working_folder(view: View, call: Call) -> None:
+    base = view.link(call[_THREAD], AT_FDCWD)
+    here = view.standing(base) if base else None
+    if here is None:
+        view.listener.go_on(call[_ID])
+        return
+    text = view.prefixes.full(here) + b"\0"
+    if len(text) > _argument(call, 1):
+        raise _error(errno.ERANGE)
+    view.listener.check(call[_ID])
+    view.memory.write(call[_THREAD], _argument(call, 0), text)
+    view.listener.give(call[_ID], len(text))
+
+
+def _entry(number: int, offset: int, kind: str, name: bytes) -> bytes:
+    """struct linux_dirent64"""
+    length = (19 + len(name) + 1 + 7) & ~7
+    return struct.pack("<QqHB", number, offset, length, _TYPES[kind]) + name.ljust(length - 19, b"\0")
+
+
+def _old_entry(number: int, offset: int, kind: str, name: bytes) -> bytes:
+    """struct linux_dirent, whose last byte is the type"""
+    length = (18 + len(name) + 2 + 7) & ~7
+    return struct.pack("<QQH", number, offset, length) + name.ljust(length - 19, b"\0") + bytes([_TYPES[kind]])
+
+
+def _entries(view: View, call: Call) -> None:
+    _list(view, call, _entry)
+
+
+def _old_entries(view: View, call: Call) -> None:
+    _list(view, call, _old_entry)
+
+
+def _list(view: View, call: Call, make: Callable[[int, int, str, bytes], bytes]) -> None:
+    number = signed(_argument(call, 0))
+    base = view.link(call[_THREAD], number)
+    spot = view.skeleton.spot(base) if base else None
+    if spot is None:
+        view.listener.go_on(call[_ID])
+        return
+    fd = _copy_of(call[_THREAD], number)
+    try:
+        # The position is the descriptor's own offset, so that the kernel shares it among copies and rewinds it.
+        position = os.lseek(fd, 0, os.SEEK_CUR)
+        data, end = _names(view, spot, position, min(_argument(call, 2), view.memory.most), make)
+        view.listener.check(call[_ID])
+        view.memory.write(call[_THREAD], _argument(call, 1), data)
+        os.lseek(fd, end, os.SEEK_SET)
+        view.listener.give(call[_ID], len(data))
+    finally:
+        os.close(fd)
+
+
+def _names(
+    view: View, spot: Spot, position: int, most: int, make: Callable[[int, int, str, bytes], bytes]
+) -> tuple[bytes, int]:
+    """Entries from a position on, 0 ".", 1 "..", then the names, and the position behind the last one."""
+    done = bytearray()
+    here: Node = view.find(spot)
+    dots = [(b".", here), (b"..", here)][position:]
+    listing = view.listing(spot, max(0, position - 2))
+    while True:
+        if dots:
+            name, node = dots.pop(0)
+        elif listing.ahead:
+            text, node = listing.ahead.pop()
+            name = os.fsencode(text)
+        else:
+            found = next(listing.names, None)
+            if found is None:
+                break
+            name, node = os.fsencode(found[0]), found[1]
+        entry = make(node.number, position + 1, node.kind, name)
+        if len(done) + len(entry) > most:
+            if not done:
+                raise _error(errno.EINVAL)
+            if position >= 2:
+                listing.ahead.append((os.fsdecode(name), node))
+            break
+        done += entry
+        position += 1
+    view.leave(spot, max(0, position - 2), listing)
+    return bytes(done), position
+
+
+def _copy_of(thread: int, number: int) -> int:
+    """A descriptor of ours for what a program's descriptor means. Raises OSError."""
+    with open(f"/proc/{thread}/status", "rb") as file:
+        process = next(int(line[5:]) for line in file if line.startswith(b"Tgid:"))
+    pidfd = os.pidfd_open(process)
+    try:
+        return raw_call(_PIDFD_GETFD, pidfd, number, 0)
+    finally:
+        os.close(pidfd)
+
+
+# -- what a view refuses -----------------------------------------------------------------------------------------------
+
+
+def _make(view: View, call: Call, spot: Spot) -> None:
+    try:
+        view.find(spot)
+    except FileNotFoundError:
+        raise _error(errno.EROFS if _has_parent(view, spot) else errno.ENOENT) from None
+    raise _error(errno.EEXIST)
+
+
+def _change(view: View, call: Call, spot: Spot) -> None:
+    view.find(spot)
+    raise _error(errno.EROFS)
+
+
+def _run(view: View, call: Call, spot: Spot) -> None:
+    view.find(spot)
+    raise _error(errno.EACCES)
+
+
+def _no_watch(view: View, call: Call, spot: Spot) -> None:
+    view.find(spot)
+    raise _error(errno.EACCES)
+
+
+def _not_permitted(view: View, call: Call, spot: Spot) -> None:
+    view.find(spot)
+    raise _error(errno.EPERM)
+
+
+ON_PATHS: dict[str, Handler] = {
+    "open": _open_path,
+    "openat": _open_at,
+    "openat2": _open_how,
+    "creat": _create,
+    "stat": _stat,
+    "lstat": _stat,
+    "newfstatat": _stat_at,
+    "statx": _statx,
+    "access": _access,
+    "faccessat": _access_at,
+    "faccessat2": _access_at,
+    "readlink": _no_link,
+    "readlinkat": _no_link,
+    "statfs": _statfs,
+    "chdir": _change_folder,
+    "chroot": _not_permitted,
+    "execve": _run,
+    "execveat": _run,
+    **dict.fromkeys(("mkdir", "mkdirat", "mknod", "mknodat", "symlink", "symlinkat"), _make),
+    **dict.fromkeys(("rmdir", "unlink", "unlinkat", "truncate"), _change),
+    **dict.fromkeys(("chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat"), _change),
+    **dict.fromkeys(("utime", "utimes", "futimesat", "utimensat"), _change),
+    **dict.fromkeys(("setxattr", "lsetxattr", "removexattr", "lremovexattr", "setxattrat", "removexattrat"), _change),
+    **dict.fromkeys(("getxattr", "lgetxattr", "getxattrat", "name_to_handle_at"), _no_attribute),
+    **dict.fromkeys(("listxattr", "llistxattr", "listxattrat"), _no_attributes),
+    "inotify_add_watch": _no_watch,
+}
+#: calls without a path, on descriptors that may be a view's
+ON_DESCRIPTORS: dict[str, Callable[[View, Call], None]] = {
+    "getcwd": _working_folder,
+    "getdents": _old_entries,
+    "getdents64": _entries,
+}
+#: serve.py answers these
+TWO_PATHS = ("rename", "renameat", "renameat2", "link", "linkat")

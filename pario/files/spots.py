@@ -1,0 +1,112 @@
+"""Which paths lie in a view: prefixes, and the arithmetic of paths below them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pario.errors import OptionError
+
+__all__ = ["Escaped", "Prefixes", "Spot", "checked_prefix", "real_prefix"]
+
+
+class Spot(NamedTuple):
+    """A path in a view.
+
+    root : number of the prefix; path : below it, "" for the prefix itself
+    folder : the path ends with a slash, so only a folder will do
+    """
+
+    root: int
+    path: str
+    folder: bool = False
+
+
+class Escaped(NamedTuple):
+    """A relative path that begins in a view and leads out of it, made absolute."""
+
+    path: bytes
+
+
+class Prefixes:
+    """The folders under which the records of a view appear.
+
+    prefixes : absolute paths, as users name them; none lies in another
+    is_folder : tells whether there is a folder at a Spot
+    """
+
+    def __init__(self, prefixes: Sequence[str], is_folder: Callable[[Spot], bool]) -> None:
+        self._shown = [os.fsencode(each) for each in prefixes]
+        real = [os.fsencode(real_prefix(each)) for each in prefixes]
+        self._names = [(name, k) for k, pair in enumerate(zip(self._shown, real, strict=True)) for name in {*pair}]
+        #: what every absolute path into the view begins with, if it has no "." in its way
+        self.heads = tuple(name for name, _ in self._names)
+        self._is_folder = is_folder
+
+    def clean(self, path: bytes) -> Spot | None:
+        """Where an absolute path without "//", "/./" and "/../" lies."""
+        for prefix, k in self._names:
+            if path.startswith(prefix):
+                rest = path[len(prefix) :]
+                if not rest:
+                    return Spot(k, "")
+                if rest[0] == 47:
+                    return Spot(k, os.fsdecode(rest.strip(b"/")), rest[-1] == 47)
+        return None
+
+    def absolute(self, path: bytes) -> Spot | None:
+        """Where any absolute path lies; None: outside. Raises FileNotFoundError and NotADirectoryError for `x/..` in
+        the view where x is no folder."""
+        found = self.clean(self._without_dots(path))
+        if found is not None and path.endswith((b"/", b"/.", b"/..")):
+            return found._replace(folder=True)
+        return found
+
+    def relative(self, spot: Spot, path: bytes) -> Spot | Escaped:
+        """Where a path lies that begins in a folder of the view."""
+        whole = self.full(spot) + b"/" + path
+        return self.absolute(whole) or Escaped(self._without_dots(whole) + (b"/" if path.endswith(b"/") else b""))
+
+    def full(self, spot: Spot) -> bytes:
+        """The path that a program knows it by."""
+        return self._shown[spot.root] + (b"/" + os.fsencode(spot.path) if spot.path else b"")
+
+    def _without_dots(self, path: bytes) -> bytes:
+        done: list[bytes] = []
+        for part in path.split(b"/"):
+            if part in (b"", b"."):
+                continue
+            if part != b"..":
+                done.append(part)
+                continue
+            here = b"/" + b"/".join(done)
+            spot = self.clean(here)
+            if spot is None:  # the kernel follows symbolic links before it goes up
+                done = os.path.realpath(here).split(b"/")[1:]
+            elif not self._is_folder(spot):
+                raise NotADirectoryError
+            done = done[:-1]
+        return b"/" + b"/".join(done)
+
+
+def real_prefix(prefix: str) -> str:
+    """The same without symbolic links."""
+    above, name = os.path.split(prefix)
+    return os.path.join(os.path.realpath(above), name)
+
+
+def checked_prefix(prefix: str) -> str:
+    """The prefix in its shortest form. Raises OptionError unless its folder exists, and it does not, or is an empty
+    folder."""
+    shown = os.path.abspath(prefix)
+    where = real_prefix(shown)
+    way = "Name a folder that does not exist yet, below one that does."
+    devices = (where + "/").startswith(("/proc/", "/dev/", "/sys/")) and not where.startswith("/dev/shm/")
+    if where == "/" or devices:
+        raise OptionError(f"a view cannot be at {prefix!r}", hint=way)
+    if not os.path.isdir(os.path.dirname(where)):
+        raise OptionError(f"there is no folder {os.path.dirname(where)!r} in which {prefix!r} could appear", hint=way)
+    if os.path.lexists(where) and (os.path.islink(where) or not os.path.isdir(where) or os.listdir(where)):
+        raise OptionError(f"{prefix!r} exists and is no empty folder: a view would hide what is there", hint=way)
+    return shown

@@ -1,0 +1,380 @@
+"""`pario view`: unmodified programs see the records of an LMDB as files. The oracles are the programs themselves, on
+real files, and what py-lmdb wrote."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from required import skip_or_fail
+
+from benchmarks.files_programs import compare_programs, kill_supervisors, write_lmdb
+from pario.commands.mpiexec import find_mpiexec
+from pario.commands.view import view as run
+from pario.errors import OptionError, ParioError
+from pario.files import notify
+from pario.files.held import HeldFiles
+from pario.files.numbers import CALLS, NUMBERS, machine
+from pario.files.spots import Escaped, Prefixes, Spot, checked_prefix
+
+LIMIT_S = 60
+
+#: under the view: what Python's own functions find, compared with argv[2], a folder of real files
+PYTHON = """
+import errno, mmap, os, subprocess, sys, threading
+view, real = sys.argv[1:]
+def walk(top):
+    return sorted((os.path.relpath(os.path.join(d, n), top), open(os.path.join(d, n), "rb").read())
+                  for d, _, names in os.walk(top) for n in names)
+assert walk(view) == walk(real)
+os.chdir(view + "/a")
+assert os.getcwd() == view + "/a" and os.path.samefile(".", view + "/a")
+assert open("b/two", "rb").read() == open("../a/b/two", "rb").read() == b"2" * 5000
+assert os.stat("../one").st_size == 4 and os.path.realpath("../one") == view + "/one"
+fd = os.open(view, os.O_RDONLY)
+assert open(os.open("one", os.O_RDONLY, dir_fd=fd), "rb").read() == b"one\\n" and os.stat("one", dir_fd=fd).st_size == 4
+assert sorted(os.listdir(fd)) == ["a", "empty", "one"] == sorted(e.name for e in os.scandir(view))
+os.fchdir(fd)
+assert os.getcwd() == view
+with open("one", "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as m:
+    assert m[:] == b"one\\n"
+    there, here = os.stat("one"), os.fstat(f.fileno())
+    assert (there.st_ino, there.st_dev, there.st_size, there.st_mode, there.st_mtime) == (
+        here.st_ino, here.st_dev, here.st_size, here.st_mode, here.st_mtime)
+for number, call in [
+    (errno.EROFS, lambda: open("one", "r+")), (errno.EROFS, lambda: open("new", "w")),
+    (errno.EROFS, lambda: os.mkdir("new")), (errno.EROFS, lambda: os.unlink("one")),
+    (errno.EROFS, lambda: os.chmod("one", 0)), (errno.EEXIST, lambda: os.mkdir("a")),
+    (errno.EXDEV, lambda: os.rename("one", real + "/x")), (errno.EROFS, lambda: os.rename("one", "x")),
+    (errno.ENOENT, lambda: os.stat("x")), (errno.ENOTDIR, lambda: os.stat("one/x")),
+    (errno.ENOTDIR, lambda: os.listdir("one")),
+    (errno.EISDIR, lambda: os.open("a", os.O_WRONLY)), (errno.EINVAL, lambda: os.readlink("one")),
+    (errno.ENOTDIR, lambda: os.stat("one/")), (errno.EACCES, lambda: os.execv("one", ["one"])),
+]:
+    try:
+        call()
+    except OSError as e:
+        assert e.errno == number, (number, e)
+    else:
+        raise AssertionError(number)
+assert os.access("one", os.R_OK) and not os.access("one", os.W_OK) and not os.access("one", os.X_OK)
+# Out of the view by a relative path.
+up = "../" * view.count("/") + real[1:]
+assert open(up + "/one", "rb").read() == b"one\\n" and os.stat(up + "/one").st_size == 4
+os.mkdir(up + "/made"); open(up + "/made/x", "w").close(); os.rename(up + "/made/x", up + "/made/y")
+os.unlink(up + "/made/y"); os.rmdir(up + "/made")
+assert subprocess.run(["cat", "one"], cwd=view, capture_output=True).stdout == b"one\\n"
+wrong = []
+def look():
+    for _ in range(50):
+        if open(view + "/a/b/two", "rb").read() != b"2" * 5000:
+            wrong.append(1)
+threads = [threading.Thread(target=look) for _ in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+assert not wrong
+os.chdir(up)
+assert os.getcwd() == os.path.realpath(real)
+print("all is well")
+"""
+
+#: under the view: pictures by class with four workers, as torchvision's ImageFolder reads them; an array; an HDF5 file
+LIBRARIES = """
+import multiprocessing, os, sys
+import h5py, numpy
+from PIL import Image
+top = sys.argv[1]
+def load(path):
+    with open(path, "rb") as file:
+        return int(numpy.asarray(Image.open(file).convert("RGB")).astype(int).sum())
+if __name__ == "__main__":
+    classes = sorted(entry.name for entry in os.scandir(top + "/train") if entry.is_dir())
+    folders = [f"{top}/train/{name}" for name in classes]
+    paths = [os.path.join(each, name) for each in folders for name in sorted(os.listdir(each))]
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(4) as pool:
+            sums = pool.map(load, paths)
+    array = numpy.load(top + "/array.npy", mmap_mode="r")
+    private = numpy.load(top + "/array.npy", mmap_mode="c")
+    private[0] = 5
+    with h5py.File(top + "/set.h5") as file:
+        print(len(classes), sum(sums), int(array.sum()), int(private.sum()), int(file["x"][:].sum()))
+"""
+
+#: two ranks under one view
+RANKS = """
+import hashlib, os, sys
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+names = sorted(os.path.join(d, n) for d, _, all_ in os.walk(sys.argv[1]) for n in all_)
+mine = [hashlib.md5(open(name, "rb").read()).hexdigest() for name in names[comm.rank :: comm.size]]
+found = sorted(sum(comm.allgather(mine), []))
+if comm.rank == 0:
+    print(comm.size, *found)
+"""
+
+FILES = {"one": b"one\n", "empty": b"", "a/b/two": b"2" * 5000, "a/three": bytes(range(256)) * 1000}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel() -> None:
+    try:
+        notify.check_kernel()
+    except ParioError as e:
+        skip_or_fail(str(e))
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+    """LMDB=FOLDER, that folder, and a folder of the same files"""
+    top = tmp_path_factory.mktemp("view").resolve()
+    write_lmdb(top / "set.lmdb", FILES)
+    for name, data in FILES.items():
+        (top / "real" / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / "real" / name).write_bytes(data)
+    return f"{top}/set.lmdb={top}/data", top / "data", top / "real"
+
+
+def under(shown: str, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "pario", "view", shown, "--", *command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, **options)  # type: ignore[call-overload]
+
+
+def test_python_sees_files(shown: tuple[str, Path, Path]) -> None:
+    done = under(shown[0], sys.executable, "-c", PYTHON, str(shown[1]), str(shown[2]))
+    assert (done.returncode, done.stdout) == (0, "all is well\n"), done.stderr
+
+
+def test_a_shell_and_its_programs(shown: tuple[str, Path, Path]) -> None:
+    """Names, pipes, copies, exit status, signals and error texts."""
+    pairing, view, real = shown
+    script = f"""
+        cd {view} && pwd && find . -type f | sort | xargs md5sum && cat a/three | tail -c 9 | wc -c
+        cp -r {view} {real}-copy && diff -r {real} {real}-copy && echo same; tar cf - . | tar tf - | wc -l
+        ls -lR | grep -c '^-r--r--r-- 1'; cat < nothing; exit 7"""
+    done = under(pairing, "sh", "-c", script)
+    sums = [f"{hashlib.md5(FILES[name]).hexdigest()}  ./{name}" for name in sorted(FILES)]
+    assert done.stdout.splitlines() == [str(view), *sums, "9", "same", "7", "4"], done.stderr
+    assert done.returncode == 7
+    assert "nothing" in done.stderr
+
+
+def test_wrong_arguments(
+    shown: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairing, _, real = shown
+    with pytest.raises(OptionError, match="exists and is no empty folder"):
+        checked_prefix(str(real))
+    with pytest.raises(OptionError, match="there is no folder"):
+        checked_prefix(str(tmp_path / "x" / "y"))
+    for prefix in ("/", "/proc/x", "/dev"):
+        with pytest.raises(OptionError, match="cannot be at"):
+            checked_prefix(prefix)
+    (tmp_path / "setuid").touch()
+    (tmp_path / "setuid").chmod(0o4755)
+    monkeypatch.setattr(os, "geteuid", lambda: 77)
+    for words, why in [
+        (["true"], "LMDB=FOLDER"),
+        ([pairing], "no program"),
+        ([pairing, pairing + "/b", "true"], "lies in"),
+        ([pairing, str(tmp_path / "setuid")], "no program under a view may gain privileges"),
+    ]:
+        with pytest.raises(OptionError, match=why):
+            run(words, False, "1GiB")
+
+
+@pytest.mark.full
+def test_what_cannot_run_says_why(shown: tuple[str, Path, Path]) -> None:
+    pairing, _, real = shown
+    missing = under(pairing, "no-such-program")
+    assert missing.returncode == 127
+    assert "there is no program 'no-such-program'" in missing.stderr
+    assert under(pairing, str(real)).returncode == 126
+    nested = under(pairing, sys.executable, "-m", "pario", "view", pairing + "2", "--", "true")
+    assert nested.returncode == 1
+    assert "Give all datasets to one view" in nested.stderr
+    no_set = under(pairing.replace("set.lmdb", "none.lmdb"), "true")
+    assert no_set.returncode == 1
+    assert "none.lmdb" in no_set.stderr
+    died = under(pairing, "sh", "-c", "kill -9 $$")
+    assert died.returncode == 128 + 9
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"pario-view-{os.getuid()}-")]
+
+
+@pytest.mark.full
+def test_signals_reach_the_program(shown: tuple[str, Path, Path]) -> None:
+    words = [sys.executable, "-m", "pario", "view", shown[0], "--", "sh", "-c"]
+    words.append(f"trap 'cat {shown[1]}/one; exit 3' TERM; echo up; while :; do sleep 0.05; done")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout
+        assert run.stdout.readline() == "up\n"
+        run.send_signal(signal.SIGTERM)
+        assert run.stdout.read() == "one\n"
+        assert run.wait(LIMIT_S) == 3
+
+
+@pytest.mark.full
+def test_what_goes_on_behind(shown: tuple[str, Path, Path], tmp_path: Path) -> None:
+    """The command returns with its program; what that left running still sees the files."""
+    late = tmp_path / "late"
+    begin = time.monotonic()
+    done = under(shown[0], "sh", "-c", f"(sleep 2; cat {shown[1]}/one > {late}) >/dev/null 2>&1 & exit 5")
+    assert done.returncode == 5
+    assert time.monotonic() - begin < 2
+    end = time.monotonic() + LIMIT_S
+    while not (late.exists() and late.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert late.read_text() == "one\n"
+
+
+@pytest.mark.full
+def test_libraries_and_workers(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    top = tmp_path.resolve()
+    rng = np.random.default_rng(0)
+    files, sums = {}, 0
+    for k in range(40):
+        pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        sums += int(pixels.sum())
+        with io.BytesIO() as file:
+            image.fromarray(pixels).save(file, "PNG")
+            files[f"train/{k % 5}/{k}.png"] = file.getvalue()
+    array = np.arange(50_000)
+    with io.BytesIO() as file:
+        np.save(file, array)
+        files["array.npy"] = file.getvalue()
+    with io.BytesIO() as file:
+        with h5py.File(file, "w") as made:
+            made["x"] = array[:100]
+        files["set.h5"] = file.getvalue()
+    write_lmdb(top / "set.lmdb", files)
+    (top / "use.py").write_text(LIBRARIES)
+    done = under(f"{top}/set.lmdb={top}/data", sys.executable, f"{top}/use.py", f"{top}/data")
+    expected = [5, sums, int(array.sum()), int(array.sum()) + 5, 4950]
+    assert done.stdout.split() == [str(each) for each in expected], done.stderr
+
+
+@pytest.mark.full
+def test_two_ranks(shown: tuple[str, Path, Path]) -> None:
+    mpiexec, why = find_mpiexec()
+    if why:
+        skip_or_fail(why)
+    done = under(shown[0], *mpiexec, "-n", "2", sys.executable, "-c", RANKS, str(shown[1]), stdin=subprocess.DEVNULL)
+    expected = sorted(hashlib.md5(data).hexdigest() for data in FILES.values())
+    assert done.stdout.split() == ["2", *expected], done.stderr
+
+
+@pytest.mark.full
+def test_random_programs_do_not_notice() -> None:
+    assert compare_programs(100, seed=1) == []
+
+
+@pytest.mark.full
+def test_killed_supervisors_leave_errors_and_no_hang() -> None:
+    assert kill_supervisors(8, seed=2) == []
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_prefixes(tmp_path: Path) -> None:
+    """Paths with dots, slashes and symbolic links, as the kernel reads them."""
+    (tmp_path / "deep" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("deep/real")
+    shown = f"{tmp_path}/link/data"
+    prefixes = Prefixes(["/view", shown], lambda spot: spot.path in ("", "a", "a/b"))
+    for path, found in {
+        "/view": Spot(0, ""),
+        "/view/": Spot(0, "", True),
+        "/view/a//b/./c": Spot(0, "a/b/c"),
+        "/view/a/../x": Spot(0, "x"),
+        "/view/..": None,
+        "/view2": None,
+        "/vie": None,
+        "/view/a/b/../../../view/q/": Spot(0, "q", True),
+        "/tmp/../view/x": Spot(0, "x"),
+        f"{shown}/x": Spot(1, "x"),
+        f"{tmp_path}/deep/real/data/x": Spot(1, "x"),
+        f"{tmp_path}/link/../link/data/x": None,  # .. of what the link means
+    }.items():
+        assert prefixes.absolute(path.encode()) == found, path
+    with pytest.raises(NotADirectoryError):
+        prefixes.absolute(b"/view/file/../x")
+    assert prefixes.relative(Spot(0, "a"), b"../x") == Spot(0, "x")
+    assert prefixes.relative(Spot(0, "a"), b"../../usr/") == Escaped(b"/usr/")
+    assert prefixes.full(Spot(1, "a/b")) == f"{shown}/a/b".encode()
+
+
+def test_held_files_are_sealed_and_bounded() -> None:
+    held = HeldFiles(most_bytes=100_000, most_files=5)
+    rng = random.Random(0)
+    truth = {k: rng.randbytes(30_000 + k) for k in range(12)}
+    kept = []
+    for k, data in truth.items():
+
+        def read(out: memoryview, data: bytes = data) -> None:
+            out[:] = data
+
+        before = os.fstat(held.get(k, len(data), 5.0).fd)
+        fd = held.filled(k, len(data), 5.0, read).open(os.O_RDONLY)
+        assert held.nbytes <= 100_000
+        after = os.fstat(fd)
+        assert (before.st_ino, before.st_size, before.st_mtime) == (after.st_ino, len(data), 5.0)
+        kept.append((fd, data))
+    for fd, data in kept:
+        assert os.pread(fd, 1 << 20, 0) == data
+        for change in (lambda fd=fd: os.write(fd, b"x"), lambda fd=fd: os.ftruncate(fd, 0)):
+            with pytest.raises(OSError):
+                change()
+        with pytest.raises(OSError):
+            os.pwrite(os.open(f"/proc/self/fd/{fd}", os.O_RDWR), b"x", 0)
+        os.close(fd)
+
+    def fails(out: memoryview) -> None:
+        raise OSError(errno.EIO, "storage")
+
+    with pytest.raises(OSError, match="storage"):
+        held.filled("bad", 10, 0.0, fails)
+    held.close()
+    assert held.nbytes == 0
+
+
+def test_numbers_are_those_of_the_headers() -> None:
+    """Where the C library's headers are."""
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if not header.exists():
+        pytest.skip("no kernel headers of x86_64")
+    known = dict(line.split()[1:3] for line in header.read_text().splitlines() if line.startswith("#define __NR_"))
+    for name, entry in CALLS.items():
+        if f"__NR_{name}" in known:
+            assert known[f"__NR_{name}"] == str(entry.x86_64), name
+
+
+def test_a_kernel_without_notifications(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(notify, "raw_call", refuses)
+    with pytest.raises(ParioError, match=r"seccomp user notification.*mount.*fsspec.*unpack"):
+        notify.check_kernel()
+    monkeypatch.setattr(notify, "machine", lambda: None)
+    with pytest.raises(ParioError, match="x86_64 and aarch64"):
+        notify.check_kernel()
+
+
+def test_the_filter_is_a_program_for_the_kernel() -> None:
+    numbers = machine()
+    assert numbers
+    code = notify.filter_program(NUMBERS.values(), numbers)
+    assert len(code) % 8 == 0
+    assert len(code) // 8 < 256, "jumps have 8 bits"
