@@ -61,12 +61,12 @@ STRANGERS = {
 KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
     "h5py": ("locate/sidecar.py", "checkpoint/"),
-    "lmdb": ("lmdb/real.py", "demo/", "bench/study/sets.py", "packing/writer.py"),
+    "lmdb": ("lmdb/real.py", "demo/", "bench/study/sets.py", "bench/micro/made.py", "packing/writer.py"),
     "mmap": (
         *("fetch/mapped.py", "stage/memory.py", "stage/states.py", "stage/told_memory.py"),
         "bench/study/requests.py",
     ),
-    "matplotlib": ("bench/study/plots.py",),
+    "matplotlib": ("bench/drawing.py",),
     "mfusepy": ("bench/stores/latency.py", "files/"),
     "torch": ("adapters/", "bench/", "demo/"),
     "jax": ("adapters/", "bench/", "demo/"),
