@@ -30,6 +30,7 @@ import numpy as np
 from benchmarks import tables, tf_checkpoints
 from benchmarks.measure import Row, Section, save, spread
 from pario.bench.drawing import COLOURS, HEIGHT, WIDTH, errors, write_figures
+from pario.bench.marked import fill_marked
 from pario.bench.micro.decoding import Decoding
 from pario.bench.micro.items import FileItems
 from pario.bench.micro.made import make_files
@@ -213,6 +214,16 @@ def d3(runs: dict[str, dict[str, Any]]) -> Section:
     return tf_checkpoints.section(runs, Section("d3", TITLES["d3"], "-"), pick, ratio)
 
 
+def table(section: dict[str, Any]) -> str:
+    """Of a section; what it measures is the store as often as pario."""
+    return tables.table(section).replace("| | pario | compared with |", "| | measured | beside |")
+
+
+def fill(page: str, document: dict[str, Any]) -> str:
+    parts = {section["name"]: table(section) for section in document["sections"]}
+    return fill_marked(page, "bars", {**parts, "machine": tables.machine_lines(document)})
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
@@ -327,11 +338,11 @@ def main() -> int:
             done = bench.measure(tf_checkpoints.plan(folder, options.rounds)) and done
     document = json.loads(options.out.read_text())
     for name in options.into:
-        Path(name).write_text(tables.fill(Path(name).read_text(), document))
+        Path(name).write_text(fill(Path(name).read_text(), document))
     if options.figures:
         figures(bench.runs, options.figures)
     for section in document["sections"]:
-        print(tables.table(section))
+        print(table(section))
     print("complete" if done else "time is over: call again to go on")
     met = all(row["met"] is not False for section in document["sections"] for row in section["rows"])
     return (0 if met else 1) if done else 3

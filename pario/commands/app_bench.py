@@ -12,7 +12,7 @@ import click
 
 from pario.options import RECIPES
 
-__all__ = ["Bench", "overlap", "study", "threads"]
+__all__ = ["Bench", "checkpoint", "overlap", "study", "threads"]
 
 
 @click.command(name="study")
@@ -69,31 +69,36 @@ def study(
     return room.study(preset, out, data, recipes=chosen, stores=places, ranks=numbers, rounds=rounds, seed=seed)
 
 
-def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments of all instruments."""
-    for option in reversed((
-        click.option("--store", metavar="FOLDER", help="Make data here, without PATH. Default: the current folder."),
-        click.option("--files", default=512, show_default=True, type=click.IntRange(1), help="Without PATH: so many."),
-        click.option("--bytes", "nbytes", type=click.IntRange(1024), help="Without PATH: of each file."),
-        click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="All runs in turns."),
-        click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the shuffled orders."),
-        click.option("--out", metavar="DIR", help="Save figure, table and JSON here. Default: pario-NAME."),
-        click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text; save nothing."),
-    )):
-        command = option(command)
-    return command
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _data(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments of the instruments that read."""
-    for option in reversed((
-        click.argument("path", required=False),
-        click.option("--db", metavar="NAME", help="Named database. Default: the main one."),
-        click.option("--decoder", metavar="NAME", help="As for `bench`; image for made data. none: only read."),
-        click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels."),
-    )):
-        command = option(command)
-    return command
+def _all_of(*options: _Decorator) -> _Decorator:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_rounds = click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each variant, in turns."
+)
+_results = _all_of(
+    click.option("--out", metavar="DIR", help="Save figure, table and JSON here. Default: pario-NAME."),
+    click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text; save nothing."),
+)
+#: arguments of the instruments that read
+_data = _all_of(
+    click.argument("path", required=False),
+    click.option("--db", metavar="NAME", help="Named database. Default: the main one."),
+    click.option("--decoder", metavar="NAME", help="As for `bench`; image for made data. none: only read."),
+    click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels."),
+    click.option("--store", metavar="FOLDER", help="Make data here, without PATH. Default: the current folder."),
+    click.option("--files", default=512, show_default=True, type=click.IntRange(1), help="Without PATH: so many."),
+    click.option("--bytes", "nbytes", type=click.IntRange(1024), help="Without PATH: of each file."),
+    click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the shuffled orders."),
+)
 
 
 @click.command(name="threads")
@@ -101,7 +106,8 @@ def _data(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--threads", "numbers", default="1,2,4,8,16,32,64", show_default=True, metavar="N,...", help="To try.")
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.05), help="Of a run, at most.")
 @click.option("--order", default="both", type=click.Choice(["both", "in-order", "shuffled"]), help="Default: both.")
-@_shared
+@_rounds
+@_results
 def threads(
     numbers: str, seconds: float, order: str, rounds: int, seed: int, out: str | None, as_json: bool, **options: Any
 ) -> int:
@@ -136,7 +142,8 @@ def threads(
 @click.option("--threads", "numbers", default=16, show_default=True, type=click.IntRange(1, 512), help="That read.")
 @click.option("--batches", default=50, show_default=True, type=click.IntRange(2), help="Of a run.")
 @click.option("--network", is_flag=True, help="Compute with a small network (torch) instead of a sleep.")
-@_shared
+@_rounds
+@_results
 def overlap(
     batch: int, numbers: int, batches: int, network: bool, rounds: int, seed: int, out: str | None, **options: Any
 ) -> int:
@@ -159,13 +166,42 @@ def overlap(
     return micro.overlap(micro.Data(**options), what, network, out, as_json)
 
 
+@click.command(name="checkpoint")
+@click.option("--slow", metavar="FOLDER", default=".", show_default=True, help="On the shared store.")
+@click.option("--fast", metavar="FOLDER", help="On a disk of the node, or in its memory: the burst buffer.")
+@click.option("--bytes", "nbytes", default=100_000_000, show_default=True, type=click.IntRange(4), help="Of each.")
+@click.option("--arrays", default=16, show_default=True, type=click.IntRange(1), help="Arrays of a checkpoint.")
+@click.option("--checkpoints", default=5, show_default=True, type=click.IntRange(1), help="Of a run.")
+@click.option("--every", default=20, show_default=True, type=click.IntRange(1), help="Iterations between two.")
+@click.option("--step-ms", default=30.0, show_default=True, type=click.FloatRange(0), help="Of one iteration.")
+@_rounds
+@_results
+def checkpoint(
+    slow: str, fast: str | None, step_ms: float, rounds: int, out: str | None, as_json: bool, **training: Any
+) -> int:
+    """Measure how long checkpoints stop a training.
+
+    A loop that sleeps in place of computing saves checkpoints: not at all, straight to the slow store, in the
+    background, to the fast device alone, and through it as a burst buffer; beside these torch.distributed.checkpoint
+    and Orbax, if they are installed. What was saved is removed.
+
+    \b
+    Example:
+      python -m pario bench checkpoint --slow /scratch/me --fast /local/nvme --bytes 2000000000 --step-ms 200
+    """
+    from pario.bench.micro.checkpoint import Training
+    from pario.commands.micro_checkpoint import checkpoint as run
+
+    return run(Training(step_s=step_ms / 1000, **training), (slow, fast), rounds, out, as_json)
+
+
 class Bench(click.Command):
     """`bench PATH`, and under the same name `bench study` and the instruments."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        found = {one.name: one for one in (study, threads, overlap)}.get(args[0] if args else "")
+        found = {one.name: one for one in (study, threads, overlap, checkpoint)}.get(args[0] if args else "")
         if found is not None:
             return found.make_context(f"{info_name} {found.name}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)

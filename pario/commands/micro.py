@@ -24,7 +24,7 @@ from pario.commands.decoder import find_decoder
 from pario.commands.screen import screen, seconds, table
 from pario.decode.base import Decoder
 
-__all__ = ["MOST_THREADS", "Data", "overlap", "threads"]
+__all__ = ["MOST_THREADS", "Data", "launched", "overlap", "tell", "threads"]
 
 MOST_THREADS = 512
 
@@ -67,7 +67,7 @@ class Data:
 
 def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> int:
     """Exit status: 2 under a launcher."""
-    if _launched():
+    if launched():
         return 2
     what = replace(what, decoder=data.found_decoder)
     numbers = what.threads
@@ -97,12 +97,12 @@ def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> i
         "sentences": [limits.sentence(sweeps.Case(*chief).words, findings[chief], ceiling)],
         "advice": limits.advice(findings),
     }  # fmt: skip
-    return _tell(document, _threads_table(rows, numbers, findings), _threads_words(document), out, as_json)
+    return tell(document, _threads_table(rows, numbers, findings), _threads_words(document), out, as_json)
 
 
 def overlap(data: Data, what: overlaps.Application, network: bool, out: str | None, as_json: bool) -> int:
     """Exit status: 2 under a launcher, or if torch is missing."""
-    if _launched():
+    if launched():
         return 2
     what = replace(what, decoder=data.found_decoder)
     try:
@@ -125,10 +125,11 @@ def overlap(data: Data, what: overlaps.Application, network: bool, out: str | No
         "hides": overlaps.hides(found["rows"]), **found,
     }  # fmt: skip
     document["sentences"] = [_overlap_words(document)]
-    return _tell(document, _overlap_table(found["rows"]), document["sentences"], out, as_json)
+    return tell(document, _overlap_table(found["rows"]), document["sentences"], out, as_json)
 
 
-def _launched() -> bool:
+def launched() -> bool:
+    """True, said on the screen, if a launcher has started this process."""
     if screen.launched:
         screen.say("error: one process measures; run it without mpiexec or srun", err=True)
     return screen.launched
@@ -208,9 +209,10 @@ def _overlap_words(document: dict[str, Any]) -> str:
     return f"{said}; a step that computes for {seconds(hides)} or longer hides it, with one batch prefetched or more."
 
 
-def _tell(
+def tell(
     document: dict[str, Any], lines: Sequence[tuple[str, ...]], words: Sequence[str], out: str | None, as_json: bool
 ) -> int:
+    """Show and save an instrument's document, table and sentences, and draw its figure."""
     if as_json:
         screen.say(json.dumps(document))
         return 0
