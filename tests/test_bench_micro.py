@@ -8,17 +8,19 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from shutil import rmtree
 
 import lmdb
 import numpy as np
 import pytest
 
 from pario.bench.cache import Unavailable
-from pario.bench.micro import ceiling, limits, made
+from pario.bench.micro import ceiling, checkpoint, limits, made
 from pario.bench.micro.decoding import Decoding
 from pario.bench.micro.items import FileItems, Items, open_items
 from pario.bench.micro.overlap import Application, hides, overlap, pipeline
 from pario.bench.micro.threads import Sweep, read_once, sweep
+from pario.checkpoint.checkpointer import Checkpointer
 from pario.cli import main
 from pario.commands.screen import screen
 from pario.decode.image import Image
@@ -302,3 +304,45 @@ def test_a_dataset_may_have_the_name_of_an_instrument(call, sets, tmp_path):
     assert json.loads(out)["records"] == NUMBER
     status, out, _ = call("threads", "--help")
     assert "Measure how reading scales" in out
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def test_bench_checkpoint_measures_all_ways_and_leaves_nothing(call, tmp_path):
+    for name in ("slow", "fast"):
+        (tmp_path / name).mkdir()
+    given = ("--bytes", "40000", "--arrays", "3", "--checkpoints", "2", "--every", "2", "--step-ms", "1")
+    status, out, _ = call("checkpoint", "--slow", "slow", "--fast", "fast", *given, "--rounds", "1")
+    assert status == 0
+    assert "Straight to the slow store each checkpoint stops the loop for" in out
+    found = json.loads((tmp_path / "pario-checkpoint" / "checkpoint.json").read_text())
+    ways = {row["way"]: row for row in found["rows"]}
+    assert {"none", "plain write", "direct", "background", "fast only", "burst buffer"} <= ways.keys()
+    assert ways["none"]["stall"] == [0]
+    assert all(row["durable"][0] >= row["total"][0] >= 0.004 for row in found["rows"])
+    assert list((tmp_path / "slow").iterdir()) == list((tmp_path / "fast").iterdir()) == []
+
+
+def test_what_is_saved_is_durable_and_whole_when_the_loop_has_ended(tmp_path, monkeypatch):
+    """Looked at just before it is removed: every checkpoint is on its store, with the values of its step."""
+    what, seen = checkpoint.Training(4000, 2, 2, 1, 0.0), []
+
+    def look(path: str, **_: object) -> None:
+        with Checkpointer("self", slow=path, keep=None) as saved:
+            if (step := saved.latest()) is not None:
+                seen.append((Path(path).parent.name, step, saved.restore(step), saved.restore(1)))
+        rmtree(path)
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", look)
+    for name in ("slow", "fast"):
+        (tmp_path / name).mkdir()
+    for way in ("direct", "fast only", "burst buffer"):
+        checkpoint.run_way(way, what, str(tmp_path / "slow"), str(tmp_path / "fast"))
+    assert [where for where, *_ in seen if where == "slow"] == ["slow", "slow"]
+    first = checkpoint.tree_of(what)
+    for _, step, last, before in seen:
+        assert step == 2
+        for name, array in first.items():
+            assert (before[name][0], last[name][0]) == (array[0] + 1, array[0] + 1 + 1)
+            assert (last[name][1:] == array[1:]).all()
