@@ -43,8 +43,8 @@ def checkpoint(
         "format": 1, "instrument": "checkpoint", "machine": machine(), "what": words, "rounds": rounds, "rows": rows,
         "missing": missing,
     }  # fmt: skip
-    document["sentences"] = _checkpoint_words(rows, missing)
-    return tell(document, _checkpoint_table(rows), document["sentences"], out, as_json)
+    said = _checkpoint_words(rows, missing)
+    return tell({**document, "sentences": said}, _checkpoint_table(rows), said, out, as_json)
 
 
 def _checkpoint_table(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
