@@ -297,6 +297,14 @@ def test_wrong_arguments_of_the_instruments(call, sets, monkeypatch):
         assert "without mpiexec" in err
 
 
+def test_folders_that_are_not_there(call, tmp_path):
+    for given in (("threads", "--store", "gone"), ("checkpoint", "--slow", "gone"), ("checkpoint", "--fast", "gone")):
+        status, _, err = call(*given)
+        assert status == 2
+        assert "gone is no folder that can be written to" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_dataset_may_have_the_name_of_an_instrument(call, sets, tmp_path):
     (tmp_path / "threads").symlink_to(sets["lmdb"])
     status, out, _ = call("./threads", "--json")

@@ -24,7 +24,7 @@ from pario.commands.decoder import find_decoder
 from pario.commands.screen import screen, seconds, table
 from pario.decode.base import Decoder
 
-__all__ = ["MOST_THREADS", "Data", "launched", "overlap", "tell", "threads"]
+__all__ = ["MOST_THREADS", "Data", "overlap", "refused", "tell", "threads"]
 
 MOST_THREADS = 512
 
@@ -66,8 +66,8 @@ class Data:
 
 
 def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> int:
-    """Exit status: 2 under a launcher."""
-    if launched():
+    """Exit status: 2 under a launcher, or without a folder for made data."""
+    if refused(data.store if data.path is None else None):
         return 2
     what = replace(what, decoder=data.found_decoder)
     numbers = what.threads
@@ -102,7 +102,7 @@ def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> i
 
 def overlap(data: Data, what: overlaps.Application, network: bool, out: str | None, as_json: bool) -> int:
     """Exit status: 2 under a launcher, or if torch is missing."""
-    if launched():
+    if refused(data.store if data.path is None else None):
         return 2
     what = replace(what, decoder=data.found_decoder)
     try:
@@ -128,11 +128,15 @@ def overlap(data: Data, what: overlaps.Application, network: bool, out: str | No
     return tell(document, _overlap_table(found["rows"]), document["sentences"], out, as_json)
 
 
-def launched() -> bool:
-    """True, said on the screen, if a launcher has started this process."""
-    if screen.launched:
-        screen.say("error: one process measures; run it without mpiexec or srun", err=True)
-    return screen.launched
+def refused(*folders: str | None) -> bool:
+    """True, said on the screen, if a launcher has started this process, or one of the folders cannot be written to."""
+    why = "one process measures; run it without mpiexec or srun" if screen.launched else ""
+    for folder in folders:
+        if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+            why = why or f"{folder} is no folder that can be written to"
+    if why:
+        screen.say(f"error: {why}", err=True)
+    return bool(why)
 
 
 def _ceiling(sources: Sequence[Items], seconds: float) -> tuple[dict[str, float] | None, str]:

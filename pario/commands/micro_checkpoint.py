@@ -8,7 +8,7 @@ from typing import Any
 
 from pario.bench.micro import checkpoint as micro
 from pario.bench.study.facts import machine
-from pario.commands.micro import launched, tell
+from pario.commands.micro import refused, tell
 from pario.commands.screen import decimal_bytes, screen, seconds
 
 __all__ = ["checkpoint"]
@@ -17,10 +17,10 @@ __all__ = ["checkpoint"]
 def checkpoint(
     what: micro.Training, folders: tuple[str, str | None], rounds: int, out: str | None, as_json: bool
 ) -> int:
-    """folders : the slow one, and the fast one or None. Exit status: 2 under a launcher."""
-    if launched():
-        return 2
+    """folders : the slow one, and the fast one or None. Exit status: 2 under a launcher, or without one of them."""
     slow, fast = folders
+    if refused(slow, fast):
+        return 2
     ways, missing = micro.ways_here(fast)
     words = (
         f"{what.checkpoints} of {decimal_bytes(what.nbytes)}, one after every {what.every} iterations of "

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,15 @@ from pario.bench.micro.items import Items
 from pario.decode.base import Decoder
 from pario.loader.loader import Loader
 from pario.options import Options
+from pario.threads import Workers
 
 __all__ = ["FACTORS", "PREFETCH", "Application", "hides", "input_seconds", "overlap", "pipeline", "small_network"]
 
 #: batches ahead; compute per batch ÷ time to read one batch
 PREFETCH = (0, 1, 4)
 FACTORS = (0.5, 1.0, 2.0)
+#: Seconds that reads under way may take after the last batch: the store may have stalled.
+_END_S = 10.0
 #: the way of the Loader in the rows
 LOADER = "pario"
 
@@ -74,22 +77,23 @@ def pipeline(
     numbers = order.tolist()
     cuts = iter([numbers[k : k + what.batch] for k in range(0, len(numbers), what.batch)])
     ahead: deque[list[Future[Any]]] = deque()
-    pool = ThreadPoolExecutor(what.threads, thread_name_prefix="input")
+    pool = Workers("input", what.threads)
+
+    def ask(batches: int) -> None:
+        ahead.extend([pool.call(one, item) for item in cut] for cut in itertools.islice(cuts, batches))
+
     try:
-        for cut in itertools.islice(cuts, prefetch):
-            ahead.append([pool.submit(one, item) for item in cut])
+        ask(prefetch)
         while True:
-            # With prefetch the next batch is asked for when the caller takes one, without it when he wants one.
-            if not prefetch and (cut := next(cuts, [])):
-                ahead.append([pool.submit(one, item) for item in cut])
+            # Without prefetching a batch is asked for when the caller wants it, else when he takes one before it.
+            ask(0 if prefetch else 1)
             if not ahead:
                 return
             batch = [future.result() for future in ahead.popleft()]
-            if prefetch and (cut := next(cuts, [])):
-                ahead.append([pool.submit(one, item) for item in cut])
+            ask(1 if prefetch else 0)
             yield batch
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.end(_END_S, cancel=True)
 
 
 def input_seconds(items: Items, what: Application, prefetch: int) -> float:
