@@ -18,7 +18,7 @@ from pario.bench.cache import Unavailable
 from pario.bench.micro import ceiling, checkpoint, limits, made
 from pario.bench.micro.decoding import Decoding
 from pario.bench.micro.items import FileItems, Items, open_items
-from pario.bench.micro.overlap import Application, hides, overlap, pipeline
+from pario.bench.micro.overlap import Application, hides, overlap, pipeline, small_network
 from pario.bench.micro.threads import Sweep, read_once, sweep
 from pario.checkpoint.checkpointer import Checkpointer
 from pario.cli import main
@@ -185,6 +185,23 @@ def test_prefetching_hides_what_computing_covers():
     row = {"way": 1, "compute": 1.0, "seconds": [1.04, 1.04, 1.2]}
     assert hides([row, {**row, "compute": 0.5}, {**row, "way": 0, "seconds": [0.1]}]) == 1.0
     assert hides([{**row, "seconds": [1.06]}]) is None
+
+
+@pytest.mark.frameworks
+def test_the_small_network_computes_and_learns(sets):
+    step, items = small_network(), open_items(str(sets["made"]))
+    batch = next(pipeline(items, np.arange(12), Application(batch=12, threads=2), 0, None))
+    losses = [step(batch) for _ in range(30)]
+    assert losses[-1] < 0.6 * losses[0]  # it has learnt at least which labels there are
+    assert "torch DCP" in checkpoint.ways_here(None)[0]
+
+
+def test_without_torch_the_network_is_refused(call, sets, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    status, _, err = call("overlap", sets["files"], "--network")
+    assert status == 2
+    assert "torch cannot be imported" in err
+    assert "torch DCP" in checkpoint.ways_here(None)[1]
 
 
 # -- conclusions -------------------------------------------------------------------------------------------------------
