@@ -99,8 +99,10 @@ def figure(pyplot: Any, runs: Runs, pick: Pick, paper: float) -> Any:
         axes.set_ylabel(title)
     if "direct" in ways and "burst buffer" in ways:
         direct = statistics.median(run["total"] for run in pick(runs, "d3", "direct").values())
-        panels[0].axhline(direct / paper, color="black", linewidth=0.9, linestyle="--")
-        panels[0].text(0, direct / paper, " direct ÷ 2.6, the paper's gain", va="bottom")
+        label = f"direct ÷ {paper}, the paper's gain"
+        panels[0].axhline(direct / paper, color="black", linewidth=0.9, linestyle="--", label=label)
+        panels[0].legend(frameon=False, loc="upper left")
+        panels[0].set_ylim(top=1.35 * max(panels[0].get_ylim()))
     panels[1].set_yscale("log")
     return figure_
 
