@@ -69,6 +69,13 @@ PARTS: dict[str, tuple[Command, Command]] = {
         ("benchmarks.codecs", "all", "--rounds", "3", "--out", "{dir}/codecs.json"),
         ("benchmarks.codecs", "none", "--out", "{dir}/codecs.json", "--into", "docs/packing.md"),
     ),
+    "tf-study": (
+        ("benchmarks.tf_study", "--data", "{dir}", "--out", "{dir}/tf-study.json"),
+        (
+            *("benchmarks.tf_study", "--fill", "--out", "{dir}/tf-study.json", "--figures", "docs/figures"),
+            *("--into", "docs/characterise.md"),
+        ),
+    ),
     "model": ((), ("benchmarks.model", "--stored", "--docs")),
     "model-tiers": ((), ("benchmarks.model", "--tiers", "--docs")),
 }

@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Batch": "pario.records",
     "Budget": "pario.plan.budget",
+    "CheckpointError": "pario.errors",
+    "Checkpointer": "pario.checkpoint.checkpointer",
     "ChecksumError": "pario.errors",
     "ClosedError": "pario.errors",
     "CorruptedError": "pario.errors",
@@ -37,6 +39,7 @@ _HOMES = {
     "Reader": "pario.dataset.reader",
     "Records": "pario.records",
     "Report": "pario.stats.report",
+    "Shard": "pario.checkpoint.tree",
     "SnapshotError": "pario.errors",
     "StateError": "pario.errors",
     "Tier": "pario.options",
@@ -47,18 +50,21 @@ _HOMES = {
 }
 
 __all__ = [
-    "Batch", "Budget", "ChecksumError", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError",
-    "DecodeError", "EmptyError", "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError",
-    "Loader", "MissingError", "OptionError", "Options", "ParioError", "PeerError", "RankError", "ReadError", "Reader",
-    "Records", "Report", "SnapshotError", "StateError", "Tier", "VersionMismatchError", "__version__", "decode",
-    "errors", "split",
+    "Batch", "Budget", "CheckpointError", "Checkpointer", "ChecksumError", "ClosedError", "CorruptedError",
+    "DatabaseError", "DeadRankError", "DecodeError", "EmptyError", "EncryptedError", "FileError", "HeldBatchesError",
+    "InvalidError", "LauncherError", "Loader", "MissingError", "OptionError", "Options", "ParioError", "PeerError",
+    "RankError", "ReadError", "Reader", "Records", "Report", "Shard", "SnapshotError", "StateError", "Tier",
+    "VersionMismatchError", "__version__", "decode", "errors", "split",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from pario import decode, errors
+    from pario.checkpoint.checkpointer import Checkpointer
+    from pario.checkpoint.tree import Shard
     from pario.dataset.reader import Reader
     from pario.dataset.split import split
     from pario.errors import (
+        CheckpointError,
         ChecksumError,
         ClosedError,
         CorruptedError,

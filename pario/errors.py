@@ -13,6 +13,7 @@
     │   ├── DatabaseError                 no such named database, or databases where records were expected
     │   │   └── EmptyError                the database holds no record
     │   └── ReadError (OSError)           the storage refused or cut short a read
+    ├── CheckpointError                   a checkpoint that could not be saved
     ├── DecodeError                       a record that the decoder cannot turn into arrays
     ├── StateError                        a saved state that does not fit this dataset or these options
     ├── HeldBatchesError (MemoryError)    the user keeps more batches than the budget allows
@@ -29,6 +30,7 @@ survives pickling, so that it can travel between ranks.
 from __future__ import annotations
 
 __all__ = [
+    "CheckpointError",
     "ChecksumError",
     "ClosedError",
     "CorruptedError",
@@ -163,6 +165,10 @@ class EmptyError(DatabaseError):
 
 class ReadError(FileError, OSError):
     """The storage refused a read, or returned fewer bytes than expected."""
+
+
+class CheckpointError(ParioError):
+    """A checkpoint could not be saved; the ones before it are untouched."""
 
 
 class DecodeError(ParioError):

@@ -41,7 +41,7 @@ FLOORS = [
     {"plan", "control"},
     {"fetch"},
     {"locate", "stage"},
-    {"dataset"},
+    {"dataset", "checkpoint"},
     {"supply", "lmdb"},
     {"recipes"},
     {"loader", "packing", "files"},
@@ -60,14 +60,14 @@ STRANGERS = {
 #: what only some files may know: module -> files or folders
 KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
-    "h5py": ("locate/sidecar.py", "checkpoint/"),
-    "lmdb": ("lmdb/real.py", "demo/", "bench/study/sets.py", "packing/writer.py"),
+    "h5py": ("locate/sidecar.py", "checkpoint/hdf5.py"),
+    "lmdb": ("lmdb/real.py", "demo/", "bench/study/sets.py", "bench/micro/made.py", "packing/writer.py"),
     "mmap": (
         *("fetch/mapped.py", "stage/memory.py", "stage/states.py", "stage/told_memory.py"),
         "bench/study/requests.py",
         "files/held.py",  # memory of its own, that large files are read into; never a dataset
     ),
-    "matplotlib": ("bench/study/plots.py",),
+    "matplotlib": ("bench/drawing.py",),
     "mfusepy": ("bench/stores/latency.py", "files/"),
     "torch": ("adapters/", "bench/", "demo/"),
     "jax": ("adapters/", "bench/", "demo/"),
@@ -111,7 +111,10 @@ ARGUMENTS = 8
 KERNEL_ARGUMENTS = 12
 METHODS = 20
 #: public constructors: keyword-only from the ninth argument on at the latest
-CONSTRUCTORS = ("loader Loader.__init__", "dataset Reader.__init__", "decode Image.__init__")
+CONSTRUCTORS = (
+    *("loader Loader.__init__", "dataset Reader.__init__", "decode Image.__init__"),
+    "checkpoint Checkpointer.__init__",
+)
 #: signatures that others have made
 FOREIGN = {"lmdb Environment.__init__": "py-lmdb's"}
 #: classes with more than METHODS methods, and why

@@ -25,7 +25,7 @@ from pario.comm.messages import LONGEST_PAUSE_S, Messages, wait_politely
 from pario.comm.solo import Solo
 from pario.errors import DeadRankError, LauncherError, OptionError, ParioError, PeerError
 
-__all__ = ["World", "get_world"]
+__all__ = ["World", "bcast_to_nodes", "get_world", "same_ranks"]
 
 #: Seconds that a collective may still take to end after a rank was found dead: it may have done its part before.
 GRACE_S = 0.5
@@ -301,6 +301,20 @@ def get_world(comm: Any = None, *, each_alone: bool = False) -> AnyWorld:
     if torch and MPI.COMM_WORLD.Get_size() == 1:
         raise _torch_error(torch)
     return World(MPI.COMM_WORLD if comm is None else comm)
+
+
+def same_ranks(world: AnyWorld) -> AnyWorld:
+    """Another world of the same ranks and nodes, whose memory goes back when it is freed. Collective over `world`."""
+    return World(world.comm) if isinstance(world, World) else Solo()
+
+
+def bcast_to_nodes(world: AnyWorld, memory: np.ndarray, node: int) -> None:
+    """`memory`, u8[n] that the ranks of a node share, from `node` into that of all others, of the same length.
+
+    Collective; the ranks of a node must meet before it, when `node` has written, and after it, before they read.
+    """
+    if isinstance(world, World) and world.nodes > 1 and world._leaders is not None:
+        world._leaders.bcast_bytes(memory, node)
 
 
 def leave_mpi() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import pario
+from pario.commands import app_bench
 from pario.commands.apps import COMMANDS
 from pario.options import FETCHERS, RECIPES
 
@@ -263,72 +264,7 @@ def verify(path: str, db: str | None) -> int:
     return run(path, db)
 
 
-@click.command(name="study")
-@click.option(
-    "--preset",
-    default="small",
-    show_default=True,
-    type=click.Choice(["small", "full", "tiny"]),
-    help="small: under 10 minutes on 2 cores; full: all ranks, nodes, stores and sets, hours; tiny: a trial run.",
-)
-@click.option("--out", metavar="DIR", default="pario-study", show_default=True, help="JSON, tables and figures.")
-@click.option("--data", metavar="DIR", help="Make and keep the data sets here. Default: in DIR of --out, for this run.")
-@click.option("--recipes", metavar="NAME,...", help="Only these.")
-@click.option("--stores", metavar="NAME,...", help="Only these: disk, throttled, latency, latency-cached.")
-@click.option("--ranks", metavar="N,...", help="Only cells with these numbers of ranks.")
-@click.option("--rounds", type=click.IntRange(1), help="Timed runs of each recipe in a cell. Default: the preset's, 5.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of the shuffled orders.")
-def study(
-    preset: str,
-    out: str,
-    data: str | None,
-    recipes: str | None,
-    stores: str | None,
-    ranks: str | None,
-    rounds: int | None,
-    seed: int,
-) -> int:
-    """Compare all recipes on this machine.
-
-    A recipe is a way to read: `plain` is py-lmdb on every rank, `lmm`, `dm`, `dio`, `prov`, `coal` and `stag` are the
-    steps of LMDBIO, `auto` is pario's own. Data sets are made, jobs of several ranks are started by mpiexec, and the
-    recipes read in turns, cold and warm; their content is compared with what py-lmdb reads. The bare disk is always
-    measured; a throttled block device needs root, and a store with latency `pip install "pario[latency-store]"` and
-    fuse3. Ends with tables and bars; figures need `pip install "pario[study]"`.
-
-    Ctrl-C keeps what has been measured so far.
-
-    \b
-    Examples:
-      python -m pario bench study
-      python -m pario bench study --preset full --out results --data /scratch/sets
-      python -m pario bench study --recipes plain,auto --stores disk --ranks 1,4
-    """
-    from pario.bench.study.cells import LOOPS, PRESETS, STORES
-    from pario.commands import study as room
-
-    try:
-        chosen = room.chosen(recipes, (*RECIPES, *LOOPS), "recipe")
-        places = room.chosen(stores, tuple(STORES), "store")
-        known = [str(number) for number in PRESETS[preset].ranks]
-        numbers = [int(number) for number in room.chosen(ranks, known, "number of ranks")]
-    except ValueError as e:
-        raise click.UsageError(str(e)) from None
-    return room.study(preset, out, data, recipes=chosen, stores=places, ranks=numbers, rounds=rounds, seed=seed)
-
-
-class _Bench(click.Command):
-    """`bench PATH`, and under the same name `bench study`."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if args[:1] == ["study"]:
-            return study.make_context(f"{info_name} study", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-
-@group.command(cls=_Bench)
+@group.command(cls=app_bench.Bench)
 @_path
 @_db
 @click.option("-b", "--batch-size", default=64, show_default=True, type=int, help="Records per rank and batch.")
@@ -375,14 +311,15 @@ def bench(
     your job. A large "share" means that the ranks waited for the storage; a large "turn" means that the storage waited
     for the ranks. --report prints a line per rank, and a sentence that names the slow part.
 
-    "study" in place of a PATH compares all ways of reading (`bench study --help`); write ./study for a dataset of that
-    name.
+    In place of a PATH, "study" compares all ways of reading, and "threads", "overlap" and "checkpoint" characterise a
+    job on its store (`bench study --help`, ...); write ./study for a dataset of that name.
 
     \b
     Examples:
       python -m pario bench train.lmdb --decoder datum
       mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
       python -m pario bench study
+      python -m pario bench threads train.lmdb
     """
     from pario.bench.dataset import Workload
     from pario.commands.bench import bench as run

@@ -103,17 +103,25 @@ class LatencyStore:
         self._ask(do="fault", write_errno=number, only=only)
 
     def change(
-        self, *, read_s: float | None = None, bytes_per_s: float | None = None, serial: bool | None = None
+        self,
+        *,
+        read_s: float | None = None,
+        bytes_per_s: float | None = None,
+        serial: bool | None = None,
+        written_per_s: float | None = None,
     ) -> None:
         """Be another store from now on: reads that begin later follow it, those under way end as they began.
 
-        read_s : seconds that each read takes
+        read_s : seconds that each read, and each write, takes
         bytes_per_s : bandwidth of all reads together; 0: no limit
+        written_per_s : bytes per second of all writes together, besides the reads; 0, as at the start: no limit
         serial : one read at a time, as a disk with one arm serves them: the next one's `read_s` begins when the one
             before has ended
         None: as it was.
         """
-        self._ask(do="change", read_s=read_s, bytes_per_s=bytes_per_s, serial=serial)
+        self._ask(
+            do="change", read_s=read_s, bytes_per_s=bytes_per_s, serial=serial, written_per_s=written_per_s
+        )
 
     def heal(self) -> None:
         """End all faults at once."""
@@ -238,8 +246,10 @@ class _Operations:
         self._metadata_s = setup["metadata_s"]
         self._bytes_per_s = setup["bytes_per_s"]
         self._serial = False
+        self._written_per_s = 0.0
         self._lock = threading.Lock()
         self._free_at = 0.0  # the bandwidth's clock: when the last requested byte will have arrived
+        self._written_at = 0.0  # the same of writes
         self._counts: dict[str, Counter[str]] = {}
         self._reading: Counter[str] = Counter()  # reads under way, per path
         self._faults: list[dict[str, Any]] = []
@@ -260,7 +270,7 @@ class _Operations:
             if what["do"] == "heal":
                 self._faults = []
             elif what["do"] == "change":
-                for name in ("read_s", "bytes_per_s", "serial"):
+                for name in ("read_s", "bytes_per_s", "serial", "written_per_s"):
                     if what[name] is not None:
                         setattr(self, f"_{name}", what[name])
             else:
@@ -364,7 +374,13 @@ class _Operations:
         for fault in self._faults:
             if fault["only"] in path and "write_errno" in fault:
                 raise OSError(fault["write_errno"], os.strerror(fault["write_errno"]))
-        return os.pwrite(fh, data, offset)
+        done = os.pwrite(fh, data, offset)
+        if self._written_per_s:
+            with self._lock:
+                self._written_at = max(self._written_at, time.monotonic()) + done / self._written_per_s
+                left = self._written_at - time.monotonic()
+            self.ending.wait(left)
+        return done
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
         os.truncate(self._metadata(path, "other"), length)

@@ -1,7 +1,6 @@
 """The paper's figures, drawn from a study's JSON with matplotlib (`pip install "pario[study]"`).
 
-Points are medians of the rounds, bars extend from the smallest to the largest. The colours are those of Okabe and Ito,
-which people with any kind of colour vision can distinguish; markers differ as well.
+Points are medians of the rounds, bars extend from the smallest to the largest.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pario.bench.cache import Unavailable
+from pario.bench.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, write_figures
 from pario.bench.study.cells import RECIPES, STATES, STORES
 from pario.bench.study.numbers import spread
 from pario.bench.study.tables import gain, per_record, speculated
@@ -19,33 +18,12 @@ from pario.bench.study.verdicts import rates
 
 __all__ = ["plot"]
 
-_COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#B8A800", "#0072B2", "#D55E00", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_STYLE = {name: {"color": c, "marker": m} for name, c, m in zip(RECIPES, _COLOURS, _MARKERS, strict=True)}
-
-#: inches of one panel
-_WIDTH, _HEIGHT = 4.2, 3.2
+_STYLE = {name: {"color": c, "marker": m} for name, c, m in zip(RECIPES, COLOURS, MARKERS, strict=True)}
 
 
 def plot(document: dict[str, Any], folder: str | Path, kinds: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Write all figures that have data; returns their files. Raises Unavailable without matplotlib."""
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-    except Exception as e:  # a build for another numpy raises other errors than ImportError
-        raise Unavailable(f"matplotlib cannot be imported ({e!r}): pip install 'pario[study]'") from e
-
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    made = []
-    with pyplot.rc_context({"font.size": 8, "svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3}):
-        for name, figure in _figures(pyplot, document):
-            for kind in kinds:
-                made.append(Path(folder) / f"{name}.{kind}")
-                figure.savefig(made[-1], dpi=120)
-            pyplot.close(figure)
-    return made
+    return write_figures(lambda pyplot: _figures(pyplot, document), folder, kinds)
 
 
 def _figures(pyplot: Any, document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -76,21 +54,6 @@ def _panels(document: dict[str, Any], store: str, state: str) -> dict[str, list[
     return found
 
 
-def _readable(axis: Any, low: float, high: float) -> None:
-    """Label a logarithmic axis with plain numbers, also between powers of ten if there are few."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axis.set_major_formatter(plain)
-    few = high < 30 * low
-    axis.set_minor_locator(LogLocator(subs=(0.2, 0.3, 0.5, 0.7) if few else (0.5,)))
-    axis.set_minor_formatter(plain if few else NullFormatter())
-
-
-def _errors(found: Sequence[dict[str, float]]) -> list[list[float]]:
-    return [[one["median"] - one["min"] for one in found], [one["max"] - one["median"] for one in found]]
-
-
 def _lines(axes: Any, cells: Sequence[dict[str, Any]], value: Any) -> None:
     """A line per recipe over the cells; value : (cell, recipe) -> spread or None."""
     for number, recipe in enumerate(RECIPES):
@@ -102,7 +65,7 @@ def _lines(axes: Any, cells: Sequence[dict[str, Any]], value: Any) -> None:
             axes.errorbar(
                 [k + shift for k, _ in points],
                 [one["median"] for one in found],
-                yerr=_errors(found),
+                yerr=errors(found),
                 label=recipe,
                 capsize=2,
                 markersize=4,
@@ -112,7 +75,7 @@ def _lines(axes: Any, cells: Sequence[dict[str, Any]], value: Any) -> None:
     axes.set_xticks(range(len(cells)), [f"{cell['ranks']}\n{cell['nodes']}" for cell in cells])
     axes.set_xlim(-0.6, len(cells) - 0.4)
     axes.set_yscale("log")
-    _readable(axes.yaxis, *axes.get_ylim())
+    readable(axes.yaxis, *axes.get_ylim())
     axes.set_xlabel("ranks, and below them nodes")
 
 
@@ -140,7 +103,7 @@ def _switches(pyplot: Any, panels: dict[str, list[dict[str, Any]]], where: str) 
 
 
 def _row_of_panels(pyplot: Any, panels: dict[str, list[dict[str, Any]]], value: Any, unit: str) -> Any:
-    size = (_WIDTH * len(panels) + 0.5, _HEIGHT + 0.6)
+    size = (WIDTH * len(panels) + 0.5, HEIGHT + 0.6)
     figure, every = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
     for axes, (which, cells) in zip(every[0], panels.items(), strict=True):
         _lines(axes, cells, value)
@@ -151,13 +114,13 @@ def _row_of_panels(pyplot: Any, panels: dict[str, list[dict[str, Any]]], value: 
 
 
 def _speculation(pyplot: Any, cases: list[dict[str, Any]]) -> Any:
-    figure, axes = pyplot.subplots(figsize=(2 * _WIDTH, _HEIGHT + 1.2), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(2 * WIDTH, HEIGHT + 1.2), layout="constrained")
     names = [f"{case['case']}\n{case['recipe']}, {case['state']}" for case in cases]
-    for shift, what, colour in ((-0.2, "missed", _COLOURS[6]), (0.2, "extra", _COLOURS[5])):
+    for shift, what, colour in ((-0.2, "missed", COLOURS[6]), (0.2, "extra", COLOURS[5])):
         found = [case[what] for case in cases]
         places = [k + shift for k in range(len(cases))]
         axes.bar(
-            places, [one["median"] for one in found], 0.4, yerr=_errors(found), label=what, color=colour, capsize=2
+            places, [one["median"] for one in found], 0.4, yerr=errors(found), label=what, color=colour, capsize=2
         )
     axes.set_xticks(range(len(cases)), names, rotation=40, ha="right")
     axes.set_yscale("symlog", linthresh=10)
@@ -168,15 +131,15 @@ def _speculation(pyplot: Any, cases: list[dict[str, Any]]) -> Any:
 
 
 def _requests(pyplot: Any, rows: list[dict[str, Any]]) -> Any:
-    figure, axes = pyplot.subplots(figsize=(1.5 * _WIDTH, _HEIGHT + 0.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(1.5 * WIDTH, HEIGHT + 0.4), layout="constrained")
     ways = list(dict.fromkeys(row["way"] for row in rows))
-    for way, colour, marker in zip(ways, (_COLOURS[5], _COLOURS[6], _COLOURS[2], _COLOURS[1]), "osD^", strict=False):
+    for way, colour, marker in zip(ways, (COLOURS[5], COLOURS[6], COLOURS[2], COLOURS[1]), "osD^", strict=False):
         mine = sorted((row for row in rows if row["way"] == way), key=lambda row: row["size"])
         found = [spread([took / row["bytes"] * 1e9 for took in row["seconds"]]) for row in mine]
         axes.errorbar(
             [row["size"] / 1024 for row in mine],
             [one["median"] for one in found],
-            yerr=_errors(found),
+            yerr=errors(found),
             label=way,
             color=colour,
             marker=marker,
@@ -188,7 +151,7 @@ def _requests(pyplot: Any, rows: list[dict[str, Any]]) -> Any:
     axes.set_xscale("log", base=2)
     axes.set_xticks([size / 1024 for size in sizes], [str(size >> 10) for size in sizes])
     axes.set_yscale("log")
-    _readable(axes.yaxis, *axes.get_ylim())
+    readable(axes.yaxis, *axes.get_ylim())
     axes.set_xlabel("request size (KiB)")
     axes.set_ylabel("read time (s per GB)")
     axes.legend(frameon=False)
@@ -197,7 +160,7 @@ def _requests(pyplot: Any, rows: list[dict[str, Any]]) -> Any:
 
 
 def _groups(pyplot: Any, cells: list[dict[str, Any]]) -> Any:
-    figure, axes = pyplot.subplots(figsize=(1.5 * _WIDTH, _HEIGHT + 0.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(1.5 * WIDTH, HEIGHT + 0.4), layout="constrained")
     for number, cell in enumerate(cells):
         names = [name for name in cell["runs"] if rates(cell, name)]
         if not names:
@@ -207,10 +170,10 @@ def _groups(pyplot: Any, cells: list[dict[str, Any]]) -> Any:
         axes.errorbar(
             [int(name.removeprefix("G=")) for name in names],
             [one["median"] for one in found],
-            yerr=_errors(found),
+            yerr=errors(found),
             label=f"{cell['dataset']}, {STORES[cell['store']]}, {cell['nodes']} nodes ({best / 1e6:,.0f} MB/s)",
-            color=_COLOURS[number % len(_COLOURS)],
-            marker=_MARKERS[number % len(_MARKERS)],
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
             markersize=4,
             linewidth=1,
             capsize=2,

@@ -1,0 +1,62 @@
+"""Figures with matplotlib (`pip install "pario[study]"`): colours, axes, and the files they are written to.
+
+The colours are those of Okabe and Ito, which people with any kind of colour vision can distinguish; markers differ as
+well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pario.bench.cache import Unavailable
+
+__all__ = ["COLOURS", "HEIGHT", "MARKERS", "WIDTH", "errors", "readable", "write_figures"]
+
+COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#B8A800", "#0072B2", "#D55E00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+#: inches of one panel
+WIDTH, HEIGHT = 4.2, 3.2
+
+
+def write_figures(
+    draw: Callable[[Any], Iterable[tuple[str, Any]]], folder: str | Path, kinds: Sequence[str] = ("svg", "png")
+) -> list[Path]:
+    """Write all figures that `draw` gives as (name, figure) when it gets pyplot; returns their files.
+
+    Raises Unavailable without matplotlib.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except Exception as e:  # a build for another numpy raises other errors than ImportError
+        raise Unavailable(f"matplotlib cannot be imported ({e!r}): pip install 'pario[study]'") from e
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    made = []
+    with pyplot.rc_context({"font.size": 8, "svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3}):
+        for name, figure in draw(pyplot):
+            for kind in kinds:
+                made.append(Path(folder) / f"{name}.{kind}")
+                figure.savefig(made[-1], dpi=120)
+            pyplot.close(figure)
+    return made
+
+
+def readable(axis: Any, low: float, high: float) -> None:
+    """Label a logarithmic axis with plain numbers, also between powers of ten if there are few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axis.set_major_formatter(plain)
+    few = high < 30 * low
+    axis.set_minor_locator(LogLocator(subs=(0.2, 0.3, 0.5, 0.7) if few else (0.5,)))
+    axis.set_minor_formatter(plain if few else NullFormatter())
+
+
+def errors(found: Sequence[dict[str, float]]) -> list[list[float]]:
+    """Error bars of spreads: from the smallest to the largest."""
+    return [[one["median"] - one["min"] for one in found], [one["max"] - one["median"] for one in found]]

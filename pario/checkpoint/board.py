@@ -1,0 +1,123 @@
+"""What the ranks of a node tell each other about a checkpoint under way: words in their shared memory.
+
+Threads in the background must not call MPI. Every word has one writer and holds the number of an attempt, which only
+grows: `written[rank]` says that this rank has written all its blocks of that attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import numpy as np
+
+from pario.comm import futex
+from pario.comm.base import AnyWorld
+from pario.comm.memory import shared_parts
+from pario.errors import CheckpointError
+
+__all__ = ["Board", "Limits"]
+
+#: Bytes of an error's text.
+_NOTE = 2048
+_PAUSE_S = 2e-3
+#: Words of the node's leader, then WORDS of each rank.
+OPENED, STRAIGHT, DONE, DRAINED, CANCELLED, LEADERS = range(6)
+WRITTEN, FAILED, MOVED, WORDS = range(4)
+
+
+class Limits(Protocol):
+    """How long a thread waits: without a byte moved, and whether it is to end."""
+
+    @property
+    def limit_s(self) -> float: ...
+
+    def stopped(self) -> bool: ...
+
+
+class Board:
+    """Collective over `world`; afterwards local, for any thread.
+
+    sums : u64 per block of the node's file, which the rank that writes the block fills in
+    """
+
+    def __init__(self, world: AnyWorld) -> None:
+        self._world = world
+        self._ranks = world.node_size
+        self._seat = world.node_rank
+        sizes = [8 * (LEADERS + WORDS * self._ranks), _NOTE * self._ranks]
+        words, notes = shared_parts(world, sizes, "preparing checkpoints")
+        self._words = memoryview(words.view(np.int64))
+        self._notes = notes.reshape(self._ranks, _NOTE)
+        self.sums = np.empty(0, np.uint64)
+
+    def fit(self, blocks: int) -> None:
+        """Room for the checksums of so many blocks. Collective over all ranks; the most of all nodes is taken."""
+        most = self._world.allreduce_max(blocks)
+        if most > self.sums.size:
+            (memory,) = shared_parts(self._world, [16 * most], "preparing checkpoints")
+            self.sums = memory.view(np.uint64)
+
+    def get(self, word: int) -> int:
+        value = self._words[word]
+        futex.fence()
+        return value
+
+    def put(self, word: int, value: int) -> None:
+        """Only the leader."""
+        futex.fence()
+        self._words[word] = value
+
+    def mine(self, word: int, value: int) -> None:
+        """A word of this rank."""
+        self.put(LEADERS + WORDS * self._seat + word, value)
+
+    def theirs(self, word: int) -> list[int]:
+        """That word of every rank of the node."""
+        return [self.get(LEADERS + WORDS * seat + word) for seat in range(self._ranks)]
+
+    def fail(self, attempt: int, text: str) -> None:
+        """This rank cannot do its part."""
+        note = text.encode(errors="replace")[:_NOTE]
+        self._notes[self._seat] = 0
+        self._notes[self._seat, : len(note)] = np.frombuffer(note, np.uint8)
+        self.mine(FAILED, attempt)
+
+    def failure(self, attempt: int) -> CheckpointError | None:
+        """What another rank of the node has said about that attempt."""
+        for seat, number in enumerate(self.theirs(FAILED)):
+            if number == attempt and seat != self._seat:
+                text = bytes(self._notes[seat]).rstrip(b"\0").decode(errors="replace")
+                return CheckpointError(f"a rank of the node could not write its part: {text}", rank=self._rank(seat))
+        return None
+
+    def wait(self, word: int, attempt: int, limits: Limits, what: str) -> None:
+        """Until a word of the leader, or from LEADERS on one of every rank, has reached that attempt.
+
+        Raises CheckpointError if another rank fails, if this one is stopped, or if no rank of the node moves any byte
+        for so long; it names who is missing.
+        """
+        moved, since = self.theirs(MOVED), time.monotonic()
+        pause = 1e-4
+        while (self.get(word) if word < LEADERS else min(self.theirs(word - LEADERS))) < attempt:
+            failure = self.failure(attempt)
+            if failure is not None:
+                raise failure
+            if limits.stopped():
+                raise CheckpointError(f"given up while it waited for {what}")
+            if self.get(CANCELLED) >= attempt:
+                raise CheckpointError("the node's first rank has given up this checkpoint")
+            now = time.monotonic()
+            if moved != (moved := self.theirs(MOVED)):
+                since = now
+            if now - since > limits.limit_s:
+                late = [self._rank(seat) for seat, number in enumerate(self.theirs(WRITTEN)) if number < attempt]
+                raise CheckpointError(
+                    f"no byte was written for {limits.limit_s:.0f} s while it waited for {what}; missing: "
+                    f"{', '.join(f'rank {rank}' for rank in late) or 'the first rank of the node'}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE_S)
+
+    def _rank(self, seat: int) -> int:
+        return self._world.node_ranks[seat]

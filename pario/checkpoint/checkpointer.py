@@ -1,0 +1,415 @@
+"""pario.Checkpointer: `save` copies a tree and returns; threads write it; `restore` finds the newest complete one."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from pario.checkpoint.board import DRAINED, Board
+from pario.checkpoint.draining import DrainThread
+from pario.checkpoint.finding import find
+from pario.checkpoint.manifest import Manifest
+from pario.checkpoint.restore import restored
+from pario.checkpoint.staging import Staging
+from pario.checkpoint.store import ATTEMPT, TRASH, discard, make_folder
+from pario.checkpoint.tree import Flat, Leaves, flatten
+from pario.checkpoint.writing import Attempt, FastTier, Places, Tiers, WriteThread
+from pario.comm.base import together
+from pario.comm.world import get_world
+from pario.control.bucket import Bucket
+from pario.control.joining import store_agent
+from pario.errors import (
+    CheckpointError,
+    ClosedError,
+    CorruptedError,
+    MissingError,
+    OptionError,
+    PeerError,
+    ReadError,
+)
+
+__all__ = ["Checkpointer", "Handle"]
+
+_log = logging.getLogger("pario")
+
+#: What makes `restore` try an older checkpoint.
+_DAMAGE = (CorruptedError, MissingError, ReadError)
+
+
+class Handle:
+    """A checkpoint that was handed to `save`.
+
+    step : its step; stall_s : seconds that `save` took on this rank
+    """
+
+    def __init__(self, owner: Checkpointer, attempt: Attempt, stall_s: float) -> None:
+        self._owner, self._attempt = owner, attempt
+        self.step = attempt.manifest.step
+        self.stall_s = stall_s
+
+    def __repr__(self) -> str:
+        return f"Handle(step={self.step}, done={self.done})"
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it is left to do on this rank. Local; does not wait."""
+        return self._attempt.drained.is_set()
+
+    def wait(self, tier: str = "slow", timeout_s: float | None = None) -> None:
+        """Return when the checkpoint is complete and durable on the slow store, or with "fast" on the tier that it is
+        written to first. Collective.
+
+        Raises CheckpointError if it could not be saved, and TimeoutError (on all ranks) after `timeout_s` seconds.
+        """
+        if tier not in ("fast", "slow"):
+            raise OptionError(f'tier must be "fast" or "slow", got {tier!r}')
+        self._owner._wait(self._attempt, tier, timeout_s)
+
+
+class Checkpointer:
+    """Saves trees of arrays in the background, and restores the newest complete one on any number of ranks.
+
+    Parameters
+    ----------
+    comm : mpi4py communicator, "self" or None
+        As for `pario.Loader`.
+    slow : str or Path
+        Folder on a store that all nodes see, made if it is missing; one job at a time saves into it.
+    fast : str or Path, optional
+        Folder on each node's own disk or memory, of the same name on all nodes. Checkpoints are written there first,
+        and drained to `slow` in the background.
+    keep : int or None
+        Checkpoints that stay in `slow`; older ones are deleted when a newer one is complete. None: all.
+    rate : float, optional
+        Bytes per second that all nodes together write to `slow`. A control plane (PARIO_CONTROL) limits it further.
+    full : "wait" or "slow"
+        When the fast tier is full: wait until earlier checkpoints are drained, or write straight to `slow`.
+    pending : int
+        So many checkpoints may be under way to `slow`; with more of them `save` waits.
+    timeout_s : float
+        After so many seconds in which no byte was written, a checkpoint is given up, and the error says who is late.
+    version : str
+        Yours: it is written into the manifest.
+
+    All methods are collective. A checkpoint that could not be saved in the background is reported by the next call, by
+    CheckpointError on all ranks; saving may go on after it.
+    """
+
+    #: what is an array; the checkpointers of pario/adapters know others
+    leaves: Leaves = Leaves()
+
+    def __init__(
+        self,
+        comm: Any = None,
+        *,
+        slow: str | os.PathLike[str],
+        fast: str | os.PathLike[str] | None = None,
+        keep: int | None = 3,
+        rate: float | None = None,
+        full: str = "wait",
+        pending: int = 2,
+        timeout_s: float = 300.0,
+        version: str = "",
+    ) -> None:
+        self._closed = True
+        self._world = world = get_world(comm)
+        self._stack = ExitStack()
+        self.slow = os.path.abspath(slow)
+        self.fast = None if fast is None else os.path.abspath(fast)
+        try:
+            with together(world, "reading the options"):
+                _check_options(keep, rate, full, pending, timeout_s)
+            self._keep, self._pending, self._timeout_s, self._version = keep, pending, timeout_s, str(version)
+            self._secret, alike = world.bcast((secrets.token_hex(16), (self.slow, keep, rate, full, pending)))
+            with together(world, "comparing the options"):
+                if alike != (self.slow, keep, rate, full, pending):
+                    raise OptionError(f"slow, keep, rate, full and pending differ between ranks: rank 0 has {alike}")
+            with together(world, "opening the checkpoints' folders"):
+                self._open_folders()
+            self._board = Board(world)
+            self._start(rate, full)
+        except BaseException as e:
+            self._stack.close()
+            world.abandon(e)
+            raise
+        self._number = 0
+        self._signature: Any = None
+        self._staging = Staging(self.leaves)
+        self._attempts: list[Attempt] = []  # whose end nobody has looked at
+        self._closed = False
+
+    def _open_folders(self) -> None:
+        if self._world.rank == 0:
+            _make(self.slow)
+            _sweep(self.slow)
+        if self.fast is not None and self._world.is_leader:
+            _make(self.fast)
+            _sweep(self.fast)
+
+    def _start(self, rate: float | None, full: str) -> None:
+        world = self._world
+        places = Places(world.node, world.nodes, world.node_rank, world.node_size, world.rank == 0)
+        share = world.nodes if self.fast is not None else world.size
+        bucket = Bucket((None if rate is None else rate / share, None))
+        self._stack.callback(bucket.close)
+        agent = self._stack.enter_context(store_agent())
+
+        def take(nbytes: int) -> None:
+            bucket.take(nbytes, 1)
+            if agent is not None:
+                agent.take(nbytes, 1)
+
+        fast = None if self.fast is None else FastTier(self.fast, self.slow)
+        tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
+        self._drain = DrainThread(places, tiers, self._board)
+        self._writer = WriteThread(places, tiers, self._board, self._drain.submit)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, tree: Any) -> Handle:
+        """Copy the tree and return; it is written in the background. Later changes of the arrays are not saved.
+
+        step : 0 or more, the same on all ranks
+        tree : dicts, lists and tuples of arrays, `Shard`, numbers, str, bytes, None; the same structure on all ranks.
+            Arrays that are no Shard are taken to be alike on all ranks, and one of them writes each; other values are
+            those of rank 0.
+
+        Waits while an earlier one is still in staging memory, or `pending` others are under way. Raises OptionError for
+        what cannot be saved, CheckpointError for an earlier checkpoint that could not be saved, and ParioError if there
+        is no memory for the copy.
+        """
+        began = time.perf_counter()
+        self._check_open()
+        error: BaseException | None = None
+        flat = Flat(None, [], [])
+        try:
+            if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
+                raise OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
+            flat = flatten(tree, self.leaves)
+        except Exception as e:
+            error = e
+        self._meet(error, "saving a checkpoint")
+        signature = (flat.specs, [leaf.box for leaf in flat.leaves])
+        if self._world.allreduce_max(self._signature != signature):
+            self._signature = None
+            self._until(lambda: all(attempt.written.is_set() for attempt in self._attempts))
+            self._staging.lay_out(self._world, flat)
+            self._board.fit(len(self._staging.file.blocks))
+            self._signature = signature
+        self._same(int(step), "step")
+        self._room()
+        self._staging.copy(flat)
+        self._number += 1
+        attempt = Attempt(self._number, self._manifest(int(step), flat), self._staging.file, self._staging.memory)
+        self._attempts.append(attempt)
+        self._writer.submit(attempt)
+        return Handle(self, attempt, time.perf_counter() - began)
+
+    def _manifest(self, step: int, flat: Flat) -> Manifest:
+        world = self._world
+        name = hashlib.sha256(f"{self._secret} {self._number}".encode()).hexdigest()[:16]
+        return Manifest(
+            step, name, time.time(), world.size, world.nodes, _version(), self._version, flat.description,
+            flat.specs, [""] * world.nodes,
+        )  # fmt: skip
+
+    def _room(self) -> None:
+        """Wait until the staging memory is free and fewer than `pending` checkpoints are under way."""
+        self._attempts = [one for one in self._attempts if one.error is not None or not one.drained.is_set()]
+        began = time.monotonic()
+
+        def is_free() -> bool:
+            if any(not attempt.written.is_set() for attempt in self._attempts):
+                return False
+            return self._number - self._board.get(DRAINED) < self._pending
+
+        if not is_free():
+            self._until(is_free)
+            waited = time.monotonic() - began
+            if waited > 0.1:
+                _log.warning("save waited %.1f s: checkpoints are written more slowly than they are made", waited)
+
+    def _until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait for this rank's threads; returns whether it is `ready`. Raises PeerError, DeadRankError."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        looked, pause = time.monotonic(), 1e-4
+        while not ready():
+            now = time.monotonic()
+            if end is not None and now > end:
+                return False
+            if now - looked > 0.2:
+                looked = now
+                self._world.alarm.check()
+                self._world.check_alive()
+            time.sleep(pause)
+            pause = min(2 * pause, 5e-3)
+        return True
+
+    def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
+        if not self._closed:
+            event = attempt.written if tier == "fast" else attempt.drained
+            done = self._until(event.is_set, timeout_s)
+            late = None if done else TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
+            self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")
+        elif attempt.error is not None:
+            raise attempt.error
+
+    def _meet(self, error: BaseException | None, doing: str) -> None:
+        """All ranks continue, or all raise: `error`, or what went wrong in the background. Collective."""
+        if error is None:
+            bad = next((attempt for attempt in self._attempts if attempt.error is not None), None)
+            error = None if bad is None else bad.error
+        try:
+            self._world.agree(error, doing)
+        except BaseException:
+            self._attempts = [one for one in self._attempts if one.error is None]  # reported
+            raise
+
+    def _same(self, value: int, what: str) -> None:
+        least, most = self._world.allreduce_min(value), self._world.allreduce_max(value)
+        if least != most:
+            raise self._world.raised_by_all(OptionError(f"{what} differs between ranks: {least} and {most}"))
+
+    # -- restoring -----------------------------------------------------------------------------------------------------
+
+    def latest(self) -> int | None:
+        """The step of the newest complete checkpoint, or None. Collective."""
+        self._check_open()
+        self._meet(None, "looking for checkpoints")
+        found = find(self._world, self.slow, self.fast)
+        return found[0].step if found else None
+
+    def restore(self, step: int | None = None, like: Any = None) -> Any:
+        """The tree of the newest complete checkpoint, or of that step. Collective; on any number of ranks.
+
+        like : a tree that says what is wanted: whole arrays where it has arrays, this rank's part where it has a
+            `Shard`; what it leaves out is not read. None: the whole tree, with whole arrays.
+
+        Every block that is read is checked; where one is damaged an older checkpoint is taken, with a warning, unless
+        `step` is given. Raises MissingError if there is none, StateError if `like` does not fit, and the error of the
+        newest if all are damaged.
+        """
+        self._check_open()
+        self._meet(None, "restoring a checkpoint")
+        found = [each for each in find(self._world, self.slow, self.fast) if step is None or each.step == step]
+        if not found:
+            what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
+            raise self._world.raised_by_all(MissingError(what, path=self.slow))
+        first: Exception | None = None
+        for each in found:
+            error: Exception | None = None
+            tree = None
+            try:
+                tree = restored(self._world, each, (self.slow, self.fast), like, self.leaves)
+            except Exception as e:  # all ranks raise together
+                error = e
+            kinds = self._world.allgather(_kind(error))
+            if error is None:
+                if first is not None:
+                    _log.warning("restored %s instead", each.words)
+                return tree
+            if "other" in kinds:
+                raise error
+            first = first or error
+            _log.warning("the checkpoint of %s is damaged: %s", each.words, error)
+        assert first is not None
+        raise first
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait until everything that was saved is on the slow store, and end. Collective, idempotent.
+
+        Raises CheckpointError if something could not be saved; everything is closed then, too.
+        """
+        if self._closed:
+            return
+        try:
+            self._until(lambda: all(attempt.drained.is_set() for attempt in self._attempts))
+            self._meet(None, "closing a checkpointer")
+        except BaseException as e:
+            self._end(e)
+            raise
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._closed = True
+        self._writer.end(_END_S)
+        self._drain.end(_END_S)
+        self._stack.close()
+        if error is None:
+            self._world.free()
+        else:
+            self._world.abandon(error)
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None:
+            self.close()
+        elif not self._closed:
+            # Each rank for itself: what was copied may still get to its tier.
+            end = time.monotonic() + _GRACE_S
+            while time.monotonic() < end and not all(attempt.drained.is_set() for attempt in self._attempts):
+                time.sleep(0.01)
+            self._end(error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this Checkpointer was closed")
+
+
+#: Seconds that threads get to end after close, and what is under way when the script has failed.
+_END_S, _GRACE_S = 5.0, 10.0
+
+
+def _kind(error: Exception | None) -> str:
+    if error is None or isinstance(error, PeerError):
+        return "peer"
+    return "damage" if isinstance(error, _DAMAGE) else "other"
+
+
+def _version() -> str:
+    """Of pario, as it is installed; "" if it is not."""
+    try:
+        return version("pario")
+    except PackageNotFoundError:
+        return ""
+
+
+def _check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any) -> None:
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise OptionError(f"keep must be a whole number from 1 on, or None, got {keep!r}")
+    if rate is not None and not (isinstance(rate, int | float) and rate > 0):
+        raise OptionError(f"rate must be bytes per second above 0, or None, got {rate!r}")
+    if full not in ("wait", "slow"):
+        raise OptionError(f'full must be "wait" or "slow", got {full!r}')
+    if type(pending) is not int or pending < 1:
+        raise OptionError(f"pending must be a whole number from 1 on, got {pending!r}")
+    if not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        raise OptionError(f"timeout_s must be seconds above 0, got {timeout_s!r}")
+
+
+def _make(folder: str) -> None:
+    try:
+        make_folder(folder)
+    except OSError as e:
+        raise CheckpointError(f"cannot make the folder for checkpoints: {e.strerror}", path=folder) from e
+
+
+def _sweep(folder: str) -> None:
+    """Delete what killed jobs have left. Best effort."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith((f"{ATTEMPT}step-", f"{TRASH}step-")):
+                discard(os.path.join(folder, name))

@@ -1,0 +1,120 @@
+"""Which checkpoints there are: rank 0 looks at the slow store, each node's first rank at its fast tier, and rank 0's
+answer counts for all. (On a parallel file system two ranks that look at the same moment may see different things.)"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import NamedTuple
+
+from pario.checkpoint.manifest import MANIFEST, Manifest, Part, check_parts, part_name, read_manifest, read_part, sum_of
+from pario.checkpoint.store import Name, listed, read_small
+from pario.comm.base import AnyWorld, together
+from pario.errors import ChecksumError, CorruptedError
+
+__all__ = ["Found", "Opened", "find", "open_found"]
+
+
+class Found(NamedTuple):
+    """A complete checkpoint, by its names alone. fast : on the fast tiers of the nodes; nodes : that have written it"""
+
+    step: int
+    at: float
+    fast: bool
+    id: str
+    nodes: int
+
+    @property
+    def words(self) -> str:
+        return f"step {self.step} on the {'fast' if self.fast else 'slow'} tier"
+
+
+class Opened(NamedTuple):
+    """where : per node of the world, part -> the folder in which that node finds it"""
+
+    manifest: Manifest
+    parts: list[Part]
+    where: list[dict[int, str]]
+
+
+def find(world: AnyWorld, slow: str, fast: str | None) -> list[Found]:
+    """All complete checkpoints, newest step first; of one step the later one, and the fast tier, first. Collective.
+    Raises ReadError on all ranks."""
+    own: list[Name] = []
+    with together(world, "looking for checkpoints"):
+        if fast is not None and world.is_leader:
+            own = [name for name in listed(fast) if name.nodes]
+    everyones = world.allgather(own) if fast is not None else [own]
+    found: list[Found] = []
+    with together(world, "looking for checkpoints"):
+        if world.rank == 0:
+            parts: dict[tuple[int, str, int], set[int]] = {}
+            for name in (name for names in everyones for name in names):
+                parts.setdefault((name.step, name.id, name.nodes), set()).add(name.node)
+            times = {name: _time(os.path.join(slow, str(name))) for name in listed(slow) if not name.nodes}
+            found = [Found(name.step, at, False, name.id, 0) for name, at in times.items()]
+            ages = {(each.step, each.id): each.at for each in found}
+            for (step, id_, nodes), there in parts.items():
+                if there == set(range(nodes)):
+                    at = ages.get((step, id_), float("inf"))  # not drained yet: nothing of this step is newer
+                    found.append(Found(step, at, True, id_, nodes))
+    return sorted(world.bcast(found), reverse=True)  # type: ignore[no-any-return]
+
+
+def _time(path: str) -> float:
+    with suppress(OSError):
+        return os.stat(path).st_mtime
+    return 0.0
+
+
+def open_found(world: AnyWorld, found: Found, slow: str, fast: str | None) -> Opened:
+    """Read what a checkpoint says of itself. Collective; raises on all ranks: CorruptedError, ChecksumError,
+    MissingError, ReadError on the rank that read it, PeerError on the others."""
+    manifest: Manifest | None = None
+    mine: dict[int, tuple[str, Part]] = {}
+    with together(world, f"reading the description of {found.words}"):
+        if found.fast and world.is_leader and fast is not None:
+            for name in listed(fast):
+                if (name.step, name.id, name.nodes) == (found.step, found.id, found.nodes):
+                    folder = os.path.join(fast, str(name))
+                    mine[name.node] = folder, _part(folder, name.node)[0]
+                    if name.node == 0:
+                        manifest = _manifest(folder)
+        elif not found.fast and world.rank == 0:
+            folder = os.path.join(slow, str(Name(found.step, found.id)))
+            manifest = _manifest(folder)
+            for node, total in enumerate(manifest.parts):
+                part, own = _part(folder, node)
+                if own != total:
+                    raise ChecksumError(
+                        f"the description of node {node}'s file has the checksum {own}, the manifest says {total}",
+                        path=folder,
+                    )
+                mine[node] = folder, part
+    everyones = world.allgather((world.node, manifest, mine) if mine else None)
+    parts: dict[int, Part] = {}
+    where: list[dict[int, str]] = [{} for _ in range(world.nodes)]
+    for node, said, held in (each for each in everyones if each):
+        manifest = said or manifest
+        for number, (folder, part) in held.items():
+            parts[number] = part
+            for k in range(world.nodes) if not found.fast else [node]:
+                where[k][number] = folder
+    with together(world, f"reading the description of {found.words}"):
+        if manifest is None or (manifest.step, manifest.id) != (found.step, found.id):
+            raise CorruptedError(f"the manifest of {found.words} is that of another checkpoint")
+        check_parts(manifest, [parts[number] for number in sorted(parts)], found.words)
+    assert manifest is not None
+    return Opened(manifest, [parts[number] for number in sorted(parts)], where)
+
+
+def _manifest(folder: str) -> Manifest:
+    path = os.path.join(folder, MANIFEST)
+    return read_manifest(read_small(path), path)
+
+
+def _part(folder: str, node: int) -> tuple[Part, str]:
+    """(description, its checksum)"""
+    path = os.path.join(folder, part_name(node) + ".json")
+    data = read_small(path)
+    return read_part(data, path), f"{sum_of(data):016x}"

@@ -1,0 +1,290 @@
+"""Files of a checkpoint: made complete before anybody sees them, and opened with distrust.
+
+Names of a tier's folder:
+
+    step-000000000100-0123456789abcdef          a committed checkpoint, step and id
+    step-000000000100-0123456789abcdef.node-00003of00004    on the fast tier: what one of four nodes wrote of it
+    .attempt-step-000000000100-0123456789abcdef one that is being made, or whose maker was killed
+    .trash-...                                  one that is being deleted
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import stat
+import sys
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
+
+__all__ = [
+    "Name", "Reader", "Writer", "commit", "discard", "failed", "listed", "make_folder", "read_small", "sync_folder",
+    "write_small",
+]  # fmt: skip
+
+_NAME = re.compile(r"step-(\d{12})-([0-9a-f]{16})(?:\.node-(\d{5})of(\d{5}))?")
+ATTEMPT, TRASH = ".attempt-", ".trash-"
+_PAGE = 4096
+#: Descriptions are read whole.
+_MOST_SMALL = 1 << 30
+#: System calls that `os` lacks: fallocate without glibc's emulation, which writes to every block.
+_fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
+
+
+class Name(NamedTuple):
+    """Of a checkpoint's folder. node, nodes : whose part it is, of how many, on the fast tier; nodes 0: the whole"""
+
+    step: int
+    id: str
+    node: int = 0
+    nodes: int = 0
+
+    def __str__(self) -> str:
+        return f"step-{self.step:012d}-{self.id}" + (f".node-{self.node:05d}of{self.nodes:05d}" if self.nodes else "")
+
+
+def listed(folder: str) -> list[Name]:
+    """The committed checkpoints of a tier, oldest step first; none if there is no such folder. Raises ReadError."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise ReadError(f"cannot list the checkpoints: {e.strerror}", path=folder) from e
+    found = [match for match in map(_NAME.fullmatch, names) if match]
+    return sorted(Name(int(m[1]), m[2], int(m[3] or 0), int(m[4] or 0)) for m in found)
+
+
+def make_folder(path: str) -> None:
+    """With the folders above it; durable. Raises OSError."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(os.path.abspath(path))
+    make_folder(above)
+    with suppress(FileExistsError):
+        os.mkdir(path)
+    sync_folder(above)
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in it durable. Raises OSError, but not where a file system has no such call."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_small(folder: str, name: str, data: bytes) -> None:
+    """A file that is complete and durable, or not there under this name. Raises OSError."""
+    part = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        _write_all(fd, memoryview(data), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(part, os.path.join(folder, name))
+    sync_folder(folder)
+
+
+def commit(attempt: str, final: str) -> None:
+    """Give a complete and synced folder its name. Raises OSError."""
+    sync_folder(attempt)
+    os.rename(attempt, final)
+    sync_folder(os.path.dirname(final))
+
+
+def discard(path: str) -> None:
+    """Delete a checkpoint: first its name, so that nobody sees half of it. Best effort."""
+    folder, name = os.path.split(path)
+    trash = path if name.startswith((ATTEMPT, TRASH)) else os.path.join(folder, f"{TRASH}{name}-{secrets.token_hex(4)}")
+    with suppress(OSError):
+        if trash != path:
+            os.rename(path, trash)
+        for each in os.listdir(trash):
+            os.unlink(os.path.join(trash, each))
+        os.rmdir(trash)
+
+
+def _opened(path: str, flags: int = 0) -> tuple[int, os.stat_result]:
+    """(descriptor, status) of a regular file that belongs to this user, to root or to the owner of the tier's folder.
+    Raises MissingError, ReadError, CorruptedError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    except FileNotFoundError:
+        raise MissingError("a file of the checkpoint is missing", path=path) from None
+    except OSError as e:
+        raise ReadError(f"cannot open a file of the checkpoint: {e.strerror}", path=path) from e
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptedError("this is no regular file", path=path)
+        if status.st_uid not in (os.geteuid(), 0, os.stat(os.path.dirname(os.path.dirname(path))).st_uid):
+            raise CorruptedError(
+                f"this file belongs to user {status.st_uid}, who is neither you nor the owner of the folder", path=path
+            )
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status
+
+
+class Reader:
+    """A node's file: whole pages past the page cache where the store can. Any thread. Raises ReadError and the like."""
+
+    def __init__(self, path: str, size: int, *, direct: bool = True) -> None:
+        """size : that it must have"""
+        self.path = path
+        self._fd, status = _opened(path)
+        self._direct = -1
+        if status.st_size != size:
+            self.close()
+            raise CorruptedError(f"the file has {status.st_size:,} bytes, {size:,} expected", path=path)
+        if direct:
+            with suppress(ReadError, MissingError):
+                self._direct, _ = _opened(path, os.O_DIRECT)
+
+    def read(self, block: np.ndarray, offset: int) -> None:
+        """Fill `block`, u8[n]."""
+        whole = block.size // _PAGE * _PAGE
+        if self._direct < 0 or offset % _PAGE or block.ctypes.data % _PAGE or not whole:
+            self._read(self._fd, block, offset)
+            return
+        try:
+            self._read(self._direct, block[:whole], offset)
+        except ReadError:  # what a device cannot do past the cache it may do through it
+            self._read(self._fd, block[:whole], offset)
+        if whole < block.size:
+            self._read(self._fd, block[whole:], offset + whole)
+
+    def _read(self, fd: int, block: np.ndarray, offset: int) -> None:
+        done = 0
+        try:
+            while done < block.size:
+                n = os.preadv(fd, [block[done:].data], offset + done)
+                if n <= 0:
+                    raise ReadError("the file ends before its data", path=self.path, offset=offset + done)
+                done += n
+        except ReadError:
+            raise
+        except OSError as e:
+            raise ReadError(f"cannot read: {e.strerror}", path=self.path, offset=offset + done) from e
+
+    def close(self) -> None:
+        for fd in (self._fd, self._direct):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._direct = -1
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_small(path: str) -> bytes:
+    """A whole file of at most 1 GiB. Raises MissingError, ReadError, CorruptedError."""
+    fd, status = _opened(path)
+    data = bytearray()
+    try:
+        if status.st_size > _MOST_SMALL:
+            raise CorruptedError(f"a description of {status.st_size:,} bytes", path=path)
+        while chunk := os.pread(fd, status.st_size + 1 - len(data), len(data)):
+            data += chunk
+    except OSError as e:
+        raise ReadError(f"cannot read: {e.strerror}", path=path) from e
+    finally:
+        os.close(fd)
+    return bytes(data)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        n = os.pwrite(fd, data[done : done + (64 << 20)], offset + done)
+        if n <= 0:
+            raise OSError(errno.EIO, "the store takes no bytes")
+        done += n
+
+
+class Writer:
+    """One node's file while it is written: whole pages past the page cache where the store can, the rest through it.
+
+    Any thread may call `write`; each byte is written once. Raises OSError everywhere.
+    """
+
+    def __init__(self, path: str, size: int | None = None, *, direct: bool = True) -> None:
+        """size : makes the file, with that many bytes reserved; None: it exists"""
+        create = os.O_CREAT | os.O_EXCL if size is not None else 0
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.path = path
+        self._fd = os.open(path, flags | create, 0o666)
+        self._direct = -1
+        try:
+            if size is not None:
+                reserve(self._fd, size, path)
+            if direct:
+                with suppress(OSError):
+                    self._direct = os.open(path, flags | os.O_DIRECT)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, data: np.ndarray, offset: int) -> None:
+        """data : u8[n]"""
+        whole = data.size // _PAGE * _PAGE
+        if self._direct < 0 or offset % _PAGE or data.ctypes.data % _PAGE or not whole:
+            _write_all(self._fd, data.data, offset)
+            return
+        try:
+            _write_all(self._direct, data[:whole].data, offset)
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            _write_all(self._fd, data[:whole].data, offset)
+        if whole < data.size:
+            _write_all(self._fd, data[whole:].data, offset + whole)
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        for fd in (self._fd, self._direct):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._direct = -1
+
+
+def reserve(fd: int, size: int, path: str) -> None:
+    """Take room for a file now, so that a full store is known before the work. Raises OSError (ENOSPC, EDQUOT)."""
+    room = os.fstatvfs(fd)
+    if room.f_bavail * room.f_frsize < size and room.f_blocks:
+        raise OSError(errno.ENOSPC, f"{size:,} bytes wanted, {room.f_bavail * room.f_frsize:,} free")
+    os.ftruncate(fd, size)
+    if _fallocate is None or not size:
+        return
+    if _fallocate(ctypes.c_int(fd), 0, ctypes.c_long(0), ctypes.c_long(size)) != 0:
+        number = ctypes.get_errno()
+        if number not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise OSError(number, os.strerror(number), path)
+
+
+def failed(error: BaseException, what: str, path: str) -> CheckpointError:
+    """What the user sees of an error of the store."""
+    said = error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    hint: Any = None
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "Make room there, or keep fewer; the last complete checkpoint is untouched"
+    return CheckpointError(f"{what}: {said}", path=path, hint=hint)

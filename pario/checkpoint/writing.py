@@ -1,0 +1,336 @@
+"""From staging memory to the first tier: what one rank's thread does for each checkpoint.
+
+    the node's first rank                          every rank of the node
+    makes the folder, reserves the file
+    says "opened"                                  writes its blocks, and notes their checksums
+                                                   says "written"
+    writes what HDF5 needs, syncs
+    describes the node's file
+    fast tier: commits by rename
+    says "done": staging memory is free again
+
+The slow tier's folder is one for all nodes. There the description of a node's file says that the node is done, and
+draining.py commits the whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pario.checkpoint.board import CANCELLED, DONE, DRAINED, LEADERS, MOVED, OPENED, STRAIGHT, WRITTEN, Board
+from pario.checkpoint.layout import NodeFile
+from pario.checkpoint.manifest import MANIFEST, Manifest, Part, part_name, sum_of, text_of
+from pario.checkpoint.store import ATTEMPT, Name, Writer, commit, discard, failed, listed, make_folder, write_small
+from pario.errors import CheckpointError, ReadError
+from pario.threads import Workers
+
+__all__ = ["Attempt", "FastTier", "Places", "Tiers", "WriteThread"]
+
+_log = logging.getLogger("pario")
+
+#: Threads of one rank that write: a block is checked while another one is written.
+_THREADS = 2
+#: Bytes that are asked for at once where a rate is limited.
+_GRAIN = 4 << 20
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where this node stands: node of nodes, rank `seat` of `ranks` on it; first : rank 0 of the job."""
+
+    node: int
+    nodes: int
+    seat: int
+    ranks: int
+    first: bool
+
+    @property
+    def leads(self) -> bool:
+        return self.seat == 0
+
+
+class FastTier:
+    """The node's fast folder, and what of it may not be deleted: what this job still has to drain."""
+
+    def __init__(self, folder: str, slow: str) -> None:
+        self.folder, self._slow = folder, slow
+        self._lock = threading.Lock()
+        self._under_way: set[tuple[int, str]] = set()
+
+    def begin(self, name: Name) -> None:
+        with self._lock:
+            self._under_way.add((name.step, name.id))
+
+    def end(self, name: Name) -> None:
+        """It is drained, or given up."""
+        with self._lock:
+            self._under_way.discard((name.step, name.id))
+        self.prune()
+
+    def prune(self, all_of_them: bool = False) -> bool:
+        """Delete what the slow tier has, or has a newer one than. The newest stays, for a fast restart, unless
+        `all_of_them`. Returns whether anything was deleted. Best effort."""
+        with self._lock:
+            try:
+                own = listed(self.folder)
+                safe = {(name.step, name.id) for name in listed(self._slow) if not name.nodes}
+            except ReadError:
+                return False
+            newest = max((step for step, _ in safe), default=-1)
+            last = max((name.step for name in own), default=-1)
+            gone = [
+                name
+                for name in own
+                if (name.step, name.id) not in self._under_way
+                and ((name.step, name.id) in safe or name.step < newest)
+                and (all_of_them or name.step < last)
+            ]
+            for name in gone:
+                discard(os.path.join(self.folder, str(name)))
+        return bool(gone)
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """slow : folder. full : "wait" or "slow", for a full fast tier. limit_s : without a byte moved. keep : of
+    the slow tier, None: all. take(bytes) : returns when so many may be written to the slow tier"""
+
+    slow: str
+    fast: FastTier | None
+    full: str
+    limit_s: float
+    keep: int | None
+    take: Callable[[int], None]
+
+
+@dataclass
+class Attempt:
+    """One call of `save`. number : 1, 2, ... on every rank alike"""
+
+    number: int
+    manifest: Manifest
+    file: NodeFile
+    staging: np.ndarray = field(repr=False)
+    written: threading.Event = field(default_factory=threading.Event)  # the staging memory is free
+    drained: threading.Event = field(default_factory=threading.Event)  # nothing is left to do on this rank
+    error: CheckpointError | None = None
+
+    @property
+    def name(self) -> Name:
+        return Name(self.manifest.step, self.manifest.id)
+
+    def fail(self, error: CheckpointError) -> None:
+        if self.error is None:
+            self.error = error
+
+
+def write_limited(
+    writer: Writer, data: np.ndarray, offset: int, take: Callable[[int], None], stop: Callable[[], bool]
+) -> None:
+    """In steps that the rate limit lets through. Raises OSError, CheckpointError if `stop`."""
+    for begin in range(0, data.size, _GRAIN):
+        if stop():
+            raise CheckpointError("given up: the checkpointer was closed before the checkpoint was written")
+        piece = data[begin : begin + _GRAIN]
+        take(piece.size)
+        writer.write(piece, offset + begin)
+
+
+class WriteThread:
+    """Writes the attempts of one rank, one after another; `then` takes each that was written, on the node's first rank.
+
+    All waiting is bounded. Nothing here calls MPI.
+    """
+
+    def __init__(self, places: Places, tiers: Tiers, board: Board, then: Callable[[Attempt, bool], None]) -> None:
+        self._places, self._tiers, self._board, self._then = places, tiers, board, then
+        self._line = Workers("pario-checkpoint", 1)
+        self._writers = Workers("pario-checkpoint-write", _THREADS)
+        self._stopped = False
+        self._moved = 0
+        self._lock = threading.Lock()
+
+    def submit(self, attempt: Attempt) -> None:
+        self._line.put(lambda: self._run(attempt))
+
+    def end(self, limit_s: float) -> bool:
+        """Give up what is under way; returns whether the threads ended in time."""
+        self._stopped = True
+        return self._line.end(limit_s) and self._writers.end(limit_s)
+
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def limit_s(self) -> float:
+        return self._tiers.limit_s
+
+    def _run(self, attempt: Attempt) -> None:
+        straight = self._tiers.fast is None
+        folder = ""
+        try:
+            try:
+                if self._places.leads:
+                    folder, straight = self._open(attempt)
+                else:
+                    self._board.wait(OPENED, attempt.number, self, "the first rank of the node to make the file")
+                    straight = self._board.get(STRAIGHT) == attempt.number
+                    folder = self._attempt_folder(attempt, straight)
+                self._write(attempt, folder, straight)
+            except CheckpointError as e:
+                raise e
+            except Exception as e:
+                what = f"the checkpoint of step {attempt.manifest.step} was not saved"
+                raise failed(e, what, folder or self._tiers.slow) from e
+        except CheckpointError as e:
+            attempt.fail(e)
+            self._board.fail(attempt.number, str(e))
+            if self._places.leads:
+                if folder and not straight:
+                    discard(folder)
+                elif folder and self._places.nodes > 1:
+                    with suppress(OSError):
+                        write_small(folder, f"failed-{self._places.node:05d}", str(e).encode(errors="replace"))
+        if self._places.leads:
+            if attempt.error is not None:
+                self._board.put(CANCELLED, attempt.number)
+            self._board.put(DONE, attempt.number)
+            attempt.written.set()
+            self._then(attempt, straight)
+            return
+        if attempt.error is None:
+            try:
+                self._board.wait(DONE, attempt.number, self, "the first rank of the node to finish the file")
+            except CheckpointError as e:
+                attempt.fail(e)
+        attempt.written.set()
+        attempt.drained.set()
+
+    def _attempt_folder(self, attempt: Attempt, straight: bool) -> str:
+        if straight:
+            return os.path.join(self._tiers.slow, f"{ATTEMPT}{attempt.name}")
+        assert self._tiers.fast is not None
+        name = attempt.name._replace(node=self._places.node, nodes=self._places.nodes)
+        return os.path.join(self._tiers.fast.folder, f"{ATTEMPT}{name}")
+
+    def _open(self, attempt: Attempt) -> tuple[str, bool]:
+        """Make the folder and the file; (folder, whether it lies on the slow tier)."""
+        straight = self._tiers.fast is None
+        folder = self._attempt_folder(attempt, straight)
+        began = time.monotonic()
+        while True:
+            try:
+                make_folder(folder)
+                Writer(self._file(folder), attempt.file.size, direct=False).close()
+                break
+            except OSError as e:
+                with suppress(OSError):
+                    os.unlink(self._file(folder))
+                if straight or e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if not self._room_on_fast(attempt, began):
+                    discard(folder)
+                    straight = True
+                    folder = self._attempt_folder(attempt, True)
+        if straight:
+            self._board.put(STRAIGHT, attempt.number)
+        self._board.put(OPENED, attempt.number)
+        return folder, straight
+
+    def _room_on_fast(self, attempt: Attempt, began: float) -> bool:
+        """The fast tier is full: True to try again, False to write straight to the slow one. Raises OSError."""
+        fast = self._tiers.fast
+        assert fast is not None
+        if fast.prune(all_of_them=True):
+            return True
+        step, size = attempt.manifest.step, attempt.file.size
+        said = f"the fast tier {fast.folder} has no room for {size:,} bytes of step {step}"
+        if self._tiers.full == "slow":
+            _log.warning("%s: this node writes straight to %s", said, self._tiers.slow)
+            return False
+        waiting = self._board.get(DRAINED) < attempt.number - 1
+        if not waiting or time.monotonic() - began > self._tiers.limit_s or self._stopped:
+            raise OSError(errno.ENOSPC, f"{said}, and nothing there can be deleted")
+        if time.monotonic() - began < 0.5:
+            _log.warning("%s: it waits for earlier checkpoints to be drained", said)
+        time.sleep(0.5)
+        return True
+
+    def _file(self, folder: str) -> str:
+        return os.path.join(folder, part_name(self._places.node) + ".h5")
+
+    def _write(self, attempt: Attempt, folder: str, straight: bool) -> None:
+        file, board = attempt.file, self._board
+        writer = Writer(self._file(folder))
+        take = self._tiers.take if straight else _free
+        try:
+            puts = [self._writers.call(self._put, attempt, writer, put, take) for put in file.puts]
+            _all(puts)
+            board.mine(WRITTEN, attempt.number)
+            if not self._places.leads:
+                return
+            board.wait(LEADERS + WRITTEN, attempt.number, self, "the ranks of the node to write their parts")
+            for offset, data in file.rest:
+                writer.write(np.frombuffer(data, np.uint8), offset)
+            writer.sync()
+        finally:
+            writer.close()
+        part = self._describe(attempt)
+        write_small(folder, part_name(part.node) + ".json", text_of(part))
+        if not straight:
+            assert self._tiers.fast is not None
+            write_small(folder, MANIFEST, text_of(attempt.manifest))
+            self._tiers.fast.begin(attempt.name)
+            commit(folder, os.path.join(self._tiers.fast.folder, os.path.basename(folder)[len(ATTEMPT) :]))
+            self._tiers.fast.prune()
+
+    def _put(self, attempt: Attempt, writer: Writer, put: tuple[int, int], take: Callable[[int], None]) -> None:
+        number, at = put
+        offset, nbytes = attempt.file.blocks[number]
+        data = attempt.staging[at : at + nbytes]
+        self._board.sums[number] = sum_of(data)
+        if take is _free:
+            writer.write(data, offset)
+        else:
+            write_limited(writer, data, offset, take, self.stopped)
+        with self._lock:
+            self._moved += nbytes
+            self._board.mine(MOVED, self._moved)
+
+    def _describe(self, attempt: Attempt) -> Part:
+        file, manifest = attempt.file, attempt.manifest
+        blocks = [(*block, int(total)) for block, total in zip(file.blocks, self._board.sums, strict=False)]
+        blocks += [(offset, len(data), sum_of(data)) for offset, data in _cut(file.rest)]
+        blocks.sort()
+        return Part(
+            manifest.step, manifest.id, self._places.node, file.size, file.pieces,
+            [(offset, nbytes) for offset, nbytes, _ in blocks], [total for _, _, total in blocks],
+        )  # fmt: skip
+
+
+def _cut(rest: list[tuple[int, bytes]], most: int = 32 << 20) -> list[tuple[int, bytes]]:
+    """An index of many rows may be longer than a block."""
+    return [(at + k, data[k : k + most]) for at, data in rest for k in range(0, len(data), most)]
+
+
+def _free(nbytes: int) -> None:
+    """The fast tier has no rate limit."""
+
+
+def _all(calls: list[Future[Any]]) -> None:
+    """Wait for all; raises the first error."""
+    errors = [call.exception() for call in calls]
+    for error in errors:
+        if error is not None:
+            raise error

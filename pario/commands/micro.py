@@ -1,0 +1,241 @@
+"""`bench threads` and `bench overlap`: progress, table, figure and sentences of the instruments (bench/micro)."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pario.bench.cache import Unavailable
+from pario.bench.micro import limits, made, plots
+from pario.bench.micro import overlap as overlaps
+from pario.bench.micro import threads as sweeps
+from pario.bench.micro.ceiling import measure_ceiling
+from pario.bench.micro.items import Items, open_items
+from pario.bench.study.facts import machine
+from pario.commands.decoder import find_decoder
+from pario.commands.screen import screen, seconds, table
+from pario.decode.base import Decoder
+
+__all__ = ["MOST_THREADS", "Data", "overlap", "refused", "tell", "threads"]
+
+MOST_THREADS = 512
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to read: the user's, or made data."""
+
+    path: str | None
+    db: str | None
+    decoder: str | None
+    size: int | None
+    store: str | None
+    files: int
+    nbytes: int | None
+
+    @property
+    def found_decoder(self) -> Decoder | None:
+        """Raises OptionError."""
+        name = self.decoder or ("image" if self.path is None and made.has_codec() else "none")
+        return None if name == "none" else find_decoder(name, **({"size": self.size} if self.size else {}))
+
+    @contextmanager
+    def opened(self, usual_bytes: int) -> Iterator[tuple[list[Items], str | None]]:
+        """(what to read, the LMDB among it). Made data are removed afterwards. Raises ParioError, OSError."""
+        with ExitStack() as stack:
+            if self.path is not None:
+                items = [open_items(self.path, db=self.db, progress=screen.progress("leaf pages", "page"))]
+            else:
+                where = stack.enter_context(tempfile.TemporaryDirectory(prefix="pario-made-", dir=self.store or "."))
+                with screen.bar(self.files, "making data", "file") as bar:
+                    files = made.make_files(Path(where, "files"), self.files, self.nbytes or usual_bytes, bar.update)
+                    lmdb = made.make_lmdb(Path(where, "lmdb"), files)
+                os.sync()
+                items = [open_items(str(files)), open_items(str(lmdb))]
+            for one in items:
+                stack.callback(one.close)
+            yield items, next((one.path for one in items if one.kind == "records"), None)
+
+
+def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> int:
+    """Exit status: 2 under a launcher, or without a folder for made data."""
+    if refused(data.store if data.path is None else None):
+        return 2
+    what = replace(what, decoder=data.found_decoder)
+    numbers = what.threads
+    with data.opened(made.NBYTES) as (sources, lmdb):
+        words = "; ".join(one.words() for one in sources)
+        if not as_json:
+            screen.say(f"{words}; caches dropped before each run")
+        cases = what.cases([*(one.kind for one in sources), *(["pario"] if lmdb else [])])
+        with screen.bar(what.rounds * len(cases) * len(numbers), "threads", "run") as bar:
+
+            def tick(case: sweeps.Case, threads: int) -> None:
+                bar.set_postfix_str(f"{case.words}, {threads} threads", refresh=False)
+                bar.update(1)
+
+            rows = sweeps.sweep(sources, what, loaded=lmdb, db=data.db, tick=tick)
+        cached = _cached_after_drop(sources)
+        ceiling, why = _ceiling(sources, what.seconds)
+    findings = {
+        key: limits.find([row for row in rows if (row["way"], row["shuffled"], row["decode"]) == key], ceiling)
+        for key in dict.fromkeys((row["way"], row["shuffled"], row["decode"]) for row in rows)
+    }
+    chief = limits.main_case(list(findings))
+    document = {
+        "format": 1, "instrument": "threads", "machine": machine(), "what": words, "rounds": what.rounds, "rows": rows,
+        "ceiling": ceiling, "no_ceiling": why, "cached": cached,
+        "findings": [{"case": sweeps.Case(*key).words, **found._asdict()} for key, found in findings.items()],
+        "sentences": [limits.sentence(sweeps.Case(*chief).words, findings[chief], ceiling)],
+        "advice": limits.advice(findings),
+    }  # fmt: skip
+    return tell(document, _threads_table(rows, numbers, findings), _threads_words(document), out, as_json)
+
+
+def overlap(data: Data, what: overlaps.Application, network: bool, out: str | None, as_json: bool) -> int:
+    """Exit status: 2 under a launcher, or if torch is missing."""
+    if refused(data.store if data.path is None else None):
+        return 2
+    what = replace(what, decoder=data.found_decoder)
+    try:
+        if network:
+            overlaps.small_network()
+    except Unavailable as e:
+        screen.say(f"error: {e}; without --network computing is a sleep", err=True)
+        return 2
+    with data.opened(12 << 10) as (sources, lmdb):
+        items = sources[0]
+        words = f"{items.words()}, batches of {what.batch}, {what.threads} threads"
+        if not as_json:
+            screen.say(words)
+        with screen.bar(what.runs, "overlap", "run") as bar:
+            computes = overlaps.small_network if network else None
+            tick = partial(bar.update, 1)
+            found = overlaps.overlap(items, what, loaded=lmdb, db=data.db, network=computes, tick=tick)
+    document = {
+        "format": 1, "instrument": "overlap", "machine": machine(), "what": words, "rounds": what.rounds,
+        "hides": overlaps.hides(found["rows"]), **found,
+    }  # fmt: skip
+    document["sentences"] = [_overlap_words(document)]
+    return tell(document, _overlap_table(found["rows"]), document["sentences"], out, as_json)
+
+
+def refused(*folders: str | None) -> bool:
+    """True, said on the screen, if a launcher has started this process, or one of the folders cannot be written to."""
+    why = "one process measures; run it without mpiexec or srun" if screen.launched else ""
+    for folder in folders:
+        if folder is not None and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+            why = why or f"{folder} is no folder that can be written to"
+    if why:
+        screen.say(f"error: {why}", err=True)
+    return bool(why)
+
+
+def _ceiling(sources: Sequence[Items], seconds: float) -> tuple[dict[str, float] | None, str]:
+    """Of the store on which they lie: through their largest file; and why it is unknown."""
+    # The LMDB, which is one file, also where the records' files were made beside it.
+    items = min(sources, key=lambda one: len(one.sample))
+    try:
+        found = measure_ceiling(items.sample, items.mean_bytes, seconds)
+    except Unavailable as e:
+        return None, str(e)
+    finally:
+        items.drop()
+    return found._asdict(), ""
+
+
+def _cached_after_drop(sources: Sequence[Items]) -> float | None:
+    """What stays in the page cache where pages are asked to go: above a few percent no run was cold."""
+    for items in sources:
+        items.drop()
+    shares = [items.cached() for items in sources]
+    return max((share for share in shares if share is not None), default=None)
+
+
+def _threads_table(
+    rows: Sequence[Mapping[str, Any]], numbers: Sequence[int], findings: Mapping[Any, limits.Finding]
+) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = [("MB/s, by threads", *map(str, numbers), "knee", "limit")]
+    for key, found in findings.items():
+        rates = {
+            row["threads"]: statistics.median(row["bytes_per_s"]) / 1e6
+            for row in rows
+            if (row["way"], row["shuffled"], row["decode"]) == key
+        }
+        columns = (f"{rates[number]:,.0f}" if rates[number] >= 100 else f"{rates[number]:.3g}" for number in numbers)
+        lines.append((sweeps.Case(*key).words, *columns, str(found.knee), found.limit))
+    return lines
+
+
+def _threads_words(document: dict[str, Any]) -> list[str]:
+    said = list(document["sentences"])
+    if document["no_ceiling"]:
+        said.append(f"The device's own rate is unknown: {document['no_ceiling']}.")
+    if document["cached"] is not None and document["cached"] > 0.05:
+        said.append(
+            f"Not cold: {document['cached']:.0%} stay in the page cache when they are dropped. Is another process "
+            "using them?"
+        )
+    return [*said, *(f"Try {one}." for one in document["advice"])]
+
+
+def _overlap_table(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = [("computing", "prefetch", "time per batch", "input costs", "of computing")]
+    for row in rows:
+        took = statistics.median(row["seconds"])
+        cost = took - row["compute"]
+        name = "pario.Loader" if row["way"] == "pario" else str(row["way"])
+        part = f"{cost / row['compute']:.1%}" if row["compute"] else ""
+        lines.append((seconds(row["compute"]), name, seconds(took), seconds(max(cost, 0.0)), part))
+    return lines
+
+
+def _overlap_words(document: dict[str, Any]) -> str:
+    rows, hides = document["rows"], document["hides"]
+    largest = max(row["factor"] for row in rows)
+    costs = {
+        row["way"]: statistics.median(row["seconds"]) - row["compute"] for row in rows if row["factor"] == largest
+    }
+    said = f"Reading a batch takes {seconds(document['input'])}"
+    if 0 in costs:
+        said += f" and costs each step {seconds(max(costs[0], 0.0))} without prefetching"
+    said += f"; the store can deliver one every {seconds(document['store'])}"
+    if hides is None:
+        return f"{said}; none of the steps tried hides it."
+    return f"{said}; a step that computes for {seconds(hides)} or longer hides it, with one batch prefetched or more."
+
+
+def tell(
+    document: dict[str, Any], lines: Sequence[tuple[str, ...]], words: Sequence[str], out: str | None, as_json: bool
+) -> int:
+    """Show and save an instrument's document, table and sentences, and draw its figure."""
+    if as_json:
+        screen.say(json.dumps(document))
+        return 0
+    text = table(lines)
+    screen.say()
+    screen.say(text)
+    screen.say()
+    screen.say("\n".join(words))
+    folder = Path(out or f"pario-{document['instrument']}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{document['instrument']}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / f"{document['instrument']}.txt").write_text("\n".join([document["what"], "", text, "", *words, ""]))
+    why = ""
+    try:
+        figures: list[Path] = plots.plot(document, folder)
+    except Unavailable as e:
+        figures, why = [], f"No figure: {e}"
+    screen.say()
+    screen.say(f"Everything is in {folder}: " + ", ".join(sorted(one.name for one in folder.iterdir())))
+    if why:
+        screen.say(why)
+    return 0 if figures or why else 1

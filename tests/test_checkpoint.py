@@ -1,0 +1,209 @@
+"""Checkpoints of one process: what comes back, what is seen of one that is not complete, what plain h5py reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from checkpoints import equal, rich_tree
+
+import pario
+from pario.checkpoint.tree import Bits
+
+BIG = 300_000  # f8: 2.4 MB, a dataset of its own
+
+
+def checkpointer(folder: Path, *, fast: bool = False, **options: Any) -> pario.Checkpointer:
+    return pario.Checkpointer("self", slow=folder / "slow", fast=folder / "fast" if fast else None, **options)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_tree_comes_back_bit_by_bit(tmp_path: Path, fast: bool) -> None:
+    tree = rich_tree()
+    with checkpointer(tmp_path, fast=fast, version="mine 7") as ckpt:
+        assert ckpt.latest() is None
+        ckpt.save(5, tree).wait()
+        assert ckpt.latest() == 5
+        assert equal(tree, ckpt.restore())
+    with checkpointer(tmp_path) as ckpt:  # the slow store has it all
+        assert equal(tree, ckpt.restore(5))
+    body = json.loads(next((tmp_path / "slow").glob("step-*/manifest.json")).read_text())["body"]
+    assert (body["version"], body["ranks"], body["step"], body["pario"]) == ("mine 7", 1, 5, pario.__version__)
+
+
+@pytest.mark.parametrize("root", [np.arange(3), 7, [], "text", np.float64(2), None])
+def test_any_value_may_be_the_root(tmp_path: Path, root: Any) -> None:
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.save(0, root)
+        ckpt.close()
+    with checkpointer(tmp_path) as ckpt:
+        assert equal(root, ckpt.restore())
+
+
+def test_changes_after_save_are_not_saved(tmp_path: Path) -> None:
+    with checkpointer(tmp_path, rate=20e6) as ckpt:
+        array, small = np.arange(BIG, dtype=float), np.zeros(5)
+        for step in range(3):
+            array[:], small[:] = step, 2 * step
+            ckpt.save(step, {"a": array, "b": [small]})
+        array[:] = 77
+        ckpt.close()
+    with checkpointer(tmp_path) as ckpt:
+        for step in range(3):
+            assert equal({"a": np.full(BIG, float(step)), "b": [np.full(5, 2.0 * step)]}, ckpt.restore(step))
+
+
+def test_keep_deletes_older_ones_and_never_the_one_just_saved(tmp_path: Path) -> None:
+    with checkpointer(tmp_path, fast=True, keep=2) as ckpt:
+        for step in (10, 20, 30, 40, 5):
+            ckpt.save(step, [np.arange(step)]).wait()
+        assert [int(name.split("-")[1]) for name in names(tmp_path / "slow")] == [5, 30, 40]
+        assert ckpt.latest() == 40
+    assert all(name.startswith("step-") for name in names(tmp_path / "fast"))
+
+
+def test_what_is_not_committed_is_not_seen_and_swept(tmp_path: Path) -> None:
+    with checkpointer(tmp_path, fast=True) as ckpt:
+        ckpt.save(1, {"a": np.ones(3)}).wait()
+    (whole,) = (tmp_path / "slow").iterdir()
+    shutil.copytree(whole, tmp_path / "slow" / (".attempt-" + whole.name.replace("0001-", "0002-")))
+    (tmp_path / "slow" / "step-000000000009-zz").mkdir()
+    (part,) = (tmp_path / "fast").iterdir()
+    # one node of two: the other's part was never committed
+    shutil.copytree(part, tmp_path / "fast" / part.name.replace("0001-", "0003-").replace("of00001", "of00002"))
+    with checkpointer(tmp_path, fast=True) as ckpt:
+        assert ckpt.latest() == 1
+        assert equal({"a": np.ones(3)}, ckpt.restore())
+    assert not list((tmp_path / "slow").glob(".attempt-*"))
+
+
+def test_the_fast_tier_alone_is_enough_and_so_is_the_slow_one(tmp_path: Path) -> None:
+    tree = rich_tree()
+    with checkpointer(tmp_path, fast=True) as ckpt:
+        ckpt.save(1, tree)
+    shutil.move(tmp_path / "slow", tmp_path / "elsewhere")
+    with checkpointer(tmp_path, fast=True) as ckpt:
+        assert equal(tree, ckpt.restore())
+    shutil.rmtree(tmp_path / "fast")
+    shutil.rmtree(tmp_path / "slow")
+    shutil.move(tmp_path / "elsewhere", tmp_path / "slow")
+    with checkpointer(tmp_path, fast=True) as ckpt:
+        assert equal(tree, ckpt.restore())
+
+
+def test_like_asks_for_a_part(tmp_path: Path) -> None:
+    whole = np.arange(600_000.0).reshape(1000, 20, 30)
+    with checkpointer(tmp_path) as ckpt:
+        tree = {"a": pario.Shard(whole, whole.shape, (0, 0, 0)), "b": [np.ones(3), "x"], "c": {"d": np.zeros(2)}}
+        ckpt.save(0, tree).wait()
+        like = {
+            "b": (np.empty(3), None),
+            "a": pario.Shard(np.empty((7, 3, 30)), whole.shape, (990, 17, 0)),
+        }
+        assert equal({"b": (np.ones(3), "x"), "a": whole[990:997, 17:].copy()}, ckpt.restore(like=like))
+        for wrong, why in (
+            ({"e": 1}, "no 'e'"),
+            ({"b": [1]}, "1 items"),
+            ({"b": [np.ones(4), "x"]}, r"\[4\]"),
+            ({"b": [np.ones(3, "i8"), "x"]}, "<i8"),
+            ({"a": pario.Shard(np.empty((7, 3, 31)), whole.shape, (0, 0, 0))}, "does not lie"),
+            ({"a": pario.Shard(np.empty((7, 3, 30)), (1000, 20, 31), (0, 0, 0))}, "31"),
+            ({"c": [1]}, "something else"),
+        ):
+            with pytest.raises(pario.StateError, match=why):
+                ckpt.restore(like=wrong)
+        with pytest.raises(pario.MissingError, match="step 4"):
+            ckpt.restore(4)
+
+
+def test_plain_h5py_reads_it(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"model": {"w": np.arange(BIG, dtype=np.float32).reshape(-1, 2)}}
+    tree["model"]["b"] = np.arange(6, dtype="u2").reshape(2, 3)
+    tree["model"]["bf"] = Bits(np.arange(2 * BIG, dtype="u4").astype("u2"), "bfloat16")
+    tree["model"]["sh"] = pario.Shard(np.ones((512, 300)), (512, 300), (0, 0))
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.save(3, tree)
+    with h5py.File(next((tmp_path / "slow").glob("*/*.h5"))) as file:
+        assert np.array_equal(file["arrays/model/w"][:], tree["model"]["w"])
+        assert file["arrays/model/w"].dtype == np.float32
+        assert np.array_equal(file["arrays/model/bf"][:], tree["model"]["bf"].array)
+        assert file["arrays/model/bf"].attrs["dtype"] == "bfloat16"
+        assert file["arrays/model/sh@0,0"].attrs["global_shape"].tolist() == [512, 300]
+        # as docs/checkpoints.md says
+        index = file["packed_index"][:]
+        row = index[index["path"] == b"model/b"][0]
+        data = file["packed"][row["offset"] : row["offset"] + row["nbytes"]]
+        array = data.view(row["dtype"].decode()).reshape(json.loads(row["shape"]))
+        assert np.array_equal(array, tree["model"]["b"])
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        ({"a": object()}, "builtins.object"),
+        ({"a": np.array([None])}, "Python objects"),
+        ({1.5: 1}, "1.5"),
+        ([pario.Shard(np.ones(3), (4,), (2,))], "reaches out"),
+        ([pario.Shard(np.ones(3), (4,), (0,))], "hold 3 elements"),
+        ([pario.Shard(np.ones(3), (4, 1), (0,))], "axes"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused(tmp_path: Path, tree: Any, why: str) -> None:
+    with checkpointer(tmp_path) as ckpt:
+        with pytest.raises(pario.OptionError, match=why):
+            ckpt.save(0, tree)
+        loop: list[Any] = []
+        loop.append(loop)
+        with pytest.raises(pario.OptionError, match="contain itself"):
+            ckpt.save(0, loop)
+        with pytest.raises(pario.OptionError, match="step"):
+            ckpt.save(-1, [])
+        ckpt.save(0, [1])
+        ckpt.close()
+        with pytest.raises(pario.ClosedError):
+            ckpt.save(1, [])
+    assert len(names(tmp_path / "slow")) == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": 0}, {"rate": 0}, {"full": "no"}, {"pending": 0}, {"timeout_s": 0}], ids=lambda o: next(iter(o))
+)
+def test_options_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(pario.OptionError, match=next(iter(options))):
+        checkpointer(tmp_path, **options)
+
+
+def test_a_second_save_uses_the_same_memory_and_ends_its_threads(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with checkpointer(tmp_path, fast=True) as ckpt:
+        tree = {"a": np.zeros(BIG), "b": [np.zeros(3)] * 10}
+        ckpt.save(0, tree).wait()
+        memory = ckpt._staging.memory
+        ckpt.save(1, tree).wait("fast")
+        assert ckpt._staging.memory is memory
+        ckpt.save(2, {"a": np.zeros(BIG + 1)}).wait()
+        assert equal({"a": np.zeros(BIG + 1)}, ckpt.restore())
+    assert threading.active_count() == before
+
+
+def test_the_rate_limits_the_drain_and_not_the_fast_tier(tmp_path: Path) -> None:
+    with checkpointer(tmp_path, fast=True, rate=10e6) as ckpt:
+        handle = ckpt.save(0, np.zeros(BIG))  # 2.4 MB: 0.24 s
+        handle.wait("fast")
+        assert not handle.done
+        with pytest.raises(TimeoutError):
+            handle.wait(timeout_s=0.02)
+        assert ckpt.latest() == 0
+        handle.wait()
+        assert handle.done
