@@ -1,4 +1,4 @@
-"""Checkpoints against a copy in memory and against fio: `python -m benchmarks.checkpoint /data [--rounds 5] [--json F]`.
+"""Checkpoints beside a copy in memory and fio: `python -m benchmarks.checkpoint FOLDER [--rounds 5] [--json F]`.
 
     stall      seconds of `save` (second save on) / of a bare copy of the same arrays (bar: at most 1.3)
                / of writing them to a store of 100 MB/s, as `save(); wait()` does there (bar: at least 50 times less)
@@ -6,8 +6,8 @@
     read       bytes per second of `restore` / fio, sequential direct reads (bars: 0.9 few large, 0.8 many small arrays)
     cost       time of 100 steps of 100 ms with a checkpoint of 100 MB every 10 / without (bar: at most 1.03)
 
-FOLDER lies on the device to measure. Each round takes all measures in turns; the table has medians, min and max. What is
-read comes from the device: both sides read past the page cache.
+FOLDER lies on the device to measure. Each round takes all measures in turns; the table has medians, min and max. Both
+sides read past the page cache.
 """
 
 from __future__ import annotations

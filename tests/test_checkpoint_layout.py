@@ -104,7 +104,8 @@ def saved(folder: Path, nodes: list[list[int]]) -> Opened:
         part = Part(0, "0" * 16, node, made.size, file.pieces, [b[:2] for b in whole], [b[2] for b in whole])
         parts.append(read_part(text_of(part), path))
         assert parts[-1] == part
-    manifest = Manifest(0, "0" * 16, 1.5, ranks, len(nodes), "", "", flats[0].description, specs, ["0" * 16] * len(nodes))
+    sums = ["0" * 16] * len(nodes)
+    manifest = Manifest(0, "0" * 16, 1.5, ranks, len(nodes), "", "", flats[0].description, specs, sums)
     assert read_manifest(text_of(manifest), "") == manifest
     check_parts(manifest, parts, "")
     return Opened(manifest, parts, [dict.fromkeys(range(len(nodes)), str(folder))])
@@ -117,7 +118,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "MOST_BLOCK", 16384)
 
 
-NODES = {1: [[0]], 2: [[0], [1]], 3: [[0, 2], [1]], 4: [[0, 1, 2, 3]], 5: [[0, 1], [2, 3], [4]], 6: [[0, 1, 2], [3, 4, 5]]}
+NODES = {
+    1: [[0]],
+    2: [[0], [1]],
+    3: [[0, 2], [1]],
+    4: [[0, 1, 2, 3]],
+    5: [[0, 1], [2, 3], [4]],
+    6: [[0, 1, 2], [3, 4, 5]],
+}
 
 
 @pytest.mark.usefixtures("small_blocks")

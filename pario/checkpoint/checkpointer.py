@@ -21,7 +21,7 @@ from pario.checkpoint.manifest import Manifest
 from pario.checkpoint.restore import restored
 from pario.checkpoint.staging import Staging
 from pario.checkpoint.store import ATTEMPT, TRASH, discard, make_folder
-from pario.checkpoint.tree import Flat, Leaves, flatten
+from pario.checkpoint.tree import Flat, Leaves, Template, flatten
 from pario.checkpoint.writing import Attempt, FastTier, Places, Tiers, WriteThread
 from pario.comm.base import together
 from pario.comm.world import get_world
@@ -142,7 +142,7 @@ class Checkpointer:
             world.abandon(e)
             raise
         self._number = 0
-        self._signature: Any = None
+        self._template: Template | None = None
         self._staging = Staging(self.leaves)
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
         self._closed = False
@@ -190,28 +190,32 @@ class Checkpointer:
         began = time.perf_counter()
         self._check_open()
         error: BaseException | None = None
-        flat = Flat(None, [], [])
+        flat, known = Flat(None, [], []), None
         try:
             if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
                 raise OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
-            flat = flatten(tree, self.leaves)
+            known = None if self._template is None else self._template.flatten(tree)
+            flat = flatten(tree, self.leaves) if known is None else known
         except Exception as e:
             error = e
         self._meet(error, "saving a checkpoint")
-        signature = (flat.specs, [leaf.box for leaf in flat.leaves])
-        if self._world.allreduce_max(self._signature != signature):
-            self._signature = None
+        if self._world.allreduce_max(known is None):
+            self._template = None
             self._until(lambda: all(attempt.written.is_set() for attempt in self._attempts))
             self._staging.lay_out(self._world, flat)
             self._board.fit(len(self._staging.file.blocks))
-            self._signature = signature
+            self._template = Template(tree, flat, self.leaves)
         self._same(int(step), "step")
         self._room()
-        self._staging.copy(flat)
         self._number += 1
         attempt = Attempt(self._number, self._manifest(int(step), flat), self._staging.file, self._staging.memory)
         self._attempts.append(attempt)
-        self._writer.submit(attempt)
+        self._writer.submit(attempt)  # which begins with what is copied
+        try:
+            self._staging.copy(flat, lambda nbytes: setattr(attempt, "staged", nbytes))
+        except BaseException:
+            attempt.staged = -1
+            raise
         return Handle(self, attempt, time.perf_counter() - began)
 
     def _manifest(self, step: int, flat: Flat) -> Manifest:

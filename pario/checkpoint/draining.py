@@ -113,7 +113,7 @@ class DrainThread:
     def _commit(self, attempt: Attempt, folder: str) -> None:
         """Wait for all nodes, then commit. Raises OSError, ParioError."""
         sums = [self._await_node(folder, node) for node in range(self._places.nodes)]
-        write_small(folder, MANIFEST, text_of(replace(attempt.manifest, parts=sums)))
+        write_small(folder, MANIFEST, text_of(replace(attempt.manifest, parts=sums)), False)
         commit(folder, os.path.join(self._tiers.slow, str(attempt.name)))
         prune(self._tiers.slow, self._tiers.keep, attempt.name)
 

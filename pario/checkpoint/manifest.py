@@ -24,7 +24,10 @@ from pario.checkpoint.boxes import Box, cover, volume
 from pario.checkpoint.tree import Spec, item_bytes, unflatten
 from pario.errors import ChecksumError, CorruptedError, ParioError
 
-__all__ = ["Manifest", "Part", "check_parts", "part_name", "read_manifest", "read_part", "sum_of", "text_of"]
+__all__ = [
+    "Manifest", "Part", "check_parts", "manifest_text", "part_name", "part_text", "pieces_text", "read_manifest",
+    "read_part", "sum_of", "text_of",
+]  # fmt: skip
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -84,15 +87,28 @@ def sum_of(data: Any) -> int:
 
 def text_of(what: Manifest | Part) -> bytes:
     """As it is written to the file."""
-    body: dict[str, Any]
-    if isinstance(what, Manifest):
-        body = {"format": "pario checkpoint", **{k: v for k, v in what.__dict__.items() if k not in ("specs",)}}
-        body["arrays"] = [list(spec) for spec in what.specs]
-    else:
-        body = {"format": "pario checkpoint part", "file": what.file, **what.__dict__}
-        body["pieces"] = [[number, *box, offset] for number, box, offset in what.pieces]
-        body["sums"] = [f"{each:016x}" for each in what.sums]
-    rest = b' "body": ' + json.dumps({"layout": VERSION, **body}).encode() + b"}\n"
+    return manifest_text(what) if isinstance(what, Manifest) else part_text(what, pieces_text(what.pieces))
+
+
+def pieces_text(pieces: list[tuple[int, Box, int]]) -> str:
+    """The long part of a node's description, the same for all checkpoints of one structure."""
+    return json.dumps([[number, *box, offset] for number, box, offset in pieces])
+
+
+def part_text(part: Part, pieces: str) -> bytes:
+    body = {name: value for name, value in part.__dict__.items() if name != "pieces"}
+    body["sums"] = [f"{each:016x}" for each in part.sums]
+    return _text_of({"format": "pario checkpoint part", "layout": VERSION, "file": part.file, **body}, "pieces", pieces)
+
+
+def manifest_text(manifest: Manifest) -> bytes:
+    body = {name: value for name, value in manifest.__dict__.items() if name != "specs"}
+    arrays = json.dumps([list(spec) for spec in manifest.specs])
+    return _text_of({"format": "pario checkpoint", "layout": VERSION, **body}, "arrays", arrays)
+
+
+def _text_of(body: dict[str, Any], name: str, long: str) -> bytes:
+    rest = f' "body": {json.dumps(body)[:-1]}, "{name}": {long}}}}}\n'.encode()
     return b'{"xxh3": "%016x",\n' % sum_of(rest) + rest
 
 

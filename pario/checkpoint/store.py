@@ -85,8 +85,11 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def write_small(folder: str, name: str, data: bytes) -> None:
-    """A file that is complete and durable, or not there under this name. Raises OSError."""
+def write_small(folder: str, name: str, data: bytes, durable_name: bool = True) -> None:
+    """A file that is complete and durable, or not there under this name. Raises OSError.
+
+    durable_name=False : `commit` makes the name durable
+    """
     part = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
@@ -95,7 +98,8 @@ def write_small(folder: str, name: str, data: bytes) -> None:
     finally:
         os.close(fd)
     os.rename(part, os.path.join(folder, name))
-    sync_folder(folder)
+    if durable_name:
+        sync_folder(folder)
 
 
 def commit(attempt: str, final: str) -> None:
