@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import pario
-from pario.commands import app_choose, app_control, app_pack
+from pario.commands import app_checkpoint, app_choose, app_control, app_pack
 from pario.options import FETCHERS, RECIPES
 
 __all__ = ["group"]
@@ -191,7 +191,7 @@ def serve(folder: str | None, tiers: str | None, copies: str) -> int:
     return run(folder, tiers, copies)
 
 
-for _one in (app_control.control, app_choose.choose, app_pack.pack, app_pack.unpack):
+for _one in (app_checkpoint.checkpoint, app_control.control, app_choose.choose, app_pack.pack, app_pack.unpack):
     group.add_command(_one)
 
 
