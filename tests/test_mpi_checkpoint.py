@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks and nodes: shards, what is alike, errors that reach all ranks, other parts on restoring."""
+"""Checkpoints of several ranks and nodes: shards, what is alike, errors that reach all ranks, other parts restored."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_failure_in_the_background_reaches_all_ranks(world, folder, monkeypatc
 
             monkeypatch.setattr(writing.Writer, "write", fail)
         handle = ckpt.save(2, tree)
-        with pytest.raises(pario.ParioError, match="Input/output|given it up"):
+        with pytest.raises(pario.ParioError, match=r"Input/output|given it up"):
             handle.wait()
         monkeypatch.undo()
         assert ckpt.latest() == 1

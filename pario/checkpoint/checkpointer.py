@@ -62,7 +62,7 @@ class Handle:
     @property
     def done(self) -> bool:
         """Whether nothing of it is left to do on this rank. Local; does not wait."""
-        return self._attempt.drained.is_set()
+        return self._attempt.committed.is_set()
 
     def wait(self, tier: str = "slow", timeout_s: float | None = None) -> None:
         """Return when the checkpoint is complete and durable on the slow store, or with "fast" on the tier that it is
@@ -190,7 +190,7 @@ class Checkpointer:
         began = time.perf_counter()
         self._check_open()
         error: BaseException | None = None
-        flat, known = Flat(None, [], []), None
+        flat, known = Flat(None, [], [], []), None
         try:
             if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
                 raise OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
@@ -260,7 +260,7 @@ class Checkpointer:
 
     def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
         if not self._closed:
-            event = attempt.written if tier == "fast" else attempt.drained
+            event = attempt.written if tier == "fast" else attempt.committed
             done = self._until(event.is_set, timeout_s)
             late = None if done else TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
             self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")

@@ -25,8 +25,8 @@ from pario.checkpoint.tree import Spec, item_bytes, unflatten
 from pario.errors import ChecksumError, CorruptedError, ParioError
 
 __all__ = [
-    "Manifest", "Part", "check_parts", "manifest_text", "part_name", "part_text", "pieces_text", "read_manifest",
-    "read_part", "sum_of", "text_of",
+    "Manifest", "Part", "arrays_text", "check_parts", "manifest_text", "part_name", "part_text", "pieces_text",
+    "read_manifest", "read_part", "sum_of", "text_of",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
@@ -101,9 +101,15 @@ def part_text(part: Part, pieces: str) -> bytes:
     return _text_of({"format": "pario checkpoint part", "layout": VERSION, "file": part.file, **body}, "pieces", pieces)
 
 
-def manifest_text(manifest: Manifest) -> bytes:
+def arrays_text(specs: list[Spec]) -> str:
+    """The long part of a manifest, the same for all checkpoints of one structure."""
+    return json.dumps(specs)
+
+
+def manifest_text(manifest: Manifest, arrays: str | None = None) -> bytes:
+    """arrays : its `arrays_text`, if that is known"""
     body = {name: value for name, value in manifest.__dict__.items() if name != "specs"}
-    arrays = json.dumps([list(spec) for spec in manifest.specs])
+    arrays = arrays_text(manifest.specs) if arrays is None else arrays
     return _text_of({"format": "pario checkpoint", "layout": VERSION, **body}, "arrays", arrays)
 
 
@@ -141,8 +147,8 @@ def _number(value: Any, most: int = _MOST) -> int:
     return value
 
 
-def _text(value: Any, pattern: str = r"(?s).*") -> str:
-    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+def _text(value: Any, pattern: str = "") -> str:
+    if not isinstance(value, str) or (pattern and not re.fullmatch(pattern, value)):
         raise ValueError(f"{str(value)[:40]!r} is no such text")
     return value
 
@@ -155,7 +161,9 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _spec(value: Any) -> Spec:
     path, dtype, shape, kind = value
-    spec = Spec(_text(path), _text(dtype), _shape(shape), _text(kind, "array|shard|scalar"))
+    if kind not in ("array", "shard", "scalar"):
+        raise ValueError(f"{str(kind)[:40]!r} is no kind of array")
+    spec = Spec(_text(path), _text(dtype), _shape(shape), kind)
     _number(volume(spec.shape) * max(1, item_bytes(spec.dtype)))
     return spec
 
@@ -236,7 +244,9 @@ def check_parts(manifest: Manifest, parts: list[Part], path: str) -> None:
                 last = offset + nbytes
                 boxes[number].append(box)
         for spec, own in zip(manifest.specs, boxes, strict=True):
-            wrong = "" if not spec.nbytes and not own else cover(spec.shape, own)
+            if own == [((0,) * len(spec.shape), spec.shape)] or (not own and not spec.nbytes):
+                continue
+            wrong = cover(spec.shape, own)
             if wrong:
                 raise ValueError(f"{spec.path!r}: {wrong}")
     except (ValueError, IndexError) as e:

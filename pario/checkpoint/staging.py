@@ -37,10 +37,10 @@ class Staging:
 
     def copy(self, flat: Flat, staged: Callable[[int], None]) -> None:
         """A tree of the structure that was laid out. staged(bytes) : so many from the beginning on are copied"""
-        values = flat.leaves
+        values = flat.values
         copyto = np.copyto
         for k, (number, target, copy, end) in enumerate(self._copies):
-            value = values[number].value
+            value = values[number]
             if copy is None and type(value) is np.ndarray:
                 copyto(target, value)
             else:
@@ -53,7 +53,7 @@ class Staging:
         """A new structure: which rank writes what, and where. Collective."""
         self._copies, self.memory = [], np.empty(0, np.uint8)
         digest = hashlib.sha256(repr(flat.specs).encode()).hexdigest()
-        shards = {n: leaf.box for n, leaf in enumerate(flat.leaves) if flat.specs[n].kind == "shard"}
+        shards = {n: box for n, box in enumerate(flat.boxes) if flat.specs[n].kind == "shard"}
         everyones = world.allgather((world.node, digest, shards, len(flat.specs)))
         arranged = Arranged()
         made = None
@@ -86,7 +86,7 @@ class Staging:
             memory = self.memory[at : at + nbytes]
             if stop - start == volume(box[1]):
                 target = leaves.target(memory, dtype, box[1])
-                yield array, target, None if _same(flat.leaves[array].value, target) else leaves.copy, at + nbytes
+                yield array, target, None if _same(flat.values[array], target) else leaves.copy, at + nbytes
             else:
                 target = leaves.target(memory, dtype, (stop - start,))
                 yield array, target, _run_copier(leaves, start, stop), at + nbytes

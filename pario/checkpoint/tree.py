@@ -103,11 +103,17 @@ class Leaf(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """A tree, divided. description : what `unflatten` takes; the arrays are numbers in it"""
+    """A tree, divided. description : what `unflatten` takes; the arrays are numbers in it. values, boxes : of each
+    array, what this rank holds, and which part of the whole that is"""
 
     description: Any
     specs: list[Spec]
-    leaves: list[Leaf]
+    values: list[Any]
+    boxes: list[Box]
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        return list(map(Leaf, self.values, self.boxes))
 
 
 class Leaves:
@@ -227,7 +233,7 @@ def _step(key: str) -> str:
 
 def flatten(tree: Any, leaves: Leaves) -> Flat:
     """Raises OptionError for what cannot be saved; it says where in the tree."""
-    flat = Flat(None, [], [])
+    flat = Flat(None, [], [], [])
     return flat._replace(description=_flatten(tree, "", flat, leaves, 0))
 
 
@@ -256,7 +262,7 @@ class Template:
 
     def __init__(self, tree: Any, flat: Flat, leaves: Leaves) -> None:
         self.specs = flat.specs
-        self.boxes = [leaf.box for leaf in flat.leaves]
+        self.boxes = flat.boxes
         self._leaves = leaves
         self._root = self._of(tree, flat.description, flat)
 
@@ -281,7 +287,7 @@ class Template:
             description = self._flatten(tree, self._root, values)
         except _DiffersError:
             return None
-        return Flat(description, self.specs, list(map(Leaf, values, self.boxes)))
+        return Flat(description, self.specs, values, self.boxes)
 
     def _flatten(self, node: Any, known: Any, values: list[Any]) -> Any:
         kind, plain, children, description = known
@@ -313,13 +319,13 @@ class Template:
             values.append(node)
             return description
         if plain is not None:
-            alone = Flat(None, [], [])
+            alone = Flat(None, [], [], [])
             _leaf(node, "", alone, self._leaves)
-            if alone.specs[0][1:] != self.specs[plain][1:] or alone.leaves[0].box != self.boxes[plain]:
+            if alone.specs[0][1:] != self.specs[plain][1:] or alone.boxes[0] != self.boxes[plain]:
                 raise _DiffersError
-            values.append(alone.leaves[0].value)
+            values.append(alone.values[0])
             return description
-        return _flatten(node, "", Flat(None, [], []), self._leaves, 0)
+        return _flatten(node, "", Flat(None, [], [], []), self._leaves, 0)
 
 
 class _DiffersError(Exception):
@@ -374,7 +380,8 @@ def _leaf(node: Any, path: str, flat: Flat, leaves: Leaves) -> Any:
             raise OptionError(f"{shard} of shape {shape} reaches out of the whole array")
         spec, box = Spec(path, dtype, shard.global_shape, "shard"), (shard.offset, shape)
     flat.specs.append(spec)
-    flat.leaves.append(Leaf(value, box))
+    flat.values.append(value)
+    flat.boxes.append(box)
     return {"array": len(flat.specs) - 1}
 
 
@@ -387,6 +394,11 @@ def unflatten(description: Any, array: Callable[[int], Any], arrays: int) -> Any
 
 
 def _unflatten(node: Any, array: Callable[[int], Any], arrays: int, depth: int) -> Any:
+    if type(node) is dict and len(node) == 1 and "array" in node:  # nearly all of them
+        number = node["array"]
+        if type(number) is not int or not 0 <= number < arrays:
+            raise ValueError(f"there is no array {number!r}")
+        return array(number)
     if node is None or isinstance(node, str | bool | int):
         return node
     if not isinstance(node, dict) or len(node) != 1:
@@ -400,10 +412,6 @@ def _unflatten(node: Any, array: Callable[[int], Any], arrays: int, depth: int) 
     if kind == "dict":
         pairs = [_checked(each, list) for each in _checked(value, list)]
         return {_key(key): _unflatten(child, array, arrays, depth + 1) for key, child in pairs}
-    if kind == "array":
-        if type(value) is not int or not 0 <= value < arrays:
-            raise ValueError(f"there is no array {value!r}")
-        return array(value)
     if kind == "complex":
         real, imaginary = _checked(value, list)
         return complex(float.fromhex(real), float.fromhex(imaginary))

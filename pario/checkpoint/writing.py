@@ -123,7 +123,8 @@ class Attempt:
     file: NodeFile
     staging: np.ndarray = field(repr=False)
     written: threading.Event = field(default_factory=threading.Event)  # the staging memory is free
-    drained: threading.Event = field(default_factory=threading.Event)  # nothing is left to do on this rank
+    committed: threading.Event = field(default_factory=threading.Event)  # what this rank has to do for it is done
+    drained: threading.Event = field(default_factory=threading.Event)  # and old ones are deleted
     error: CheckpointError | None = None
     staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
 
@@ -224,6 +225,7 @@ class WriteThread:
             except CheckpointError as e:
                 attempt.fail(e)
         attempt.written.set()
+        attempt.committed.set()
         attempt.drained.set()
 
     def _attempt_folder(self, attempt: Attempt, straight: bool) -> str:
@@ -285,6 +287,7 @@ class WriteThread:
         take = self._tiers.take if straight else _free
         try:
             puts = [self._writers.call(self._put, attempt, writer, put, take) for put in file.puts]
+            attempt.await_staged(file.staging_bytes)  # json holds the interpreter: not while `save` copies
             pieces, manifest = self._texts(attempt) if self._places.leads else ("", b"")  # meanwhile
             _all(puts)
             board.mine(WRITTEN, attempt.number)

@@ -55,7 +55,8 @@ def run_verify(folder: str, step: int | None) -> int:
         screen.end_bar()
         if found:
             bad += 1
-            screen.say(f"step {name.step}: DAMAGED: {found[0]}" + (f" (and {len(found) - 1} more)" if found[1:] else ""))
+            more = f" (and {len(found) - 1} more)" if found[1:] else ""
+            screen.say(f"step {name.step}: DAMAGED: {found[0]}{more}")
         else:
             took = seconds(time.perf_counter() - began)
             screen.say(f"step {name.step}: every byte of {decimal_bytes(size)} is as it was written ({took})")
@@ -97,5 +98,5 @@ def run_prune(folder: str, keep: int, yes: bool) -> int:
         if yes:
             discard(os.path.join(folder, str(name)))
         screen.say(f"{'deleted' if yes else 'would delete'} {name}")
-    screen.say(f"{counted(len(found) - len(gone), 'checkpoint')} stay" if len(found) - len(gone) > 1 else "1 checkpoint stays")
+    screen.say(f"{counted(len(found) - len(gone), 'checkpoint stays', 'checkpoints stay')}")
     return 0 if good is not None else 1
