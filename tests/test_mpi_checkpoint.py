@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -126,3 +127,15 @@ def test_a_damaged_checkpoint_is_passed_over_on_all_ranks(world, folder):
         with pytest.raises(pario.ParioError, match="checksum"):
             ckpt.restore(2)
         assert np.array_equal(ckpt.restore()["rows"], whole())
+
+
+def test_a_rank_that_does_not_come_is_named(world, folder):
+    """The last rank shares its node with rank 0, or is the only one of its node."""
+    if world.size == 1:
+        return
+    absent = world.size - 1
+    ckpt = pario.Checkpointer(world, slow=folder / "slow", timeout_s=0.3)
+    if world.rank == absent:
+        time.sleep(1.5)
+    with pytest.raises(pario.ParioError, match=f"rank {absent} did not come|a rank of another node did not come"):
+        ckpt.save(1, tree_of(world.rank, world.size))

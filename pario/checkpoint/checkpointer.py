@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.checkpoint.board import DRAINED, Board
+from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
 from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.finding import find
 from pario.checkpoint.manifest import Manifest
@@ -43,6 +43,10 @@ _log = logging.getLogger("pario")
 
 #: What makes `restore` try an older checkpoint.
 _DAMAGE = (CorruptedError, MissingError, ReadError)
+
+
+class _LateError(CheckpointError):
+    """A rank did not come."""
 
 
 class Handle:
@@ -96,7 +100,8 @@ class Checkpointer:
     pending : int
         So many checkpoints may be under way to `slow`; with more of them `save` waits.
     timeout_s : float
-        After so many seconds in which no byte was written, a checkpoint is given up, and the error says who is late.
+        After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
+        than another one of its node ends the work on all of them. The error says who is late.
     version : str
         Yours: it is written into the manifest.
 
@@ -141,7 +146,7 @@ class Checkpointer:
             self._stack.close()
             world.abandon(e)
             raise
-        self._number = 0
+        self._number = self._calls = 0
         self._template: Template | None = None
         self._staging = Staging(self.leaves)
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
@@ -189,6 +194,7 @@ class Checkpointer:
         """
         began = time.perf_counter()
         self._check_open()
+        self._roll_call("saving a checkpoint")
         error: BaseException | None = None
         flat, known = Flat(None, [], [], []), None
         try:
@@ -237,7 +243,9 @@ class Checkpointer:
             return self._number - self._board.get(DRAINED) < self._pending
 
         if not is_free():
+            self._board.mine(BUSY, self._calls)  # the others may come to the next call meanwhile
             self._until(is_free)
+            self._board.mine(BUSY, 0)
             waited = time.monotonic() - began
             if waited > 0.1:
                 _log.warning("save waited %.1f s: checkpoints are written more slowly than they are made", waited)
@@ -267,6 +275,32 @@ class Checkpointer:
         elif attempt.error is not None:
             raise attempt.error
 
+    def _roll_call(self, doing: str) -> None:
+        """All ranks come to the same call. Collective. Raises CheckpointError, and ends everything, if one of this node
+        does not come within the time limit, or one of another node in three times that; PeerError on the others."""
+        self._calls += 1
+        self._board.mine(CALLED, self._calls)
+        began = time.monotonic()
+
+        def check() -> None:
+            waited = time.monotonic() - began
+            late = self._board.late(self._calls) if waited > self._timeout_s else []
+            if late or waited > 3 * self._timeout_s:
+                who = ", ".join(f"rank {rank}" for rank in late) or "a rank of another node"
+                raise _LateError(
+                    f"{who} did not come within {waited:.0f} s while rank {self._world.rank} is {doing}",
+                    hint="All ranks must call the same methods in the same order; or raise timeout_s",
+                )
+
+        before, self._world.on_wait = self._world.on_wait, check
+        try:
+            self._world.barrier()
+        except _LateError as e:
+            self._end(e)
+            raise
+        finally:
+            self._world.on_wait = before
+
     def _meet(self, error: BaseException | None, doing: str) -> None:
         """All ranks continue, or all raise: `error`, or what went wrong in the background. Collective."""
         if error is None:
@@ -288,6 +322,7 @@ class Checkpointer:
     def latest(self) -> int | None:
         """The step of the newest complete checkpoint, or None. Collective."""
         self._check_open()
+        self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
         found = find(self._world, self.slow, self.fast)
         return found[0].step if found else None
@@ -303,6 +338,7 @@ class Checkpointer:
         newest if all are damaged.
         """
         self._check_open()
+        self._roll_call("restoring a checkpoint")
         self._meet(None, "restoring a checkpoint")
         found = [each for each in find(self._world, self.slow, self.fast) if step is None or each.step == step]
         if not found:

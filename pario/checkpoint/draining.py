@@ -76,11 +76,12 @@ class DrainThread:
                     raise failed(e, f"the checkpoint of step {attempt.manifest.step} was not drained", folder) from e
         except ParioError as e:
             attempt.fail(e if isinstance(e, CheckpointError) else CheckpointError(str(e)))
-            if not self._places.first:
-                with suppress(OSError):
-                    write_small(folder, f"failed-{self._places.node:05d}", str(e).encode(errors="replace"))
         if attempt.error is not None and self._places.first:
             discard(folder)
+        elif attempt.error is not None:  # rank 0 is not to wait for this node
+            with suppress(OSError):
+                make_folder(folder)
+                write_small(folder, f"failed-{self._places.node:05d}", str(attempt.error).encode(errors="replace"))
         if self._tiers.fast is not None:
             self._tiers.fast.end(attempt.name)
         attempt.committed.set()

@@ -131,7 +131,7 @@ class Attempt:
     def await_staged(self, nbytes: int) -> None:
         """Raises CheckpointError if the copy was given up."""
         while 0 <= self.staged < nbytes:
-            time.sleep(2e-4)
+            time.sleep(1e-3)  # often enough: each look takes the interpreter from the rank that copies
         if self.staged < 0:
             raise CheckpointError(f"the tree of step {self.manifest.step} could not be copied")
 
@@ -206,12 +206,8 @@ class WriteThread:
         except CheckpointError as e:
             attempt.fail(e)
             self._board.fail(attempt.number, str(e))
-            if self._places.leads:
-                if folder and not straight:
-                    discard(folder)
-                elif folder and self._places.nodes > 1:
-                    with suppress(OSError):
-                        write_small(folder, f"failed-{self._places.node:05d}", str(e).encode(errors="replace"))
+            if self._places.leads and folder and not straight:
+                discard(folder)
         if self._places.leads:
             if attempt.error is not None:
                 self._board.put(CANCELLED, attempt.number)
