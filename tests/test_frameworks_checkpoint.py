@@ -14,7 +14,9 @@ pytestmark = pytest.mark.frameworks
 
 
 def test_tensors_of_torch(tmp_path: Path) -> None:
-    torch = framework("torch")
+    framework("torch")
+    import torch
+
     from pario.adapters.torch import Checkpointer
 
     model = torch.nn.Linear(600, 700)
@@ -51,7 +53,9 @@ def test_tensors_of_torch(tmp_path: Path) -> None:
 
 
 def test_arrays_of_jax(tmp_path: Path) -> None:
-    jax = framework("jax")
+    framework("jax")
+    import jax
+
     from pario.adapters.jax import Checkpointer
 
     jnp = jax.numpy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pario
-from pario.checkpoint import writing
+from pario.checkpoint import store, writing
 
 pytestmark = pytest.mark.mpi
 
@@ -134,8 +134,25 @@ def test_a_rank_that_does_not_come_is_named(world, folder):
     if world.size == 1:
         return
     absent = world.size - 1
-    ckpt = pario.Checkpointer(world, slow=folder / "slow", timeout_s=0.3)
+    ckpt = pario.Checkpointer(world, slow=folder / "slow", timeout_s=0.2)
     if world.rank == absent:
-        time.sleep(1.5)
+        time.sleep(0.9)
     with pytest.raises(pario.ParioError, match=f"rank {absent} did not come|a rank of another node did not come"):
         ckpt.save(1, tree_of(world.rank, world.size))
+
+
+def test_a_restore_reads_each_block_once_in_the_job(world, folder, monkeypatch):
+    tree = tree_of(world.rank, world.size)
+    with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
+        ckpt.save(1, tree).wait()
+        read = []
+        real = store.Reader.read
+
+        def counted(self, block, offset):
+            read.append(block.size)
+            real(self, block, offset)
+
+        monkeypatch.setattr(store.Reader, "read", counted)
+        ckpt.restore()
+        size = sum(path.stat().st_size for path in (folder / "slow").glob("*/*.h5"))
+        assert sum(world.allgather(sum(read))) <= 1.02 * size
