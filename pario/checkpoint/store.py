@@ -32,6 +32,8 @@ __all__ = [
 _NAME = re.compile(r"step-(\d{12})-([0-9a-f]{16})(?:\.node-(\d{5})of(\d{5}))?")
 ATTEMPT, TRASH = ".attempt-", ".trash-"
 _PAGE = 4096
+#: Bytes of one read: requests of 32 MiB were now and then three times slower than these.
+_REQUEST = 4 << 20
 #: Descriptions are read whole.
 _MOST_SMALL = 1 << 30
 #: System calls that `os` lacks: fallocate without glibc's emulation, which writes to every block.
@@ -176,7 +178,7 @@ class Reader:
         done = 0
         try:
             while done < block.size:
-                n = os.preadv(fd, [block[done:].data], offset + done)
+                n = os.preadv(fd, [block[done : done + _REQUEST].data], offset + done)
                 if n <= 0:
                     raise ReadError("the file ends before its data", path=self.path, offset=offset + done)
                 done += n
