@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from pario.adapters.checkpoints_torch import Checkpointer
 from pario.adapters.sampling import prefetching
 from pario.comm.launcher import own_addresses
 from pario.comm.world import get_world
@@ -29,7 +30,7 @@ from pario.fetch.resolve import Paths
 from pario.loader.loader import Loader as NumpyLoader
 from pario.records import Batch
 
-__all__ = ["Loader", "prefetching", "use_mpi_ranks"]
+__all__ = ["Checkpointer", "Loader", "prefetching", "use_mpi_ranks"]
 
 Tensors = dict[str, Any]
 Form = str | Callable[[Tensors], Any]

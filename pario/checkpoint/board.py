@@ -23,7 +23,7 @@ _NOTE = 2048
 _PAUSE_S = 2e-3
 #: Words of the node's leader, then WORDS of each rank.
 OPENED, STRAIGHT, DONE, DRAINED, CANCELLED, LEADERS = range(6)
-WRITTEN, FAILED, MOVED, WORDS = range(4)
+WRITTEN, FAILED, MOVED, CALLED, BUSY, WORDS = range(6)
 
 
 class Limits(Protocol):
@@ -75,6 +75,11 @@ class Board:
     def theirs(self, word: int) -> list[int]:
         """That word of every rank of the node."""
         return [self.get(LEADERS + WORDS * seat + word) for seat in range(self._ranks)]
+
+    def late(self, call: int) -> list[int]:
+        """The ranks of the node that have not come to that call, and are not held up in the one before."""
+        came, busy = self.theirs(CALLED), self.theirs(BUSY)
+        return [self._rank(seat) for seat in range(self._ranks) if came[seat] < call and busy[seat] < came[seat]]
 
     def fail(self, attempt: int, text: str) -> None:
         """This rank cannot do its part."""

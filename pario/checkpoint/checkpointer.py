@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from pario.checkpoint.board import DRAINED, Board
+from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
 from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.finding import find
 from pario.checkpoint.manifest import Manifest
 from pario.checkpoint.restore import restored
 from pario.checkpoint.staging import Staging
 from pario.checkpoint.store import ATTEMPT, TRASH, discard, make_folder
-from pario.checkpoint.tree import Flat, Leaves, flatten
+from pario.checkpoint.tree import Flat, Leaves, Template, flatten
 from pario.checkpoint.writing import Attempt, FastTier, Places, Tiers, WriteThread
 from pario.comm.base import together
 from pario.comm.world import get_world
@@ -45,6 +45,10 @@ _log = logging.getLogger("pario")
 _DAMAGE = (CorruptedError, MissingError, ReadError)
 
 
+class _LateError(CheckpointError):
+    """A rank did not come."""
+
+
 class Handle:
     """A checkpoint that was handed to `save`.
 
@@ -62,7 +66,7 @@ class Handle:
     @property
     def done(self) -> bool:
         """Whether nothing of it is left to do on this rank. Local; does not wait."""
-        return self._attempt.drained.is_set()
+        return self._attempt.committed.is_set()
 
     def wait(self, tier: str = "slow", timeout_s: float | None = None) -> None:
         """Return when the checkpoint is complete and durable on the slow store, or with "fast" on the tier that it is
@@ -96,7 +100,8 @@ class Checkpointer:
     pending : int
         So many checkpoints may be under way to `slow`; with more of them `save` waits.
     timeout_s : float
-        After so many seconds in which no byte was written, a checkpoint is given up, and the error says who is late.
+        After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
+        than another one of its node ends the work on all of them. The error says who is late.
     version : str
         Yours: it is written into the manifest.
 
@@ -141,8 +146,8 @@ class Checkpointer:
             self._stack.close()
             world.abandon(e)
             raise
-        self._number = 0
-        self._signature: Any = None
+        self._number = self._calls = 0
+        self._template: Template | None = None
         self._staging = Staging(self.leaves)
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
         self._closed = False
@@ -189,29 +194,34 @@ class Checkpointer:
         """
         began = time.perf_counter()
         self._check_open()
+        self._roll_call("saving a checkpoint")
         error: BaseException | None = None
-        flat = Flat(None, [], [])
+        flat, known = Flat(None, [], [], []), None
         try:
             if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
                 raise OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
-            flat = flatten(tree, self.leaves)
+            known = None if self._template is None else self._template.flatten(tree)
+            flat = flatten(tree, self.leaves) if known is None else known
         except Exception as e:
             error = e
         self._meet(error, "saving a checkpoint")
-        signature = (flat.specs, [leaf.box for leaf in flat.leaves])
-        if self._world.allreduce_max(self._signature != signature):
-            self._signature = None
+        if self._world.allreduce_max(known is None):
+            self._template = None
             self._until(lambda: all(attempt.written.is_set() for attempt in self._attempts))
             self._staging.lay_out(self._world, flat)
             self._board.fit(len(self._staging.file.blocks))
-            self._signature = signature
+            self._template = Template(tree, flat, self.leaves)
         self._same(int(step), "step")
         self._room()
-        self._staging.copy(flat)
         self._number += 1
         attempt = Attempt(self._number, self._manifest(int(step), flat), self._staging.file, self._staging.memory)
         self._attempts.append(attempt)
-        self._writer.submit(attempt)
+        self._writer.submit(attempt)  # which begins with what is copied
+        try:
+            self._staging.copy(flat, lambda nbytes: setattr(attempt, "staged", nbytes))
+        except BaseException:
+            attempt.staged = -1
+            raise
         return Handle(self, attempt, time.perf_counter() - began)
 
     def _manifest(self, step: int, flat: Flat) -> Manifest:
@@ -233,7 +243,9 @@ class Checkpointer:
             return self._number - self._board.get(DRAINED) < self._pending
 
         if not is_free():
+            self._board.mine(BUSY, self._calls)  # the others may come to the next call meanwhile
             self._until(is_free)
+            self._board.mine(BUSY, 0)
             waited = time.monotonic() - began
             if waited > 0.1:
                 _log.warning("save waited %.1f s: checkpoints are written more slowly than they are made", waited)
@@ -256,12 +268,38 @@ class Checkpointer:
 
     def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
         if not self._closed:
-            event = attempt.written if tier == "fast" else attempt.drained
+            event = attempt.written if tier == "fast" else attempt.committed
             done = self._until(event.is_set, timeout_s)
             late = None if done else TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
             self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")
         elif attempt.error is not None:
             raise attempt.error
+
+    def _roll_call(self, doing: str) -> None:
+        """All ranks come to the same call. Collective. Raises CheckpointError, and ends everything, if one of this node
+        does not come within the time limit, or one of another node in three times that; PeerError on the others."""
+        self._calls += 1
+        self._board.mine(CALLED, self._calls)
+        began = time.monotonic()
+
+        def check() -> None:
+            waited = time.monotonic() - began
+            late = self._board.late(self._calls) if waited > self._timeout_s else []
+            if late or waited > 3 * self._timeout_s:
+                who = ", ".join(f"rank {rank}" for rank in late) or "a rank of another node"
+                raise _LateError(
+                    f"{who} did not come within {waited:.0f} s while rank {self._world.rank} is {doing}",
+                    hint="All ranks must call the same methods in the same order; or raise timeout_s",
+                )
+
+        before, self._world.on_wait = self._world.on_wait, check
+        try:
+            self._world.barrier()
+        except _LateError as e:
+            self._end(e)
+            raise
+        finally:
+            self._world.on_wait = before
 
     def _meet(self, error: BaseException | None, doing: str) -> None:
         """All ranks continue, or all raise: `error`, or what went wrong in the background. Collective."""
@@ -284,6 +322,7 @@ class Checkpointer:
     def latest(self) -> int | None:
         """The step of the newest complete checkpoint, or None. Collective."""
         self._check_open()
+        self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
         found = find(self._world, self.slow, self.fast)
         return found[0].step if found else None
@@ -299,6 +338,7 @@ class Checkpointer:
         newest if all are damaged.
         """
         self._check_open()
+        self._roll_call("restoring a checkpoint")
         self._meet(None, "restoring a checkpoint")
         found = [each for each in find(self._world, self.slow, self.fast) if step is None or each.step == step]
         if not found:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from pario.checkpoint.board import DRAINED, Board
-from pario.checkpoint.manifest import MANIFEST, part_name, read_part, sum_of, text_of
+from pario.checkpoint.manifest import MANIFEST, arrays_text, manifest_text, part_name, read_part, sum_of
 from pario.checkpoint.store import (
     ATTEMPT,
     Name,
@@ -29,6 +29,7 @@ from pario.checkpoint.store import (
     read_small,
     write_small,
 )
+from pario.checkpoint.tree import Spec
 from pario.checkpoint.writing import Attempt, Places, Tiers, write_limited
 from pario.comm.memory import private_bytes
 from pario.errors import CheckpointError, ChecksumError, MissingError, ParioError, ReadError
@@ -47,6 +48,7 @@ class DrainThread:
         self._places, self._tiers, self._board = places, tiers, board
         self._line = Workers("pario-checkpoint-drain", 1)
         self._stopped = False
+        self._arrays: tuple[list[Spec] | None, str] = None, ""  # the text of the last structure
 
     def submit(self, attempt: Attempt, straight: bool) -> None:
         """straight : the node's file lies on the slow tier already"""
@@ -74,13 +76,17 @@ class DrainThread:
                     raise failed(e, f"the checkpoint of step {attempt.manifest.step} was not drained", folder) from e
         except ParioError as e:
             attempt.fail(e if isinstance(e, CheckpointError) else CheckpointError(str(e)))
-            if not self._places.first:
-                with suppress(OSError):
-                    write_small(folder, f"failed-{self._places.node:05d}", str(e).encode(errors="replace"))
         if attempt.error is not None and self._places.first:
             discard(folder)
+        elif attempt.error is not None:  # rank 0 is not to wait for this node
+            with suppress(OSError):
+                make_folder(folder)
+                write_small(folder, f"failed-{self._places.node:05d}", str(attempt.error).encode(errors="replace"))
         if self._tiers.fast is not None:
             self._tiers.fast.end(attempt.name)
+        attempt.committed.set()
+        if attempt.error is None and self._places.first:
+            prune(self._tiers.slow, self._tiers.keep, attempt.name)
         self._board.put(DRAINED, attempt.number)
         attempt.drained.set()
 
@@ -112,10 +118,12 @@ class DrainThread:
 
     def _commit(self, attempt: Attempt, folder: str) -> None:
         """Wait for all nodes, then commit. Raises OSError, ParioError."""
+        manifest = attempt.manifest
+        if self._arrays[0] is not manifest.specs:
+            self._arrays = manifest.specs, arrays_text(manifest.specs)
         sums = [self._await_node(folder, node) for node in range(self._places.nodes)]
-        write_small(folder, MANIFEST, text_of(replace(attempt.manifest, parts=sums)))
+        write_small(folder, MANIFEST, manifest_text(replace(manifest, parts=sums), self._arrays[1]), False)
         commit(folder, os.path.join(self._tiers.slow, str(attempt.name)))
-        prune(self._tiers.slow, self._tiers.keep, attempt.name)
 
     def _await_node(self, folder: str, node: int) -> str:
         """Checksum of that node's description, when it is there."""

@@ -24,7 +24,10 @@ from pario.checkpoint.boxes import Box, cover, volume
 from pario.checkpoint.tree import Spec, item_bytes, unflatten
 from pario.errors import ChecksumError, CorruptedError, ParioError
 
-__all__ = ["Manifest", "Part", "check_parts", "part_name", "read_manifest", "read_part", "sum_of", "text_of"]
+__all__ = [
+    "Manifest", "Part", "arrays_text", "check_parts", "manifest_text", "part_name", "part_text", "pieces_text",
+    "read_manifest", "read_part", "sum_of", "text_of",
+]  # fmt: skip
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -84,15 +87,34 @@ def sum_of(data: Any) -> int:
 
 def text_of(what: Manifest | Part) -> bytes:
     """As it is written to the file."""
-    body: dict[str, Any]
-    if isinstance(what, Manifest):
-        body = {"format": "pario checkpoint", **{k: v for k, v in what.__dict__.items() if k not in ("specs",)}}
-        body["arrays"] = [list(spec) for spec in what.specs]
-    else:
-        body = {"format": "pario checkpoint part", "file": what.file, **what.__dict__}
-        body["pieces"] = [[number, *box, offset] for number, box, offset in what.pieces]
-        body["sums"] = [f"{each:016x}" for each in what.sums]
-    rest = b' "body": ' + json.dumps({"layout": VERSION, **body}).encode() + b"}\n"
+    return manifest_text(what) if isinstance(what, Manifest) else part_text(what, pieces_text(what.pieces))
+
+
+def pieces_text(pieces: list[tuple[int, Box, int]]) -> str:
+    """The long part of a node's description, the same for all checkpoints of one structure."""
+    return json.dumps([[number, *box, offset] for number, box, offset in pieces])
+
+
+def part_text(part: Part, pieces: str) -> bytes:
+    body = {name: value for name, value in part.__dict__.items() if name != "pieces"}
+    body["sums"] = [f"{each:016x}" for each in part.sums]
+    return _text_of({"format": "pario checkpoint part", "layout": VERSION, "file": part.file, **body}, "pieces", pieces)
+
+
+def arrays_text(specs: list[Spec]) -> str:
+    """The long part of a manifest, the same for all checkpoints of one structure."""
+    return json.dumps(specs)
+
+
+def manifest_text(manifest: Manifest, arrays: str | None = None) -> bytes:
+    """arrays : its `arrays_text`, if that is known"""
+    body = {name: value for name, value in manifest.__dict__.items() if name != "specs"}
+    arrays = arrays_text(manifest.specs) if arrays is None else arrays
+    return _text_of({"format": "pario checkpoint", "layout": VERSION, **body}, "arrays", arrays)
+
+
+def _text_of(body: dict[str, Any], name: str, long: str) -> bytes:
+    rest = f' "body": {json.dumps(body)[:-1]}, "{name}": {long}}}}}\n'.encode()
     return b'{"xxh3": "%016x",\n' % sum_of(rest) + rest
 
 
@@ -125,8 +147,8 @@ def _number(value: Any, most: int = _MOST) -> int:
     return value
 
 
-def _text(value: Any, pattern: str = r"(?s).*") -> str:
-    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+def _text(value: Any, pattern: str = "") -> str:
+    if not isinstance(value, str) or (pattern and not re.fullmatch(pattern, value)):
         raise ValueError(f"{str(value)[:40]!r} is no such text")
     return value
 
@@ -139,7 +161,9 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _spec(value: Any) -> Spec:
     path, dtype, shape, kind = value
-    spec = Spec(_text(path), _text(dtype), _shape(shape), _text(kind, "array|shard|scalar"))
+    if kind not in ("array", "shard", "scalar"):
+        raise ValueError(f"{str(kind)[:40]!r} is no kind of array")
+    spec = Spec(_text(path), _text(dtype), _shape(shape), kind)
     _number(volume(spec.shape) * max(1, item_bytes(spec.dtype)))
     return spec
 
@@ -220,7 +244,9 @@ def check_parts(manifest: Manifest, parts: list[Part], path: str) -> None:
                 last = offset + nbytes
                 boxes[number].append(box)
         for spec, own in zip(manifest.specs, boxes, strict=True):
-            wrong = "" if not spec.nbytes and not own else cover(spec.shape, own)
+            if own == [((0,) * len(spec.shape), spec.shape)] or (not own and not spec.nbytes):
+                continue
+            wrong = cover(spec.shape, own)
             if wrong:
                 raise ValueError(f"{spec.path!r}: {wrong}")
     except (ValueError, IndexError) as e:

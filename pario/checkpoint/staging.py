@@ -22,6 +22,9 @@ from pario.errors import OptionError
 
 __all__ = ["Staging"]
 
+#: Copies from this size on are announced to those who write at once.
+_TELL = 1 << 20
+
 
 class Staging:
     """Of one rank. file : the node's file, and what this rank writes of it; memory : u8[bytes that this rank writes]"""
@@ -30,18 +33,27 @@ class Staging:
         self._leaves = leaves
         self.file = NodeFile()
         self.memory = np.empty(0, np.uint8)
-        self._copies: list[tuple[int, Callable[[Any], None]]] = []
+        self._copies: list[tuple[int, Any, Callable[[Any, Any], None] | None, int]] = []
 
-    def copy(self, flat: Flat) -> None:
-        """A tree of the structure that was laid out."""
-        for number, copy in self._copies:
-            copy(flat.leaves[number].value)
+    def copy(self, flat: Flat, staged: Callable[[int], None]) -> None:
+        """A tree of the structure that was laid out. staged(bytes) : so many from the beginning on are copied"""
+        values = flat.values
+        copyto = np.copyto
+        for k, (number, target, copy, end) in enumerate(self._copies):
+            value = values[number]
+            if copy is None and type(value) is np.ndarray:
+                copyto(target, value)
+            else:
+                (copy or self._leaves.copy)(value, target)
+            if not k % 64 or target.nbytes >= _TELL:
+                staged(end)
+        staged(self.file.staging_bytes)
 
     def lay_out(self, world: AnyWorld, flat: Flat) -> None:
         """A new structure: which rank writes what, and where. Collective."""
         self._copies, self.memory = [], np.empty(0, np.uint8)
         digest = hashlib.sha256(repr(flat.specs).encode()).hexdigest()
-        shards = {n: leaf.box for n, leaf in enumerate(flat.leaves) if flat.specs[n].kind == "shard"}
+        shards = {n: box for n, box in enumerate(flat.boxes) if flat.specs[n].kind == "shard"}
         everyones = world.allgather((world.node, digest, shards, len(flat.specs)))
         arranged = Arranged()
         made = None
@@ -66,22 +78,23 @@ class Staging:
             self.memory = private_bytes(self.file.staging_bytes)
             self._copies = list(self._copiers(flat))
 
-    def _copiers(self, flat: Flat) -> Iterator[tuple[int, Callable[[Any], None]]]:
-        """(array, what copies this rank's leaf of it into staging memory)"""
+    def _copiers(self, flat: Flat) -> Iterator[tuple[int, Any, Callable[[Any, Any], None] | None, int]]:
+        """(array, target in staging memory, what copies to it if the leaf is no plain array, bytes copied then)"""
         leaves = self._leaves
         for array, box, start, stop, at, nbytes in self.file.copies:
             dtype = flat.specs[array].dtype
             memory = self.memory[at : at + nbytes]
-            shape = box[1]
-            if stop - start == volume(shape):
-                yield array, _copier(leaves, leaves.target(memory, dtype, shape))
+            if stop - start == volume(box[1]):
+                target = leaves.target(memory, dtype, box[1])
+                yield array, target, None if _same(flat.values[array], target) else leaves.copy, at + nbytes
             else:
-                yield array, _run_copier(leaves, leaves.target(memory, dtype, (stop - start,)), start, stop)
+                target = leaves.target(memory, dtype, (stop - start,))
+                yield array, target, _run_copier(leaves, start, stop), at + nbytes
 
 
-def _copier(leaves: Leaves, target: Any) -> Callable[[Any], None]:
-    return lambda leaf: leaves.copy(leaf, target)
+def _same(value: Any, target: Any) -> bool:
+    return type(value) is np.ndarray and bool(value.dtype == target.dtype)
 
 
-def _run_copier(leaves: Leaves, target: Any, start: int, stop: int) -> Callable[[Any], None]:
-    return lambda leaf: leaves.copy_run(leaf, start, stop, target)
+def _run_copier(leaves: Leaves, start: int, stop: int) -> Callable[[Any, Any], None]:
+    return lambda leaf, target: leaves.copy_run(leaf, start, stop, target)

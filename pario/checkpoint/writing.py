@@ -30,7 +30,7 @@ import numpy as np
 
 from pario.checkpoint.board import CANCELLED, DONE, DRAINED, LEADERS, MOVED, OPENED, STRAIGHT, WRITTEN, Board
 from pario.checkpoint.layout import NodeFile
-from pario.checkpoint.manifest import MANIFEST, Manifest, Part, part_name, sum_of, text_of
+from pario.checkpoint.manifest import MANIFEST, Manifest, Part, manifest_text, part_name, part_text, pieces_text, sum_of
 from pario.checkpoint.store import ATTEMPT, Name, Writer, commit, discard, failed, listed, make_folder, write_small
 from pario.errors import CheckpointError, ReadError
 from pario.threads import Workers
@@ -123,8 +123,17 @@ class Attempt:
     file: NodeFile
     staging: np.ndarray = field(repr=False)
     written: threading.Event = field(default_factory=threading.Event)  # the staging memory is free
-    drained: threading.Event = field(default_factory=threading.Event)  # nothing is left to do on this rank
+    committed: threading.Event = field(default_factory=threading.Event)  # what this rank has to do for it is done
+    drained: threading.Event = field(default_factory=threading.Event)  # and old ones are deleted
     error: CheckpointError | None = None
+    staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
+
+    def await_staged(self, nbytes: int) -> None:
+        """Raises CheckpointError if the copy was given up."""
+        while 0 <= self.staged < nbytes:
+            time.sleep(1e-3)  # often enough: each look takes the interpreter from the rank that copies
+        if self.staged < 0:
+            raise CheckpointError(f"the tree of step {self.manifest.step} could not be copied")
 
     @property
     def name(self) -> Name:
@@ -159,6 +168,7 @@ class WriteThread:
         self._writers = Workers("pario-checkpoint-write", _THREADS)
         self._stopped = False
         self._moved = 0
+        self._pieces: tuple[NodeFile | None, str] = None, ""  # the text of the last structure
         self._lock = threading.Lock()
 
     def submit(self, attempt: Attempt) -> None:
@@ -196,12 +206,8 @@ class WriteThread:
         except CheckpointError as e:
             attempt.fail(e)
             self._board.fail(attempt.number, str(e))
-            if self._places.leads:
-                if folder and not straight:
-                    discard(folder)
-                elif folder and self._places.nodes > 1:
-                    with suppress(OSError):
-                        write_small(folder, f"failed-{self._places.node:05d}", str(e).encode(errors="replace"))
+            if self._places.leads and folder and not straight:
+                discard(folder)
         if self._places.leads:
             if attempt.error is not None:
                 self._board.put(CANCELLED, attempt.number)
@@ -215,6 +221,7 @@ class WriteThread:
             except CheckpointError as e:
                 attempt.fail(e)
         attempt.written.set()
+        attempt.committed.set()
         attempt.drained.set()
 
     def _attempt_folder(self, attempt: Attempt, straight: bool) -> str:
@@ -276,6 +283,8 @@ class WriteThread:
         take = self._tiers.take if straight else _free
         try:
             puts = [self._writers.call(self._put, attempt, writer, put, take) for put in file.puts]
+            attempt.await_staged(file.staging_bytes)  # json holds the interpreter: not while `save` copies
+            pieces, manifest = self._texts(attempt) if self._places.leads else ("", b"")  # meanwhile
             _all(puts)
             board.mine(WRITTEN, attempt.number)
             if not self._places.leads:
@@ -287,18 +296,25 @@ class WriteThread:
         finally:
             writer.close()
         part = self._describe(attempt)
-        write_small(folder, part_name(part.node) + ".json", text_of(part))
+        write_small(folder, part_name(part.node) + ".json", part_text(part, pieces), straight)
         if not straight:
             assert self._tiers.fast is not None
-            write_small(folder, MANIFEST, text_of(attempt.manifest))
+            write_small(folder, MANIFEST, manifest, False)
             self._tiers.fast.begin(attempt.name)
             commit(folder, os.path.join(self._tiers.fast.folder, os.path.basename(folder)[len(ATTEMPT) :]))
             self._tiers.fast.prune()
+
+    def _texts(self, attempt: Attempt) -> tuple[str, bytes]:
+        """The long ones of what describes the checkpoint."""
+        if self._pieces[0] is not attempt.file:
+            self._pieces = attempt.file, pieces_text(attempt.file.pieces)
+        return self._pieces[1], manifest_text(attempt.manifest) if self._tiers.fast is not None else b""
 
     def _put(self, attempt: Attempt, writer: Writer, put: tuple[int, int], take: Callable[[int], None]) -> None:
         number, at = put
         offset, nbytes = attempt.file.blocks[number]
         data = attempt.staging[at : at + nbytes]
+        attempt.await_staged(at + nbytes)
         self._board.sums[number] = sum_of(data)
         if take is _free:
             writer.write(data, offset)

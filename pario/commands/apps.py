@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pario.commands import app_choose, app_control, app_files, app_pack, app_trace, app_view
+from pario.commands import app_checkpoint, app_choose, app_control, app_files, app_pack, app_trace, app_view
 
 __all__ = ["COMMANDS"]
 
@@ -11,4 +11,5 @@ COMMANDS = (
     app_pack.pack, app_pack.unpack,
     app_trace.trace, app_trace.advise,
     app_files.mount, app_view.view,
+    app_checkpoint.checkpoint,
 )  # fmt: skip

@@ -4,20 +4,19 @@
     sbatch jobscripts/train_requeue.slurm
 
 On SIGUSR1 (the job script's announcement of the time limit) or SIGTERM (cancelled, preempted) all ranks finish the same
-step, rank 0 writes one file with the model and `loader.state_dict()`, and the script ends with status 0. After SIGUSR1
-it leaves the file RUN/requeue, which asks the job script to put the job into the queue again. Started with the same
---run it goes on at the next record, on any number of ranks.
+step, save a checkpoint with the model and `loader.state_dict()`, and the script ends with status 0. After SIGUSR1 it
+leaves the file RUN/requeue, which asks the job script to put the job into the queue again. Started with the same --run
+it goes on at the next record, on any number of ranks. Checkpoints lie in RUN/checkpoints; with --fast they are written
+to a disk of each node first, and copied from there while the training goes on (docs/checkpoints.md).
 
 The data is an LMDB of Caffe Datum messages (python -m pario demo --folder digits makes one), the model a linear
 classifier in NumPy: what is yours to replace is `Model`. With torch, save `model.state_dict()` and
-`optimizer.state_dict()` by torch.save in the same way: to another name first, then os.replace.
+`optimizer.state_dict()` by the Checkpointer of pario.adapters.torch in the same way.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -64,16 +63,6 @@ def communicator() -> Any:
     return MPI.COMM_WORLD
 
 
-def save(checkpoint: Path, model: Model, state: dict[str, Any]) -> None:
-    """One file, complete or not there: whoever is killed while writing leaves the one before."""
-    part = checkpoint.with_suffix(".part")
-    with open(part, "wb") as file:
-        np.savez(file, weights=model.weights, loader=json.dumps(state))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, checkpoint)
-
-
 def train(args: argparse.Namespace, asked: list[float]) -> None:
     """Collective over the ranks; returns at the end of the training or when one of them was asked to stop.
 
@@ -82,19 +71,17 @@ def train(args: argparse.Namespace, asked: list[float]) -> None:
     comm = communicator()
     rank = comm.rank if comm is not None else 0
     say = print if rank == 0 else lambda *args, **named: None
-    checkpoint = args.run / "checkpoint.npz"
-    model = Model(args.classes)
-    if rank == 0:
-        args.run.mkdir(parents=True, exist_ok=True)
-    if comm is not None:
-        comm.Barrier()
+    model, steps = Model(args.classes), 0
 
     decoder = pario.decode.Datum()
-    with pario.Loader(args.data, args.batch_size, decoder, shuffle="global", seed=args.seed, comm=comm) as loader:
-        if checkpoint.exists():
-            with np.load(checkpoint) as saved:
-                model.weights = saved["weights"]
-                loader.load_state_dict(json.loads(str(saved["loader"])))
+    with (
+        pario.Checkpointer(comm, slow=args.run / "checkpoints", fast=args.fast, keep=2) as checkpoints,
+        pario.Loader(args.data, args.batch_size, decoder, shuffle="global", seed=args.seed, comm=comm) as loader,
+    ):
+        if checkpoints.latest() is not None:
+            saved = checkpoints.restore()
+            model.weights, steps = saved["weights"], saved["steps"]
+            loader.load_state_dict(saved["loader"])
             say(f"going on in epoch {loader.epoch}, {len(loader)} steps left of it", flush=True)
         while loader.epoch < args.epochs:
             epoch, seen, begin = loader.epoch, np.zeros(2), time.perf_counter()
@@ -107,6 +94,7 @@ def train(args: argparse.Namespace, asked: list[float]) -> None:
                     comm.Allreduce(mine, everyones)
                     mine = everyones
                 model.step(mine[2:], args.rate)
+                steps += 1
                 seen += mine[2:4]
                 if args.log_ids:
                     with open(args.run / f"ids-{rank}.txt", "a") as log:
@@ -122,9 +110,12 @@ def train(args: argparse.Namespace, asked: list[float]) -> None:
                 seconds = time.perf_counter() - begin
                 count, loss = seen
                 say(f"epoch {epoch}: loss {loss / count:.4f}, {count:,.0f} records in {seconds:.1f} s", flush=True)
-            if rank == 0:
-                save(checkpoint, model, loader.state_dict())
+            # Returns when the weights are copied; the next epoch goes on while they are written.
+            saving = checkpoints.save(
+                steps, {"weights": model.weights, "steps": steps, "loader": loader.state_dict()}
+            )
             if stop:
+                saving.wait()  # the job may go back into the queue when the checkpoint is complete
                 position = loader.state_dict()["position"]
                 say(f"asked to stop: saved in epoch {epoch} after {position} records", flush=True)
                 if rank == 0 and again:
@@ -140,7 +131,8 @@ def main() -> None:
         signal.signal(number, lambda *_, i=i: asked.__setitem__(i, 1.0))
     parser = argparse.ArgumentParser(description="Train, save when asked by a signal, and go on at the exact record.")
     parser.add_argument("--data", required=True, help="an LMDB of Caffe Datum messages of one shape")
-    parser.add_argument("--run", type=Path, default=Path("run"), help="directory of the checkpoint")
+    parser.add_argument("--run", type=Path, default=Path("run"), help="directory of the checkpoints")
+    parser.add_argument("--fast", type=Path, help="a directory on a disk of each node: checkpoints go there first")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=32, help="records per rank and step")
     parser.add_argument("--classes", type=int, default=10, help="labels are 0 ... classes - 1")

@@ -1,0 +1,335 @@
+"""Kills, damage and failing stores: what a restart finds is always a complete checkpoint, and the newest one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoint_job import tree_of
+from checkpoints import equal, rich_tree
+
+import pario
+from pario.checkpoint import store, writing
+from pario.checkpoint.verifying import problems
+
+HERE = Path(__file__).resolve().parent
+
+
+def checkpointer(folder: Path, **options: Any) -> pario.Checkpointer:
+    return pario.Checkpointer("self", slow=folder / "slow", **options)
+
+
+def killed(folder: Path, after_s: float) -> dict[str, int]:
+    """What a job had said before it was killed: {"fast": step, "slow": step}."""
+    job = subprocess.Popen(
+        [sys.executable, str(HERE / "checkpoint_job.py"), str(folder)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        assert job.stdout is not None
+        assert job.stdout.readline().startswith(b"begin")
+        time.sleep(after_s)
+    finally:
+        job.send_signal(signal.SIGKILL)
+        said, _ = job.communicate(timeout=30)
+    words = [line.split() for line in said.decode().splitlines()]
+    return {tier: int(step) for tier, step in words}
+
+
+def check_restart(folder: Path, said: dict[str, int], *, with_fast: bool) -> None:
+    fast = folder / "fast" if with_fast else None
+    with checkpointer(folder, fast=fast) as ckpt:
+        latest = ckpt.latest()
+        known = max(said.values(), default=-1) if with_fast else said.get("slow", -1)
+        assert (latest if latest is not None else -1) >= known
+        if latest is not None:
+            assert equal(tree_of(latest), ckpt.restore())
+        assert not [name for name in os.listdir(folder / "slow") if name.startswith(".")]
+
+
+def kill_and_restart(folder: Path, moments: int, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(moments):
+        said = killed(folder, rng.random() * 0.25)
+        check_restart(folder, said, with_fast=True)
+        check_restart(folder, said, with_fast=False)
+
+
+def test_killed_at_a_moment(tmp_path: Path) -> None:
+    kill_and_restart(tmp_path, 2, seed=1)
+
+
+@pytest.mark.full
+def test_killed_at_forty_moments(tmp_path: Path) -> None:
+    kill_and_restart(tmp_path, 40, seed=2)
+
+
+# -- power loss: only what was synced, and any part of what came later, is there ---------------------------------------
+
+
+class Log:
+    """Every change of the store's folder, in order, by the calls that pario makes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[tuple[str, Any]] = []
+        self._fds: dict[int, str] = {}
+        for name in ("open", "mkdir", "rename", "unlink", "rmdir", "pwrite", "ftruncate"):
+            monkeypatch.setattr(store.os, name, self._wrapped(name, getattr(os, name)))
+
+    def _wrapped(self, name: str, real: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
+            done = real(*arguments, **more)
+            first = arguments[0]
+            if name == "open":
+                if arguments[1] & os.O_CREAT:
+                    self.made.append(("create", str(first)))
+                self._fds[done] = str(first)
+            elif name == "pwrite":
+                self.made.append(("write", (self._fds[first], bytes(arguments[1][:done]), arguments[2])))
+            elif name == "ftruncate":
+                self.made.append(("size", (self._fds[first], arguments[1])))
+            else:
+                self.made.append((name, tuple(map(str, arguments))))
+            return done
+
+        return call
+
+
+def replay(log: list[tuple[str, Any]], source: str, target: str) -> None:
+    """The first calls of a log, in another folder."""
+    there = lambda path: path.replace(source, target, 1)  # noqa: E731
+    for name, what in log:
+        if name == "create":
+            open(there(what), "xb").close()
+        elif name == "write":
+            with open(there(what[0]), "r+b") as file:
+                file.seek(what[2])
+                file.write(what[1])
+        elif name == "size":
+            os.truncate(there(what[0]), what[1])
+        else:
+            getattr(os, name)(*map(there, what))
+
+
+def test_every_prefix_of_the_writes_leaves_a_complete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    trees = [{"step": k, "a": np.full(200_000, k), "b": [np.full(7, k)]} for k in range(4)]
+    complete: list[tuple[int, int]] = []  # (calls made, step that is complete then)
+    with monkeypatch.context() as patch:
+        log = Log(patch)
+        with checkpointer(here, keep=2) as ckpt:
+            begin = len(log.made)
+            for k, tree in enumerate(trees):
+                handle = ckpt.save(k, tree)
+                handle.wait()
+                complete.append((len(log.made), k))
+                ckpt._until(handle._attempt.drained.is_set)
+    assert len(log.made) - begin > 30
+    for cut in range(begin, len(log.made) + 1):
+        target = tmp_path / f"cut{cut}"
+        target.mkdir()
+        replay(log.made[:cut], str(here), str(target))
+        expected = max((step for calls, step in complete if calls <= cut), default=-1)
+        with checkpointer(target) as ckpt:
+            latest = ckpt.latest()
+            assert (-1 if latest is None else latest) in (expected, expected + 1)
+            if latest is not None:
+                assert equal(trees[latest], ckpt.restore())
+        shutil.rmtree(target)
+
+
+def test_data_is_synced_before_the_manifest_and_the_manifest_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, str]] = []
+    real_sync, real_rename = os.fsync, os.rename
+
+    def sync(fd: int) -> None:
+        calls.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
+        real_sync(fd)
+
+    def rename(a: str, b: str) -> None:
+        calls.append(("rename", os.path.basename(b)))
+        real_rename(a, b)
+
+    with checkpointer(tmp_path) as ckpt:
+        monkeypatch.setattr(store.os, "fsync", sync)
+        monkeypatch.setattr(store.os, "rename", rename)
+        ckpt.save(0, {"a": np.zeros(5)}).wait()
+    names = [f"{what} {name.split('-0000')[0]}" for what, name in calls]
+    order = ["sync node", "rename node", "rename manifest.json", "sync .attempt-step", "rename step", "sync slow"]
+    at = -1
+    for each in order:
+        at = names.index(each, at + 1)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, byte: int, bit: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(byte)
+        old = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([old ^ (1 << bit)]))
+
+
+def flips(folder: Path, count: int) -> Iterator[tuple[Path, int, int]]:
+    """Bytes of all files of a checkpoint, the small files as often as the large one."""
+    rng = random.Random(5)
+    files = sorted(folder.iterdir())
+    for k in range(count):
+        path = files[k % len(files)]
+        yield path, rng.randrange(path.stat().st_size), rng.randrange(8)
+
+
+def find_flips(tmp_path: Path, count: int) -> None:
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, rich_tree()).wait()
+        ckpt.save(2, rich_tree() | {"big": np.random.default_rng(0).random(200_000)}).wait()
+    (newest,) = (tmp_path / "slow").glob("step-000000000002-*")
+    assert problems(str(newest)) == []
+    for path, byte, bit in flips(newest, count):
+        flip(path, byte, bit)
+        assert problems(str(newest)), (path.name, byte, bit)
+        flip(path, byte, bit)
+    assert problems(str(newest)) == []
+
+
+def test_flipped_bits_are_found(tmp_path: Path) -> None:
+    find_flips(tmp_path, 60)
+
+
+@pytest.mark.full
+def test_a_thousand_flipped_bits_are_found(tmp_path: Path) -> None:
+    find_flips(tmp_path, 1000)
+
+
+def test_the_older_one_is_restored_when_the_newest_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = {"a": np.arange(400_000.0), "b": [np.arange(9)]}
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, tree).wait()
+        ckpt.save(2, tree).wait()
+        (newest,) = (tmp_path / "slow").glob("step-000000000002-*")
+        for name in ("node-00000.h5", "node-00000.json", "manifest.json"):
+            flip(newest / name, (newest / name).stat().st_size // 2, 3)
+            assert equal(tree, ckpt.restore())
+            assert "step 2 on the slow tier is damaged" in caplog.text
+            assert "restored step 1" in caplog.text
+            with pytest.raises(pario.CorruptedError):
+                ckpt.restore(2)
+            flip(newest / name, (newest / name).stat().st_size // 2, 3)
+            caplog.clear()
+        os.truncate(newest / "node-00000.h5", 100)
+        assert equal(tree, ckpt.restore())
+        (newest / "node-00000.h5").unlink()
+        assert equal(tree, ckpt.restore())
+        (newest / "node-00000.h5").symlink_to("/etc/passwd")
+        assert equal(tree, ckpt.restore())
+        assert ckpt.restore(1, like={"b": [np.empty(9, int)]})["b"][0].tolist() == list(range(9))
+
+
+# -- stores that fail --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["write", "sync", "__init__"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_failing_store_is_reported_once_and_the_last_good_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str, fast: bool
+) -> None:
+    tree = {"a": np.arange(200_000.0)}
+    with checkpointer(tmp_path, fast=tmp_path / "fast" if fast else None) as ckpt:
+        ckpt.save(1, tree).wait()
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(writing.Writer, call, fail)
+            handle = ckpt.save(2, tree)
+            ckpt._until(handle._attempt.drained.is_set)
+        with pytest.raises(pario.CheckpointError, match=f"{os.strerror(number)}|has no room"):
+            ckpt.save(3, tree)
+        assert ckpt.latest() == 1
+        assert equal(tree, ckpt.restore())
+        ckpt.save(4, tree).wait()
+        assert ckpt.latest() == 4
+    assert not [name for name in os.listdir(tmp_path / "slow") if name.startswith(".")]
+
+
+@pytest.mark.parametrize("full", ["wait", "slow"])
+def test_a_full_fast_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full: str
+) -> None:
+    """Room for one: "wait" goes on when the one before is drained, "slow" does not use the fast tier meanwhile."""
+    tree = {"a": np.arange(300_000.0)}
+    real = store.reserve
+
+    def reserve(fd: int, size: int, path: str) -> None:
+        if "/fast/" in path and sum(1 for _ in (tmp_path / "fast").glob("*/*.h5")) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, size, path)
+
+    monkeypatch.setattr(store, "reserve", reserve)
+    with checkpointer(tmp_path, fast=tmp_path / "fast", full=full, rate=24e6, keep=None) as ckpt:
+        for step in range(3):
+            ckpt.save(step, tree)
+    said = "waits for earlier checkpoints" if full == "wait" else "straight to"
+    assert said in caplog.text
+    with checkpointer(tmp_path) as ckpt:
+        for step in range(3):
+            assert equal(tree, ckpt.restore(step))
+
+
+def test_a_fast_tier_in_which_nothing_can_be_deleted_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserve(fd: int, size: int, path: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with checkpointer(tmp_path, fast=tmp_path / "fast") as ckpt:
+        monkeypatch.setattr(store, "reserve", reserve)
+        with pytest.raises(pario.CheckpointError, match="nothing there can be deleted"):
+            ckpt.save(0, [np.zeros(9)]).wait()
+
+
+def test_saves_faster_than_the_drain_wait_and_stay_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = {"a": np.arange(200_000.0)}  # 1.6 MB: 0.1 s to drain
+    most = 0
+    with checkpointer(tmp_path, fast=tmp_path / "fast", rate=16e6, pending=2, keep=None) as ckpt:
+        for step in range(6):
+            ckpt.save(step, tree)
+            most = max(most, sum(1 for _ in (tmp_path / "fast").glob("*/*.h5")))
+        ckpt.close()
+    assert most <= 4
+    assert len(os.listdir(tmp_path / "slow")) == 6
+
+
+def test_a_script_that_fails_leaves_what_was_saved(tmp_path: Path) -> None:
+    def script() -> None:
+        with checkpointer(tmp_path) as ckpt:
+            ckpt.save(7, {"a": np.ones(3)})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        script()
+    with checkpointer(tmp_path) as ckpt:
+        assert ckpt.latest() == 7

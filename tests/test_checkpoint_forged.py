@@ -1,0 +1,69 @@
+"""Descriptions of checkpoints that lie: their checksums fit, what they say does not. Restoring reports damage or works;
+nothing else is raised, nothing is read outside the files, and no memory is taken for what is not there."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import rich_tree
+
+import pario
+from pario.checkpoint.manifest import sum_of
+
+LIES = [
+    *(None, -1, 0, 1, 1 << 61, 1 << 200, 1.5, True, "x", "|O", "", [], {}, [[]], [1, 2], {"list": 1}, {"array": 0}),
+    *("fields:[]", 'fields:[["a","|O"]]', {"dict": [[[], 1]]}, {"bytes": "*"}, {"float": "x"}, {"complex": ["1"]}),
+]
+
+
+def spoil(node: Any, rng: random.Random) -> None:
+    """Replace one value somewhere below."""
+    parent: Any = None
+    key: Any = None
+    while isinstance(node, dict | list) and node and (parent is None or rng.random() < 0.85):
+        parent, key = node, rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
+        node = node[key]
+    parent[key] = rng.choice([*LIES, node + 1 if isinstance(node, int) else node])
+
+
+def forged(path: Path, body: Any) -> str:
+    """Write a description whose own checksum fits; returns that of the file."""
+    rest = b' "body": ' + json.dumps(body).encode() + b"}\n"
+    data = b'{"xxh3": "%016x",\n' % sum_of(rest) + rest
+    path.write_bytes(data)
+    return f"{sum_of(data):016x}"
+
+
+def check_lies(folder: Path, count: int, seed: int) -> None:
+    with pario.Checkpointer("self", slow=folder) as ckpt:
+        ckpt.save(1, rich_tree()).wait()
+        (made,) = folder.iterdir()
+        paths = [made / "node-00000.json", made / "manifest.json"]
+        bodies = [path.read_bytes() for path in paths]
+        rng = random.Random(seed)
+        damaged = 0
+        for _ in range(count):
+            part, manifest = (json.loads(body)["body"] for body in bodies)
+            spoil(rng.choice([part, manifest]), rng)
+            total = forged(paths[0], part)
+            if manifest.get("parts") == json.loads(bodies[1])["body"]["parts"]:
+                manifest["parts"] = [total]
+            forged(paths[1], manifest)
+            try:
+                ckpt.restore()
+            except pario.CorruptedError:
+                damaged += 1
+        assert count / 3 < damaged < count  # a version or a number of ranks may be anything
+
+
+def test_lies_are_damage(tmp_path: Path) -> None:
+    check_lies(tmp_path, 40, seed=1)
+
+
+@pytest.mark.full
+def test_many_lies_are_damage(tmp_path: Path) -> None:
+    check_lies(tmp_path, 1000, seed=2)
