@@ -70,7 +70,9 @@ def test_end_without_free() -> None:
     assert "WARN" not in done.output  # an MPI library that found the alarm's receive still open
 
 
-@pytest.mark.parametrize("what", ["ring.wait_group(0, alarm.check)", "ring.wait_done(1, alarm.check)"])
+@pytest.mark.parametrize(
+    "what", ["ring.wait_group(0, alarm.check)", pytest.param("ring.wait_done(1, alarm.check)", marks=pytest.mark.full)]
+)
 def test_a_killed_rank(what: str) -> None:
     """kill -9 of one rank: the others of its node name it within seconds, and the job ends."""
     code = f"""
@@ -128,6 +130,7 @@ def test_a_killed_rank_that_the_launcher_sees() -> None:
     assert done.seconds < 30 * done.slowness
 
 
+@pytest.mark.full
 def test_a_killed_rank_whose_loss_is_swallowed() -> None:
     """MPI_Finalize would wait for the dead rank for ever."""
     code = """
@@ -191,6 +194,7 @@ if world.rank == 1:
     assert done.seconds < 30 * done.slowness
 
 
+@pytest.mark.full
 def test_an_agreed_error_that_one_rank_swallows() -> None:
     """Rank 0 goes on alone into a collective that the others, ended by their PeerError, never join."""
     code = """

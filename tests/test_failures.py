@@ -37,8 +37,8 @@ VICTIMS = {
 PLACES = ["start-up", "mid-epoch", "close"]
 KILLED = [(who, place) for who in list(VICTIMS)[:3] for place in PLACES]
 KILLED += [("all ranks of rank 0's node", "mid-epoch"), ("a plain rank", "the end of close")]
-#: each victim and each place once
-QUICK = {(who, PLACES[k % 3]) for k, who in enumerate(VICTIMS, start=1)}
+#: of a job's middle, and of its beginning
+QUICK = {("a reading rank", "mid-epoch"), ("all ranks of a node", "start-up")}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def test_ranks_are_killed(tmp_path: Path, who: str, place: str) -> None:
     table.row(f"kill -9 of {who}", place, "the others raise `DeadRankError` or `PeerError`", ended, living)
 
 
+@pytest.mark.full
 def test_the_launcher_sees_a_rank_die(tmp_path: Path) -> None:
     """What users have: whoever is first, the job ends."""
     path = make_set(tmp_path / "set")
@@ -82,7 +83,14 @@ def to_launcher(number: int):
     return harm
 
 
-@pytest.mark.parametrize(("number", "who"), [("SIGINT", "mpiexec"), ("SIGTERM", "mpiexec"), ("SIGTERM", "every rank")])
+@pytest.mark.parametrize(
+    ("number", "who"),
+    [
+        ("SIGINT", "mpiexec"),
+        pytest.param("SIGTERM", "mpiexec", marks=pytest.mark.full),
+        pytest.param("SIGTERM", "every rank", marks=pytest.mark.full),
+    ],
+)
 def test_a_signal_to_all(tmp_path: Path, number: str, who: str) -> None:
     """Ctrl-C at the terminal, scancel: the job ends."""
     path = make_set(tmp_path / "set")
@@ -103,6 +111,7 @@ def test_ctrl_c_for_one_process(tmp_path: Path) -> None:
     table.row("SIGINT to one rank", "mid-epoch", "`KeyboardInterrupt` there, `PeerError` elsewhere", ended, range(4))
 
 
+@pytest.mark.full
 def test_ctrl_c_for_one_process_in_start_up(tmp_path: Path) -> None:
     path = make_set(tmp_path / "set")
     ended = run(path, tmp_path, place="start-up", victims=[2], harm=kill(signal.SIGINT))
@@ -223,7 +232,7 @@ Slots, pario.loader.build.Slots = pario.loader.build.Slots, limited
 # -- levels of thread support ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["funneled", "serialized"])
+@pytest.mark.parametrize("level", ["funneled", pytest.param("serialized", marks=pytest.mark.full)])
 def test_thread_levels(tmp_path: Path, level: str) -> None:
     """MPI_THREAD_MULTIPLE is not needed: with the level that the library grants, every record arrives."""
     path = make_set(tmp_path / "set")
