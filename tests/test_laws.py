@@ -198,7 +198,7 @@ def test_an_interval() -> None:
 
 
 def test_the_table_says_which_cell_is_above() -> None:
-    run = {"hand": [{"seconds": [1.0]}] * 3, "auto": [{"seconds": [1.2, 1.0]}] * 3}
+    run = {"hand": [{"seconds": [1.0, 0.5]}] * 3, "auto": [{"seconds": [1.2, 0.5]}] * 3}
     text = design.summary({"a cell": {"runs": run, "hand": 8}})
     assert "1.20 (1.20 … 1.20) **above** | 1.00 (1.00 … 1.00) |" in text
     assert "first epoch: geometric mean 1.200 over 1 cells; the interval is wholly above 1.05 in 1." in text
