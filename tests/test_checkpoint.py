@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ def checkpointer(folder: Path, *, fast: bool = False, **options: Any) -> pario.C
 
 def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
+
+
+def fast_of(folder: Path) -> Path:
+    """This run's folder on the fast tier."""
+    (found,) = (folder / "fast").iterdir()
+    return found
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -70,7 +77,7 @@ def test_keep_deletes_older_ones_and_never_the_one_just_saved(tmp_path: Path) ->
             ckpt.save(step, [np.arange(step)]).wait()
         assert ckpt.latest() == 40
     assert [int(name.split("-")[1]) for name in names(tmp_path / "slow")] == [5, 30, 40]
-    assert all(name.startswith("step-") for name in names(tmp_path / "fast"))
+    assert all(name.startswith("step-") for name in names(fast_of(tmp_path)))
 
 
 def test_what_is_not_committed_is_not_seen_and_swept(tmp_path: Path) -> None:
@@ -79,13 +86,54 @@ def test_what_is_not_committed_is_not_seen_and_swept(tmp_path: Path) -> None:
     (whole,) = (tmp_path / "slow").iterdir()
     shutil.copytree(whole, tmp_path / "slow" / (".attempt-" + whole.name.replace("0001-", "0002-")))
     (tmp_path / "slow" / "step-000000000009-zz").mkdir()
-    (part,) = (tmp_path / "fast").iterdir()
+    (part,) = fast_of(tmp_path).iterdir()
     # one node of two: the other's part was never committed
-    shutil.copytree(part, tmp_path / "fast" / part.name.replace("0001-", "0003-").replace("of00001", "of00002"))
+    shutil.copytree(part, part.parent / part.name.replace("0001-", "0003-").replace("of00001", "of00002"))
     with checkpointer(tmp_path, fast=True) as ckpt:
         assert ckpt.latest() == 1
         assert equal({"a": np.ones(3)}, ckpt.restore())
+        # Who only reads deletes nothing: the attempt may be that of a job that is running.
+        assert list((tmp_path / "slow").glob(".attempt-*"))
+        ckpt.save(4, {"a": np.ones(3)})
     assert not list((tmp_path / "slow").glob(".attempt-*"))
+
+
+def test_another_run_with_the_same_fast_folder_has_nothing_to_do_with_it(tmp_path: Path) -> None:
+    with pario.Checkpointer("self", slow=tmp_path / "one", fast=tmp_path / "fast") as ckpt:
+        ckpt.save(7, {"a": np.ones(3)})
+    with pario.Checkpointer("self", slow=tmp_path / "two", fast=tmp_path / "fast") as ckpt:
+        assert ckpt.latest() is None
+        ckpt.save(9, {"a": np.zeros(3)})
+    shutil.rmtree(tmp_path / "one")
+    with pario.Checkpointer("self", slow=tmp_path / "one", fast=tmp_path / "fast") as ckpt:
+        assert ckpt.latest() == 7
+
+
+def test_an_attempt_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").touch()
+    with checkpointer(tmp_path) as ckpt:
+        (tmp_path / "slow" / ".attempt-step-000000000001-0123456789abcdef").symlink_to(tmp_path / "mine")
+        ckpt.save(1, {"a": np.ones(3)})
+    assert names(tmp_path / "mine") == ["thesis"]
+
+
+def test_the_first_tier_is_the_slow_one_where_there_is_no_other(tmp_path: Path) -> None:
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"a": np.ones(3)}).wait("fast")
+        assert [name.split("-")[1] for name in names(tmp_path / "slow") if name.startswith("step-")] == ["000000000001"]
+
+
+def test_exit_0_is_no_failure(tmp_path: Path) -> None:
+    def script() -> None:
+        with checkpointer(tmp_path, rate=100e6) as ckpt:
+            ckpt.save(1, {"a": np.ones(BIG)})
+            sys.exit(0)
+
+    with pytest.raises(SystemExit):
+        script()
+    with checkpointer(tmp_path) as ckpt:
+        assert ckpt.latest() == 1
 
 
 def test_the_fast_tier_alone_is_enough_and_so_is_the_slow_one(tmp_path: Path) -> None:

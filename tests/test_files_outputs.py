@@ -106,6 +106,33 @@ def test_four_ranks_and_one_is_killed(tmp_path: Path) -> None:
     assert (kept / "torn").read_bytes() == b"half"
 
 
+def test_a_name_that_was_removed_says_nothing_of_the_next_file(tmp_path: Path) -> None:
+    """The first one was whole; the second one's writer is killed."""
+    outputs = Outputs(str(tmp_path / "there"), str(tmp_path))
+    for way in ("anew", "renamed"):
+        path = Path(outputs.here(way))
+        outputs.begin(way, 1)
+        path.write_bytes(b"whole")
+        outputs.ends(1)
+        path.unlink()
+        made = way if way == "anew" else "draft"
+        outputs.begin(made, 2)
+        Path(outputs.here(made)).write_bytes(b"ha")
+        if made != way:
+            outputs.rename(made, way)
+    found = outputs.merge()
+    assert (found.merged, sorted(found.broken)) == ([], ["anew", "renamed"])
+
+
+def test_what_nobody_has_got_is_not_there(tmp_path: Path) -> None:
+    outputs = Outputs(str(tmp_path / "there"), str(tmp_path))
+    outputs.begin("x", 1)
+    Path(outputs.here("x")).touch()
+    outputs.forget("x")
+    assert not outputs.exists("x")
+    assert outputs.merge().broken == []
+
+
 def test_two_nodes_want_one_name(tmp_path: Path) -> None:
     """The first one that merges has it; the other one's stays where it was written."""
     (tmp_path / "out").mkdir()

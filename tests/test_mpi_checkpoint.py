@@ -101,7 +101,7 @@ def test_a_failure_in_the_background_reaches_all_ranks(world, folder, monkeypatc
 
             monkeypatch.setattr(writing.Writer, "write", fail)
         handle = ckpt.save(2, tree)
-        with pytest.raises(pario.ParioError, match=r"Input/output|given it up"):
+        with pytest.raises(pario.CheckpointError, match=r"Input/output|given it up"):
             handle.wait()
         monkeypatch.undo()
         assert ckpt.latest() == 1

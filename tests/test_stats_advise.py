@@ -37,6 +37,16 @@ def test_an_ordinary_job_is_told_what_limits_it_and_nothing_else() -> None:
     assert advise([]) == []
 
 
+def test_two_loaders_of_one_rank_are_one_rank() -> None:
+    """One for training, one for testing: neither is a straggler, nor does one get too little."""
+    one = rank(0)
+    small = LoaderSummary("/d", {"shuffle": "none"}, RankStats(0, reader=True, batches=2, loop=0.1, consumer=0.05))
+    one.loaders.append(small)
+    assert list(said(one)) == ["unbound"]
+    (stats,) = Job([one]).datasets["/d"]
+    assert (stats.batches, stats.loop) == (102, pytest.approx(10.1))
+
+
 def test_the_store_limits() -> None:
     busy = {"waiting": 8.0, "share": 7.5, "consumer": 1.0, "read": 9.5, "reading": 60.0, "depth": 8}
     text = said(rank(**busy, tuned=False))["store-bound"]

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -129,15 +130,18 @@ class Checkpointer:
         self._world = world = get_world(comm)
         self._stack = ExitStack()
         self.slow = os.path.abspath(slow)
-        self.fast = None if fast is None else os.path.abspath(fast)
+        # Each run has a folder of its own there: what another one has left, or writes now, is none of its business.
+        self.fast = None if fast is None else os.path.join(os.path.abspath(fast), _run_of(self.slow))
         try:
             with together(world, "reading the options"):
                 _check_options(keep, rate, full, pending, timeout_s)
             self._keep, self._pending, self._timeout_s, self._version = keep, pending, timeout_s, str(version)
-            self._secret, alike = world.bcast((secrets.token_hex(16), (self.slow, keep, rate, full, pending)))
+            mine = self.slow, fast is None, keep, rate, full, pending
+            self._secret, alike = world.bcast((secrets.token_hex(16), mine))
             with together(world, "comparing the options"):
-                if alike != (self.slow, keep, rate, full, pending):
-                    raise OptionError(f"slow, keep, rate, full and pending differ between ranks: rank 0 has {alike}")
+                if alike != mine:
+                    names = "slow, fast (given or not), keep, rate, full and pending"
+                    raise OptionError(f"{names} differ between ranks: rank 0 has {alike}, this one {mine}")
             with together(world, "opening the checkpoints' folders"):
                 self._open_folders()
             self._board = Board(world)
@@ -155,9 +159,18 @@ class Checkpointer:
     def _open_folders(self) -> None:
         if self._world.rank == 0:
             _make(self.slow)
-            _sweep(self.slow)
         if self.fast is not None and self._world.is_leader:
             _make(self.fast)
+            status = os.lstat(self.fast)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+                raise CheckpointError("this is not a folder of yours", path=self.fast, hint="Name another fast=")
+
+    def _sweep_folders(self) -> None:
+        """Delete what killed jobs have left; not before this one saves, since it may only read what another one saves.
+        Collective calls come between this and the first new attempt."""
+        if self._world.rank == 0:
+            _sweep(self.slow)
+        if self.fast is not None and self._world.is_leader:
             _sweep(self.fast)
 
     def _start(self, rate: float | None, full: str) -> None:
@@ -205,6 +218,8 @@ class Checkpointer:
         except Exception as e:
             error = e
         self._meet(error, "saving a checkpoint")
+        if self._number == 0:
+            self._sweep_folders()
         if self._world.allreduce_max(known is None):
             self._template = None
             self._until(lambda: all(attempt.written.is_set() for attempt in self._attempts))
@@ -268,12 +283,19 @@ class Checkpointer:
 
     def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
         if not self._closed:
-            event = attempt.written if tier == "fast" else attempt.committed
-            done = self._until(event.is_set, timeout_s)
+
+            def is_there() -> bool:
+                if tier == "slow" or self.fast is None:
+                    return attempt.committed.is_set()
+                return attempt.written.is_set() and (not attempt.straight or attempt.committed.is_set())
+
+            done = self._until(is_there, timeout_s)
             late = None if done else TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
             self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")
         elif attempt.error is not None:
             raise attempt.error
+        elif not attempt.committed.is_set():
+            raise CheckpointError(f"the checkpoint of step {attempt.manifest.step} was given up when the script ended")
 
     def _roll_call(self, doing: str) -> None:
         """All ranks come to the same call. Collective. Raises CheckpointError, and ends everything, if one of this node
@@ -304,13 +326,21 @@ class Checkpointer:
     def _meet(self, error: BaseException | None, doing: str) -> None:
         """All ranks continue, or all raise: `error`, or what went wrong in the background. Collective."""
         if error is None:
-            bad = next((attempt for attempt in self._attempts if attempt.error is not None), None)
-            error = None if bad is None else bad.error
+            error = next((attempt.error for attempt in self._attempts if attempt.error is not None), None)
+        kinds = [kind for kind in (CheckpointError, TimeoutError) if isinstance(error, kind)]
+        checkpoint = self._world.allreduce_max(CheckpointError in kinds)
+        late = self._world.allreduce_max(TimeoutError in kinds)
         try:
             self._world.agree(error, doing)
-        except BaseException:
-            self._attempts = [one for one in self._attempts if one.error is None]  # reported
+        except PeerError as e:
+            # A script that goes on after one of these does so on all ranks.
+            if checkpoint:
+                raise CheckpointError(str(e)) from e
+            if late:
+                raise TimeoutError(str(e)) from e
             raise
+        finally:
+            self._attempts = [one for one in self._attempts if one.error is None or one.error is not error]  # reported
 
     def _same(self, value: int, what: str) -> None:
         least, most = self._world.allreduce_min(value), self._world.allreduce_max(value)
@@ -353,10 +383,12 @@ class Checkpointer:
             except Exception as e:  # all ranks raise together
                 error = e
             kinds = self._world.allgather(_kind(error))
-            if error is None:
+            if not any(kinds):
                 if first is not None:
                     _log.warning("restored %s instead", each.words)
                 return tree
+            if error is None:
+                error = PeerError("another rank could not restore its part")
             if "other" in kinds:
                 raise error
             first = first or error
@@ -395,7 +427,8 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None:
+        # sys.exit(0) is a deliberate end, no failure.
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.close()
         elif not self._closed:
             # Each rank for itself: what was copied may still get to its tier.
@@ -413,9 +446,14 @@ class Checkpointer:
 _END_S, _GRACE_S = 5.0, 10.0
 
 
+def _run_of(slow: str) -> str:
+    """Of the run that saves into this folder: a name on the fast tier."""
+    return f"run-{hashlib.sha256(os.path.realpath(slow).encode(errors='surrogateescape')).hexdigest()[:16]}"
+
+
 def _kind(error: Exception | None) -> str:
     if error is None or isinstance(error, PeerError):
-        return "peer"
+        return "" if error is None else "peer"
     return "damage" if isinstance(error, _DAMAGE) else "other"
 
 

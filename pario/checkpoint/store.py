@@ -114,12 +114,17 @@ def commit(attempt: str, final: str) -> None:
 def discard(path: str) -> None:
     """Delete a checkpoint: first its name, so that nobody sees half of it. Best effort."""
     folder, name = os.path.split(path)
-    trash = path if name.startswith((ATTEMPT, TRASH)) else os.path.join(folder, f"{TRASH}{name}-{secrets.token_hex(4)}")
+    trash = path
     with suppress(OSError):
-        if trash != path:
+        if not name.startswith(TRASH):
+            trash = os.path.join(folder, f"{TRASH}{name.removeprefix(ATTEMPT)}-{secrets.token_hex(4)}")
             os.rename(path, trash)
-        for each in os.listdir(trash):
-            os.unlink(os.path.join(trash, each))
+        fd = os.open(trash, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # not where a link leads
+        try:
+            for each in os.listdir(fd):
+                os.unlink(each, dir_fd=fd)
+        finally:
+            os.close(fd)
         os.rmdir(trash)
 
 

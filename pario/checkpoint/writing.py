@@ -127,6 +127,7 @@ class Attempt:
     drained: threading.Event = field(default_factory=threading.Event)  # and old ones are deleted
     error: CheckpointError | None = None
     staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
+    straight: bool = False  # to the slow tier; known when it is written
 
     def await_staged(self, nbytes: int) -> None:
         """Raises CheckpointError if the copy was given up."""
@@ -212,6 +213,7 @@ class WriteThread:
             if attempt.error is not None:
                 self._board.put(CANCELLED, attempt.number)
             self._board.put(DONE, attempt.number)
+            attempt.straight = straight
             attempt.written.set()
             self._then(attempt, straight)
             return

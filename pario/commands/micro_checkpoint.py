@@ -63,6 +63,6 @@ def _checkpoint_words(rows: Sequence[Mapping[str, Any]], missing: Mapping[str, s
         f"Straight to the slow store each checkpoint stops the loop for {seconds(direct['stall'])}; "
         f"{'through the burst buffer' if best == 'burst buffer' else 'written in the background'} for "
         f"{seconds(of[best]['stall'])}, and the whole loop takes {direct['total'] / of[best]['total']:.1f} × less "
-        f"time, {of[best]['total'] / of['none']['total']:.2f} × that without micro."
+        f"time, {of[best]['total'] / of['none']['total']:.2f} × that without checkpoints."
     )
     return [said, *(f"Not measured: {way} ({why})." for way, why in missing.items())]

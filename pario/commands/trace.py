@@ -25,13 +25,14 @@ __all__ = ["advise_on", "launch", "merge", "trace"]
 def launch(ranks: int, output: str, module: bool, target: str, arguments: Sequence[str]) -> int:
     """Trace a script on `ranks` MPI ranks of this machine; returns mpiexec's exit status."""
     output = check_writable(output)
-    for part in parts_of(output):  # of an earlier job
+    for earlier in (*parts_of(output), output):
         with contextlib.suppress(OSError):
-            os.unlink(part)
+            os.unlink(earlier)
     status = script.launch(ranks, module, target, arguments, command=("trace", "-o", output))
     parts = [part_path(output, rank, ranks) for rank in range(ranks)]
     there = [part for part in parts if os.path.exists(part)]
-    if ranks > 1 and there:  # an error, or a rank without a loader, has kept rank 0 from it
+    # An error, or a rank without a loader, has kept rank 0 from it. (Or it was done, and one has written more since.)
+    if ranks > 1 and there and (len(there) == ranks or not os.path.exists(output)):
         take_parts(there, output)
     return status
 
@@ -98,8 +99,9 @@ def _write_on_sigterm(recorder: Recorder) -> None:
         return
 
     def end(number: int, _: object) -> None:
-        with contextlib.suppress(Exception):
-            write_part(recorder)
+        if recorder.pid == os.getpid():  # not a forked child, which would replace its parent's file
+            with contextlib.suppress(Exception):
+                write_part(recorder)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

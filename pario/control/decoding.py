@@ -110,7 +110,7 @@ class DecodeTuner:
 
     def __init__(self, threads: Knob, ahead: Knob, cores: int) -> None:
         self.threads, self.ahead = threads, ahead
-        self._cores = cores
+        self.cores = cores
         self._thread_law, self._ahead_law = ThreadsLaw(), AheadLaw()
         self._bridge, self._takes = Bridge(), Takes()
         self._until = 0.0
@@ -146,7 +146,7 @@ class DecodeTuner:
             seconds=seconds,
             waited=max(0.0, loop.waiting - then.waiting - (loop.share - then.share)),
             busy=(decoded - decoded_then) / seconds,
-            idle=self._cores - (process - process_then) / seconds,
+            idle=self.cores - (process - process_then) / seconds,
             prepares=prepared / seconds,
             taken=self._takes.most_within(self._bridge.seconds),
             room=room,

@@ -103,6 +103,12 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
                     found = self._trees[path] = Tree({"": path}, extensions=self.extensions)
         return found
 
+    def invalidate_cache(self, path: Any = None) -> None:
+        """Open the files anew at the next call, in the state that they have then."""
+        with self._lock:
+            self._trees.clear()
+        super().invalidate_cache(path)
+
     def _find(self, path: str) -> tuple[Tree, Node]:
         """Raises FileNotFoundError."""
         tree, below = self._tree(self._name(path))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import errno
 import itertools
 import os
@@ -28,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from pario.errors import OptionError, ParioError
-from pario.files.notify import Listener, check_kernel, filter_program, install, set_subreaper
+from pario.files.notify import OTHER_WAY, Listener, Memory, check_kernel, filter_program, install, set_subreaper
 from pario.files.numbers import NUMBERS, machine
 from pario.files.outputs import Outputs
 from pario.files.serve import serve
@@ -44,6 +45,8 @@ _SURVIVED = {*_PASSED_ON, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal
 _NOT_FOUND, _NOT_RUN = 127, 126  # exit status, as of a shell
 _ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
 _FRAME = struct.Struct("cq")
+#: Read from the program's memory before it runs, to see that this is allowed.
+_KNOWN = b"a word that this process knows"
 
 #: a folder, and what opens the records that appear there
 Root = tuple[str, Callable[[], Records]]
@@ -188,11 +191,24 @@ def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
     """Returns the view and the process that became the program."""
     set_subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    known = ctypes.create_string_buffer(_KNOWN)
     program = os.fork()  # before anything here starts threads
     if not program:
         ours.close()
         _become(plan, theirs, before)
     theirs.close()
+    try:
+        readable = Memory().read(program, ctypes.addressof(known), len(_KNOWN)) == _KNOWN
+    except OSError:
+        readable = False
+    if not readable:  # every call would go on as if there were no view
+        ours.close()  # the process ends by that
+        os.waitpid(program, 0)
+        raise ParioError(
+            "pario may not read the memory of a program that it starts (/proc/sys/kernel/yama/ptrace_scope forbids it, or "
+            "a container's policy)",
+            hint=OTHER_WAY,
+        )
     records = [(prefix, opens()) for prefix, opens in plan.roots]
     most = _allow_many_files()
     limits = plan.limits._replace(held_files=min(plan.limits.held_files, max(1, most // 2)))
@@ -221,8 +237,10 @@ def _serve(view: View) -> None:
     try:
         serve(view)
     except BaseException as e:
-        view.report(e)
-        os._exit(1)  # closes the listener: programs get errors
+        try:
+            view.report(e)
+        finally:
+            os._exit(1)  # closes the listener: programs get errors
 
 
 def _reap(program: int, writes: int, outputs: Outputs | None) -> None:
@@ -237,9 +255,9 @@ def _reap(program: int, writes: int, outputs: Outputs | None) -> None:
             if seen is None or seen.si_code not in _ENDED:
                 time.sleep(1e-3)
                 continue
-            found, status = os.waitpid(seen.si_pid, 0)
         except ChildProcessError:
             return
+        found, status = os.waitpid(seen.si_pid, 0)
         if found == program:
             code = os.waitstatus_to_exitcode(status)
             if outputs is not None:
@@ -257,15 +275,20 @@ def _merge(outputs: Outputs, code: int) -> int:
     try:
         found = outputs.merge()
     except OSError as e:
-        os.write(2, f"error: cannot merge the outputs: {e}. They lie in {outputs.local}\n".encode())
+        _say(f"error: cannot merge the outputs: {e}. They lie in {outputs.local}\n")
         return code or 1
     lines = [f"{len(found.merged):,} files merged into {outputs.folder}"]
     lines += [f"not merged, because the name was taken: {name}" for name in found.conflicts]
     lines += [f"not merged, because the process that wrote it was killed: {name}" for name in found.broken]
     if found.kept:
         lines.append(f"what was not merged lies in {found.kept}")
-    os.write(2, "".join(f"pario view: {line}\n" for line in lines).encode("utf-8", "replace"))
+    _say("".join(f"pario view: {line}\n" for line in lines))
     return code or int(bool(found.conflicts or found.broken))
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody may read it any more
+        os.write(2, text.encode("utf-8", "replace"))
 
 
 def _leave_terminal() -> None:

@@ -110,7 +110,11 @@ def _stopped(thread: int, signals: list[int], ask_again: bool = True) -> None:
     end = time.monotonic() + _PATIENCE_S
     pause = 0.0
     while True:
-        found, status = os.waitpid(thread, os.WNOHANG | _WALL)
+        # An exit is only looked at: the thread that waits for programs needs it.
+        seen = os.waitid(os.P_PID, thread, os.WEXITED | os.WSTOPPED | os.WNOWAIT | os.WNOHANG | _WALL)
+        if seen is not None and seen.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
+            raise ProcessLookupError
+        found, status = (0, 0) if seen is None else os.waitpid(thread, os.WNOHANG | _WALL)
         if not found:
             if time.monotonic() > end:
                 raise OSError(errno.EIO, "a thread did not stop")

@@ -24,7 +24,9 @@ from collections.abc import Iterable
 from pario.errors import ParioError
 from pario.files.numbers import ARCHITECTURE, Machine, machine
 
-__all__ = ["Gone", "Listener", "Memory", "check_kernel", "filter_program", "install", "raw_call", "set_subreaper"]
+__all__ = [
+    "OTHER_WAY", "Gone", "Listener", "Memory", "check_kernel", "filter_program", "install", "raw_call", "set_subreaper",
+]  # fmt: skip
 
 _MODE_FILTER, _ACTION_AVAILABLE, _NOTIFICATION_SIZES = 1, 2, 3
 _NEW_LISTENER, _WAIT_KILLABLE = 1 << 3, 1 << 5
@@ -54,7 +56,7 @@ _quick = ctypes.PyDLL(None, use_errno=True)
 _ioctl, _read_memory, _write_memory = _quick.ioctl, _quick.process_vm_readv, _quick.process_vm_writev
 _read_memory.restype = _write_memory.restype = ctypes.c_ssize_t
 
-_OTHER_WAY = (
+OTHER_WAY = (
     "Use `python -m pario mount` (FUSE), pario:// with fsspec, or `python -m pario unpack` instead (docs/files.md)."
 )
 
@@ -84,7 +86,7 @@ def _this_machine() -> Machine:
     known = machine() if sys.platform.startswith("linux") and sys.byteorder == "little" else None
     if known is None:
         where = f"{sys.platform} on {ARCHITECTURE}"
-        raise ParioError(f"pario's view knows Linux on x86_64 and aarch64, not {where}", hint=_OTHER_WAY)
+        raise ParioError(f"pario's view knows Linux on x86_64 and aarch64, not {where}", hint=OTHER_WAY)
     return known
 
 
@@ -100,11 +102,11 @@ def check_kernel() -> None:
         raise ParioError(
             f"this kernel ({os.uname().release}), or a container's policy, offers no seccomp user notification: "
             f"{e.strerror}",
-            hint=_OTHER_WAY,
+            hint=OTHER_WAY,
         ) from None
     if sizes[0] != _NOTIFICATION.size or sizes[1] != _ANSWER.size:
         found = f"{sizes[0]} and {sizes[1]} bytes"
-        raise ParioError(f"this kernel's notifications have {found}, not 80 and 24", hint=_OTHER_WAY)
+        raise ParioError(f"this kernel's notifications have {found}, not 80 and 24", hint=OTHER_WAY)
 
 
 def filter_program(calls: Iterable[int], numbers: Machine) -> bytes:

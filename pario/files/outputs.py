@@ -92,7 +92,14 @@ class Outputs:
     # -- who writes --
 
     def begin(self, path: str, process: Hashable) -> None:
+        self._whole.discard(path)  # a file of this name that was removed
         self._writers[path] = process
+
+    def forget(self, path: str) -> None:
+        """Nobody has got what was begun."""
+        self._writers.pop(path, None)
+        with contextlib.suppress(OSError):
+            os.unlink(self.here(path))
 
     def refuse(self, path: str) -> OSError:
         """A second process, or the same one again, wants to write a file."""
@@ -116,6 +123,8 @@ class Outputs:
     def rename(self, old: str, new: str) -> None:
         """Raises OSError."""
         os.rename(self.here(old), self.here(new))
+        for path in [each for each in self._whole if each == new or each.startswith(new + "/")]:
+            self._whole.discard(path)  # they were removed
         for path in [each for each in (*self._writers, *self._whole) if each == old or each.startswith(old + "/")]:
             renamed = new + path[len(old) :]
             if path in self._whole:

@@ -77,10 +77,10 @@ def _sweep(parent: str) -> None:
     for entry in os.scandir(parent):
         if not entry.name.startswith(mine):
             continue
-        found = entry.stat(follow_symlinks=False)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            continue
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it may have just ended
+            found = entry.stat(follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
             lock = os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

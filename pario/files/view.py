@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -170,7 +171,8 @@ class View:
         """Say once per kind of error what a program sees as an input/output error."""
         if type(error) not in self._reported:
             self._reported.add(type(error))
-            os.write(2, f"pario view: {type(error).__name__}: {error} (programs get EIO)\n".encode())
+            with contextlib.suppress(OSError):  # if nobody reads stderr any more
+                os.write(2, f"pario view: {type(error).__name__}: {error} (programs get EIO)\n".encode())
 
     def close(self) -> None:
         self.held.close()

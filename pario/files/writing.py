@@ -89,6 +89,9 @@ def _create(view: View, outputs: Outputs, call: Call, name: str, path: str) -> N
     try:
         outputs.begin(path, _process(call[1]))
         view.listener.hand(call[0], fd, flags)
+    except BaseException:  # the program has no descriptor: it may try again
+        outputs.forget(path)
+        raise
     finally:
         os.close(fd)
 

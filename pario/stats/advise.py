@@ -64,8 +64,12 @@ class Job:
         """Of each dataset, the counters of the ranks that took batches of it."""
         found: dict[str, list[RankStats]] = {}
         for rank in self.ranks:
-            for loader in rank.loaders:
-                found.setdefault(loader.path, []).append(loader.stats)
+            mine: dict[str, RankStats] = {}
+            for loader in rank.loaders:  # of one dataset there may be several, for training and for testing
+                one, other = loader.stats, mine.get(loader.path)
+                mine[loader.path] = one if other is None else one.plus(other)
+            for path, stats in mine.items():
+                found.setdefault(path, []).append(stats)
         return {path: stats for path, stats in found.items() if any(each.batches for each in stats)}
 
     @property

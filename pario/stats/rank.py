@@ -104,6 +104,10 @@ class RankStats:
     def group_taken(self, group: int, slot: Callable[[], int]) -> None:
         """This rank takes this group; slot() is where it lies, -1 if nowhere. Only a trace keeps it."""
 
+    def plus(self, other: RankStats) -> RankStats:
+        """With the work of another loader of the same rank."""
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in COUNTED})
+
     def __sub__(self, earlier: RankStats) -> RankStats:
         """The difference to an earlier state."""
         return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in COUNTED})

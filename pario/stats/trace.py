@@ -191,8 +191,11 @@ class Recorder:
     # -- who is traced -------------------------------------------------------------------------------------------------
 
     def join(self, rank: int, size: int, node: int) -> bool:
-        """This process is this rank of so many; what is said first holds. Returns whether this is the first time."""
+        """This process is this rank of so many; what is said first holds, but for the node, which the launcher does not
+        tell. Returns whether this is the first time."""
         if self._joined:
+            if (rank, size) == (self.rank, self.size):
+                self.node = node
             return False
         self._joined = True
         self.rank, self.size, self.node = rank, size, node

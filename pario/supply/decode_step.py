@@ -124,7 +124,7 @@ class DecodeStep:
         parts = self.decoder.parts(records, arrays, cuts)
         # This thread works, too, where there is one core; else it goes for the next batch's records. (Packed records of
         # 3 KB on two cores, with two threads that prepare: 200,000/s if they decode a part themselves, 240,000 if not.)
-        own = int(threads == 1)
+        own = int(self.tuner.cores == 1)
         futures = [self._workers.call(self._decode_part, *part, draw) for part in parts[own:]]
         found = [self._decode_part(*part, draw) for part in parts[:own]]
         found += [future.result() for future in futures]

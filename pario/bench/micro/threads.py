@@ -133,10 +133,12 @@ def read_once(
     clock = time.perf_counter
 
     def work(me: int) -> None:
-        buffer = memoryview(bytearray(size))
         done = nbytes = 0
         try:
-            start.wait()
+            try:
+                buffer = memoryview(bytearray(size))
+            finally:
+                start.wait()  # also without memory: the others wait for all
             while clock() < until and not wrong and (k := next(draws)) < len(numbers):
                 begin = clock()
                 got = items.read(numbers[k], buffer)
