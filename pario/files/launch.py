@@ -205,7 +205,7 @@ def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
         ours.close()  # the process ends by that
         os.waitpid(program, 0)
         raise ParioError(
-            "pario may not read the memory of a program that it starts (/proc/sys/kernel/yama/ptrace_scope forbids it, or "
+            "pario may not read the memory of programs that it starts (/proc/sys/kernel/yama/ptrace_scope, or "
             "a container's policy)",
             hint=OTHER_WAY,
         )
