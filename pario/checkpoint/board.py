@@ -58,6 +58,12 @@ class Board:
             (memory,) = shared_parts(self._world, [16 * most], "preparing checkpoints")
             self.sums = memory.view(np.uint64)
 
+    def close(self) -> None:
+        """Forget the shared memory, so that its window can be freed: some MPI libraries end no job that has one. When no
+        thread uses it any more."""
+        self._words.release()
+        self._notes = self.sums = np.empty(0, np.uint64)
+
     def get(self, word: int) -> int:
         value = self._words[word]
         futex.fence()

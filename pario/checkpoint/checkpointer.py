@@ -369,6 +369,8 @@ class Checkpointer:
         """
         self._check_open()
         self._roll_call("restoring a checkpoint")
+        # What is drained now may be deleted from the fast tier while it is read there.
+        self._until(lambda: all(attempt.drained.is_set() for attempt in self._attempts))
         self._meet(None, "restoring a checkpoint")
         found = [each for each in find(self._world, self.slow, self.fast) if step is None or each.step == step]
         if not found:
@@ -415,9 +417,11 @@ class Checkpointer:
 
     def _end(self, error: BaseException | None) -> None:
         self._closed = True
-        self._writer.end(_END_S)
-        self._drain.end(_END_S)
+        ended = self._writer.end(_END_S)
+        ended = self._drain.end(_END_S) and ended
         self._stack.close()
+        if ended:
+            self._board.close()
         if error is None:
             self._world.free()
         else:

@@ -101,7 +101,8 @@ def write_small(folder: str, name: str, data: bytes, durable_name: bool = True) 
         os.close(fd)
     os.rename(part, os.path.join(folder, name))
     if durable_name:
-        sync_folder(folder)
+        with suppress(FileNotFoundError):  # rank 0 has seen the last node's file, and has committed: `commit` syncs first
+            sync_folder(folder)
 
 
 def commit(attempt: str, final: str) -> None:
