@@ -59,8 +59,8 @@ class Board:
             self.sums = memory.view(np.uint64)
 
     def close(self) -> None:
-        """Forget the shared memory, so that its window can be freed: some MPI libraries end no job that has one. When no
-        thread uses it any more."""
+        """Forget the shared memory, which no thread uses any more, so that its window can be freed: some MPI libraries
+        abort a job at its end that still has one."""
         self._words.release()
         self._notes = self.sums = np.empty(0, np.uint64)
 

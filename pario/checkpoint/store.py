@@ -101,7 +101,7 @@ def write_small(folder: str, name: str, data: bytes, durable_name: bool = True) 
         os.close(fd)
     os.rename(part, os.path.join(folder, name))
     if durable_name:
-        with suppress(FileNotFoundError):  # rank 0 has seen the last node's file, and has committed: `commit` syncs first
+        with suppress(FileNotFoundError):  # it has a new name already, and was synced before
             sync_folder(folder)
 
 
