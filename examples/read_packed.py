@@ -13,6 +13,7 @@ with lmdb.open(path, subdir=os.path.isdir(path), readonly=True, lock=False) as e
     cursor = txn.cursor()
     cursor.last()
     entry, value = cursor.value(), txn.get(key)
+assert value is not None, "no such key"
 assert entry[:8] == b"PARIOPK\x01", "not packed"
 end = 12 + int.from_bytes(entry[8:12], "little")
 codecs, parts = json.loads(entry[12:end])["codecs"], entry[end:-8]
