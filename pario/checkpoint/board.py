@@ -62,7 +62,7 @@ class Board:
         """Forget the shared memory, which no thread uses any more, so that its window can be freed: some MPI libraries
         abort a job at its end that still has one."""
         self._words.release()
-        self._notes = self.sums = np.empty(0, np.uint64)
+        self._notes, self.sums = np.empty((0, 0), np.uint8), np.empty(0, np.uint64)
 
     def get(self, word: int) -> int:
         value = self._words[word]
