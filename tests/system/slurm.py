@@ -169,13 +169,27 @@ def cluster() -> Iterator[Cluster]:
         start_new_session=True,
     )
     try:
-        _start(made)
+        _start_on_free_ports(made)
         yield made
     finally:
         _stop(made)
         sweep(before)
         shutil.rmtree(folder)
         heir.communicate()
+
+
+def _start_on_free_ports(made: Cluster, tries: int = 3) -> None:
+    """Start the daemons; with other ports if one of them ended at once, since anybody may have taken its port meanwhile."""
+    for left in reversed(range(tries)):
+        try:
+            return _start(made)
+        except Unavailable:
+            if not left or all(daemon.poll() is None for daemon in made.daemons):
+                raise
+            _stop(made)
+            made.daemons.clear()
+            for path in made.folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _start(made: Cluster) -> None:
@@ -227,8 +241,10 @@ def _idle(made: Cluster) -> int:
 def _until(made: Cluster, done: Callable[[], bool], why: str, limit_s: float = 60) -> None:
     end = time.monotonic() + limit_s
     while not done():
-        if time.monotonic() > end:
-            raise Unavailable(f"{why} after {limit_s} s\n{made.logs()}")
+        ended = [daemon.args for daemon in made.daemons if daemon.poll() is not None]
+        if ended or time.monotonic() > end:
+            what = f"{ended} ended by themselves" if ended else f"after {limit_s} s"
+            raise Unavailable(f"{why}: {what}\n{made.logs()}")
         time.sleep(0.1)
 
 
@@ -249,11 +265,20 @@ def _stop(made: Cluster) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
+    """Ports that no connection of another program gets meanwhile: the kernel gives those out from another range."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    numbers = list(range(max(1024, first_given // 2), first_given))
+    random.SystemRandom().shuffle(numbers)
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for number in numbers:
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("", number))
+                found.append(number)
+            if len(found) == count:
+                return found
+    raise Unavailable(f"there are no {count} free ports below {first_given}")
 
 
 if __name__ == "__main__":
