@@ -138,6 +138,11 @@ def test_predictions_travel() -> None:
     assert {"codec", "decode_seconds", "ratio", "application"} <= set(again)
 
 
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_values_of_a_few_bytes_are_measured(codec: str) -> None:
+    assert measure(codec, [b"%d" % i for i in range(100)], seconds=0.01).ratio <= 1
+
+
 def test_measured() -> None:
     """Ratios are the stored bytes'; a dictionary counts where it is given."""
     values = [b'{"id": %d, "name": "horse", "tags": ["one", "two"]}' % i for i in range(300)]

@@ -283,13 +283,12 @@ class Checkpointer:
 
     def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
         if not self._closed:
-
-            def is_there() -> bool:
-                if tier == "slow" or self.fast is None:
-                    return attempt.committed.is_set()
-                return attempt.written.is_set() and (not attempt.straight or attempt.committed.is_set())
-
-            done = self._until(is_there, timeout_s)
+            end = None if timeout_s is None else time.monotonic() + timeout_s
+            on_slow = tier == "slow" or self.fast is None
+            done = on_slow or self._until(attempt.written.is_set, timeout_s)
+            if on_slow or self._world.allreduce_max(attempt.straight):  # on any node: then the slow tier is the first
+                left = None if end is None else max(0.0, end - time.monotonic())
+                done = done and self._until(attempt.committed.is_set, left)
             late = None if done else TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
             self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")
         elif attempt.error is not None:
@@ -327,16 +326,15 @@ class Checkpointer:
         """All ranks continue, or all raise: `error`, or what went wrong in the background. Collective."""
         if error is None:
             error = next((attempt.error for attempt in self._attempts if attempt.error is not None), None)
-        kinds = [kind for kind in (CheckpointError, TimeoutError) if isinstance(error, kind)]
-        checkpoint = self._world.allreduce_max(CheckpointError in kinds)
-        late = self._world.allreduce_max(TimeoutError in kinds)
+        mine = 2 if isinstance(error, CheckpointError) else 1 if isinstance(error, TimeoutError) else 0
+        worst = self._world.allreduce_max(mine)
         try:
             self._world.agree(error, doing)
         except PeerError as e:
             # A script that goes on after one of these does so on all ranks.
-            if checkpoint:
+            if worst == 2:
                 raise CheckpointError(str(e)) from e
-            if late:
+            if worst == 1:
                 raise TimeoutError(str(e)) from e
             raise
         finally:

@@ -35,7 +35,7 @@ from pario.comm.memory import private_bytes
 from pario.errors import CheckpointError, ChecksumError, MissingError, ParioError, ReadError
 from pario.threads import Workers
 
-__all__ = ["DrainThread", "prune"]
+__all__ = ["DrainThread"]
 
 _log = logging.getLogger("pario")
 _POLL_S = (0.01, 0.5)
@@ -151,16 +151,15 @@ class DrainThread:
             pause = min(2 * pause, _POLL_S[1])
 
 
-def prune(slow: str, keep: int | None, just: Name) -> list[Name]:
-    """Delete all but the `keep` newest and the one just committed; returns what was deleted. Best effort."""
+def prune(slow: str, keep: int | None, just: Name) -> None:
+    """Delete all but the `keep` newest and the one just committed. Best effort."""
     if keep is None:
-        return []
+        return
     try:
         whole = [name for name in listed(slow) if not name.nodes]
     except ReadError as e:
         _log.warning("old checkpoints stay: %s", e)
-        return []
-    gone = [name for name in whole[: -max(1, keep)] if name != just]
-    for name in gone:
-        discard(os.path.join(slow, str(name)))
-    return gone
+        return
+    for name in whole[: -max(1, keep)]:
+        if name != just:
+            discard(os.path.join(slow, str(name)))

@@ -30,7 +30,17 @@ import numpy as np
 
 from pario.checkpoint.board import CANCELLED, DONE, DRAINED, LEADERS, MOVED, OPENED, STRAIGHT, WRITTEN, Board
 from pario.checkpoint.layout import NodeFile
-from pario.checkpoint.manifest import MANIFEST, Manifest, Part, manifest_text, part_name, part_text, pieces_text, sum_of
+from pario.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    Part,
+    arrays_text,
+    manifest_text,
+    part_name,
+    part_text,
+    pieces_text,
+    sum_of,
+)
 from pario.checkpoint.store import ATTEMPT, Name, Writer, commit, discard, failed, listed, make_folder, write_small
 from pario.errors import CheckpointError, ReadError
 from pario.threads import Workers
@@ -127,7 +137,7 @@ class Attempt:
     drained: threading.Event = field(default_factory=threading.Event)  # and old ones are deleted
     error: CheckpointError | None = None
     staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
-    straight: bool = False  # to the slow tier; known when it is written
+    straight: bool = False  # to the slow tier; known on the node's first rank when it is written
 
     def await_staged(self, nbytes: int) -> None:
         """Raises CheckpointError if the copy was given up."""
@@ -169,7 +179,7 @@ class WriteThread:
         self._writers = Workers("pario-checkpoint-write", _THREADS)
         self._stopped = False
         self._moved = 0
-        self._pieces: tuple[NodeFile | None, str] = None, ""  # the text of the last structure
+        self._pieces: tuple[NodeFile | None, str, str] = None, "", ""  # the texts of the last structure
         self._lock = threading.Lock()
 
     def submit(self, attempt: Attempt) -> None:
@@ -308,9 +318,11 @@ class WriteThread:
 
     def _texts(self, attempt: Attempt) -> tuple[str, bytes]:
         """The long ones of what describes the checkpoint."""
+        fast = self._tiers.fast is not None
         if self._pieces[0] is not attempt.file:
-            self._pieces = attempt.file, pieces_text(attempt.file.pieces)
-        return self._pieces[1], manifest_text(attempt.manifest) if self._tiers.fast is not None else b""
+            arrays = arrays_text(attempt.manifest.specs) if fast else ""
+            self._pieces = attempt.file, pieces_text(attempt.file.pieces), arrays
+        return self._pieces[1], manifest_text(attempt.manifest, self._pieces[2]) if fast else b""
 
     def _put(self, attempt: Attempt, writer: Writer, put: tuple[int, int], take: Callable[[int], None]) -> None:
         number, at = put

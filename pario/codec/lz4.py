@@ -21,7 +21,7 @@ _PIP = 'pip install "pario[codecs]"'
 #: LZ4 looks back no further.
 _WINDOW = 64 << 10
 _FUNCTIONS = (
-    "LZ4_versionNumber", "LZ4_compressBound", "LZ4_compress_default", "LZ4_decompress_safe_usingDict",
+    "LZ4_versionNumber", "LZ4_compressBound", "LZ4_decompress_safe_usingDict",
     "LZ4_createStream", "LZ4_freeStream", "LZ4_resetStream_fast", "LZ4_loadDict", "LZ4_compress_fast_continue",
     "LZ4_createStreamHC", "LZ4_freeStreamHC", "LZ4_resetStreamHC_fast", "LZ4_loadDictHC", "LZ4_compress_HC_continue",
 )  # fmt: skip

@@ -98,7 +98,6 @@ class _Tools:
     def __init__(self, library: Library, level: int, dictionary: bytes) -> None:
         self._library, self._level, self._dictionary = library, level, dictionary
         word, size = ctypes.c_void_p, ctypes.c_size_t
-        self._function = functools.partial(library.function)
         self._decode, self._compress = library.address("ZSTD_decompress_usingDDict"), library.address("ZSTD_compress2")
         self._call = library.function("ZSTD_compress2", size, word, word, size, word, size)
         self._bound = library.function("ZSTD_compressBound", size, size)

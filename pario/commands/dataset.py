@@ -113,7 +113,7 @@ class Dataset:
         page, i = tree.last()[-1]
         if not looks_reserved(page.node(i).key, tree.flags):
             return None
-        _, _, entry = next(self._stored(page, i, self.snapshot.file_bytes))
+        _, _, entry = self._stored(page, i, self.snapshot.file_bytes)
         if not is_entry(entry):
             return None
         self._with_entry.add(tree.db.md_root)
@@ -173,17 +173,17 @@ class Dataset:
         dups = tree.dups(node)
         packing = self.packed(tree)
         if packing is not None:
-            key, _, stored = next(self._stored(leaf, i, self.snapshot.file_bytes))
+            key, _, stored = self._stored(leaf, i, self.snapshot.file_bytes)
             value = packing.unpack_one(stored)
             yield key, len(value), value[:most]
         elif dups is None:
-            yield from self._stored(leaf, i, most)
+            yield self._stored(leaf, i, most)
         else:
             for page, k in dups.items():
                 value = page.key(k)
                 yield node.key, len(value), value[:most]
 
-    def _stored(self, leaf: Page, i: int, most: int) -> Iterator[tuple[bytes, int, bytes]]:
+    def _stored(self, leaf: Page, i: int, most: int) -> tuple[bytes, int, bytes]:
         """(key, bytes, the first `most` of them) of a value as it lies in the file."""
         node = leaf.node(i)
         key = node.key
@@ -193,9 +193,8 @@ class Dataset:
             value = self.fetcher.pread(run.offset, wanted)
             if len(value) < wanted:
                 raise ReadError(f"the file ends inside the value of key {key!r}", page=run.pgno, offset=run.offset)
-            yield key, run.nbytes, value
-        else:
-            yield key, node.nbytes, bytes(node.data[:most])
+            return key, run.nbytes, value
+        return key, node.nbytes, bytes(node.data[:most])
 
     def together(self, work: Callable[[], Any], doing: str) -> Any:
         """Call `work` on this rank; raise on all ranks if it fails on one."""

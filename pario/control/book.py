@@ -93,11 +93,6 @@ class Member:
         found: list[float] = self._table.now[self.row].tolist()
         return found
 
-    @property
-    def until(self) -> float:
-        """The end of its lease."""
-        return float(self._table.until[self.row])
-
     def is_too_loud(self, now: float) -> bool:
         """Whether this report is one too many."""
         if now >= self.second + 1.0:

@@ -45,7 +45,8 @@ class Decoding:
     waited : seconds that the loop waited for decoding, without those for bytes
     busy : threads that were decoding, mean
     idle : cores of this rank that this process left idle, mean
-    prepares : share of the time in which a batch was being prepared
+    prepares : batches that were being prepared at once, mean, with those that wait for bytes or for their turn: two
+        threads may prepare
     taken : the most batches that the loop took in the time that one may take to prepare
     room : batches ahead for which there is memory
     """

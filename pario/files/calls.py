@@ -160,14 +160,14 @@ def _access_at(view: View, call: Call, spot: Spot) -> None:
     _may(view, call, spot, _argument(call, 2))
 
 
-def _no_link(view: View, call: Call, spot: Spot) -> None:
-    view.find(spot)
-    raise _error(errno.EINVAL)
+def _refused(number: int) -> Handler:
+    """What is there refuses it by this error; what is not says so."""
 
+    def refuse(view: View, call: Call, spot: Spot) -> None:
+        view.find(spot)
+        raise _error(number)
 
-def _no_attribute(view: View, call: Call, spot: Spot) -> None:
-    view.find(spot)
-    raise _error(errno.EOPNOTSUPP)
+    return refuse
 
 
 def _no_attributes(view: View, call: Call, spot: Spot) -> None:
@@ -297,25 +297,7 @@ def _make(view: View, call: Call, spot: Spot) -> None:
     raise _error(errno.EEXIST)
 
 
-def _change(view: View, call: Call, spot: Spot) -> None:
-    view.find(spot)
-    raise _error(errno.EROFS)
-
-
-def _run(view: View, call: Call, spot: Spot) -> None:
-    view.find(spot)
-    raise _error(errno.EACCES)
-
-
-def _no_watch(view: View, call: Call, spot: Spot) -> None:
-    view.find(spot)
-    raise _error(errno.EACCES)
-
-
-def _not_permitted(view: View, call: Call, spot: Spot) -> None:
-    view.find(spot)
-    raise _error(errno.EPERM)
-
+_change = _refused(errno.EROFS)
 
 ON_PATHS: dict[str, Handler] = {
     "open": _open_path,
@@ -329,21 +311,21 @@ ON_PATHS: dict[str, Handler] = {
     "access": _access,
     "faccessat": _access_at,
     "faccessat2": _access_at,
-    "readlink": _no_link,
-    "readlinkat": _no_link,
+    "readlink": _refused(errno.EINVAL),
+    "readlinkat": _refused(errno.EINVAL),
     "statfs": _statfs,
     "chdir": _change_folder,
-    "chroot": _not_permitted,
-    "execve": _run,
-    "execveat": _run,
+    "chroot": _refused(errno.EPERM),
+    "execve": _refused(errno.EACCES),
+    "execveat": _refused(errno.EACCES),
     **dict.fromkeys(("mkdir", "mkdirat", "mknod", "mknodat", "symlink", "symlinkat"), _make),
     **dict.fromkeys(("rmdir", "unlink", "unlinkat", "truncate"), _change),
     **dict.fromkeys(("chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat"), _change),
     **dict.fromkeys(("utime", "utimes", "futimesat", "utimensat"), _change),
     **dict.fromkeys(("setxattr", "lsetxattr", "removexattr", "lremovexattr", "setxattrat", "removexattrat"), _change),
-    **dict.fromkeys(("getxattr", "lgetxattr", "getxattrat", "name_to_handle_at"), _no_attribute),
+    **dict.fromkeys(("getxattr", "lgetxattr", "getxattrat", "name_to_handle_at"), _refused(errno.EOPNOTSUPP)),
     **dict.fromkeys(("listxattr", "llistxattr", "listxattrat"), _no_attributes),
-    "inotify_add_watch": _no_watch,
+    "inotify_add_watch": _refused(errno.EACCES),
 }
 #: calls without a path, on descriptors that may be a view's
 ON_DESCRIPTORS: dict[str, Callable[[View, Call], None]] = {

@@ -154,10 +154,10 @@ class Outputs:
                     os.unlink(self.here(path))
                 elif path not in conflicts:
                     conflicts.append(path)
-        kept = "" if any(names for _, _, names in os.walk(self.local)) else self.local
-        if kept:
+        kept = self.local if any(names for _, _, names in os.walk(self.local)) else ""
+        if not kept:
             shutil.rmtree(self.local, ignore_errors=True)
-        return Merged(merged, conflicts, broken, "" if kept else self.local)
+        return Merged(merged, conflicts, broken, kept)
 
 
 def _has_leases(folder: str) -> bool:

@@ -41,7 +41,7 @@ class RankStats:
     consumer: float = 0.0  # the caller's own time between two batches
     waiting: float = 0.0  # for the next batch, for any reason
 
-    # seconds of the thread that prepares the batches: the same one, or one that works ahead
+    # seconds of the thread that prepares the batches: the same one, or those that work ahead, two at once counted once
     share: float = 0.0  # waiting for bytes in the node's ring, or reading them into it
     stalled: float = 0.0  # the part of `share` after the first bytes of a loop
     decode: float = 0.0  # bytes to arrays

@@ -83,10 +83,7 @@ def write_part(recorder: Recorder) -> None:
     tracks = [(track.name, track.events(), track.requests()) for track in list(recorder.tracks)]
     summary = {"version": 1, "ranks": [summarise(recorder, [(events, found) for _, events, found in tracks])]}
 
-    def lines() -> Iterator[bytes]:
-        yield from _events(recorder, tracks)
-
-    _replace(part_path(recorder.path, recorder.rank, recorder.size), summary, lines())
+    _replace(part_path(recorder.path, recorder.rank, recorder.size), summary, _events(recorder, tracks))
 
 
 def merge_parts(path: str, size: int) -> list[int]:

@@ -15,7 +15,6 @@ __all__ = ["begin_process_trace", "joined", "recorder_of"]
 _recorders: dict[str, Recorder] = {}
 #: of the whole process, for loaders whose options name none
 _process: Recorder | None = None
-_registered = False
 
 
 def recorder_of(path: str | None) -> Recorder | None:
@@ -25,8 +24,10 @@ def recorder_of(path: str | None) -> Recorder | None:
     path = os.path.abspath(os.path.expanduser(path))
     found = _recorders.get(path)
     if found is None:
-        found = _recorders[path] = Recorder(path)
-        _write_at_exit()
+        found = Recorder(path)
+        if not _recorders:
+            atexit.register(_write_all)
+        _recorders[path] = found
     return found if found.pid == os.getpid() else None  # a forked child would replace its parent's file
 
 
@@ -45,13 +46,6 @@ def begin_process_trace(path: str, rank: int, size: int) -> Recorder:
     _process = joined(path, rank, size, 0)
     assert _process is not None  # this process has not been forked from one that was traced
     return _process
-
-
-def _write_at_exit() -> None:
-    global _registered
-    if not _registered:
-        _registered = True
-        atexit.register(_write_all)
 
 
 def _write_all() -> None:

@@ -294,7 +294,7 @@ class RecordSource(Source):
                 pieces = {name: array[part] for name, array in arrays.items()}
                 failures += [(first + row, why) for row, why in decode.decode(records, pieces, self._draw)]
                 self.release(step, piece)
+            stats.decode += time.perf_counter() - begin - (stats.share - waited_before)  # before another thread waits
         finally:
             self._pass_turn(step)
-        stats.decode += time.perf_counter() - begin - (stats.share - waited_before)
         return Parts(arrays, ids, failures)

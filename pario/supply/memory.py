@@ -47,7 +47,7 @@ class MemorySource(SeatSource):
     """The batches of one rank in one epoch, or in the rest of one.
 
     memory : the tier, which is to hold all records; filled by the node's first rank
-    preparer : the thread that prepares batches for a decoder that works record by record, or None
+    preparer : the threads that prepare batches for a decoder that works record by record, or None
     own_kernels : only pario's kernels touch the records
     """
 

@@ -115,13 +115,13 @@ def advice(findings: Mapping[Key, Finding]) -> list[str]:
             more = ", or more: the rate still grows" if found.limit == "latency" and found.best == found.most else ""
             auto = '; "auto", the default, finds the number by itself' if way == "records" else ""
             said.append(f"{way}: {setting.format(found.knee)}{more}{auto}")
-    pairs = (("files", "pario", "pack the files into an LMDB (python -m pario pack)"), ("records", "pario", ""))
-    for way, other, words in pairs:
-        for shuffled in (False, True):
-            mine, theirs = findings.get((way, shuffled, False)), findings.get((other, shuffled, False))
-            if words and mine and theirs and theirs.rate >= 1.5 * mine.rate:
-                order = "in a shuffled order" if shuffled else "in order"
-                said.append(f"{words}: pario reads {theirs.rate / mine.rate:.1f} × as fast {order}")
+    for shuffled in (False, True):
+        mine, theirs = findings.get(("files", shuffled, False)), findings.get(("pario", shuffled, False))
+        if mine and theirs and theirs.rate >= 1.5 * mine.rate:
+            times, order = theirs.rate / mine.rate, "in a shuffled order" if shuffled else "in order"
+            said.append(
+                f"pack the files into an LMDB (python -m pario pack): pario reads {times:.1f} × as fast {order}"
+            )
     for way in ("pario", "records"):
         ordered, shuffled_ = findings.get((way, False, False)), findings.get((way, True, False))
         if ordered and shuffled_ and ordered.rate >= 1.5 * shuffled_.rate:
