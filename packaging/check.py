@@ -8,7 +8,7 @@ What it checks, on Linux with pip, and no package beside Python's own:
 1. The sdist is built from a copy of the repository's files, and the wheel from the sdist, as pip does it; a wheel built
    straight from the copy holds the same bytes. The wheel has every file below pario/, its license and nothing else; the
    sdist has these, what the build needs, and no tests or docs. `twine check --strict` accepts both, and cffconvert
-   accepts CITATION.cff.
+   accepts CITATION.cff. rattler-build renders the conda recipe.
 2. For each Python: a new environment in an empty folder, with this wheel and nothing else of pario on the path.
    packaging/smoke.py imports every module and runs a loop without an MPI library, then the command line and the demo.
 3. The same with the oldest releases of the required packages that pyproject.toml allows, in the oldest Python.
@@ -40,7 +40,7 @@ OLDEST = (3, 10)
 SOURCES = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
 #: the wheel's own files
 TOLD = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
-TOOLS = ["build>=1.2", "twine>=6.1", "cffconvert>=2.0"]
+TOOLS = ["build>=1.2", "twine>=6.1", "cffconvert>=2.0", "py-rattler-build>=0.60"]
 #: its first releases have no wheels and need the MPI library of the machine, so the newest is taken
 NOT_OLDEST = {"mpi4py"}
 
@@ -282,9 +282,12 @@ def check_files(results: Results, tools: Path, source: Path, built: Path) -> Non
     sdist, wheel = only(built, "*.tar.gz"), only(built, "*.whl")
     twine = (tools, "-m", "twine", "check", "--strict", sdist, wheel)
     cffconvert = (tools.with_name("cffconvert"), "--validate", "-i", source / "CITATION.cff")
+    render = "from rattler_build.stage0 import Stage0Recipe as R; import sys; print(*R.from_file(sys.argv[1]).render())"
+    recipe = (tools, "-I", "-c", render, source / "packaging/conda/recipe.yaml")
     results.attempt("contents", lambda: check_contents(source, sdist, wheel))
     results.attempt("twine check", lambda: f"{run(*twine, cwd=built.parent).count('PASSED')} passed")
     results.attempt("CITATION.cff", lambda: run(*cffconvert, cwd=built.parent).strip())
+    results.attempt("conda recipe", lambda: run(*recipe, cwd=built.parent).strip())
 
 
 def try_everywhere(results: Results, pythons: dict[tuple[int, int], Path], wheel: Path, work: Path) -> None:

@@ -9,6 +9,7 @@ be empty. Exit status 1, with a traceback, if anything is not as the README says
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import pkgutil
 import subprocess
@@ -50,10 +51,22 @@ def library(version: str) -> None:
     assert sorted(seen) == list(range(RECORDS)) != seen, "not every record exactly once, or not shuffled"
 
     tried, lacking = import_everything()
+    check_symbols()
     print(f"{len(seen)} records read; {tried} modules imported, besides those that need {', '.join(sorted(lacking))}")
     done = subprocess.run([sys.executable, "-m", "pario", "--version"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done
     assert "pip install 'pario[cli]'" in done.stderr, done
+
+
+def check_symbols() -> None:
+    """What compiled functions call is in this interpreter: LLVM ends a process that asks for a function that is not."""
+    from numba.types import ExternalFunction
+
+    here = ctypes.CDLL(None)
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("pario.")]
+    called = {one.symbol for module in modules for one in vars(module).values() if isinstance(one, ExternalFunction)}
+    assert "PyEval_SaveThread" in called
+    assert not [symbol for symbol in called if not hasattr(here, symbol)]
 
 
 def import_everything() -> tuple[int, set[str]]:
