@@ -173,7 +173,7 @@ def interpreters(given: list[Path]) -> dict[tuple[int, int], Path]:
 def candidates() -> Iterator[Path]:
     """Interpreters on the PATH, and what pyenv keeps in its folder."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
-    yield from sorted(path for path in pyenv.glob("versions/3.*/bin/python3") if path.parts[-3] >= "3.1")
+    yield from sorted(pyenv.glob("versions/3.*/bin/python3"))
     for minor in range(OLDEST[1], 20):
         path = shutil.which(f"python3.{minor}")
         if path and pyenv not in Path(path).parents:  # pyenv's shims say nothing about what there is

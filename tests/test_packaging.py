@@ -6,10 +6,16 @@ What they build is tried by packaging/check.py (sdist and wheel); Spack, conda a
 from __future__ import annotations
 
 import ast
+import importlib.util
+import io
 import re
 import subprocess
 import sys
+import tarfile
+import zipfile
+from email.message import Message
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -228,3 +234,87 @@ def test_the_citation_names_files_that_exist() -> None:
         paths = re.findall(r"pario/[\w/.]+", work["notes"])
         assert paths, work["title"]
         assert all((ROOT / path.rstrip(".")).exists() for path in paths), paths
+
+
+# -- sdist and wheel: what packaging/check.py would notice ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("packaging_check", ROOT / "packaging/check.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PACKAGE = {"pario/__init__.py": b"a", "pario/py.typed": b"", "pario/jobscripts/train.slurm": b"b"}
+
+
+def wheel_of(path: Path, files: dict[str, bytes], told: set[str]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in (files | {f"pario-1.dist-info/{one}": b"" for one in told}).items():
+            archive.writestr(name, data)
+    return path
+
+
+def sdist_of(path: Path, names: set[str]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(f"pario-1/{name}"), io.BytesIO())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "why"),
+    [
+        ({}, set(), ""),
+        ({"tests/test_a.py": b""}, set(), r"the wheel lacks nothing and has \['tests/test_a.py'\] too much"),
+        ({"pario/py.typed": None}, set(), r"the wheel lacks \['pario/py.typed'\]"),
+        ({"pario/jobscripts/train.slurm": b"c"}, set(), "other bytes in pario/jobscripts/train.slurm"),
+        ({}, {"docs/index.md"}, r"the sdist lacks nothing and has \['docs/index.md'\] too much"),
+    ],
+)
+def test_files_too_few_or_too_many_are_noticed(
+    check: ModuleType, tmp_path: Path, files: dict[str, bytes | None], more: set[str], why: str
+) -> None:
+    for name, data in PACKAGE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    held = {name: data for name, data in (PACKAGE | files).items() if data is not None}
+    wheel = wheel_of(tmp_path / "pario-1.whl", held, check.TOLD)
+    sdist = sdist_of(tmp_path / "pario-1.tar.gz", {*PACKAGE, *check.SOURCES, "PKG-INFO", "setup.cfg", *more})
+    if why:
+        with pytest.raises(check.Failed, match=why):
+            check.check_contents(tmp_path, sdist, wheel)
+    else:
+        assert "wheel: 9 files" in check.check_contents(tmp_path, sdist, wheel)
+
+
+def test_the_oldest_releases_are_those_of_the_project(check: ModuleType, tmp_path: Path) -> None:
+    told = Message()
+    for line in [*PROJECT["dependencies"], 'click>=8.1; extra == "cli"']:
+        told["Requires-Dist"] = line
+    lines = check.oldest_releases(told, tmp_path / "oldest.txt").read_text().splitlines()
+    assert lines == [f"{name}=={least}" for name, least in REQUIRED.items() if name != "mpi4py"]
+    told["Requires-Dist"] = "numpy<3"
+    with pytest.raises(check.Failed, match="numpy<3 has no lower bound"):
+        check.oldest_releases(told, tmp_path / "oldest.txt")
+
+
+def test_every_python_is_found_once(check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest release of each minor version; what is none, too old or cannot start is named and left out."""
+
+    def fake(name: str, says: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{says}\n")
+        path.chmod(0o755)
+        return path
+
+    old = fake("old", "echo 3 11 2 cpython True")
+    new = fake("new", "echo 3 11 10 cpython True")
+    other = fake("other", "echo 3 13 0 cpython True")
+    out = [fake("too_old", "echo 3 9 1 cpython True"), fake("free", "echo 3 14 0 cpython False"), fake("no", "exit 1")]
+    assert check.interpreters([new, old, *out, other, tmp_path / "missing"]) == {(3, 11): new, (3, 13): other}
+    assert capsys.readouterr().out.count("left out: ") == 4
