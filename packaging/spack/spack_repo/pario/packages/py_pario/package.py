@@ -57,10 +57,10 @@ class PyPario(PythonPackage):
     with when("+msgpack"):
         depends_on("py-msgpack@1.0:", type=("build", "run"))
     with when("+zstd"):
-        depends_on("py-zstandard@0.22:", type=("build", "run"))
+        depends_on("py-zstandard@0.25:", type=("build", "run"))
     with when("+codecs"):
         # There is no package of deflate: Python's zlib does its work, more slowly.
-        depends_on("py-zstandard@0.22:", type=("build", "run"))
+        depends_on("py-zstandard@0.25:", type=("build", "run"))
         depends_on("py-lz4@4.3:", type=("build", "run"))
         depends_on("py-brotli@1.1:", type=("build", "run"))
         depends_on("py-blosc2@2.5:", type=("build", "run"))
