@@ -14,7 +14,8 @@ from benchmarks import startup, tables
 from benchmarks.publish import PARTS, commands
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+HEADS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "packaging/README.md")
+PAGES = sorted([*(ROOT / name for name in HEADS), *(ROOT / "docs").glob("*.md")])
 #: what fills the places between markers: prefix -> script; a page may name no other
 FILLED_BY = {
     "codecs": "benchmarks/codecs.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,18 @@ tuple_new = types.ExternalFunction("PyTuple_New", uintp(intp))
 tuple_size = types.ExternalFunction("PyTuple_Size", intp(uintp))
 int_of = types.ExternalFunction("PyLong_AsSsize_t", intp(uintp))
 none_new = types.ExternalFunction("Py_BuildValue", uintp(uintp))
-vectorcall = types.ExternalFunction("PyObject_Vectorcall", uintp(uintp, uintp, uintp, uintp))
 tuple_set = types.ExternalFunction("PyTuple_SetItem", intc(uintp, intp, uintp))
+if sys.version_info >= (3, 11):
+    vectorcall = types.ExternalFunction("PyObject_Vectorcall", uintp(uintp, uintp, uintp, uintp))
+else:
+    # In 3.10 it is a function of the header files only, and LLVM ends a process that asks for it. The header calls this
+    # one for objects without a vectorcall, with the same arguments; no release of 3.10 will change it any more.
+    _thread_state = types.ExternalFunction("PyThreadState_Get", uintp())
+    _make_call = types.ExternalFunction("_PyObject_MakeTpCall", uintp(uintp, uintp, uintp, intp, uintp))
+
+    @inner
+    def vectorcall(function, arguments_at, n, names):  # type: ignore[no-untyped-def]
+        return _make_call(_thread_state(), function, arguments_at, intp(n), names)
 
 
 def _pointer_to(typing_context, address):  # type: ignore[no-untyped-def]
