@@ -179,7 +179,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _start_on_free_ports(made: Cluster, tries: int = 3) -> None:
-    """Start the daemons; with other ports if one of them ended at once, since anybody may have taken its port meanwhile."""
+    """Start the daemons; with other ports if one of them ended at once: somebody may have taken its port meanwhile."""
     for left in reversed(range(tries)):
         try:
             return _start(made)
