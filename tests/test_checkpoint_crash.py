@@ -21,6 +21,7 @@ from checkpoints import equal, rich_tree
 
 import pario
 from pario.checkpoint import store, writing
+from pario.checkpoint.folders import sweep_folders
 from pario.checkpoint.verifying import problems
 
 HERE = Path(__file__).resolve().parent
@@ -56,7 +57,7 @@ def check_restart(folder: Path, said: dict[str, int], *, with_fast: bool) -> Non
         assert (latest if latest is not None else -1) >= known
         if latest is not None:
             assert equal(tree_of(latest), ckpt.restore())
-        ckpt._sweep_folders()  # as the first save does
+        sweep_folders(ckpt._world, ckpt.slow, ckpt.fast)  # as the first save does
         assert not [name for name in os.listdir(folder / "slow") if name.startswith(".")]
 
 

@@ -6,25 +6,26 @@ import hashlib
 import logging
 import os
 import secrets
-import stat
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
+from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.finding import find
+from pario.checkpoint.folders import check_options, open_folders, run_of, sweep_folders
 from pario.checkpoint.manifest import Manifest
 from pario.checkpoint.restore import restored
 from pario.checkpoint.staging import Staging
-from pario.checkpoint.store import ATTEMPT, TRASH, discard, make_folder
 from pario.checkpoint.tree import Flat, Leaves, Template, flatten
-from pario.checkpoint.writing import Attempt, FastTier, Places, Tiers, WriteThread
+from pario.checkpoint.writing import Attempt, FastTier, Places, Tier, Tiers, WriteThread
 from pario.comm.base import together
+from pario.comm.launcher import job_end
 from pario.comm.world import get_world
 from pario.control.bucket import Bucket
 from pario.control.joining import store_agent
@@ -131,10 +132,10 @@ class Checkpointer:
         self._stack = ExitStack()
         self.slow = os.path.abspath(slow)
         # Each run has a folder of its own there: what another one has left, or writes now, is none of its business.
-        self.fast = None if fast is None else os.path.join(os.path.abspath(fast), _run_of(self.slow))
+        self.fast = None if fast is None else os.path.join(os.path.abspath(fast), run_of(self.slow))
         try:
             with together(world, "reading the options"):
-                _check_options(keep, rate, full, pending, timeout_s)
+                check_options(keep, rate, full, pending, timeout_s)
             self._keep, self._pending, self._timeout_s, self._version = keep, pending, timeout_s, str(version)
             mine = self.slow, fast is None, keep, rate, full, pending
             self._secret, alike = world.bcast((secrets.token_hex(16), mine))
@@ -143,7 +144,7 @@ class Checkpointer:
                     names = "slow, fast (given or not), keep, rate, full and pending"
                     raise OptionError(f"{names} differ between ranks: rank 0 has {alike}, this one {mine}")
             with together(world, "opening the checkpoints' folders"):
-                self._open_folders()
+                open_folders(world, self.slow, self.fast)
             self._board = Board(world)
             self._start(rate, full)
         except BaseException as e:
@@ -154,24 +155,8 @@ class Checkpointer:
         self._template: Template | None = None
         self._staging = Staging(self.leaves)
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
+        self._budget = Budget()
         self._closed = False
-
-    def _open_folders(self) -> None:
-        if self._world.rank == 0:
-            _make(self.slow)
-        if self.fast is not None and self._world.is_leader:
-            _make(self.fast)
-            status = os.lstat(self.fast)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
-                raise CheckpointError("this is not a folder of yours", path=self.fast, hint="Name another fast=")
-
-    def _sweep_folders(self) -> None:
-        """Delete what killed jobs have left; not before this one saves, since it may only read what another one saves.
-        Collective calls come between this and the first new attempt."""
-        if self._world.rank == 0:
-            _sweep(self.slow)
-        if self.fast is not None and self._world.is_leader:
-            _sweep(self.fast)
 
     def _start(self, rate: float | None, full: str) -> None:
         world = self._world
@@ -205,7 +190,7 @@ class Checkpointer:
         what cannot be saved, CheckpointError for an earlier checkpoint that could not be saved, and ParioError if there
         is no memory for the copy.
         """
-        began = time.perf_counter()
+        began = time.monotonic()
         self._check_open()
         self._roll_call("saving a checkpoint")
         error: BaseException | None = None
@@ -219,7 +204,7 @@ class Checkpointer:
             error = e
         self._meet(error, "saving a checkpoint")
         if self._number == 0:
-            self._sweep_folders()
+            sweep_folders(self._world, self.slow, self.fast)
         if self._world.allreduce_max(known is None):
             self._template = None
             self._until(lambda: all(attempt.written.is_set() for attempt in self._attempts))
@@ -229,7 +214,8 @@ class Checkpointer:
         self._same(int(step), "step")
         self._room()
         self._number += 1
-        attempt = Attempt(self._number, self._manifest(int(step), flat), self._staging.file, self._staging.memory)
+        staging = self._staging
+        attempt = Attempt(self._number, self._manifest(int(step), flat), staging.file, staging.memory, began)
         self._attempts.append(attempt)
         self._writer.submit(attempt)  # which begins with what is copied
         try:
@@ -237,7 +223,7 @@ class Checkpointer:
         except BaseException:
             attempt.staged = -1
             raise
-        return Handle(self, attempt, time.perf_counter() - began)
+        return Handle(self, attempt, time.monotonic() - began)
 
     def _manifest(self, step: int, flat: Flat) -> Manifest:
         world = self._world
@@ -249,6 +235,7 @@ class Checkpointer:
 
     def _room(self) -> None:
         """Wait until the staging memory is free and fewer than `pending` checkpoints are under way."""
+        self._budget.learn(self._attempts)
         self._attempts = [one for one in self._attempts if one.error is not None or not one.drained.is_set()]
         began = time.monotonic()
 
@@ -344,6 +331,44 @@ class Checkpointer:
         least, most = self._world.allreduce_min(value), self._world.allreduce_max(value)
         if least != most:
             raise self._world.raised_by_all(OptionError(f"{what} differs between ranks: {least} and {most}"))
+
+    # -- before the end ------------------------------------------------------------------------------------------------
+
+    def seconds_needed(self, tier: Tier = "slow") -> float:
+        """Seconds until a checkpoint that `save` begins now would be durable on that tier ("fast": the one that is
+        written to first), after what is under way. Collective; the same on all ranks.
+
+        It is half as much again as the longest of the last five of this Checkpointer took; 0.0 before the first one is
+        durable.
+        """
+        self._check_open()
+        self._roll_call("asking how long a checkpoint takes")
+        return self._seconds(tier)
+
+    def _seconds(self, tier: Tier) -> float:
+        if tier not in ("fast", "slow"):
+            raise self._world.raised_by_all(OptionError(f'tier must be "fast" or "slow", got {tier!r}'))
+        known = self._budget.seconds(self._attempts, "slow" if self.fast is None else tier, time.monotonic())
+        return self._world.allreduce_max(round(max(0.0, known) * 1e6)) / 1e6
+
+    def must_save(self, end: float | None = None, *, tier: Tier = "slow", margin_s: float = 10.0) -> bool:
+        """Whether a checkpoint must begin now in order to be durable on that tier when the job ends. Collective; the
+        same on all ranks. Call it once per step: the next chance to save is one step later.
+
+        end : when the job ends, in seconds since 1970, as time.time() counts them. None: as the scheduler says
+            (SLURM_JOB_END_TIME); where it does not, the answer is False
+        margin_s : seconds that the script needs afterwards
+
+        True if less time is left than `seconds_needed(tier)`, the longest of the last ten intervals between calls, and
+        `margin_s` together. Before a checkpoint is durable, nothing is known of how long one takes: save one early.
+        """
+        self._check_open()
+        self._roll_call("looking at the time")
+        step_s = self._budget.step(time.monotonic())
+        needed = self._seconds(tier)
+        end = job_end() if end is None else end
+        late = end is not None and time.time() + needed + step_s + margin_s >= end
+        return bool(self._world.allreduce_max(late))
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
@@ -448,11 +473,6 @@ class Checkpointer:
 _END_S, _GRACE_S = 5.0, 10.0
 
 
-def _run_of(slow: str) -> str:
-    """Of the run that saves into this folder: a name on the fast tier."""
-    return f"run-{hashlib.sha256(os.path.realpath(slow).encode(errors='surrogateescape')).hexdigest()[:16]}"
-
-
 def _kind(error: Exception | None) -> str:
     if error is None or isinstance(error, PeerError):
         return "" if error is None else "peer"
@@ -465,31 +485,3 @@ def _version() -> str:
         return version("pario")
     except PackageNotFoundError:
         return ""
-
-
-def _check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any) -> None:
-    if keep is not None and (type(keep) is not int or keep < 1):
-        raise OptionError(f"keep must be a whole number from 1 on, or None, got {keep!r}")
-    if rate is not None and not (isinstance(rate, int | float) and rate > 0):
-        raise OptionError(f"rate must be bytes per second above 0, or None, got {rate!r}")
-    if full not in ("wait", "slow"):
-        raise OptionError(f'full must be "wait" or "slow", got {full!r}')
-    if type(pending) is not int or pending < 1:
-        raise OptionError(f"pending must be a whole number from 1 on, got {pending!r}")
-    if not (isinstance(timeout_s, int | float) and timeout_s > 0):
-        raise OptionError(f"timeout_s must be seconds above 0, got {timeout_s!r}")
-
-
-def _make(folder: str) -> None:
-    try:
-        make_folder(folder)
-    except OSError as e:
-        raise CheckpointError(f"cannot make the folder for checkpoints: {e.strerror}", path=folder) from e
-
-
-def _sweep(folder: str) -> None:
-    """Delete what killed jobs have left. Best effort."""
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            if name.startswith((f"{ATTEMPT}step-", f"{TRASH}step-")):
-                discard(os.path.join(folder, name))

@@ -70,6 +70,7 @@ class DrainThread:
                         self._copy(attempt, folder)
                     if self._places.first:
                         self._commit(attempt, folder)
+                        attempt.durable_at["slow"] = time.monotonic()
                 except ParioError:
                     raise
                 except Exception as e:

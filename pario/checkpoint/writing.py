@@ -24,7 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,9 +45,11 @@ from pario.checkpoint.store import ATTEMPT, Name, Writer, commit, discard, faile
 from pario.errors import CheckpointError, ReadError
 from pario.threads import Workers
 
-__all__ = ["Attempt", "FastTier", "Places", "Tiers", "WriteThread"]
+__all__ = ["Attempt", "FastTier", "Places", "Tier", "Tiers", "WriteThread"]
 
 _log = logging.getLogger("pario")
+
+Tier = Literal["fast", "slow"]
 
 #: Threads of one rank that write: a block is checked while another one is written.
 _THREADS = 2
@@ -132,12 +134,15 @@ class Attempt:
     manifest: Manifest
     file: NodeFile
     staging: np.ndarray = field(repr=False)
+    began: float = field(default_factory=time.monotonic)  # when `save` was called
     written: threading.Event = field(default_factory=threading.Event)  # the staging memory is free
     committed: threading.Event = field(default_factory=threading.Event)  # what this rank has to do for it is done
     drained: threading.Event = field(default_factory=threading.Event)  # and old ones are deleted
     error: CheckpointError | None = None
     staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
     straight: bool = False  # to the slow tier; known on the node's first rank when it is written
+    # When this node's part was durable on the tier that it was written to first; the whole on the slow one, on rank 0.
+    durable_at: dict[Tier, float] = field(default_factory=dict)
 
     def await_staged(self, nbytes: int) -> None:
         """Raises CheckpointError if the copy was given up."""
@@ -149,6 +154,10 @@ class Attempt:
     @property
     def name(self) -> Name:
         return Name(self.manifest.step, self.manifest.id)
+
+    def over(self, tier: Tier) -> threading.Event:
+        """Set when this rank has nothing left to do for it on that tier."""
+        return self.written if tier == "fast" else self.committed
 
     def fail(self, error: CheckpointError) -> None:
         if self.error is None:
@@ -222,6 +231,8 @@ class WriteThread:
         if self._places.leads:
             if attempt.error is not None:
                 self._board.put(CANCELLED, attempt.number)
+            else:
+                attempt.durable_at["fast"] = time.monotonic()
             self._board.put(DONE, attempt.number)
             attempt.straight = straight
             attempt.written.set()

@@ -311,7 +311,7 @@ def test_the_time_limit_interrupts_and_no_record_is_lost_or_seen_twice(
     """Slurm's own signal before the time limit, its shortest one: it comes 10 to 40 s after the start."""
     run = tmp_path / "run"
     env |= {"RUN": str(run), "SCRIPT": str(ROOT / "examples" / "train_requeue.py")}
-    script = requeue_script(tmp_path, "--batch-size 4 --step-ms 1100")  # 38 steps
+    script = requeue_script(tmp_path, "--batch-size 4 --step-ms 1100 --end 4e9")  # 38 steps; the signal alone counts
     job = cluster.submit(*FOUR, "--time=1", "--signal=B:USR1@20", script, cwd=tmp_path, env=env)
     output = tmp_path / f"train_requeue-{job}.out"
     until(cluster, job, "goes back into the queue", 120, output)
