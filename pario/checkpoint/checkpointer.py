@@ -18,11 +18,12 @@ from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
 from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.finding import find
-from pario.checkpoint.folders import check_options, open_folders, run_of, sweep_folders
+from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, sweep_folders
 from pario.checkpoint.manifest import Manifest
 from pario.checkpoint.restore import restored
 from pario.checkpoint.staging import Staging
 from pario.checkpoint.tree import Flat, Leaves, Template, flatten
+from pario.checkpoint.varying import Varying
 from pario.checkpoint.writing import Attempt, FastTier, Places, Tier, Tiers, WriteThread
 from pario.comm.base import together
 from pario.comm.launcher import job_end
@@ -101,6 +102,11 @@ class Checkpointer:
         When the fast tier is full: wait until earlier checkpoints are drained, or write straight to `slow`.
     pending : int
         So many checkpoints may be under way to `slow`; with more of them `save` waits.
+    incremental : bool
+        Take arrays over from the last checkpoint that this Checkpointer has written, where their checksums say that
+        they have not changed: its file is a hard link in the new one's folder, so the older one may be deleted.
+    compress : str, optional
+        A codec of pario and its level, "zstd:3" or "lz4": blocks are packed by it. Plain h5py cannot read them then.
     timeout_s : float
         After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
         than another one of its node ends the work on all of them. The error says who is late.
@@ -124,6 +130,8 @@ class Checkpointer:
         rate: float | None = None,
         full: str = "wait",
         pending: int = 2,
+        incremental: bool = False,
+        compress: str | None = None,
         timeout_s: float = 300.0,
         version: str = "",
     ) -> None:
@@ -136,17 +144,18 @@ class Checkpointer:
         try:
             with together(world, "reading the options"):
                 check_options(keep, rate, full, pending, timeout_s)
+                codec = codec_of(compress)
             self._keep, self._pending, self._timeout_s, self._version = keep, pending, timeout_s, str(version)
-            mine = self.slow, fast is None, keep, rate, full, pending
+            mine = self.slow, fast is None, keep, rate, full, pending, incremental, compress
             self._secret, alike = world.bcast((secrets.token_hex(16), mine))
             with together(world, "comparing the options"):
                 if alike != mine:
-                    names = "slow, fast (given or not), keep, rate, full and pending"
+                    names = "slow, fast (given or not), keep, rate, full, pending, incremental and compress"
                     raise OptionError(f"{names} differ between ranks: rank 0 has {alike}, this one {mine}")
             with together(world, "opening the checkpoints' folders"):
                 open_folders(world, self.slow, self.fast)
             self._board = Board(world)
-            self._start(rate, full)
+            self._start(rate, full, Varying(world.node, self._board, bool(incremental), codec))
         except BaseException as e:
             self._stack.close()
             world.abandon(e)
@@ -158,7 +167,7 @@ class Checkpointer:
         self._budget = Budget()
         self._closed = False
 
-    def _start(self, rate: float | None, full: str) -> None:
+    def _start(self, rate: float | None, full: str, varying: Varying) -> None:
         world = self._world
         places = Places(world.node, world.nodes, world.node_rank, world.node_size, world.rank == 0)
         share = world.nodes if self.fast is not None else world.size
@@ -174,7 +183,7 @@ class Checkpointer:
         fast = None if self.fast is None else FastTier(self.fast, self.slow)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
         self._drain = DrainThread(places, tiers, self._board)
-        self._writer = WriteThread(places, tiers, self._board, self._drain.submit)
+        self._writer = WriteThread(places, tiers, self._board, varying, self._drain.submit)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

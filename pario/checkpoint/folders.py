@@ -9,10 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 from pario.checkpoint.store import ATTEMPT, TRASH, discard, make_folder
+from pario.codec.base import Codec
+from pario.codec.registry import parse
 from pario.comm.base import AnyWorld
 from pario.errors import CheckpointError, OptionError
 
-__all__ = ["check_options", "open_folders", "run_of", "sweep_folders"]
+__all__ = ["check_options", "codec_of", "open_folders", "run_of", "sweep_folders"]
 
 
 def check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any) -> None:
@@ -26,6 +28,13 @@ def check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any)
         raise OptionError(f"pending must be a whole number from 1 on, got {pending!r}")
     if not (isinstance(timeout_s, int | float) and timeout_s > 0):
         raise OptionError(f"timeout_s must be seconds above 0, got {timeout_s!r}")
+
+
+def codec_of(compress: str | None) -> Codec | None:
+    """Raises OptionError, also where the codec's package is missing."""
+    if compress is not None and not isinstance(compress, str):
+        raise OptionError(f"compress must be a codec and its level, as in 'zstd:3', or None, got {compress!r}")
+    return None if compress is None else parse(compress)
 
 
 def run_of(slow: str) -> str:

@@ -17,13 +17,13 @@ import numpy as np
 
 from pario.checkpoint.boxes import Box, meet, runs, slices, volume
 from pario.checkpoint.finding import Opened
-from pario.checkpoint.manifest import Manifest, Part, sum_of
-from pario.checkpoint.store import Reader
+from pario.checkpoint.manifest import Manifest, Part
+from pario.checkpoint.parts import PartReader
 from pario.checkpoint.tree import dtype_of, item_bytes
 from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes, shared_parts
 from pario.comm.world import bcast_to_nodes
-from pario.errors import ChecksumError, CorruptedError
+from pario.errors import CorruptedError
 from pario.threads import Workers
 
 __all__ = ["Wish", "empty_bytes", "read_all"]
@@ -59,9 +59,8 @@ class Block(NamedTuple):
     """Of one node's file: what this rank takes from it."""
 
     part: int
-    offset: int
+    number: int
     nbytes: int
-    sum: int
     moves: list[Move]
 
 
@@ -83,12 +82,11 @@ def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish]) -> None:
     with together(world, "preparing to restore"):
         blocks = list(_blocks(manifest, parts, wishes))
     with ExitStack() as stack:
-        readers: dict[int, Reader] = {}
+        readers: dict[int, PartReader] = {}
 
-        def reader(part: int) -> Reader:
+        def reader(part: int) -> PartReader:
             if part not in readers:
-                folder = where[world.node][part]
-                readers[part] = stack.enter_context(Reader(f"{folder}/{parts[part].file}", parts[part].size))
+                readers[part] = stack.enter_context(PartReader(where[world.node][part], parts[part]))
             return readers[part]
 
         if world.size == 1:
@@ -107,7 +105,7 @@ def _blocks(manifest: Manifest, parts: Sequence[Part], wishes: list[Wish]) -> It
     for number, part in enumerate(parts):
         pieces = sorted(part.pieces, key=lambda each: each[2])
         at = 0  # the first piece that may reach into the block
-        for (offset, nbytes), total in zip(part.blocks, part.sums, strict=True):
+        for block, (offset, nbytes) in enumerate(part.blocks):
             moves: list[Move] = []
             k = at
             while k < len(pieces) and pieces[k][2] < offset + nbytes:
@@ -124,7 +122,7 @@ def _blocks(manifest: Manifest, parts: Sequence[Part], wishes: list[Wish]) -> It
                 if end <= offset + nbytes and k == at:
                     at += 1
                 k += 1
-            yield Block(number, offset, nbytes, total, moves)
+            yield Block(number, block, nbytes, moves)
 
 
 def _move(wishes: list[Wish], wish: int, box: Box, span: tuple[int, int], at: int, item: int) -> list[Move]:
@@ -162,17 +160,7 @@ def _apply(block: Block, data: np.ndarray, manifest: Manifest, wishes: list[Wish
             done += count
 
 
-def _check(block: Block, data: np.ndarray, reader: Reader) -> None:
-    found = sum_of(data)
-    if found != block.sum:
-        raise ChecksumError(
-            f"the checksum of {block.nbytes:,} bytes is {found:016x}, the manifest says {block.sum:016x}",
-            path=reader.path,
-            offset=block.offset,
-        )
-
-
-def _alone(blocks: list[Block], readers: dict[int, Reader], manifest: Manifest, wishes: list[Wish]) -> None:
+def _alone(blocks: list[Block], readers: dict[int, PartReader], manifest: Manifest, wishes: list[Wish]) -> None:
     workers = Workers("pario-restore", _THREADS)
     memory: list[np.ndarray] = []
 
@@ -180,8 +168,7 @@ def _alone(blocks: list[Block], readers: dict[int, Reader], manifest: Manifest, 
         reader = readers[block.part]
         only = block.moves[0]
         if len(block.moves) == 1 and only.straight is not None and only.nbytes == block.nbytes:
-            reader.read(only.straight, block.offset)
-            _check(block, only.straight, reader)
+            reader.read(block.number, only.straight)
             return
         try:
             held = memory.pop()
@@ -190,8 +177,7 @@ def _alone(blocks: list[Block], readers: dict[int, Reader], manifest: Manifest, 
         if held.size < block.nbytes:
             held = private_bytes(-(-block.nbytes // _PAGE) * _PAGE)
         data = held[: block.nbytes]
-        reader.read(data, block.offset)
-        _check(block, data, reader)
+        reader.read(block.number, data)
         _apply(block, data, manifest, wishes)
         memory.append(held)
 
@@ -257,8 +243,7 @@ class _Rounds:
             with together(world, "reading a checkpoint"):
                 for k in mine[world.node_rank :: world.node_size]:
                     block = self._blocks[k]
-                    reader(block.part).read(slots[k], block.offset)
-                    _check(block, slots[k], reader(block.part))
+                    reader(block.part).read(block.number, slots[k])
             for k, source, everywhere in turn:
                 if everywhere:
                     bcast_to_nodes(world, slots[k], source)
