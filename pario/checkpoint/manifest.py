@@ -281,7 +281,10 @@ def _sum(value: Any) -> int:
 
 
 def _elsewhere(body: dict[str, Any]) -> dict[str, Any]:
-    stored = [Stored(*map(_number, each[:-1]), _sum(each[-1])) for each in body["stored"]]
+    stored = [
+        Stored(_number(file), _number(offset), _number(nbytes), _number(coded), _sum(total))
+        for file, offset, nbytes, coded, total in body["stored"]
+    ]
     others = [(_text(id_, "[0-9a-f]{16}"), _number(size)) for id_, size in body["others"]]
     codec = _text(body["codec"])
     if codec and codec not in (entry.name for entry in CODECS):
