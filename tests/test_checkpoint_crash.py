@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +33,29 @@ def checkpointer(folder: Path, **options: Any) -> pario.Checkpointer:
     return pario.Checkpointer("self", slow=folder / "slow", **options)
 
 
-def killed(folder: Path, after_s: float) -> dict[str, int]:
-    """What a job had said before it was killed: {"fast": step, "slow": step}."""
+def killed(folder: Path, after_s: float, ranks: int, victims: list[int], options: dict[str, Any]) -> dict[str, int]:
+    """What a job had said before these ranks of it were killed: {"fast": step, "slow": step}."""
+    launch = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
     job = subprocess.Popen(
-        [sys.executable, str(HERE / "checkpoint_job.py"), str(folder)],
+        [*launch, sys.executable, str(HERE / "checkpoint_job.py"), str(folder), json.dumps(options)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
     )
     try:
         assert job.stdout is not None
         assert job.stdout.readline().startswith(b"begin")
         time.sleep(after_s)
+        for rank in victims:
+            with suppress(ProcessLookupError):
+                os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
+        said, _ = job.communicate(timeout=60)  # the launcher ends the other ranks
     finally:
-        job.send_signal(signal.SIGKILL)
-        said, _ = job.communicate(timeout=30)
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
     words = [line.split() for line in said.decode().splitlines()]
-    return {tier: int(step) for tier, step in words}
+    return {line[0]: int(line[1]) for line in words if len(line) == 2 and line[0] in ("fast", "slow")}
 
 
 def check_restart(folder: Path, said: dict[str, int], *, with_fast: bool) -> None:
@@ -61,10 +70,12 @@ def check_restart(folder: Path, said: dict[str, int], *, with_fast: bool) -> Non
         assert not [name for name in os.listdir(folder / "slow") if name.startswith(".")]
 
 
-def kill_and_restart(folder: Path, moments: int, seed: int) -> None:
+def kill_and_restart(folder: Path, moments: int, seed: int, ranks: int = 1) -> None:
     rng = random.Random(seed)
-    for _ in range(moments):
-        said = killed(folder, rng.random() * 0.25)
+    kinds: list[dict[str, Any]] = [{}, {"incremental": True}, {"compress": "zstd"}]
+    for k in range(moments):
+        victims = [[rank] for rank in range(ranks)] + [list(range(ranks))]
+        said = killed(folder, rng.random() * 0.25, ranks, rng.choice(victims), kinds[k % len(kinds)])
         check_restart(folder, said, with_fast=True)
         check_restart(folder, said, with_fast=False)
 
@@ -74,8 +85,9 @@ def test_killed_at_a_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_killed_at_forty_moments(tmp_path: Path) -> None:
-    kill_and_restart(tmp_path, 40, seed=2)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_at_a_hundred_moments(tmp_path: Path, ranks: int) -> None:
+    kill_and_restart(tmp_path, 100, seed=1 + ranks, ranks=ranks)
 
 
 # -- power loss: only what was synced, and any part of what came later, is there ---------------------------------------
@@ -87,7 +99,7 @@ class Log:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[str, Any]] = []
         self._fds: dict[int, str] = {}
-        for name in ("open", "mkdir", "rename", "unlink", "rmdir", "pwrite", "ftruncate"):
+        for name in ("open", "mkdir", "rename", "link", "unlink", "rmdir", "pwrite", "ftruncate"):
             monkeypatch.setattr(store.os, name, self._wrapped(name, getattr(os, name)))
 
     def _wrapped(self, name: str, real: Any) -> Any:
@@ -127,14 +139,18 @@ def replay(log: list[tuple[str, Any]], source: str, target: str) -> None:
             getattr(os, name)(*map(there, what))
 
 
-def test_every_prefix_of_the_writes_leaves_a_complete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"incremental": True}, {"incremental": True, "compress": "zstd"}], ids=str)
+def test_every_prefix_of_the_writes_leaves_a_complete_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     here = tmp_path / "here"
     here.mkdir()
-    trees = [{"step": k, "a": np.full(200_000, k), "b": [np.full(7, k)]} for k in range(4)]
+    kept = np.random.default_rng(0).random(200_000)
+    trees = [{"step": k, "a": np.full(200_000, k), "b": [np.full(7, k)], "kept": kept} for k in range(4)]
     complete: list[tuple[int, int]] = []  # (calls made, step that is complete then)
     with monkeypatch.context() as patch:
         log = Log(patch)
-        with checkpointer(here, keep=2) as ckpt:
+        with checkpointer(here, keep=2, **options) as ckpt:
             begin = len(log.made)
             for k, tree in enumerate(trees):
                 handle = ckpt.save(k, tree)
