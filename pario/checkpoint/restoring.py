@@ -2,13 +2,14 @@
 that need a part of it.
 
 `Moves` says what this rank takes from a block: a run of bytes, or boxes where it needs another part of an array than
-was written as a whole. A rank alone reads blocks straight into its arrays where it can. Several ranks read in rounds
-into memory that the ranks of a node share; what several nodes need, one reads and sends to the others.
+was written as a whole. What no other rank needs, a rank reads straight into its arrays where it can. What several ranks
+need they read in rounds into memory that the ranks of a node share; what several nodes need, one reads and sends to the
+others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -32,6 +33,10 @@ _PAGE = 4096
 #: Threads of a rank alone; blocks in flight of a node with several ranks.
 _THREADS = 3
 _SLOTS = 6
+
+
+#: part -> its files
+Read = Callable[[int], PartReader]
 
 
 class Wish(NamedTuple):
@@ -90,9 +95,7 @@ def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish]) -> None:
             return readers[part]
 
         if world.size == 1:
-            for part in {block.part for block in blocks if block.moves}:
-                reader(part)
-            _alone(blocks, readers, manifest, wishes)
+            _alone([block for block in blocks if block.moves], reader, manifest, wishes)
         else:
             _Rounds(world, manifest, wishes, blocks, [list(folders) for folders in where]).read(reader)
 
@@ -160,7 +163,9 @@ def _apply(block: Block, data: np.ndarray, manifest: Manifest, wishes: list[Wish
             done += count
 
 
-def _alone(blocks: list[Block], readers: dict[int, PartReader], manifest: Manifest, wishes: list[Wish]) -> None:
+def _alone(blocks: list[Block], reader: Read, manifest: Manifest, wishes: list[Wish]) -> None:
+    """Blocks that no other rank needs."""
+    readers = {part: reader(part) for part in {block.part for block in blocks}}
     workers = Workers("pario-restore", _THREADS)
     memory: list[np.ndarray] = []
 
@@ -183,7 +188,7 @@ def _alone(blocks: list[Block], readers: dict[int, PartReader], manifest: Manife
 
     calls: list[Future[Any]] = []
     try:
-        calls = [workers.call(read, block) for block in blocks if block.moves]
+        calls = [workers.call(read, block) for block in blocks]
         for call in calls:
             call.result()
     finally:
@@ -198,9 +203,13 @@ class _Rounds:
     ) -> None:
         self._world, self._manifest, self._wishes, self._blocks = world, manifest, wishes, blocks
         mine = np.packbits([bool(block.moves) for block in blocks]).tobytes()
-        needs = np.zeros((world.nodes, len(blocks)), bool)
+        needs = np.zeros((world.nodes, len(blocks)), int)  # ranks of the node
         for node, bits in world.allgather((world.node, mine)):
-            needs[node] |= np.unpackbits(np.frombuffer(bits, np.uint8), count=len(blocks)).astype(bool)
+            needs[node] += np.unpackbits(np.frombuffer(bits, np.uint8), count=len(blocks))
+        has = np.array([[block.part in folders for block in blocks] for folders in can], bool).reshape(needs.shape)
+        only = (needs.sum(axis=0) == 1) & ((needs > 0) & has).any(axis=0)
+        self._mine = [blocks[k] for k in np.flatnonzero(only).tolist() if blocks[k].moves]
+        needs[:, only] = 0
         self._slot_bytes = -(-max((block.nbytes for block in blocks), default=1) // _PAGE) * _PAGE
         self._rounds = self._plan(needs, can)
 
@@ -208,7 +217,7 @@ class _Rounds:
         """Rounds of (block, node that reads it, whether all nodes get it)."""
         able = [set(parts) for parts in can]
         load = [0] * len(able)
-        rounds: list[list[tuple[int, int, bool]]] = [[]]
+        rounds: list[list[tuple[int, int, bool]]] = []
         used = [0] * len(able)
         for k in np.flatnonzero(needs.any(axis=0)).tolist():
             block = self._blocks[k]
@@ -219,7 +228,7 @@ class _Rounds:
             load[source] += block.nbytes
             everywhere = takers != [source]
             present = range(len(able)) if everywhere else [source]
-            if any(used[node] >= _SLOTS for node in present):
+            if not rounds or any(used[node] >= _SLOTS for node in present):
                 rounds.append([])
                 used = [0] * len(able)
             for node in present:
@@ -227,9 +236,13 @@ class _Rounds:
             rounds[-1].append((k, source, everywhere))
         return rounds
 
-    def read(self, reader: Any) -> None:
-        """reader(part) -> Reader. Collective."""
+    def read(self, reader: Read) -> None:
+        """Collective."""
         world = self._world
+        with together(world, "reading a checkpoint"):
+            _alone(self._mine, reader, self._manifest, self._wishes)
+        if not self._rounds:
+            return
         (window,) = shared_parts(world, [_SLOTS * self._slot_bytes], "restoring a checkpoint")
         for turn in self._rounds:
             slots: dict[int, np.ndarray] = {}
