@@ -7,7 +7,8 @@
     cost       time of 50 steps of 100 ms with a checkpoint of 100 MB every 10 / without (bar: at most 1.03)
     burst      the same loop through a burst buffer, the slow store at 200 MB/s / on the fast tier alone (at most 1.05)
     beside     save until durable, and restore, in torch.distributed.checkpoint and in Orbax / in pario, on 1, 2 and 4
-               ranks that divide all arrays (bar: at least 1.5), a quarter of the arrays of the others
+               ranks that divide all arrays (bar: at least 1.5); a quarter of --mib in few large arrays, a sixteenth in
+               small ones, for which the others need seconds
     restart    from a new process' first call to all arrays (100 MB): from the fast tier, from a FUSE store of 5 ms and
                200 MB/s, and by torch.distributed.checkpoint from that store; stated
     nodes      bytes that a restore on 4 emulated nodes reads from the store / bytes of the checkpoint (at most 1.02)
@@ -220,7 +221,7 @@ def measure(folder: Path, nbytes: int, rounds: int, only: list[str]) -> dict[str
         for name, kind in kinds.items():
             found[name].append(alone(kind))
     jobs: dict[str, tuple[Any, ...]] = {
-        f"beside, {tree}, {ranks} rank{'s' * (ranks > 1)}": (beside, tree, ranks, nbytes >> 22, rounds)
+        f"beside, {tree}, {ranks} rank{'s' * (ranks > 1)}": (beside, tree, ranks, nbytes >> (22 if tree == "few large" else 24), rounds)
         for tree in trees
         for ranks in (1, 2, 4)
     }
