@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -341,6 +342,76 @@ def test_saves_faster_than_the_drain_wait_and_stay_bounded(
         ckpt.close()
     assert most <= 4
     assert len(os.listdir(tmp_path / "slow")) == 6
+
+
+def test_a_store_that_does_not_answer_holds_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    real = writing.Writer.write
+
+    def hang(self: store.Writer, data: np.ndarray, offset: int) -> None:
+        answers.wait(60)
+        real(self, data, offset)
+
+    tree = {"a": np.arange(200_000.0)}
+    with checkpointer(tmp_path, timeout_s=0.2) as ckpt:
+        ckpt.save(1, tree).wait()
+        monkeypatch.setattr(writing.Writer, "write", hang)
+        try:
+            handle = ckpt.save(2, tree)
+            for call in (lambda: ckpt.save(3, tree), lambda: ckpt.save(3, {}), handle.wait, ckpt.restore):
+                with pytest.raises(pario.CheckpointError, match="does not answer"):
+                    call()
+            assert ckpt.latest() == 1
+        finally:
+            answers.set()
+        handle.wait()
+        assert ckpt.latest() == 2
+
+
+def test_a_store_that_is_gone_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder vanishes while a checkpoint is drained; with what is on the fast tier the training can go on."""
+    tree = {"a": np.arange(300_000.0)}
+    with checkpointer(tmp_path, fast=tmp_path / "fast", rate=10e6) as ckpt:
+        ckpt.save(1, tree).wait()
+        ckpt.save(2, tree).wait("fast")
+        shutil.rmtree(tmp_path / "slow")
+        (tmp_path / "slow").touch()
+        with pytest.raises(pario.CheckpointError, match=r"gone|Not a directory"):
+            ckpt.save(3, tree).wait()
+        (tmp_path / "slow").unlink()
+        (tmp_path / "slow").mkdir()
+        with suppress(pario.CheckpointError):  # step 3 could not be drained, either, if it came that far
+            ckpt.latest()
+        ckpt.save(4, tree).wait()
+        assert ckpt.latest() == 4
+        assert equal(tree, ckpt.restore())
+
+
+def test_a_store_that_becomes_ten_times_slower_makes_save_wait_no_longer_than_a_drain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain takes 0.1 s, then 1 s: with one under way the next `save` waits for it, and says so."""
+    tree = {"a": np.arange(200_000.0)}
+    slow = threading.Event()
+    real = writing.Writer.write
+
+    def write(self: store.Writer, data: np.ndarray, offset: int) -> None:
+        if "/slow/" in self.path and slow.is_set():
+            time.sleep(data.size / 1.6e6)
+        real(self, data, offset)
+
+    monkeypatch.setattr(writing.Writer, "write", write)
+    with checkpointer(tmp_path, fast=tmp_path / "fast", pending=1, timeout_s=5, keep=None) as ckpt:
+        ckpt.save(0, tree).wait()
+        slow.set()
+        first = ckpt.save(1, tree)
+        assert not first.done
+        second = ckpt.save(2, tree)
+        assert first.done
+        assert "more slowly than they are made" in caplog.text
+        assert not second.done
+    with checkpointer(tmp_path) as ckpt:
+        assert [equal(tree, ckpt.restore(step)) for step in range(3)] == [True] * 3
 
 
 def test_a_script_that_fails_leaves_what_was_saved(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.finding import find
 from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, sweep_folders
+from pario.checkpoint.handle import Handle
 from pario.checkpoint.manifest import Manifest
 from pario.checkpoint.restore import restored
 from pario.checkpoint.staging import Staging
@@ -50,36 +51,6 @@ _DAMAGE = (CorruptedError, MissingError, ReadError)
 
 class _LateError(CheckpointError):
     """A rank did not come."""
-
-
-class Handle:
-    """A checkpoint that was handed to `save`.
-
-    step : its step; stall_s : seconds that `save` took on this rank
-    """
-
-    def __init__(self, owner: Checkpointer, attempt: Attempt, stall_s: float) -> None:
-        self._owner, self._attempt = owner, attempt
-        self.step = attempt.manifest.step
-        self.stall_s = stall_s
-
-    def __repr__(self) -> str:
-        return f"Handle(step={self.step}, done={self.done})"
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing of it is left to do on this rank. Local; does not wait."""
-        return self._attempt.committed.is_set()
-
-    def wait(self, tier: str = "slow", timeout_s: float | None = None) -> None:
-        """Return when the checkpoint is complete and durable on the slow store, or with "fast" on the tier that it is
-        written to first. Collective.
-
-        Raises CheckpointError if it could not be saved, and TimeoutError (on all ranks) after `timeout_s` seconds.
-        """
-        if tier not in ("fast", "slow"):
-            raise OptionError(f'tier must be "fast" or "slow", got {tier!r}')
-        self._owner._wait(self._attempt, tier, timeout_s)
 
 
 class Checkpointer:
@@ -216,7 +187,7 @@ class Checkpointer:
             sweep_folders(self._world, self.slow, self.fast)
         if self._world.allreduce_max(known is None):
             self._template = None
-            self._until(lambda: all(attempt.written.is_set() for attempt in self._attempts))
+            self._settle(lambda: all(attempt.written.is_set() for attempt in self._attempts), "saving a checkpoint")
             self._staging.lay_out(self._world, flat)
             self._board.fit(len(self._staging.file.blocks))
             self._template = Template(tree, flat, self.leaves)
@@ -232,7 +203,7 @@ class Checkpointer:
         except BaseException:
             attempt.staged = -1
             raise
-        return Handle(self, attempt, time.monotonic() - began)
+        return Handle(attempt, time.monotonic() - began, self._wait)
 
     def _manifest(self, step: int, flat: Flat) -> Manifest:
         world = self._world
@@ -253,39 +224,48 @@ class Checkpointer:
                 return False
             return self._number - self._board.get(DRAINED) < self._pending
 
-        if not is_free():
-            self._board.mine(BUSY, self._calls)  # the others may come to the next call meanwhile
-            self._until(is_free)
-            self._board.mine(BUSY, 0)
-            waited = time.monotonic() - began
-            if waited > 0.1:
-                _log.warning("save waited %.1f s: checkpoints are written more slowly than they are made", waited)
+        self._board.mine(BUSY, self._calls)  # the others may come to the next call meanwhile
+        self._settle(is_free, "saving a checkpoint")
+        self._board.mine(BUSY, 0)
+        waited = time.monotonic() - began
+        if waited > 0.1:
+            _log.warning("save waited %.1f s: checkpoints are written more slowly than they are made", waited)
 
-    def _until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait for this rank's threads; returns whether it is `ready`. Raises PeerError, DeadRankError."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        looked, pause = time.monotonic(), 1e-4
+    def _settle(self, ready: Callable[[], bool], doing: str) -> None:
+        """Wait for the threads of all ranks; then all continue, or raise what went wrong. Collective."""
+        self._meet(self._until(ready), doing)
+
+    def _until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> Exception | None:
+        """Wait for this rank's threads; what is wrong if it is not `ready` in time. Raises PeerError, DeadRankError."""
+        began = looked = moved_at = time.monotonic()
+        pause, moved = 1e-4, self._board.movement()
         while not ready():
             now = time.monotonic()
-            if end is not None and now > end:
-                return False
-            if now - looked > 0.2:
+            if timeout_s is not None and now - began > timeout_s:
+                return TimeoutError()
+            if now - looked > min(0.2, self._timeout_s):
                 looked = now
                 self._world.alarm.check()
                 self._world.check_alive()
+                if moved != (moved := self._board.movement()):
+                    moved_at = now
+                if now - moved_at > 2 * self._timeout_s:  # the threads themselves give up earlier, if they can
+                    what = f"no byte was written for {now - moved_at:.0f} s, and the store does not answer"
+                    return CheckpointError(what, path=self.slow if self.fast is None else self.fast)
             time.sleep(pause)
             pause = min(2 * pause, 5e-3)
-        return True
+        return None
 
     def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
         if not self._closed:
             end = None if timeout_s is None else time.monotonic() + timeout_s
             on_slow = tier == "slow" or self.fast is None
-            done = on_slow or self._until(attempt.written.is_set, timeout_s)
+            late = None if on_slow else self._until(attempt.written.is_set, timeout_s)
             if on_slow or self._world.allreduce_max(attempt.straight):  # on any node: then the slow tier is the first
                 left = None if end is None else max(0.0, end - time.monotonic())
-                done = done and self._until(attempt.committed.is_set, left)
-            late = None if done else TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
+                late = late or self._until(attempt.committed.is_set, left)
+            if isinstance(late, TimeoutError):
+                late = TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
             self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")
         elif attempt.error is not None:
             raise attempt.error
@@ -402,8 +382,7 @@ class Checkpointer:
         self._check_open()
         self._roll_call("restoring a checkpoint")
         # What is drained now may be deleted from the fast tier while it is read there.
-        self._until(lambda: all(attempt.drained.is_set() for attempt in self._attempts))
-        self._meet(None, "restoring a checkpoint")
+        self._settle(lambda: all(attempt.drained.is_set() for attempt in self._attempts), "restoring a checkpoint")
         found = [each for each in find(self._world, self.slow, self.fast) if step is None or each.step == step]
         if not found:
             what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
@@ -440,8 +419,8 @@ class Checkpointer:
         if self._closed:
             return
         try:
-            self._until(lambda: all(attempt.drained.is_set() for attempt in self._attempts))
-            self._meet(None, "closing a checkpointer")
+            everything = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
+            self._settle(everything, "closing a checkpointer")
         except BaseException as e:
             self._end(e)
             raise

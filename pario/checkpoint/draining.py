@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pario.checkpoint.board import DRAINED, Board
+from pario.checkpoint.board import DRAINED, DRAINING, Board
 from pario.checkpoint.carrying import carry_over, copy_blocks
 from pario.checkpoint.manifest import MANIFEST, arrays_text, manifest_text, part_name, read_part, sum_of
 from pario.checkpoint.store import (
@@ -49,6 +49,7 @@ class DrainThread:
         self._places, self._tiers, self._board = places, tiers, board
         self._line = Workers("pario-checkpoint-drain", 1)
         self._stopped = False
+        self._moved = 0
         self._arrays: tuple[list[Spec] | None, str] = None, ""  # the text of the last structure
 
     def submit(self, attempt: Attempt, straight: bool) -> None:
@@ -106,7 +107,12 @@ class DrainThread:
         write_small(folder, part_name(self._places.node) + ".json", described)
 
     def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:
-        write_limited(writer, data, offset, self._tiers.take, self.stopped)
+        write_limited(writer, data, offset, self._take, self.stopped)
+
+    def _take(self, nbytes: int) -> None:
+        self._moved += 1
+        self._board.put(DRAINING, self._moved)
+        self._tiers.take(nbytes)
 
     def _commit(self, attempt: Attempt, folder: str) -> None:
         """Wait for all nodes, then commit. Raises OSError, ParioError."""
@@ -132,6 +138,7 @@ class DrainThread:
                 moved = os.stat(os.path.join(folder, part_name(node) + ".h5")).st_mtime_ns
                 if moved != seen:
                     seen, since = moved, now
+                    self._take(0)
             if self._stopped:
                 raise CheckpointError(f"given up while it waited for node {node}'s part")
             if now - since > self._tiers.limit_s:
