@@ -1,4 +1,7 @@
-"""Checkpoints beside a copy in memory and fio: `python -m benchmarks.checkpoint FOLDER [--rounds 5] [--json F]`.
+"""Checkpoints beside a copy in memory, fio, torch.distributed.checkpoint and Orbax.
+
+    python -m benchmarks.checkpoint FOLDER [--rounds 5] [--only WORD ...] [--json F]
+    python -m benchmarks.checkpoint --table F [F ...]          the table of docs/checkpoints.md, from such files
 
     stall      seconds of `save` (second save on) / of a bare copy of the same arrays (bar: at most 1.3)
                / of writing them to a store of 100 MB/s, as `save(); wait()` does there (bar: at least 50 times less)
@@ -221,8 +224,8 @@ def measure(folder: Path, nbytes: int, rounds: int, only: list[str]) -> dict[str
         for name, kind in kinds.items():
             found[name].append(alone(kind))
     jobs: dict[str, tuple[Any, ...]] = {
-        f"beside, {tree}, {ranks} rank{'s' * (ranks > 1)}": (beside, tree, ranks, nbytes >> (22 if tree == "few large" else 24), rounds)
-        for tree in trees
+        f"beside, {tree}, {ranks} rank{'s' * (ranks > 1)}": (beside, tree, ranks, nbytes >> shift, rounds)
+        for tree, shift in (("few large", 22), ("many small", 24))
         for ranks in (1, 2, 4)
     }
     jobs |= {"restart": (restart, 100, rounds), "nodes": (nodes, 100)}
@@ -233,24 +236,24 @@ def measure(folder: Path, nbytes: int, rounds: int, only: list[str]) -> dict[str
 
 
 RATIOS = {
-    "save / copy": ("save_s", "copy_s", "<=", 1.3),
-    "slow store / save": ("slow_s", "save_s", ">=", 50.0),
-    "write / fio": ("write", "fio_write", ">=", None),
-    "read / fio": ("read", "fio_read", ">=", None),
-    "with / without": ("with_s", "without_s", "<=", 1.03),
-    "burst / fast": ("burst_s", "fast_s", "<=", 1.05),
-    "save: DCP": ("DCP_write", "pario_write", ">=", 1.5),
-    "save: Orbax": ("Orbax_write", "pario_write", ">=", 1.5),
-    "restore: DCP": ("DCP_read", "pario_read", ">=", 1.5),
-    "restore: Orbax": ("Orbax_read", "pario_read", ">=", 1.5),
-    "DCP / slow": ("DCP_restart", "slow_restart", "", 0.0),
-    "DCP / fast": ("DCP_restart", "fast_restart", "", 0.0),
-    "store / own": ("store_bytes", "own_bytes", "<=", 1.02),
+    "save ÷ copy": ("save_s", "copy_s", "<=", 1.3),
+    "slow store ÷ save": ("slow_s", "save_s", ">=", 50.0),
+    "write ÷ fio": ("write", "fio_write", ">=", None),
+    "read ÷ fio": ("read", "fio_read", ">=", None),
+    "with ÷ without": ("with_s", "without_s", "<=", 1.03),
+    "burst ÷ fast": ("burst_s", "fast_s", "<=", 1.05),
+    "save: DCP ÷ pario": ("DCP_write", "pario_write", ">=", 1.5),
+    "save: Orbax ÷ pario": ("Orbax_write", "pario_write", ">=", 1.5),
+    "restore: DCP ÷ pario": ("DCP_read", "pario_read", ">=", 1.5),
+    "restore: Orbax ÷ pario": ("Orbax_read", "pario_read", ">=", 1.5),
+    "DCP ÷ pario, slow tier": ("DCP_restart", "slow_restart", "", 0.0),
+    "DCP ÷ pario, fast tier": ("DCP_restart", "fast_restart", "", 0.0),
+    "read ÷ checkpoint": ("store_bytes", "own_bytes", "<=", 1.02),
 }
 
 
-def told(found: dict[str, list[dict[str, float]]]) -> list[str]:
-    """A line per ratio."""
+def told(found: dict[str, list[dict[str, float]]]) -> list[tuple[str, str, str, str, str]]:
+    """(case, ratio, figure, bar, median of what it is divided by) of every ratio."""
     lines = []
     for name, rounds in found.items():
         for title, (over, under, sense, bar) in RATIOS.items():
@@ -261,24 +264,38 @@ def told(found: dict[str, list[dict[str, float]]]) -> list[str]:
                 met = middle <= bar if sense == "<=" else middle >= bar
                 below = statistics.median(one[under] for one in rounds)
                 unit = f"{below / 1e6:.0f} MB{'/s' * ('fio' in under)}" if below > 1e4 else f"{below:.3f} s"
-                verdict = f"bar {sense} {bar}  {'met' if met else 'NOT MET'}" if sense else "stated"
-                lines.append(
-                    f"{name:28s} {title:18s} {middle:7.3f} ({values[0]:.3f} ... {values[-1]:.3f})  {verdict}"
-                    f"  ({under} {unit})"
-                )
+                sign = {"<=": "≤", ">=": "≥"}.get(sense)
+                verdict = f"{sign} {bar:g}, {'met' if met else 'NOT MET'}" if sign else "stated"
+                figure = f"{middle:.2f} ({values[0]:.2f} … {values[-1]:.2f})"
+                lines.append((name, title, figure, verdict, unit))
     return lines
+
+
+def table(paths: list[Path]) -> str:
+    """In Markdown."""
+    lines = ["| case | ratio | median (range) | bar | divided by |", "|---|---|---|---|---|"]
+    for path in paths:
+        lines += [f"| {' | '.join(line)} |" for line in told(json.loads(path.read_text()))]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--table", type=Path, nargs="+", help="of what --json has written; nothing is measured")
     parser.add_argument("--mib", type=int, default=640)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[], help="words of: stall, speed, cost, burst, beside, ...")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
+    if args.table:
+        print(table(args.table))
+        return 0
+    if args.folder is None:
+        parser.error("FOLDER is missing")
     found = measure(args.folder, args.mib << 20, args.rounds, args.only)
-    print("\n".join(told(found)))
+    for name, title, figure, verdict, unit in told(found):
+        print(f"{name:28s} {title:18s} {figure:26s} {verdict:18s} ({unit})")
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
     return 0
