@@ -272,11 +272,13 @@ def told(found: dict[str, list[dict[str, float]]]) -> list[tuple[str, str, str, 
 
 
 def table(paths: list[Path]) -> str:
-    """In Markdown."""
-    lines = ["| case | ratio | median (range) | bar | divided by |", "|---|---|---|---|---|"]
+    """In Markdown; the rounds of a case that several files have count together."""
+    found: dict[str, list[dict[str, float]]] = {}
     for path in paths:
-        lines += [f"| {' | '.join(line)} |" for line in told(json.loads(path.read_text()))]
-    return "\n".join(lines)
+        for name, rounds in json.loads(path.read_text()).items():
+            found.setdefault(name, []).extend(rounds)
+    lines = ["| case | ratio | median (range) | bar | divided by |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(line)} |" for line in told(found))])
 
 
 def main(argv: list[str] | None = None) -> int:

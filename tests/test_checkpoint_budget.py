@@ -79,7 +79,7 @@ def test_the_longest_step_of_the_last_ten_counts() -> None:
 
 
 def test_a_checkpointer_measures_and_says_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of 10 MB/s behind a fast one: 2.4 MB take 0.24 s at least."""
+    """A store of 10 MB/s behind a fast one."""
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
     tree = np.zeros(300_000)
     with pario.Checkpointer("self", slow=tmp_path / "slow", fast=tmp_path / "fast", rate=10e6) as ckpt:
@@ -87,10 +87,11 @@ def test_a_checkpointer_measures_and_says_when(tmp_path: Path, monkeypatch: pyte
         assert not ckpt.must_save()
         assert ckpt.must_save(time.time() + 9)
         assert not ckpt.must_save(time.time() + 9, margin_s=0)
+        began = time.monotonic()
         ckpt.save(0, tree).wait()
+        took = time.monotonic() - began
         slow, fast = ckpt.seconds_needed(), ckpt.seconds_needed("fast")
-        assert slow >= 1.5 * 0.2
-        assert 0 < fast < slow
+        assert 0 < fast < slow <= 1.5 * took
         ckpt.save(1, tree)
         assert ckpt.seconds_needed() > slow  # that one first
         with pytest.raises(pario.OptionError, match="medium"):

@@ -332,9 +332,6 @@ class Checkpointer:
         """
         self._check_open()
         self._roll_call("asking how long a checkpoint takes")
-        return self._seconds(tier)
-
-    def _seconds(self, tier: Tier) -> float:
         if tier not in ("fast", "slow"):
             raise self._world.raised_by_all(OptionError(f'tier must be "fast" or "slow", got {tier!r}'))
         known = self._budget.seconds(self._attempts, "slow" if self.fast is None else tier, time.monotonic())
@@ -352,9 +349,8 @@ class Checkpointer:
         `margin_s` together. Before a checkpoint is durable, nothing is known of how long one takes: save one early.
         """
         self._check_open()
-        self._roll_call("looking at the time")
         step_s = self._budget.step(time.monotonic())
-        needed = self._seconds(tier)
+        needed = self.seconds_needed(tier)
         end = job_end() if end is None else end
         late = end is not None and time.time() + needed + step_s + margin_s >= end
         return bool(self._world.allreduce_max(late))

@@ -403,11 +403,11 @@ class WriteThread:
         self._move(nbytes)
 
     def _put_varying(self, attempt: Attempt, writer: Writer, put: tuple[int, int], write: Write) -> None:
-        (number, at), place = put, int(self._board.places[put[0]])
+        (number, at), target = put, int(self._board.places[put[0]])
         nbytes = attempt.file.blocks[number][1]
         slot = attempt.staging[at : at + -(-nbytes // PAGE) * PAGE]
-        if place != TAKEN:
-            write(writer, slot[: self._varying.stored_bytes(number, nbytes)], place)
+        if target != TAKEN:
+            write(writer, slot[: self._varying.stored_bytes(number, nbytes)], target)
             self._varying.clean(number, attempt.file, slot)
         self._move(nbytes)
 
