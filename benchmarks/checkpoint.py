@@ -1,13 +1,23 @@
-"""Checkpoints beside a copy in memory and fio: `python -m benchmarks.checkpoint FOLDER [--rounds 5] [--json F]`.
+"""Checkpoints beside a copy in memory, fio, torch.distributed.checkpoint and Orbax.
+
+    python -m benchmarks.checkpoint FOLDER [--rounds 5] [--only WORD ...] [--json F]
+    python -m benchmarks.checkpoint --table F [F ...]          the table of docs/checkpoints.md, from such files
 
     stall      seconds of `save` (second save on) / of a bare copy of the same arrays (bar: at most 1.3)
                / of writing them to a store of 100 MB/s, as `save(); wait()` does there (bar: at least 50 times less)
     write      bytes per second from `save` until the checkpoint is complete / fio, sequential direct writes and fsync
     read       bytes per second of `restore` / fio, sequential direct reads (bars: 0.9 few large, 0.8 many small arrays)
-    cost       time of 100 steps of 100 ms with a checkpoint of 100 MB every 10 / without (bar: at most 1.03)
+    cost       time of 50 steps of 100 ms with a checkpoint of 100 MB every 10 / without (bar: at most 1.03)
+    burst      the same loop through a burst buffer, the slow store at 200 MB/s / on the fast tier alone (at most 1.05)
+    beside     save until durable, and restore, in torch.distributed.checkpoint and in Orbax / in pario, on 1, 2 and 4
+               ranks that divide all arrays (bar: at least 1.5); a quarter of --mib in few large arrays, a sixteenth in
+               small ones, for which the others need seconds
+    restart    from a new process' first call to all arrays (100 MB): from the fast tier, from a FUSE store of 5 ms and
+               200 MB/s, and by torch.distributed.checkpoint from that store; stated
+    nodes      bytes that a restore on 4 emulated nodes reads from the store / bytes of the checkpoint (at most 1.02)
 
-FOLDER lies on the device to measure. Each round takes all measures in turns; the table has medians, min and max. Both
-sides read past the page cache.
+FOLDER lies on the device to measure. Each round takes all measures in turns; `beside` and `restart` make their rounds
+in one job. The table has medians, min and max. All sides read with a page cache that holds none of it.
 """
 
 from __future__ import annotations
@@ -20,12 +30,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import pario
+from benchmarks.measure import launch
+from pario.bench.stores.latency import latency_store
 
 SLOW_RATE = 100e6
 BLOCK = "4m"
@@ -103,87 +116,188 @@ def speed(folder: Path, tree: dict[str, np.ndarray]) -> dict[str, float]:
     return {"write": write, "fio_write": fio_write, "read": read, "fio_read": fio_read}
 
 
-def cost(folder: Path, steps: int) -> dict[str, float]:
-    """Seconds of a loop of steps of 100 ms of work for one core, without and with a checkpoint of 100 MB every ten."""
-    tree = few_large(100 << 20)
+def loop(steps: int, save: Callable[[int], Any] | None) -> float:
+    """Seconds of steps of 100 ms of work for one core, with `save` after every tenth."""
     work = np.random.default_rng(0).random((200, 200))
-
-    def step() -> None:
+    begin = time.perf_counter()
+    for k in range(steps):
         end = time.perf_counter() + 0.1
         while time.perf_counter() < end:
             work @ work
+        if save is not None and k % 10 == 9:
+            save(k)
+    return time.perf_counter() - begin
 
-    def loop(save: Callable[[int], Any] | None) -> float:
-        begin = time.perf_counter()
-        for k in range(steps):
-            step()
-            if save is not None and k % 10 == 9:
-                save(k)
-        return time.perf_counter() - begin
 
-    without = loop(None)
+def cost(folder: Path, steps: int) -> dict[str, float]:
+    """Seconds of a loop without and with a checkpoint of 100 MB every ten steps."""
+    tree = few_large(100 << 20)
+    without = loop(steps, None)
     with pario.Checkpointer("self", slow=folder / "slow", fast=folder / "fast", keep=2) as ckpt:
         ckpt.save(0, tree).wait()
-        return {"with_s": loop(lambda k: ckpt.save(k, tree)), "without_s": without}
+        return {"with_s": loop(steps, lambda k: ckpt.save(k, tree)), "without_s": without}
+
+
+def burst(folder: Path, steps: int) -> dict[str, float]:
+    """Seconds of a loop with checkpoints through a burst buffer, and on the fast tier alone."""
+    tree, found = few_large(100 << 20), {}
+    sides: dict[str, dict[str, Any]] = {
+        "fast_s": {"slow": folder / "alone"},
+        "burst_s": {"slow": folder / "slow", "fast": folder / "fast", "rate": 200e6},
+    }
+    for name, options in sides.items():
+        with pario.Checkpointer("self", keep=2, **options) as ckpt:
+            ckpt.save(0, tree).wait()
+            found[name] = loop(steps, partial(_saved, ckpt, tree))
+    return found
+
+
+def _saved(ckpt: pario.Checkpointer, tree: dict[str, np.ndarray], step: int) -> None:
+    ckpt.save(step, tree)
+
+
+def beside(folder: Path, tree: str, ranks: int, mib: int, rounds: int) -> list[dict[str, float]]:
+    words = [tree, str(folder), str(mib), str(rounds)]
+    found = launch("benchmarks.worker_checkpoint", words, ranks=ranks, timeout_s=280)["rounds"]
+    for said in (one["without"] for one in found if "without" in one):
+        print(f"{tree}, {ranks} ranks: not measured: {said}", flush=True)
+    return [
+        {f"{side}_{what}": seconds for side, times in one.items() for what, seconds in times.items()}
+        for one in found
+        if "without" not in one
+    ]
+
+
+def restart(folder: Path, mib: int, rounds: int) -> list[dict[str, float]]:
+    """Seconds until a training has its arrays again, from both tiers of pario and by DCP from the slow one."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    (folder / "behind").mkdir()
+    with latency_store(
+        folder / "behind", read_s=0.005, metadata_s=0.002, bytes_per_s=200_000_000, writable=True
+    ) as store:
+        (folder / "store").symlink_to(store.folder)
+        tree = few_large(mib << 20)
+        with pario.Checkpointer("self", slow=folder / "store" / "pario", fast=folder / "fast") as ckpt:
+            ckpt.save(1, tree)
+        state = {name: torch.from_numpy(array) for name, array in tree.items()}
+        dcp.save(state, checkpoint_id=str(folder / "store" / "dcp" / "step-0"), no_dist=True)
+        words = ["restart", str(folder), str(mib), str(rounds)]
+        found = launch("benchmarks.worker_checkpoint", words, timeout_s=280)["rounds"]
+    return [{f"{name}_restart": seconds for name, seconds in one.items()} for one in found]
+
+
+def nodes(folder: Path, mib: int) -> list[dict[str, float]]:
+    """Bytes that the store gives to a restore on four nodes of one rank."""
+    (folder / "behind").mkdir()
+    with pario.Checkpointer("self", slow=folder / "behind") as ckpt:
+        ckpt.save(1, few_large(mib << 20))
+    size = sum(path.stat().st_size for path in (folder / "behind").rglob("*") if path.is_file())
+    with latency_store(folder / "behind", read_s=0.0, metadata_s=0.0, bytes_per_s=None, writable=True) as store:
+        words = ["nodes", store.folder, str(mib), "1"]
+        launch("benchmarks.worker_checkpoint", words, ranks=4, nodes=4, timeout_s=280)
+        return [{"store_bytes": float(store.total("bytes")), "own_bytes": float(size)}]
 
 
 def measure(folder: Path, nbytes: int, rounds: int, only: list[str]) -> dict[str, Any]:
     trees = {"few large": few_large(nbytes), "many small": many_small(nbytes)}
-    kinds: dict[str, Callable[[Path], dict[str, float]]] = {"cost": lambda where: cost(where, 50)}
+    kinds: dict[str, Callable[[Path], dict[str, float]]] = {
+        "cost": lambda where: cost(where, 50),
+        "burst": lambda where: burst(where, 30),
+    }
     for name, tree in trees.items():
         kinds[f"stall, {name}"] = lambda where, tree=tree: stall(where, tree)
         kinds[f"speed, {name}"] = lambda where, tree=tree: speed(where, tree)
     kinds = {name: kind for name, kind in kinds.items() if not only or any(word in name for word in only)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
+    where = folder / "checkpoint-bench"
+
+    def alone(call: Callable[..., Any], *arguments: Any) -> Any:
+        where.mkdir(parents=True)
+        try:
+            return call(where, *arguments)
+        finally:
+            shutil.rmtree(where)
+
     for _ in range(rounds):
         for name, kind in kinds.items():
-            where = folder / "checkpoint-bench"
-            where.mkdir(parents=True)
-            try:
-                found[name].append(kind(where))
-            finally:
-                shutil.rmtree(where)
+            found[name].append(alone(kind))
+    jobs: dict[str, tuple[Any, ...]] = {
+        f"beside, {tree}, {ranks} rank{'s' * (ranks > 1)}": (beside, tree, ranks, nbytes >> shift, rounds)
+        for tree, shift in (("few large", 22), ("many small", 24))
+        for ranks in (1, 2, 4)
+    }
+    jobs |= {"restart": (restart, 100, rounds), "nodes": (nodes, 100)}
+    for name, job in jobs.items():
+        if not only or any(word in name for word in only):
+            found[name] = alone(*job)
     return found
 
 
 RATIOS = {
-    "save / copy": ("save_s", "copy_s", "<=", 1.3),
-    "slow store / save": ("slow_s", "save_s", ">=", 50.0),
-    "write / fio": ("write", "fio_write", ">=", None),
-    "read / fio": ("read", "fio_read", ">=", None),
-    "with / without": ("with_s", "without_s", "<=", 1.03),
+    "save ÷ copy": ("save_s", "copy_s", "<=", 1.3),
+    "slow store ÷ save": ("slow_s", "save_s", ">=", 50.0),
+    "write ÷ fio": ("write", "fio_write", ">=", None),
+    "read ÷ fio": ("read", "fio_read", ">=", None),
+    "with ÷ without": ("with_s", "without_s", "<=", 1.03),
+    "burst ÷ fast": ("burst_s", "fast_s", "<=", 1.05),
+    "save: DCP ÷ pario": ("DCP_write", "pario_write", ">=", 1.5),
+    "save: Orbax ÷ pario": ("Orbax_write", "pario_write", ">=", 1.5),
+    "restore: DCP ÷ pario": ("DCP_read", "pario_read", ">=", 1.5),
+    "restore: Orbax ÷ pario": ("Orbax_read", "pario_read", ">=", 1.5),
+    "DCP ÷ pario, slow tier": ("DCP_restart", "slow_restart", "", 0.0),
+    "DCP ÷ pario, fast tier": ("DCP_restart", "fast_restart", "", 0.0),
+    "read ÷ checkpoint": ("store_bytes", "own_bytes", "<=", 1.02),
 }
 
 
-def told(found: dict[str, list[dict[str, float]]]) -> list[str]:
-    """A line per ratio."""
+def told(found: dict[str, list[dict[str, float]]]) -> list[tuple[str, str, str, str, str]]:
+    """(case, ratio, figure, bar, median of what it is divided by) of every ratio."""
     lines = []
     for name, rounds in found.items():
         for title, (over, under, sense, bar) in RATIOS.items():
             if rounds and over in rounds[0]:
                 values = sorted(one[over] / one[under] for one in rounds)
-                bar = bar or (0.9 if "large" in name else 0.8)
+                bar = (0.9 if "large" in name else 0.8) if bar is None else bar
                 middle = statistics.median(values)
                 met = middle <= bar if sense == "<=" else middle >= bar
                 below = statistics.median(one[under] for one in rounds)
-                unit = f"{below / 1e6:.0f} MB/s" if below > 1e4 else f"{below:.3f} s"
-                lines.append(
-                    f"{name:18s} {title:18s} {middle:7.3f} ({values[0]:.3f} ... {values[-1]:.3f})  bar {sense} {bar}"
-                    f"  {'met' if met else 'NOT MET'}  ({under} {unit})"
-                )
+                unit = f"{below / 1e6:.0f} MB{'/s' * ('fio' in under)}" if below > 1e4 else f"{below:.3f} s"
+                sign = {"<=": "≤", ">=": "≥"}.get(sense)
+                verdict = f"{sign} {bar:g}, {'met' if met else 'NOT MET'}" if sign else "stated"
+                figure = f"{middle:.2f} ({values[0]:.2f} … {values[-1]:.2f})"
+                lines.append((name, title, figure, verdict, unit))
     return lines
+
+
+def table(paths: list[Path]) -> str:
+    """In Markdown; the rounds of a case that several files have count together."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for path in paths:
+        for name, rounds in json.loads(path.read_text()).items():
+            found.setdefault(name, []).extend(rounds)
+    lines = ["| case | ratio | median (range) | bar | divided by |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(line)} |" for line in told(found))])
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--table", type=Path, nargs="+", help="of what --json has written; nothing is measured")
     parser.add_argument("--mib", type=int, default=640)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[], help="words of: stall, speed, cost, few large, many small")
+    parser.add_argument("--only", nargs="*", default=[], help="words of: stall, speed, cost, burst, beside, ...")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
+    if args.table:
+        print(table(args.table))
+        return 0
+    if args.folder is None:
+        parser.error("FOLDER is missing")
     found = measure(args.folder, args.mib << 20, args.rounds, args.only)
-    print("\n".join(told(found)))
+    for name, title, figure, verdict, unit in told(found):
+        print(f"{name:28s} {title:18s} {figure:26s} {verdict:18s} ({unit})")
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
     return 0

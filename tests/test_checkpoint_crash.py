@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from checkpoints import equal, rich_tree
 
 import pario
 from pario.checkpoint import store, writing
+from pario.checkpoint.folders import sweep_folders
 from pario.checkpoint.verifying import problems
 
 HERE = Path(__file__).resolve().parent
@@ -30,22 +34,29 @@ def checkpointer(folder: Path, **options: Any) -> pario.Checkpointer:
     return pario.Checkpointer("self", slow=folder / "slow", **options)
 
 
-def killed(folder: Path, after_s: float) -> dict[str, int]:
-    """What a job had said before it was killed: {"fast": step, "slow": step}."""
+def killed(folder: Path, after_s: float, ranks: int, victims: list[int], options: dict[str, Any]) -> dict[str, int]:
+    """What a job had said before these ranks of it were killed: {"fast": step, "slow": step}."""
+    launch = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
     job = subprocess.Popen(
-        [sys.executable, str(HERE / "checkpoint_job.py"), str(folder)],
+        [*launch, sys.executable, str(HERE / "checkpoint_job.py"), str(folder), json.dumps(options)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
     )
     try:
         assert job.stdout is not None
         assert job.stdout.readline().startswith(b"begin")
         time.sleep(after_s)
+        for rank in victims:
+            with suppress(ProcessLookupError):
+                os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
+        said, _ = job.communicate(timeout=60)  # the launcher ends the other ranks
     finally:
-        job.send_signal(signal.SIGKILL)
-        said, _ = job.communicate(timeout=30)
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
     words = [line.split() for line in said.decode().splitlines()]
-    return {tier: int(step) for tier, step in words}
+    return {line[0]: int(line[1]) for line in words if len(line) == 2 and line[0] in ("fast", "slow")}
 
 
 def check_restart(folder: Path, said: dict[str, int], *, with_fast: bool) -> None:
@@ -56,14 +67,16 @@ def check_restart(folder: Path, said: dict[str, int], *, with_fast: bool) -> Non
         assert (latest if latest is not None else -1) >= known
         if latest is not None:
             assert equal(tree_of(latest), ckpt.restore())
-        ckpt._sweep_folders()  # as the first save does
+        sweep_folders(ckpt._world, ckpt.slow, ckpt.fast)  # as the first save does
         assert not [name for name in os.listdir(folder / "slow") if name.startswith(".")]
 
 
-def kill_and_restart(folder: Path, moments: int, seed: int) -> None:
+def kill_and_restart(folder: Path, moments: int, seed: int, ranks: int = 1) -> None:
     rng = random.Random(seed)
-    for _ in range(moments):
-        said = killed(folder, rng.random() * 0.25)
+    kinds: list[dict[str, Any]] = [{}, {"incremental": True}, {"compress": "zstd"}]
+    for k in range(moments):
+        victims = [[rank] for rank in range(ranks)] + [list(range(ranks))]
+        said = killed(folder, rng.random() * 0.25, ranks, rng.choice(victims), kinds[k % len(kinds)])
         check_restart(folder, said, with_fast=True)
         check_restart(folder, said, with_fast=False)
 
@@ -73,8 +86,10 @@ def test_killed_at_a_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_killed_at_forty_moments(tmp_path: Path) -> None:
-    kill_and_restart(tmp_path, 40, seed=2)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_at_many_moments(tmp_path: Path, ranks: int) -> None:
+    """docs/checkpoints.md: PARIO_KILLS=100, for 200 in all, takes ten minutes."""
+    kill_and_restart(tmp_path, int(os.environ.get("PARIO_KILLS", "20")), seed=1 + ranks, ranks=ranks)
 
 
 # -- power loss: only what was synced, and any part of what came later, is there ---------------------------------------
@@ -86,7 +101,7 @@ class Log:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[str, Any]] = []
         self._fds: dict[int, str] = {}
-        for name in ("open", "mkdir", "rename", "unlink", "rmdir", "pwrite", "ftruncate"):
+        for name in ("open", "mkdir", "rename", "link", "unlink", "rmdir", "pwrite", "ftruncate"):
             monkeypatch.setattr(store.os, name, self._wrapped(name, getattr(os, name)))
 
     def _wrapped(self, name: str, real: Any) -> Any:
@@ -126,14 +141,18 @@ def replay(log: list[tuple[str, Any]], source: str, target: str) -> None:
             getattr(os, name)(*map(there, what))
 
 
-def test_every_prefix_of_the_writes_leaves_a_complete_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"incremental": True}, {"incremental": True, "compress": "zstd"}], ids=str)
+def test_every_prefix_of_the_writes_leaves_a_complete_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     here = tmp_path / "here"
     here.mkdir()
-    trees = [{"step": k, "a": np.full(200_000, k), "b": [np.full(7, k)]} for k in range(4)]
+    kept = np.random.default_rng(0).random(200_000)
+    trees = [{"step": k, "a": np.full(200_000, k), "b": [np.full(7, k)], "kept": kept} for k in range(4)]
     complete: list[tuple[int, int]] = []  # (calls made, step that is complete then)
     with monkeypatch.context() as patch:
         log = Log(patch)
-        with checkpointer(here, keep=2) as ckpt:
+        with checkpointer(here, keep=2, **options) as ckpt:
             begin = len(log.made)
             for k, tree in enumerate(trees):
                 handle = ckpt.save(k, tree)
@@ -324,6 +343,76 @@ def test_saves_faster_than_the_drain_wait_and_stay_bounded(
         ckpt.close()
     assert most <= 4
     assert len(os.listdir(tmp_path / "slow")) == 6
+
+
+def test_a_store_that_does_not_answer_holds_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    real = writing.Writer.write
+
+    def hang(self: store.Writer, data: np.ndarray, offset: int) -> None:
+        answers.wait(60)
+        real(self, data, offset)
+
+    tree = {"a": np.arange(200_000.0)}
+    with checkpointer(tmp_path, timeout_s=0.2) as ckpt:
+        ckpt.save(1, tree).wait()
+        monkeypatch.setattr(writing.Writer, "write", hang)
+        try:
+            handle = ckpt.save(2, tree)
+            for call in (lambda: ckpt.save(3, tree), lambda: ckpt.save(3, {}), handle.wait, ckpt.restore):
+                with pytest.raises(pario.CheckpointError, match="does not answer"):
+                    call()
+            assert ckpt.latest() == 1
+        finally:
+            answers.set()
+        handle.wait()
+        assert ckpt.latest() == 2
+
+
+def test_a_store_that_is_gone_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder vanishes while a checkpoint is drained; with what is on the fast tier the training can go on."""
+    tree = {"a": np.arange(300_000.0)}
+    with checkpointer(tmp_path, fast=tmp_path / "fast", rate=10e6) as ckpt:
+        ckpt.save(1, tree).wait()
+        ckpt.save(2, tree).wait("fast")
+        shutil.rmtree(tmp_path / "slow")
+        (tmp_path / "slow").touch()
+        with pytest.raises(pario.CheckpointError, match=r"gone|Not a directory"):
+            ckpt.save(3, tree).wait()
+        (tmp_path / "slow").unlink()
+        (tmp_path / "slow").mkdir()
+        with suppress(pario.CheckpointError):  # step 3 could not be drained, either, if it came that far
+            ckpt.latest()
+        ckpt.save(4, tree).wait()
+        assert ckpt.latest() == 4
+        assert equal(tree, ckpt.restore())
+
+
+def test_a_store_that_becomes_ten_times_slower_makes_save_wait_no_longer_than_a_drain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain takes 0.1 s, then 1 s: with one under way the next `save` waits for it, and says so."""
+    tree = {"a": np.arange(200_000.0)}
+    slow = threading.Event()
+    real = writing.Writer.write
+
+    def write(self: store.Writer, data: np.ndarray, offset: int) -> None:
+        if "/slow/" in self.path and slow.is_set():
+            time.sleep(data.size / 1.6e6)
+        real(self, data, offset)
+
+    monkeypatch.setattr(writing.Writer, "write", write)
+    with checkpointer(tmp_path, fast=tmp_path / "fast", pending=1, timeout_s=5, keep=None) as ckpt:
+        ckpt.save(0, tree).wait()
+        slow.set()
+        first = ckpt.save(1, tree)
+        assert not first.done
+        second = ckpt.save(2, tree)
+        assert first.done
+        assert "more slowly than they are made" in caplog.text
+        assert not second.done
+    with checkpointer(tmp_path) as ckpt:
+        assert [equal(tree, ckpt.restore(step)) for step in range(3)] == [True] * 3
 
 
 def test_a_script_that_fails_leaves_what_was_saved(tmp_path: Path) -> None:

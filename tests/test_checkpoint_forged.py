@@ -38,10 +38,11 @@ def forged(path: Path, body: Any) -> str:
     return f"{sum_of(data):016x}"
 
 
-def check_lies(folder: Path, count: int, seed: int) -> None:
-    with pario.Checkpointer("self", slow=folder) as ckpt:
-        ckpt.save(1, rich_tree()).wait()
-        (made,) = folder.iterdir()
+def check_lies(folder: Path, count: int, seed: int, **options: Any) -> None:
+    with pario.Checkpointer("self", slow=folder, keep=1, **options) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, rich_tree()).wait()
+        (made,) = folder.glob("step-000000000002-*")
         paths = [made / "node-00000.json", made / "manifest.json"]
         bodies = [path.read_bytes() for path in paths]
         rng = random.Random(seed)
@@ -60,10 +61,12 @@ def check_lies(folder: Path, count: int, seed: int) -> None:
         assert count / 3 < damaged < count  # a version or a number of ranks may be anything
 
 
-def test_lies_are_damage(tmp_path: Path) -> None:
-    check_lies(tmp_path, 40, seed=1)
+@pytest.mark.parametrize("options", [{}, {"incremental": True, "compress": "zstd"}], ids=str)
+def test_lies_are_damage(tmp_path: Path, options: dict[str, Any]) -> None:
+    check_lies(tmp_path, 40, seed=1, **options)
 
 
 @pytest.mark.full
-def test_many_lies_are_damage(tmp_path: Path) -> None:
-    check_lies(tmp_path, 1000, seed=2)
+@pytest.mark.parametrize("options", [{}, {"incremental": True, "compress": "zstd"}], ids=str)
+def test_many_lies_are_damage(tmp_path: Path, options: dict[str, Any]) -> None:
+    check_lies(tmp_path, 1000, seed=2, **options)

@@ -51,10 +51,12 @@ def tree_of(rank, ranks):
     }
 
 
+@pytest.mark.parametrize("options", [{}, {"incremental": True, "compress": "zstd"}, {"incremental": True}], ids=str)
 @pytest.mark.parametrize("fast", [False, True])
-def test_what_was_saved_comes_back_on_every_rank(world, folder, fast):
+def test_what_was_saved_comes_back_on_every_rank(world, folder, fast, options):
     tree = tree_of(world.rank, world.size)
-    with pario.Checkpointer(world, slow=folder / "slow", fast=folder / "fast" if fast else None) as ckpt:
+    fast = folder / "fast" if fast else None
+    with pario.Checkpointer(world, slow=folder / "slow", fast=fast, **options) as ckpt:
         assert ckpt.latest() is None
         for step in (3, 4):
             ckpt.save(step, tree).wait()
@@ -111,6 +113,18 @@ def test_a_failure_in_the_background_reaches_all_ranks(world, folder, monkeypatc
     with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
         assert np.array_equal(ckpt.restore()["rows"], whole())
         assert ckpt.latest() == 3
+
+
+def test_all_ranks_hear_the_same_of_the_time_limit(world, folder):
+    with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
+        ckpt.save(1, tree_of(world.rank, world.size)).wait()
+        needed = ckpt.seconds_needed()
+        assert needed > 0
+        assert set(world.allgather(needed)) == {needed}
+        # one rank alone knows of the end
+        end = time.time() + 1 if world.rank == world.size - 1 else time.time() + 1e6
+        assert ckpt.must_save(end)
+        assert not ckpt.must_save(time.time() + 1e6)
 
 
 def test_nothing_keeps_its_windows(world, folder):

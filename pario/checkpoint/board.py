@@ -16,14 +16,16 @@ from pario.comm.base import AnyWorld
 from pario.comm.memory import shared_parts
 from pario.errors import CheckpointError
 
-__all__ = ["Board", "Limits"]
+__all__ = ["TAKEN", "Board", "Limits"]
 
 #: Bytes of an error's text.
 _NOTE = 2048
 _PAUSE_S = 2e-3
 #: Words of the node's leader, then WORDS of each rank.
-OPENED, STRAIGHT, DONE, DRAINED, CANCELLED, LEADERS = range(6)
-WRITTEN, FAILED, MOVED, CALLED, BUSY, WORDS = range(6)
+OPENED, STRAIGHT, CHOSEN, DONE, DRAINED, CANCELLED, DRAINING, LEADERS = range(8)
+WRITTEN, SUMMED, CODED, FAILED, MOVED, CALLED, BUSY, WORDS = range(8)
+#: Of `Board.places`.
+TAKEN = -1
 
 
 class Limits(Protocol):
@@ -38,7 +40,9 @@ class Limits(Protocol):
 class Board:
     """Collective over `world`; afterwards local, for any thread.
 
-    sums : u64 per block of the node's file, which the rank that writes the block fills in
+    sums, stored, coded : u64 per block of the node's file, which the rank that writes the block fills in: checksum of
+        the block, checksum of what is written of it, and bytes that a codec made of it, 0 without one
+    places : i64 per block, of the leader: where it lies in the file, or TAKEN from an older one
     """
 
     def __init__(self, world: AnyWorld) -> None:
@@ -49,20 +53,25 @@ class Board:
         words, notes = shared_parts(world, sizes, "preparing checkpoints")
         self._words = memoryview(words.view(np.int64))
         self._notes = notes.reshape(self._ranks, _NOTE)
-        self.sums = np.empty(0, np.uint64)
+        self._table(np.empty(0, np.uint64))
+
+    def _table(self, memory: np.ndarray) -> None:
+        self.sums, self.stored, self.coded, self.places = memory.reshape(4, -1)
+        self.places = self.places.view(np.int64)
 
     def fit(self, blocks: int) -> None:
         """Room for the checksums of so many blocks. Collective over all ranks; the most of all nodes is taken."""
         most = self._world.allreduce_max(blocks)
         if most > self.sums.size:
-            (memory,) = shared_parts(self._world, [16 * most], "preparing checkpoints")
-            self.sums = memory.view(np.uint64)
+            (memory,) = shared_parts(self._world, [4 * 16 * most], "preparing checkpoints")
+            self._table(memory.view(np.uint64))
 
     def close(self) -> None:
         """Forget the shared memory, which no thread uses any more, so that its window can be freed: some MPI libraries
         abort a job at its end that still has one."""
         self._words.release()
-        self._notes, self.sums = np.empty((0, 0), np.uint8), np.empty(0, np.uint64)
+        self._notes = np.empty((0, 0), np.uint8)
+        self._table(np.empty(0, np.uint64))
 
     def get(self, word: int) -> int:
         value = self._words[word]
@@ -81,6 +90,10 @@ class Board:
     def theirs(self, word: int) -> list[int]:
         """That word of every rank of the node."""
         return [self.get(LEADERS + WORDS * seat + word) for seat in range(self._ranks)]
+
+    def movement(self) -> list[int]:
+        """Changes when any rank of the node writes something, or its first rank drains something."""
+        return [*self.theirs(MOVED), *self.theirs(WRITTEN), *map(self.get, (DONE, DRAINED, DRAINING))]
 
     def late(self, call: int) -> list[int]:
         """The ranks of the node that have not come to that call, and are not held up in the one before."""
@@ -122,7 +135,8 @@ class Board:
             if moved != (moved := self.theirs(MOVED)):
                 since = now
             if now - since > limits.limit_s:
-                late = [self._rank(seat) for seat, number in enumerate(self.theirs(WRITTEN)) if number < attempt]
+                step = self.theirs(word - LEADERS if word >= LEADERS else WRITTEN)
+                late = [self._rank(seat) for seat, number in enumerate(step) if number < attempt]
                 raise CheckpointError(
                     f"no byte was written for {limits.limit_s:.0f} s while it waited for {what}; missing: "
                     f"{', '.join(f'rank {rank}' for rank in late) or 'the first rank of the node'}"

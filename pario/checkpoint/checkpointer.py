@@ -6,25 +6,28 @@ import hashlib
 import logging
 import os
 import secrets
-import stat
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
+from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.finding import find
+from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, sweep_folders
+from pario.checkpoint.handle import Handle
 from pario.checkpoint.manifest import Manifest
 from pario.checkpoint.restore import restored
 from pario.checkpoint.staging import Staging
-from pario.checkpoint.store import ATTEMPT, TRASH, discard, make_folder
 from pario.checkpoint.tree import Flat, Leaves, Template, flatten
-from pario.checkpoint.writing import Attempt, FastTier, Places, Tiers, WriteThread
+from pario.checkpoint.varying import Varying
+from pario.checkpoint.writing import Attempt, FastTier, Places, Tier, Tiers, WriteThread
 from pario.comm.base import together
+from pario.comm.launcher import job_end
 from pario.comm.world import get_world
 from pario.control.bucket import Bucket
 from pario.control.joining import store_agent
@@ -50,36 +53,6 @@ class _LateError(CheckpointError):
     """A rank did not come."""
 
 
-class Handle:
-    """A checkpoint that was handed to `save`.
-
-    step : its step; stall_s : seconds that `save` took on this rank
-    """
-
-    def __init__(self, owner: Checkpointer, attempt: Attempt, stall_s: float) -> None:
-        self._owner, self._attempt = owner, attempt
-        self.step = attempt.manifest.step
-        self.stall_s = stall_s
-
-    def __repr__(self) -> str:
-        return f"Handle(step={self.step}, done={self.done})"
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing of it is left to do on this rank. Local; does not wait."""
-        return self._attempt.committed.is_set()
-
-    def wait(self, tier: str = "slow", timeout_s: float | None = None) -> None:
-        """Return when the checkpoint is complete and durable on the slow store, or with "fast" on the tier that it is
-        written to first. Collective.
-
-        Raises CheckpointError if it could not be saved, and TimeoutError (on all ranks) after `timeout_s` seconds.
-        """
-        if tier not in ("fast", "slow"):
-            raise OptionError(f'tier must be "fast" or "slow", got {tier!r}')
-        self._owner._wait(self._attempt, tier, timeout_s)
-
-
 class Checkpointer:
     """Saves trees of arrays in the background, and restores the newest complete one on any number of ranks.
 
@@ -100,6 +73,11 @@ class Checkpointer:
         When the fast tier is full: wait until earlier checkpoints are drained, or write straight to `slow`.
     pending : int
         So many checkpoints may be under way to `slow`; with more of them `save` waits.
+    incremental : bool
+        Take arrays over from the last checkpoint that this Checkpointer has written, where their checksums say that
+        they have not changed: its file is a hard link in the new one's folder, so the older one may be deleted.
+    compress : str, optional
+        A codec of pario and its level, "zstd:3" or "lz4": blocks are packed by it. Plain h5py cannot read them then.
     timeout_s : float
         After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
         than another one of its node ends the work on all of them. The error says who is late.
@@ -123,6 +101,8 @@ class Checkpointer:
         rate: float | None = None,
         full: str = "wait",
         pending: int = 2,
+        incremental: bool = False,
+        compress: str | None = None,
         timeout_s: float = 300.0,
         version: str = "",
     ) -> None:
@@ -131,21 +111,22 @@ class Checkpointer:
         self._stack = ExitStack()
         self.slow = os.path.abspath(slow)
         # Each run has a folder of its own there: what another one has left, or writes now, is none of its business.
-        self.fast = None if fast is None else os.path.join(os.path.abspath(fast), _run_of(self.slow))
+        self.fast = None if fast is None else os.path.join(os.path.abspath(fast), run_of(self.slow))
         try:
             with together(world, "reading the options"):
-                _check_options(keep, rate, full, pending, timeout_s)
+                check_options(keep, rate, full, pending, timeout_s)
+                codec = codec_of(compress)
             self._keep, self._pending, self._timeout_s, self._version = keep, pending, timeout_s, str(version)
-            mine = self.slow, fast is None, keep, rate, full, pending
+            mine = self.slow, fast is None, keep, rate, full, pending, incremental, compress
             self._secret, alike = world.bcast((secrets.token_hex(16), mine))
             with together(world, "comparing the options"):
                 if alike != mine:
-                    names = "slow, fast (given or not), keep, rate, full and pending"
+                    names = "slow, fast (given or not), keep, rate, full, pending, incremental and compress"
                     raise OptionError(f"{names} differ between ranks: rank 0 has {alike}, this one {mine}")
             with together(world, "opening the checkpoints' folders"):
-                self._open_folders()
+                open_folders(world, self.slow, self.fast)
             self._board = Board(world)
-            self._start(rate, full)
+            self._start(rate, full, Varying(world.node, self._board, bool(incremental), codec))
         except BaseException as e:
             self._stack.close()
             world.abandon(e)
@@ -154,26 +135,10 @@ class Checkpointer:
         self._template: Template | None = None
         self._staging = Staging(self.leaves)
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
+        self._budget = Budget()
         self._closed = False
 
-    def _open_folders(self) -> None:
-        if self._world.rank == 0:
-            _make(self.slow)
-        if self.fast is not None and self._world.is_leader:
-            _make(self.fast)
-            status = os.lstat(self.fast)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
-                raise CheckpointError("this is not a folder of yours", path=self.fast, hint="Name another fast=")
-
-    def _sweep_folders(self) -> None:
-        """Delete what killed jobs have left; not before this one saves, since it may only read what another one saves.
-        Collective calls come between this and the first new attempt."""
-        if self._world.rank == 0:
-            _sweep(self.slow)
-        if self.fast is not None and self._world.is_leader:
-            _sweep(self.fast)
-
-    def _start(self, rate: float | None, full: str) -> None:
+    def _start(self, rate: float | None, full: str, varying: Varying) -> None:
         world = self._world
         places = Places(world.node, world.nodes, world.node_rank, world.node_size, world.rank == 0)
         share = world.nodes if self.fast is not None else world.size
@@ -189,7 +154,7 @@ class Checkpointer:
         fast = None if self.fast is None else FastTier(self.fast, self.slow)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
         self._drain = DrainThread(places, tiers, self._board)
-        self._writer = WriteThread(places, tiers, self._board, self._drain.submit)
+        self._writer = WriteThread(places, tiers, self._board, varying, self._drain.submit)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -205,7 +170,7 @@ class Checkpointer:
         what cannot be saved, CheckpointError for an earlier checkpoint that could not be saved, and ParioError if there
         is no memory for the copy.
         """
-        began = time.perf_counter()
+        began = time.monotonic()
         self._check_open()
         self._roll_call("saving a checkpoint")
         error: BaseException | None = None
@@ -219,17 +184,18 @@ class Checkpointer:
             error = e
         self._meet(error, "saving a checkpoint")
         if self._number == 0:
-            self._sweep_folders()
+            sweep_folders(self._world, self.slow, self.fast)
         if self._world.allreduce_max(known is None):
             self._template = None
-            self._until(lambda: all(attempt.written.is_set() for attempt in self._attempts))
+            self._settle(lambda: all(attempt.written.is_set() for attempt in self._attempts), "saving a checkpoint")
             self._staging.lay_out(self._world, flat)
             self._board.fit(len(self._staging.file.blocks))
             self._template = Template(tree, flat, self.leaves)
         self._same(int(step), "step")
         self._room()
         self._number += 1
-        attempt = Attempt(self._number, self._manifest(int(step), flat), self._staging.file, self._staging.memory)
+        staging = self._staging
+        attempt = Attempt(self._number, self._manifest(int(step), flat), staging.file, staging.memory, began)
         self._attempts.append(attempt)
         self._writer.submit(attempt)  # which begins with what is copied
         try:
@@ -237,7 +203,7 @@ class Checkpointer:
         except BaseException:
             attempt.staged = -1
             raise
-        return Handle(self, attempt, time.perf_counter() - began)
+        return Handle(attempt, time.monotonic() - began, self._wait)
 
     def _manifest(self, step: int, flat: Flat) -> Manifest:
         world = self._world
@@ -249,6 +215,7 @@ class Checkpointer:
 
     def _room(self) -> None:
         """Wait until the staging memory is free and fewer than `pending` checkpoints are under way."""
+        self._budget.learn(self._attempts)
         self._attempts = [one for one in self._attempts if one.error is not None or not one.drained.is_set()]
         began = time.monotonic()
 
@@ -257,39 +224,48 @@ class Checkpointer:
                 return False
             return self._number - self._board.get(DRAINED) < self._pending
 
-        if not is_free():
-            self._board.mine(BUSY, self._calls)  # the others may come to the next call meanwhile
-            self._until(is_free)
-            self._board.mine(BUSY, 0)
-            waited = time.monotonic() - began
-            if waited > 0.1:
-                _log.warning("save waited %.1f s: checkpoints are written more slowly than they are made", waited)
+        self._board.mine(BUSY, self._calls)  # the others may come to the next call meanwhile
+        self._settle(is_free, "saving a checkpoint")
+        self._board.mine(BUSY, 0)
+        waited = time.monotonic() - began
+        if waited > 0.1:
+            _log.warning("save waited %.1f s: checkpoints are written more slowly than they are made", waited)
 
-    def _until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait for this rank's threads; returns whether it is `ready`. Raises PeerError, DeadRankError."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        looked, pause = time.monotonic(), 1e-4
+    def _settle(self, ready: Callable[[], bool], doing: str) -> None:
+        """Wait for the threads of all ranks; then all continue, or raise what went wrong. Collective."""
+        self._meet(self._until(ready), doing)
+
+    def _until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> Exception | None:
+        """Wait for this rank's threads; what is wrong if it is not `ready` in time. Raises PeerError, DeadRankError."""
+        began = looked = moved_at = time.monotonic()
+        pause, moved = 1e-4, self._board.movement()
         while not ready():
             now = time.monotonic()
-            if end is not None and now > end:
-                return False
-            if now - looked > 0.2:
+            if timeout_s is not None and now - began > timeout_s:
+                return TimeoutError()
+            if now - looked > min(0.2, self._timeout_s):
                 looked = now
                 self._world.alarm.check()
                 self._world.check_alive()
+                if moved != (moved := self._board.movement()):
+                    moved_at = now
+                if now - moved_at > 2 * self._timeout_s:  # the threads themselves give up earlier, if they can
+                    what = f"no byte was written for {now - moved_at:.0f} s, and the store does not answer"
+                    return CheckpointError(what, path=self.slow if self.fast is None else self.fast)
             time.sleep(pause)
             pause = min(2 * pause, 5e-3)
-        return True
+        return None
 
     def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
         if not self._closed:
             end = None if timeout_s is None else time.monotonic() + timeout_s
             on_slow = tier == "slow" or self.fast is None
-            done = on_slow or self._until(attempt.written.is_set, timeout_s)
+            late = None if on_slow else self._until(attempt.written.is_set, timeout_s)
             if on_slow or self._world.allreduce_max(attempt.straight):  # on any node: then the slow tier is the first
                 left = None if end is None else max(0.0, end - time.monotonic())
-                done = done and self._until(attempt.committed.is_set, left)
-            late = None if done else TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
+                late = late or self._until(attempt.committed.is_set, left)
+            if isinstance(late, TimeoutError):
+                late = TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
             self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")
         elif attempt.error is not None:
             raise attempt.error
@@ -345,6 +321,40 @@ class Checkpointer:
         if least != most:
             raise self._world.raised_by_all(OptionError(f"{what} differs between ranks: {least} and {most}"))
 
+    # -- before the end ------------------------------------------------------------------------------------------------
+
+    def seconds_needed(self, tier: Tier = "slow") -> float:
+        """Seconds until a checkpoint that `save` begins now would be durable on that tier ("fast": the one that is
+        written to first), after what is under way. Collective; the same on all ranks.
+
+        It is half as much again as the longest of the last five of this Checkpointer took; 0.0 before the first one is
+        durable.
+        """
+        self._check_open()
+        self._roll_call("asking how long a checkpoint takes")
+        if tier not in ("fast", "slow"):
+            raise self._world.raised_by_all(OptionError(f'tier must be "fast" or "slow", got {tier!r}'))
+        known = self._budget.seconds(self._attempts, "slow" if self.fast is None else tier, time.monotonic())
+        return self._world.allreduce_max(round(max(0.0, known) * 1e6)) / 1e6
+
+    def must_save(self, end: float | None = None, *, tier: Tier = "slow", margin_s: float = 10.0) -> bool:
+        """Whether a checkpoint must begin now in order to be durable on that tier when the job ends. Collective; the
+        same on all ranks. Call it once per step: the next chance to save is one step later.
+
+        end : when the job ends, in seconds since 1970, as time.time() counts them. None: as the scheduler says
+            (SLURM_JOB_END_TIME); where it does not, the answer is False
+        margin_s : seconds that the script needs afterwards
+
+        True if less time is left than `seconds_needed(tier)`, the longest of the last ten intervals between calls, and
+        `margin_s` together. Before a checkpoint is durable, nothing is known of how long one takes: save one early.
+        """
+        self._check_open()
+        step_s = self._budget.step(time.monotonic())
+        needed = self.seconds_needed(tier)
+        end = job_end() if end is None else end
+        late = end is not None and time.time() + needed + step_s + margin_s >= end
+        return bool(self._world.allreduce_max(late))
+
     # -- restoring -----------------------------------------------------------------------------------------------------
 
     def latest(self) -> int | None:
@@ -368,8 +378,7 @@ class Checkpointer:
         self._check_open()
         self._roll_call("restoring a checkpoint")
         # What is drained now may be deleted from the fast tier while it is read there.
-        self._until(lambda: all(attempt.drained.is_set() for attempt in self._attempts))
-        self._meet(None, "restoring a checkpoint")
+        self._settle(lambda: all(attempt.drained.is_set() for attempt in self._attempts), "restoring a checkpoint")
         found = [each for each in find(self._world, self.slow, self.fast) if step is None or each.step == step]
         if not found:
             what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
@@ -406,8 +415,8 @@ class Checkpointer:
         if self._closed:
             return
         try:
-            self._until(lambda: all(attempt.drained.is_set() for attempt in self._attempts))
-            self._meet(None, "closing a checkpointer")
+            everything = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
+            self._settle(everything, "closing a checkpointer")
         except BaseException as e:
             self._end(e)
             raise
@@ -448,11 +457,6 @@ class Checkpointer:
 _END_S, _GRACE_S = 5.0, 10.0
 
 
-def _run_of(slow: str) -> str:
-    """Of the run that saves into this folder: a name on the fast tier."""
-    return f"run-{hashlib.sha256(os.path.realpath(slow).encode(errors='surrogateescape')).hexdigest()[:16]}"
-
-
 def _kind(error: Exception | None) -> str:
     if error is None or isinstance(error, PeerError):
         return "" if error is None else "peer"
@@ -465,31 +469,3 @@ def _version() -> str:
         return version("pario")
     except PackageNotFoundError:
         return ""
-
-
-def _check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any) -> None:
-    if keep is not None and (type(keep) is not int or keep < 1):
-        raise OptionError(f"keep must be a whole number from 1 on, or None, got {keep!r}")
-    if rate is not None and not (isinstance(rate, int | float) and rate > 0):
-        raise OptionError(f"rate must be bytes per second above 0, or None, got {rate!r}")
-    if full not in ("wait", "slow"):
-        raise OptionError(f'full must be "wait" or "slow", got {full!r}')
-    if type(pending) is not int or pending < 1:
-        raise OptionError(f"pending must be a whole number from 1 on, got {pending!r}")
-    if not (isinstance(timeout_s, int | float) and timeout_s > 0):
-        raise OptionError(f"timeout_s must be seconds above 0, got {timeout_s!r}")
-
-
-def _make(folder: str) -> None:
-    try:
-        make_folder(folder)
-    except OSError as e:
-        raise CheckpointError(f"cannot make the folder for checkpoints: {e.strerror}", path=folder) from e
-
-
-def _sweep(folder: str) -> None:
-    """Delete what killed jobs have left. Best effort."""
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            if name.startswith((f"{ATTEMPT}step-", f"{TRASH}step-")):
-                discard(os.path.join(folder, name))

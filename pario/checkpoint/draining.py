@@ -14,12 +14,14 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from pario.checkpoint.board import DRAINED, Board
+import numpy as np
+
+from pario.checkpoint.board import DRAINED, DRAINING, Board
+from pario.checkpoint.carrying import carry_over, copy_blocks
 from pario.checkpoint.manifest import MANIFEST, arrays_text, manifest_text, part_name, read_part, sum_of
 from pario.checkpoint.store import (
     ATTEMPT,
     Name,
-    Reader,
     Writer,
     commit,
     discard,
@@ -31,8 +33,7 @@ from pario.checkpoint.store import (
 )
 from pario.checkpoint.tree import Spec
 from pario.checkpoint.writing import Attempt, Places, Tiers, write_limited
-from pario.comm.memory import private_bytes
-from pario.errors import CheckpointError, ChecksumError, MissingError, ParioError, ReadError
+from pario.errors import CheckpointError, MissingError, ParioError, ReadError
 from pario.threads import Workers
 
 __all__ = ["DrainThread"]
@@ -48,6 +49,7 @@ class DrainThread:
         self._places, self._tiers, self._board = places, tiers, board
         self._line = Workers("pario-checkpoint-drain", 1)
         self._stopped = False
+        self._moved = 0
         self._arrays: tuple[list[Spec] | None, str] = None, ""  # the text of the last structure
 
     def submit(self, attempt: Attempt, straight: bool) -> None:
@@ -70,6 +72,7 @@ class DrainThread:
                         self._copy(attempt, folder)
                     if self._places.first:
                         self._commit(attempt, folder)
+                        attempt.durable_at["slow"] = time.monotonic()
                 except ParioError:
                     raise
                 except Exception as e:
@@ -98,23 +101,18 @@ class DrainThread:
         described = read_small(os.path.join(source, part_name(self._places.node) + ".json"))
         part = read_part(described, source)
         make_folder(folder)
-        memory = private_bytes(max((nbytes for _, nbytes in part.blocks), default=0))
-        target = os.path.join(folder, part.file)
-        with suppress(FileNotFoundError):
-            os.unlink(target)
-        writer = Writer(target, part.size)
-        try:
-            with Reader(os.path.join(source, part.file), part.size) as reader:
-                for (offset, nbytes), total in zip(part.blocks, part.sums, strict=True):
-                    block = memory[:nbytes]
-                    reader.read(block, offset)
-                    if sum_of(block) != total:
-                        raise ChecksumError(f"the block at {offset} of the fast tier's file is damaged", path=source)
-                    write_limited(writer, block, offset, self._tiers.take, self.stopped)
-            writer.sync()
-        finally:
-            writer.close()
+        for file in part.others:
+            carry_over(part.node, file, source, folder, self._write)
+        copy_blocks(part, source, folder, self._write)
         write_small(folder, part_name(self._places.node) + ".json", described)
+
+    def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:
+        write_limited(writer, data, offset, self._take, self.stopped)
+
+    def _take(self, nbytes: int) -> None:
+        self._moved += 1
+        self._board.put(DRAINING, self._moved)
+        self._tiers.take(nbytes)
 
     def _commit(self, attempt: Attempt, folder: str) -> None:
         """Wait for all nodes, then commit. Raises OSError, ParioError."""
@@ -140,6 +138,7 @@ class DrainThread:
                 moved = os.stat(os.path.join(folder, part_name(node) + ".h5")).st_mtime_ns
                 if moved != seen:
                     seen, since = moved, now
+                    self._take(0)
             if self._stopped:
                 raise CheckpointError(f"given up while it waited for node {node}'s part")
             if now - since > self._tiers.limit_s:

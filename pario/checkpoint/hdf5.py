@@ -9,6 +9,9 @@ result:
     /packed                u8: all smaller pieces, one after another
     /packed_index          a row per smaller piece: path, dtype, shape (JSON), offset in /packed, nbytes, part_of (JSON)
 
+What an incremental checkpoint takes over from an older one is an external link to its file, which lies in the same
+folder. A compressed checkpoint has its blocks, packed by a codec, in /blocks instead: only pario reads them.
+
 PATH has the keys of the tree; a piece of a divided array ends with "@" and its offset, and says in the attributes
 `global_shape` and `offset` what it is a part of. An array of a type that HDF5 does not know (bfloat16, text, dates) is
 held as integers or bytes, and the attribute `dtype` names its type.
@@ -27,7 +30,7 @@ import numpy as np
 from pario.checkpoint.boxes import Box
 from pario.checkpoint.tree import FOREIGN, Spec, dtype_of
 
-__all__ = ["Row", "Skeleton", "skeleton"]
+__all__ = ["Row", "Skeleton", "coded_skeleton", "dataset_name", "skeleton"]
 
 #: Datasets of at least so many bytes begin at a multiple of _ALIGN: O_DIRECT can write them.
 _ALIGN = 4096
@@ -54,24 +57,62 @@ class Skeleton(NamedTuple):
     rest: list[tuple[int, bytes]]
 
 
-def skeleton(large: Sequence[tuple[Spec, Box]], nbytes: Sequence[int], rows: Sequence[Row], packed: int) -> Skeleton:
+def skeleton(
+    large: Sequence[tuple[Spec, Box]], nbytes: Sequence[int], rows: Sequence[Row], packed: int,
+    links: Sequence[tuple[str, str]] = (),
+) -> Skeleton:  # fmt: skip
     """Lays out a file. large, nbytes : the large pieces and their sizes; rows : the small ones; packed : bytes of
-    /packed"""
-    with os.fdopen(os.memfd_create("pario-checkpoint", os.MFD_CLOEXEC), "r+b", buffering=0) as memory:
-        with h5py.File(memory, "w", alignment_threshold=_ALIGN, alignment_interval=_ALIGN) as file:
-            file.attrs["format"] = "pario checkpoint"
+    /packed; links : (name, file in the same folder that has it under this name)"""
+    with _memory() as memory:
+        with _file(memory) as file:
             offsets = [_dataset(file, spec, box) for spec, box in large]
             begin = _contiguous(file, "packed", (packed,), np.dtype(np.uint8)).id.get_offset() if packed else 0
             if rows:
                 file["packed_index"] = _index(rows)
-        size = memory.seek(0, os.SEEK_END)
-        data = sorted([*zip(offsets, nbytes, strict=True), *([(begin, packed)] if packed else [])])
-        rest, at = [], 0
-        for offset, count in [*data, (size, 0)]:
-            if offset > at:
-                rest.append((at, os.pread(memory.fileno(), offset - at, at)))
-            at = offset + count
+            for name, other in links:
+                file[name] = h5py.ExternalLink(other, name)
+        data = [*zip(offsets, nbytes, strict=True), *([(begin, packed)] if packed else [])]
+        size, rest = _between(memory, data)
     return Skeleton(size, offsets, begin, rest)
+
+
+def coded_skeleton(nbytes: int, codec: str) -> Skeleton:
+    """A file with `nbytes` bytes of coded blocks, at `packed`."""
+    with _memory() as memory:
+        with _file(memory) as file:
+            begin = _contiguous(file, "blocks", (nbytes,), np.dtype(np.uint8)).id.get_offset() if nbytes else 0
+            file.attrs["codec"] = codec
+            file.attrs["read with"] = "pario.Checkpointer, or python -m pario checkpoint restore-to-npz"
+        size, rest = _between(memory, [(begin, nbytes)] if nbytes else [])
+    return Skeleton(size, [], begin, rest)
+
+
+def _memory() -> Any:
+    """A file in memory."""
+    return os.fdopen(os.memfd_create("pario-checkpoint", os.MFD_CLOEXEC), "r+b", buffering=0)
+
+
+def _file(memory: Any) -> Any:
+    file = h5py.File(memory, "w", alignment_threshold=_ALIGN, alignment_interval=_ALIGN)
+    file.attrs["format"] = "pario checkpoint"
+    return file
+
+
+def _between(memory: Any, data: list[tuple[int, int]]) -> tuple[int, list[tuple[int, bytes]]]:
+    """(size of the file, what HDF5 has written between the data). data : (offset, bytes)"""
+    size = memory.seek(0, os.SEEK_END)
+    rest, at = [], 0
+    for offset, count in [*sorted(data), (size, 0)]:
+        if offset > at:
+            rest.append((at, os.pread(memory.fileno(), offset - at, at)))
+        at = offset + count
+    return size, rest
+
+
+def dataset_name(spec: Spec, box: Box) -> str:
+    """Of a large piece."""
+    name = f"arrays/{spec.path or 'root'}"
+    return name + "@" + ",".join(map(str, box[0])) if spec.kind == "shard" else name
 
 
 def _dataset(file: Any, spec: Spec, box: Box) -> int:
@@ -79,10 +120,7 @@ def _dataset(file: Any, spec: Spec, box: Box) -> int:
     shape = box[1]
     if spec.dtype not in FOREIGN and (dtype.kind not in _NATIVE or dtype.itemsize > 16 or dtype == np.longdouble):
         shape, dtype = (*shape, dtype.itemsize), np.dtype(np.uint8)
-    name = f"arrays/{spec.path or 'root'}"
-    if spec.kind == "shard":
-        name += "@" + ",".join(map(str, box[0]))
-    made = _contiguous(file, name, shape, dtype)
+    made = _contiguous(file, dataset_name(spec, box), shape, dtype)
     made.attrs["dtype"] = spec.dtype
     if spec.kind == "shard":
         made.attrs["global_shape"] = spec.shape

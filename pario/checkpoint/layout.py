@@ -6,6 +6,7 @@ owner. A node's file consists of blocks, each written by one rank and checked by
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import lcm
@@ -71,6 +72,7 @@ class NodeFile:
     pieces : (array, box, offset in the file) of everything that it holds
     blocks : (offset, bytes) of the data, in order; rest : (offset, bytes) of what HDF5 wrote in between
     copies, puts : of this rank: what it copies into its staging memory; (block, offset in the staging memory)
+    groups : what is written anew as a whole or taken over from an older checkpoint: each large piece, and /packed
     """
 
     size: int = 0
@@ -80,6 +82,9 @@ class NodeFile:
     copies: list[Copy] = field(default_factory=list)
     puts: list[tuple[int, int]] = field(default_factory=list)
     staging_bytes: int = 0
+    arranged: Arranged = field(default_factory=Arranged)
+    specs: Sequence[Spec] = ()
+    groups: list[range] = field(default_factory=list)  # blocks
 
 
 def share_out(
@@ -166,7 +171,7 @@ def _block_bytes(pieces: Sequence[Piece], ranks: int) -> int:
 
 def finish(arranged: Arranged, specs: Sequence[Spec], made: Skeleton, seat: int, ranks: int) -> NodeFile:
     """The node's file as HDF5 has laid it out; `copies` and `puts` of the rank at `seat`."""
-    file = NodeFile(made.size, rest=made.rest)
+    file = NodeFile(made.size, rest=made.rest, arranged=arranged, specs=specs)
     block = _block_bytes([*arranged.large, *(piece for piece, _ in arranged.packed)], ranks)
     load = [0] * ranks
     for piece in arranged.large:
@@ -209,6 +214,11 @@ def finish(arranged: Arranged, specs: Sequence[Spec], made: Skeleton, seat: int,
                 following = next(small, None)
         if writer == seat:
             file.staging_bytes += -(-nbytes // PAGE) * PAGE
+    begins = [*made.offsets, *([made.packed] if arranged.groups else [])]
+    starts = [offset for offset, _ in file.blocks]
+    ends = [piece.nbytes for piece in arranged.large] + [arranged.packed_bytes]
+    for begin, nbytes in zip(begins, ends, strict=False):
+        file.groups.append(range(bisect_left(starts, begin), bisect_left(starts, begin + nbytes)))
     return file
 
 

@@ -7,6 +7,8 @@ manifest.json   the step, the tree without its arrays, the arrays (path, dtype, 
                 versions, and which files there are with the checksums of their descriptions. It is written last.
 node-NNNNN.json the file's size, which part of which array lies where in it, and the checksum (XXH3 of 64 bits) of every
                 block. The blocks cover the whole file, what HDF5 itself wrote included: no byte is unchecked.
+                Where blocks are packed by a codec, or lie in the files of older checkpoints, offsets in `pieces` and
+                `blocks` are those of the blocks one after another, and `stored` says where each of them lies.
 
 Nothing in them is trusted: `read_manifest` and `read_part` check every number before anybody uses it.
 """
@@ -16,21 +18,23 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
 from pario.checkpoint.boxes import Box, cover, volume
 from pario.checkpoint.tree import Spec, item_bytes, unflatten
+from pario.codec.registry import CODECS
 from pario.errors import ChecksumError, CorruptedError, ParioError
 
 __all__ = [
-    "Manifest", "Part", "arrays_text", "check_parts", "manifest_text", "part_name", "part_text", "pieces_text",
-    "read_manifest", "read_part", "sum_of", "text_of",
+    "Manifest", "Part", "Stored", "arrays_text", "check_parts", "manifest_text", "part_name", "part_text",
+    "pieces_text", "read_manifest", "read_part", "sum_of", "taken_name", "text_of",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
-VERSION = 1
+#: Of the layout: older versions of pario read the first one only.
+PLAIN, STORED = 1, 2
 _HEAD = re.compile(rb'\{"xxh3": "([0-9a-f]{16})",\n')
 _HEAD_BYTES = 29
 #: bytes of a file, blocks, ranks: larger numbers are damage
@@ -38,9 +42,25 @@ _MOST = 1 << 60
 _MOST_BLOCK = 64 << 20
 
 
+class Stored(NamedTuple):
+    """Where a block lies. file : 0, the node's own, or the number of one of `Part.others` from 1 on; offset, nbytes :
+    in it; coded : so many of these bytes are the codec's, 0: it is not coded; sum : of the `nbytes`"""
+
+    file: int
+    offset: int
+    nbytes: int
+    coded: int
+    sum: int
+
+
 @dataclass(frozen=True)
 class Part:
-    """One node's file. sums : u64 per block"""
+    """One node's file, and what it takes from older ones.
+
+    size : of the file; sums : u64 per block, of its bytes before a codec packed them
+    stored : per block where it lies; empty: all at their offsets in the node's file
+    others : (checkpoint that wrote it, size) of the older files; codec : name, "" without one
+    """
 
     step: int
     id: str
@@ -49,10 +69,25 @@ class Part:
     pieces: list[tuple[int, Box, int]] = field(repr=False)
     blocks: list[tuple[int, int]] = field(repr=False)
     sums: list[int] = field(repr=False)
+    stored: list[Stored] = field(default_factory=list, repr=False)
+    others: list[tuple[str, int]] = field(default_factory=list)
+    codec: str = ""
 
     @property
     def file(self) -> str:
         return part_name(self.node) + ".h5"
+
+    @property
+    def files(self) -> list[tuple[str, int]]:
+        """(name, size) of the node's own file and of the older ones, all in the checkpoint's folder."""
+        return [(self.file, self.size), *((taken_name(self.node, id_), size) for id_, size in self.others)]
+
+    def where(self, number: int) -> Stored:
+        """Of a block."""
+        if self.stored:
+            return self.stored[number]
+        offset, nbytes = self.blocks[number]
+        return Stored(0, offset, nbytes, 0, self.sums[number])
 
 
 @dataclass(frozen=True)
@@ -80,6 +115,11 @@ def part_name(node: int) -> str:
     return f"node-{node:05d}"
 
 
+def taken_name(node: int, id_: str) -> str:
+    """A node's file of the older checkpoint `id_`, in the folder of one that uses it."""
+    return f"{part_name(node)}.from-{id_}.h5"
+
+
 def sum_of(data: Any) -> int:
     """XXH3 with 64 bits of anything with a buffer."""
     return int(xxhash.xxh3_64_intdigest(data))
@@ -98,7 +138,12 @@ def pieces_text(pieces: list[tuple[int, Box, int]]) -> str:
 def part_text(part: Part, pieces: str) -> bytes:
     body = {name: value for name, value in part.__dict__.items() if name != "pieces"}
     body["sums"] = [f"{each:016x}" for each in part.sums]
-    return _text_of({"format": "pario checkpoint part", "layout": VERSION, "file": part.file, **body}, "pieces", pieces)
+    if part.stored:
+        body["stored"] = [[*each[:-1], f"{each.sum:016x}"] for each in part.stored]
+    else:
+        body = {name: value for name, value in body.items() if name not in ("stored", "others", "codec")}
+    layout = STORED if part.stored else PLAIN
+    return _text_of({"format": "pario checkpoint part", "layout": layout, "file": part.file, **body}, "pieces", pieces)
 
 
 def arrays_text(specs: list[Spec]) -> str:
@@ -110,7 +155,7 @@ def manifest_text(manifest: Manifest, arrays: str | None = None) -> bytes:
     """arrays : its `arrays_text`, if that is known"""
     body = {name: value for name, value in manifest.__dict__.items() if name != "specs"}
     arrays = arrays_text(manifest.specs) if arrays is None else arrays
-    return _text_of({"format": "pario checkpoint", "layout": VERSION, **body}, "arrays", arrays)
+    return _text_of({"format": "pario checkpoint", "layout": PLAIN, **body}, "arrays", arrays)
 
 
 def _text_of(body: dict[str, Any], name: str, long: str) -> bytes:
@@ -132,9 +177,9 @@ def _body(data: bytes, path: str, what: str) -> dict[str, Any]:
             raise ValueError(f"the format is not {what!r}")
     except (ValueError, KeyError, RecursionError, TypeError) as e:
         raise CorruptedError(f"this is not a description of a checkpoint: {e}", path=path) from None
-    if body.get("layout") != VERSION:
+    if body.get("layout") not in (PLAIN, STORED):
         raise CorruptedError(
-            f"this checkpoint has the layout {str(body.get('layout'))[:20]}, and this version of pario knows {VERSION}",
+            f"this checkpoint has the layout {str(body.get('layout'))[:20]}, and this version of pario knows {STORED}",
             path=path,
             hint="Read it with the version of pario that wrote it",
         )
@@ -212,18 +257,61 @@ def read_part(data: bytes, path: str) -> Part:
                 for number, at, shape, offset in body["pieces"]
             ],
             blocks=[(_number(offset), _number(nbytes, _MOST_BLOCK)) for offset, nbytes in body["blocks"]],
-            sums=[int(_text(each, "[0-9a-f]{16}"), 16) for each in body["sums"]],
+            sums=[_sum(each) for each in body["sums"]],
+            **(_elsewhere(body) if body["layout"] == STORED else {}),
         )
         at = 0
         for offset, nbytes in made.blocks:
             if offset != at or not nbytes:
                 raise ValueError(f"a block begins at {offset} where {at} is expected")
             at += nbytes
-        if at != made.size or len(made.sums) != len(made.blocks):
+        if len(made.sums) != len(made.blocks) or len(made.stored) not in (0, len(made.blocks)):
+            raise ValueError(f"{len(made.sums)} checksums of {len(made.blocks)} blocks")
+        if body["layout"] == STORED:
+            _check_stored(made)
+        elif at != made.size:
             raise ValueError(f"{len(made.blocks)} blocks end at {at}, the file at {made.size}")
     except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise CorruptedError(f"the description of this node's file is damaged: {e}", path=path) from None
     return made
+
+
+def _sum(value: Any) -> int:
+    return int(_text(value, "[0-9a-f]{16}"), 16)
+
+
+def _elsewhere(body: dict[str, Any]) -> dict[str, Any]:
+    stored = [
+        Stored(_number(file), _number(offset), _number(nbytes), _number(coded), _sum(total))
+        for file, offset, nbytes, coded, total in body["stored"]
+    ]
+    others = [(_text(id_, "[0-9a-f]{16}"), _number(size)) for id_, size in body["others"]]
+    codec = _text(body["codec"])
+    if codec and codec not in (entry.name for entry in CODECS):
+        raise ValueError(f"{codec[:40]!r} is no codec of this version of pario")
+    return {"stored": stored, "others": others, "codec": codec}
+
+
+def _check_stored(part: Part) -> None:
+    """Whether every block lies in a file, and the blocks cover the node's own. Raises ValueError."""
+    sizes = [size for _, size in part.files]
+    own = []
+    for (_, nbytes), each in zip(part.blocks, part.stored, strict=True):
+        if each.file >= len(sizes) or each.offset + each.nbytes > sizes[each.file]:
+            raise ValueError(f"a block lies at {each.offset} of file {each.file}, outside of it")
+        if each.nbytes > _MOST_BLOCK or (each.coded > each.nbytes if part.codec else each.coded):
+            raise ValueError(f"{each.coded} coded bytes in {each.nbytes}")
+        if not each.coded and each.nbytes < nbytes:
+            raise ValueError(f"{each.nbytes} bytes hold a block of {nbytes}")
+        if each.file == 0:
+            own.append((each.offset, each.nbytes))
+    at = 0
+    for offset, nbytes in sorted(own):
+        if offset != at:
+            raise ValueError(f"a block begins at {offset} of the node's file where {at} is expected")
+        at += nbytes
+    if at != part.size:
+        raise ValueError(f"the blocks in the node's file end at {at}, the file at {part.size}")
 
 
 def check_parts(manifest: Manifest, parts: list[Part], path: str) -> None:
@@ -235,11 +323,11 @@ def check_parts(manifest: Manifest, parts: list[Part], path: str) -> None:
         for part in parts:
             if (part.step, part.id) != (manifest.step, manifest.id):
                 raise ValueError(f"node {part.node}'s file belongs to another checkpoint")
-            last = 0
+            last, end = 0, sum(part.blocks[-1]) if part.blocks else 0
             for number, box, offset in sorted(part.pieces, key=lambda each: each[2]):
                 spec = manifest.specs[number]
                 nbytes = volume(box[1]) * item_bytes(spec.dtype)
-                if offset < last or offset + nbytes > part.size:
+                if offset < last or offset + nbytes > end:
                     raise ValueError(f"a piece of {spec.path!r} lies at {offset} in node {part.node}'s file")
                 last = offset + nbytes
                 boxes[number].append(box)

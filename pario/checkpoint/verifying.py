@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 
 from pario.checkpoint.manifest import MANIFEST, Manifest, Part, check_parts, part_name, read_manifest, read_part, sum_of
-from pario.checkpoint.store import Reader, read_small
+from pario.checkpoint.parts import PartReader
+from pario.checkpoint.store import read_small
 from pario.comm.memory import private_bytes
-from pario.errors import ChecksumError, FileError
+from pario.errors import ChecksumError, CorruptedError, FileError
 
 __all__ = ["described", "problems"]
 
@@ -38,14 +39,16 @@ def problems(folder: str, progress: Callable[[int], None] = lambda nbytes: None)
     found = []
     memory = private_bytes(max((nbytes for part in parts for _, nbytes in part.blocks), default=0))
     for part in parts:
-        path = os.path.join(folder, part.file)
         try:
-            with Reader(path, part.size) as reader:
-                for (offset, nbytes), total in zip(part.blocks, part.sums, strict=True):
-                    reader.read(memory[:nbytes], offset)
+            with PartReader(folder, part) as reader:
+                for file in range(len(part.files)):
+                    reader.open(file)
+                for number, (_, nbytes) in enumerate(part.blocks):
+                    try:
+                        reader.read(number, memory[:nbytes])
+                    except (ChecksumError, CorruptedError) as e:
+                        found.append(str(e))
                     progress(nbytes)
-                    if sum_of(memory[:nbytes]) != total:
-                        found.append(f"{path}: the checksum of {nbytes:,} bytes at {offset:,} is wrong")
         except FileError as e:
             found.append(str(e))
     return found

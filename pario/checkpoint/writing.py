@@ -24,12 +24,27 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from pario.checkpoint.board import CANCELLED, DONE, DRAINED, LEADERS, MOVED, OPENED, STRAIGHT, WRITTEN, Board
-from pario.checkpoint.layout import NodeFile
+from pario.checkpoint.board import (
+    CANCELLED,
+    CHOSEN,
+    CODED,
+    DONE,
+    DRAINED,
+    LEADERS,
+    MOVED,
+    OPENED,
+    STRAIGHT,
+    SUMMED,
+    TAKEN,
+    WRITTEN,
+    Board,
+)
+from pario.checkpoint.carrying import Write, carry_over
+from pario.checkpoint.layout import PAGE, NodeFile
 from pario.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -42,12 +57,15 @@ from pario.checkpoint.manifest import (
     sum_of,
 )
 from pario.checkpoint.store import ATTEMPT, Name, Writer, commit, discard, failed, listed, make_folder, write_small
+from pario.checkpoint.varying import Shape, Varying
 from pario.errors import CheckpointError, ReadError
 from pario.threads import Workers
 
-__all__ = ["Attempt", "FastTier", "Places", "Tiers", "WriteThread"]
+__all__ = ["Attempt", "FastTier", "Places", "Tier", "Tiers", "WriteThread"]
 
 _log = logging.getLogger("pario")
+
+Tier = Literal["fast", "slow"]
 
 #: Threads of one rank that write: a block is checked while another one is written.
 _THREADS = 2
@@ -132,12 +150,15 @@ class Attempt:
     manifest: Manifest
     file: NodeFile
     staging: np.ndarray = field(repr=False)
+    began: float = field(default_factory=time.monotonic)  # when `save` was called
     written: threading.Event = field(default_factory=threading.Event)  # the staging memory is free
     committed: threading.Event = field(default_factory=threading.Event)  # what this rank has to do for it is done
     drained: threading.Event = field(default_factory=threading.Event)  # and old ones are deleted
     error: CheckpointError | None = None
     staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
     straight: bool = False  # to the slow tier; known on the node's first rank when it is written
+    # When this node's part was durable on the tier that it was written to first; the whole on the slow one, on rank 0.
+    durable_at: dict[Tier, float] = field(default_factory=dict)
 
     def await_staged(self, nbytes: int) -> None:
         """Raises CheckpointError if the copy was given up."""
@@ -149,6 +170,10 @@ class Attempt:
     @property
     def name(self) -> Name:
         return Name(self.manifest.step, self.manifest.id)
+
+    def over(self, tier: Tier) -> threading.Event:
+        """Set when this rank has nothing left to do for it on that tier."""
+        return self.written if tier == "fast" else self.committed
 
     def fail(self, error: CheckpointError) -> None:
         if self.error is None:
@@ -173,8 +198,10 @@ class WriteThread:
     All waiting is bounded. Nothing here calls MPI.
     """
 
-    def __init__(self, places: Places, tiers: Tiers, board: Board, then: Callable[[Attempt, bool], None]) -> None:
-        self._places, self._tiers, self._board, self._then = places, tiers, board, then
+    def __init__(
+        self, places: Places, tiers: Tiers, board: Board, varying: Varying, then: Callable[[Attempt, bool], None]
+    ) -> None:
+        self._places, self._tiers, self._board, self._varying, self._then = places, tiers, board, varying, then
         self._line = Workers("pario-checkpoint", 1)
         self._writers = Workers("pario-checkpoint-write", _THREADS)
         self._stopped = False
@@ -202,13 +229,14 @@ class WriteThread:
         folder = ""
         try:
             try:
+                shape = self._prepared(attempt) if self._varying else None
                 if self._places.leads:
-                    folder, straight = self._open(attempt)
+                    folder, straight = self._open(attempt, shape)
                 else:
                     self._board.wait(OPENED, attempt.number, self, "the first rank of the node to make the file")
                     straight = self._board.get(STRAIGHT) == attempt.number
                     folder = self._attempt_folder(attempt, straight)
-                self._write(attempt, folder, straight)
+                self._write(attempt, folder, straight, shape)
             except CheckpointError as e:
                 raise e
             except Exception as e:
@@ -217,11 +245,13 @@ class WriteThread:
         except CheckpointError as e:
             attempt.fail(e)
             self._board.fail(attempt.number, str(e))
-            if self._places.leads and folder and not straight:
-                discard(folder)
+            if self._places.leads and not straight:
+                discard(folder or self._attempt_folder(attempt, False))
         if self._places.leads:
             if attempt.error is not None:
                 self._board.put(CANCELLED, attempt.number)
+            else:
+                attempt.durable_at["fast"] = time.monotonic()
             self._board.put(DONE, attempt.number)
             attempt.straight = straight
             attempt.written.set()
@@ -236,6 +266,37 @@ class WriteThread:
         attempt.committed.set()
         attempt.drained.set()
 
+    def _prepared(self, attempt: Attempt) -> Shape:
+        """Everything before the file can be made (varying.py). What comes back counts on the node's first rank."""
+        board, varying, file = self._board, self._varying, attempt.file
+        attempt.await_staged(file.staging_bytes)
+
+        def summed(number: int, at: int) -> None:
+            varying.sum(number, attempt.staging[at : at + file.blocks[number][1]])
+            self._move(file.blocks[number][1])
+
+        def coded(number: int, at: int) -> None:
+            nbytes = file.blocks[number][1]
+            varying.code(number, attempt.staging[at : at + -(-nbytes // PAGE) * PAGE], nbytes)
+            self._move(nbytes)
+
+        _all([self._writers.call(summed, *put) for put in file.puts])
+        board.mine(SUMMED, attempt.number)
+        shape = Shape()
+        if self._places.leads:
+            folder = self._attempt_folder(attempt, self._tiers.fast is None)
+            make_folder(folder)
+            board.wait(LEADERS + SUMMED, attempt.number, self, "the ranks of the node to look for what has changed")
+            shape = varying.choose(file, folder)
+            board.put(CHOSEN, attempt.number)
+        board.wait(CHOSEN, attempt.number, self, "the first rank of the node to look for what has changed")
+        _all([self._writers.call(coded, *put) for put in file.puts])
+        board.mine(CODED, attempt.number)
+        if self._places.leads:
+            board.wait(LEADERS + CODED, attempt.number, self, "the ranks of the node to pack their blocks")
+            varying.lay_out(file, shape)
+        return shape
+
     def _attempt_folder(self, attempt: Attempt, straight: bool) -> str:
         if straight:
             return os.path.join(self._tiers.slow, f"{ATTEMPT}{attempt.name}")
@@ -243,38 +304,41 @@ class WriteThread:
         name = attempt.name._replace(node=self._places.node, nodes=self._places.nodes)
         return os.path.join(self._tiers.fast.folder, f"{ATTEMPT}{name}")
 
-    def _open(self, attempt: Attempt) -> tuple[str, bool]:
+    def _open(self, attempt: Attempt, shape: Shape | None) -> tuple[str, bool]:
         """Make the folder and the file; (folder, whether it lies on the slow tier)."""
+        size = attempt.file.size if shape is None else shape.size
         straight = self._tiers.fast is None
         folder = self._attempt_folder(attempt, straight)
         began = time.monotonic()
         while True:
             try:
                 make_folder(folder)
-                Writer(self._file(folder), attempt.file.size, direct=False).close()
+                Writer(self._file(folder), size, direct=False).close()
                 break
             except OSError as e:
                 with suppress(OSError):
                     os.unlink(self._file(folder))
                 if straight or e.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                if not self._room_on_fast(attempt, began):
-                    discard(folder)
+                if not self._room_on_fast(attempt, size, began):
                     straight = True
-                    folder = self._attempt_folder(attempt, True)
+                    before, folder = folder, self._attempt_folder(attempt, True)
+                    for other in shape.others if shape is not None else ():
+                        make_folder(folder)
+                        carry_over(self._places.node, (other.id, other.size), before, folder, self._write_slow)
+                    discard(before)
         if straight:
             self._board.put(STRAIGHT, attempt.number)
         self._board.put(OPENED, attempt.number)
         return folder, straight
 
-    def _room_on_fast(self, attempt: Attempt, began: float) -> bool:
+    def _room_on_fast(self, attempt: Attempt, size: int, began: float) -> bool:
         """The fast tier is full: True to try again, False to write straight to the slow one. Raises OSError."""
         fast = self._tiers.fast
         assert fast is not None
         if fast.prune(all_of_them=True):
             return True
-        step, size = attempt.manifest.step, attempt.file.size
-        said = f"the fast tier {fast.folder} has no room for {size:,} bytes of step {step}"
+        said = f"the fast tier {fast.folder} has no room for {size:,} bytes of step {attempt.manifest.step}"
         if self._tiers.full == "slow":
             _log.warning("%s: this node writes straight to %s", said, self._tiers.slow)
             return False
@@ -289,12 +353,13 @@ class WriteThread:
     def _file(self, folder: str) -> str:
         return os.path.join(folder, part_name(self._places.node) + ".h5")
 
-    def _write(self, attempt: Attempt, folder: str, straight: bool) -> None:
+    def _write(self, attempt: Attempt, folder: str, straight: bool, shape: Shape | None) -> None:
         file, board = attempt.file, self._board
         writer = Writer(self._file(folder))
-        take = self._tiers.take if straight else _free
+        write = self._write_slow if straight else Writer.write
+        put = self._put if shape is None else self._put_varying
         try:
-            puts = [self._writers.call(self._put, attempt, writer, put, take) for put in file.puts]
+            puts = [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
             attempt.await_staged(file.staging_bytes)  # json holds the interpreter: not while `save` copies
             pieces, manifest = self._texts(attempt) if self._places.leads else ("", b"")  # meanwhile
             _all(puts)
@@ -302,18 +367,21 @@ class WriteThread:
             if not self._places.leads:
                 return
             board.wait(LEADERS + WRITTEN, attempt.number, self, "the ranks of the node to write their parts")
-            for offset, data in file.rest:
+            for offset, data in file.rest if shape is None else shape.rest:
                 writer.write(np.frombuffer(data, np.uint8), offset)
             writer.sync()
         finally:
             writer.close()
-        part = self._describe(attempt)
+        part = self._describe(attempt, shape)
         write_small(folder, part_name(part.node) + ".json", part_text(part, pieces), straight)
+        final = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(ATTEMPT) :])
+        if shape is not None:
+            self._varying.remember(file, part, shape, (folder, final))
         if not straight:
             assert self._tiers.fast is not None
             write_small(folder, MANIFEST, manifest, False)
             self._tiers.fast.begin(attempt.name)
-            commit(folder, os.path.join(self._tiers.fast.folder, os.path.basename(folder)[len(ATTEMPT) :]))
+            commit(folder, final)
             self._tiers.fast.prune()
 
     def _texts(self, attempt: Attempt) -> tuple[str, bytes]:
@@ -321,25 +389,41 @@ class WriteThread:
         fast = self._tiers.fast is not None
         if self._pieces[0] is not attempt.file:
             arrays = arrays_text(attempt.manifest.specs) if fast else ""
-            self._pieces = attempt.file, pieces_text(attempt.file.pieces), arrays
+            pieces = self._varying.compact(attempt.file)[0] if self._varying else attempt.file.pieces
+            self._pieces = attempt.file, pieces_text(pieces), arrays
         return self._pieces[1], manifest_text(attempt.manifest, self._pieces[2]) if fast else b""
 
-    def _put(self, attempt: Attempt, writer: Writer, put: tuple[int, int], take: Callable[[int], None]) -> None:
+    def _put(self, attempt: Attempt, writer: Writer, put: tuple[int, int], write: Write) -> None:
         number, at = put
         offset, nbytes = attempt.file.blocks[number]
         data = attempt.staging[at : at + nbytes]
         attempt.await_staged(at + nbytes)
         self._board.sums[number] = sum_of(data)
-        if take is _free:
-            writer.write(data, offset)
-        else:
-            write_limited(writer, data, offset, take, self.stopped)
+        write(writer, data, offset)
+        self._move(nbytes)
+
+    def _put_varying(self, attempt: Attempt, writer: Writer, put: tuple[int, int], write: Write) -> None:
+        (number, at), target = put, int(self._board.places[put[0]])
+        nbytes = attempt.file.blocks[number][1]
+        slot = attempt.staging[at : at + -(-nbytes // PAGE) * PAGE]
+        if target != TAKEN:
+            write(writer, slot[: self._varying.stored_bytes(number, nbytes)], target)
+            self._varying.clean(number, attempt.file, slot)
+        self._move(nbytes)
+
+    def _write_slow(self, writer: Writer, data: np.ndarray, offset: int) -> None:
+        write_limited(writer, data, offset, self._tiers.take, self.stopped)
+
+    def _move(self, nbytes: int) -> None:
+        """The others see that this rank goes on."""
         with self._lock:
             self._moved += nbytes
             self._board.mine(MOVED, self._moved)
 
-    def _describe(self, attempt: Attempt) -> Part:
+    def _describe(self, attempt: Attempt, shape: Shape | None) -> Part:
         file, manifest = attempt.file, attempt.manifest
+        if shape is not None:
+            return self._varying.described(manifest.step, manifest.id, file, shape)
         blocks = [(*block, int(total)) for block, total in zip(file.blocks, self._board.sums, strict=False)]
         blocks += [(offset, len(data), sum_of(data)) for offset, data in _cut(file.rest)]
         blocks.sort()
@@ -352,10 +436,6 @@ class WriteThread:
 def _cut(rest: list[tuple[int, bytes]], most: int = 32 << 20) -> list[tuple[int, bytes]]:
     """An index of many rows may be longer than a block."""
     return [(at + k, data[k : k + most]) for at, data in rest for k in range(0, len(data), most)]
-
-
-def _free(nbytes: int) -> None:
-    """The fast tier has no rate limit."""
 
 
 def _all(calls: list[Future[Any]]) -> None:

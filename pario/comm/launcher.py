@@ -21,6 +21,7 @@ __all__ = [
     "FIT_HINT",
     "Launcher",
     "interface_address",
+    "job_end",
     "job_name",
     "launched_rank",
     "launcher",
@@ -36,6 +37,8 @@ __all__ = [
 #: Variables with a scheduler's number of the job, with that of the step in it, and with the job's name.
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "COBALT_JOBID", "JOB_ID")
 _STEPS = ("SLURM_STEP_ID", "PALS_APID", "PMIX_NAMESPACE")
+#: When the scheduler will end the job, in seconds since 1970. (Slurm has it from 22.05 on.)
+_END = "SLURM_JOB_END_TIME"
 _JOB_NAMES = ("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME", "JOB_NAME")
 
 #: Variables with the number of processes.
@@ -133,6 +136,14 @@ def rank_and_size() -> tuple[int, int]:
 def node_name() -> str:
     """The scheduler's name for this node, if it has one; else the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def job_end() -> float | None:
+    """When the scheduler will end this job, in seconds since 1970; None if it does not say so."""
+    try:
+        return float(os.environ[_END])
+    except (KeyError, ValueError):
+        return None
 
 
 def job_name() -> tuple[str, str]:

@@ -4,10 +4,11 @@
     sbatch jobscripts/train_requeue.slurm
 
 On SIGUSR1 (the job script's announcement of the time limit) or SIGTERM (cancelled, preempted) all ranks finish the same
-step, save a checkpoint with the model and `loader.state_dict()`, and the script ends with status 0. After SIGUSR1 it
-leaves the file RUN/requeue, which asks the job script to put the job into the queue again. Started with the same --run
-it goes on at the next record, on any number of ranks. Checkpoints lie in RUN/checkpoints; with --fast they are written
-to a disk of each node first, and copied from there while the training goes on (docs/checkpoints.md).
+step, save a checkpoint with the model and `loader.state_dict()`, and the script ends with status 0. So they do without
+a signal when less time is left until the job's end than a checkpoint is measured to take. Where the time limit was the
+reason, the file RUN/requeue asks the job script to put the job into the queue again. Started with the same --run the
+script goes on at the next record, on any number of ranks. Checkpoints lie in RUN/checkpoints; with --fast they are
+written to a disk of each node first, and copied from there while the training goes on (docs/checkpoints.md).
 
 The data is an LMDB of Caffe Datum messages (python -m pario demo --folder digits makes one), the model a linear
 classifier in NumPy: what is yours to replace is `Model`. With torch, save `model.state_dict()` and
@@ -83,6 +84,12 @@ def train(args: argparse.Namespace, asked: list[float]) -> None:
             model.weights, steps = saved["weights"], saved["steps"]
             loader.load_state_dict(saved["loader"])
             say(f"going on in epoch {loader.epoch}, {len(loader)} steps left of it", flush=True)
+        first = steps
+
+        def save() -> Any:
+            """Returns when the weights are copied; the training goes on while they are written."""
+            return checkpoints.save(steps, {"weights": model.weights, "steps": steps, "loader": loader.state_dict()})
+
         while loader.epoch < args.epochs:
             epoch, seen, begin = loader.epoch, np.zeros(2), time.perf_counter()
             for batch in loader:
@@ -103,21 +110,22 @@ def train(args: argparse.Namespace, asked: list[float]) -> None:
                     time.sleep(args.step_ms / 1000)
                 if batch.step == 0:
                     say(f"epoch {epoch}: first step done", flush=True)
-                stop, again = mine[0] + mine[1] > 0, mine[1] > 0
+                late = checkpoints.must_save(args.end)  # alike on all ranks
+                stop, again = late or mine[0] + mine[1] > 0, mine[1] > 0 or (late and not mine[0])
                 if stop:
                     break
+                if steps == first + 1:
+                    save()  # early: a full disk shows now, and how long a checkpoint takes here is measured
             else:
                 seconds = time.perf_counter() - begin
                 count, loss = seen
                 say(f"epoch {epoch}: loss {loss / count:.4f}, {count:,.0f} records in {seconds:.1f} s", flush=True)
-            # Returns when the weights are copied; the next epoch goes on while they are written.
-            saving = checkpoints.save(
-                steps, {"weights": model.weights, "steps": steps, "loader": loader.state_dict()}
-            )
+            saving = save()
             if stop:
                 saving.wait()  # the job may go back into the queue when the checkpoint is complete
                 position = loader.state_dict()["position"]
-                say(f"asked to stop: saved in epoch {epoch} after {position} records", flush=True)
+                why = "asked to stop" if mine[:2].any() else "the time limit is near"
+                say(f"{why}: saved in epoch {epoch} after {position} records", flush=True)
                 if rank == 0 and again:
                     (args.run / "requeue").touch()
                 return
@@ -133,6 +141,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="an LMDB of Caffe Datum messages of one shape")
     parser.add_argument("--run", type=Path, default=Path("run"), help="directory of the checkpoints")
     parser.add_argument("--fast", type=Path, help="a directory on a disk of each node: checkpoints go there first")
+    parser.add_argument("--end", type=float, help="when the job ends, seconds since 1970 (default: as Slurm says)")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=32, help="records per rank and step")
     parser.add_argument("--classes", type=int, default=10, help="labels are 0 ... classes - 1")

@@ -311,7 +311,7 @@ def test_the_time_limit_interrupts_and_no_record_is_lost_or_seen_twice(
     """Slurm's own signal before the time limit, its shortest one: it comes 10 to 40 s after the start."""
     run = tmp_path / "run"
     env |= {"RUN": str(run), "SCRIPT": str(ROOT / "examples" / "train_requeue.py")}
-    script = requeue_script(tmp_path, "--batch-size 4 --step-ms 1100")  # 38 steps
+    script = requeue_script(tmp_path, "--batch-size 4 --step-ms 1100 --end 4e9")  # 38 steps; the signal alone counts
     job = cluster.submit(*FOUR, "--time=1", "--signal=B:USR1@20", script, cwd=tmp_path, env=env)
     output = tmp_path / f"train_requeue-{job}.out"
     until(cluster, job, "goes back into the queue", 120, output)
@@ -326,6 +326,22 @@ def test_the_time_limit_interrupts_and_no_record_is_lost_or_seen_twice(
     assert "going on in epoch 0" in done.output
     assert once(run)
     assert len(list(run.glob("ids-*.txt"))) == 4
+
+
+def test_without_a_signal_the_measured_time_ends_the_piece(
+    cluster: Cluster, env: dict[str, str], tmp_path: Path
+) -> None:
+    """Slurm says when the job ends, and the script saves before that."""
+    run = tmp_path / "run"
+    env |= {"RUN": str(run), "SCRIPT": str(ROOT / "examples" / "train_requeue.py")}
+    script = requeue_script(tmp_path, "--batch-size 4 --step-ms 3000")  # 38 steps
+    job = cluster.submit(*FOUR, "--time=1", "--signal=B:CONT@1", script, cwd=tmp_path, env=env)
+    output = tmp_path / f"train_requeue-{job}.out"
+    until(cluster, job, "goes back into the queue", 120, output)
+    cluster.say("scancel", str(job))
+    said = cluster.output({}, output)
+    assert f"the time limit is near: saved in epoch 0 after {len(seen(run))} records" in said
+    assert set(seen(run).values()) == {1}
 
 
 def test_requeued_under_mpiexec(cluster: Cluster, env: dict[str, str], tmp_path: Path) -> None:
