@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -34,6 +35,10 @@ class Packed(NamedTuple):
 
     key: bytes
     packing: Packing
+
+
+#: What sendfile says where a file system has no splicing.
+_CANNOT_SEND = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Database:
@@ -119,6 +124,35 @@ class Database:
         failures = packed.packing.unpack(records, np.asarray(out), zero, np.array([out.nbytes], np.int64))
         if failures:
             raise self._damaged(node, f"a packed value is damaged: {failures[0][1]}")
+
+    def send(self, node: Node, fd: int) -> bool:
+        """Let the kernel copy the record into `fd`, an empty file. False: it cannot, and nothing is written."""
+        if self.packed is not None or not node.flags & F_BIGDATA:
+            return False
+        try:
+            run = node.overflow()
+            size = self._snapshot.header
+            check_overflow(self._fetcher.pread(run.offset - size, size), run, self._snapshot)
+            if not self._send(fd, run.offset, node.nbytes):
+                return False
+        except ParioError as e:
+            raise e.at(path=self._fetcher.path, key=node.key) from None
+        check_snapshot(self._fetcher, self._snapshot)
+        return True
+
+    def _send(self, fd: int, offset: int, nbytes: int) -> bool:
+        done = 0
+        while done < nbytes:
+            try:
+                got = os.sendfile(fd, self._fetcher.fileno(), offset + done, nbytes - done)
+            except OSError as e:
+                if not done and e.errno in _CANNOT_SEND:
+                    return False
+                raise
+            if not got:
+                raise read_error(self._fetcher.path, offset, nbytes, done, 0)
+            done += got
+        return True
 
     def read_part(self, node: Node, offset: int, nbytes: int) -> bytes:
         """Bytes [offset, offset + nbytes) of the record, or up to its end. Of a packed record all of it is unpacked."""

@@ -25,7 +25,7 @@ from pario.errors import ParioError
 from pario.files.numbers import ARCHITECTURE, Machine, machine
 
 __all__ = [
-    "OTHER_WAY", "Gone", "Listener", "Memory", "check_kernel", "filter_program", "install", "raw_call", "set_subreaper",
+    "OTHER_WAY", "Gone", "Listener", "Memory", "Receiver", "check_kernel", "filter_program", "install", "raw_call", "set_subreaper",
 ]  # fmt: skip
 
 _MODE_FILTER, _ACTION_AVAILABLE, _NOTIFICATION_SIZES = 1, 2, 3
@@ -166,25 +166,14 @@ def set_subreaper() -> None:
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-class Listener:
-    """Receives calls and answers them. For one thread."""
+class Receiver:
+    """Receives calls. For one thread; there may be several."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
         self._fd = ctypes.c_int(fd)
         self._notification = bytearray(_NOTIFICATION.size)
-        self._answer = bytearray(_ANSWER.size)
-        self._added = bytearray(_ADDED.size)
-        self._valid = ctypes.c_uint64()
-        here = ctypes.c_char.from_buffer
-        self._kept = [here(each) for each in (self._notification, self._answer, self._added)]
-        self._receive = (ctypes.c_ulong(_RECEIVE), ctypes.byref(self._kept[0]))
-        self._send = (ctypes.c_ulong(_SEND), ctypes.byref(self._kept[1]))
-        self._add = (ctypes.c_ulong(_ADD), ctypes.byref(self._kept[2]))
-        self._ask = (ctypes.c_ulong(_VALID), ctypes.byref(self._valid))
-        self._at_once = True
-        # Linux >= 6.6: the supervisor wakes on the caller's processor, which sleeps anyway. Older ones refuse.
-        _ioctl(self._fd, ctypes.c_ulong(_SET_FLAGS), ctypes.c_ulong(_SAME_CPU))
+        self._kept = ctypes.c_char.from_buffer(self._notification)
+        self._receive = (ctypes.c_ulong(_RECEIVE), ctypes.byref(self._kept))
 
     def receive(self) -> tuple[int, ...] | None:
         """The next call: id, thread, flags, number, architecture, instruction pointer, six arguments. None for one that
@@ -196,6 +185,35 @@ class Listener:
                 return None
             raise OSError(number, os.strerror(number))
         return _NOTIFICATION.unpack(self._notification)
+
+
+class Listener:
+    """Answers calls. For one thread at a time."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._fd = ctypes.c_int(fd)
+        self._answer = bytearray(_ANSWER.size)
+        self._added = bytearray(_ADDED.size)
+        self._valid = ctypes.c_uint64()
+        here = ctypes.c_char.from_buffer
+        self._kept = [here(each) for each in (self._answer, self._added)]
+        self._send = (ctypes.c_ulong(_SEND), ctypes.byref(self._kept[0]))
+        self._add = (ctypes.c_ulong(_ADD), ctypes.byref(self._kept[1]))
+        self._ask = (ctypes.c_ulong(_VALID), ctypes.byref(self._valid))
+        self._at_once = True
+        # Linux >= 6.6: the supervisor wakes on the caller's processor, which sleeps anyway. Older ones refuse.
+        _ioctl(self._fd, ctypes.c_ulong(_SET_FLAGS), ctypes.c_ulong(_SAME_CPU))
+
+    def can_hand(self) -> bool:
+        """Whether the kernel can put descriptors into programs (Linux >= 5.9)."""
+        try:
+            self._install(0, self.fd, 0, 0)
+        except Gone:  # it has looked for a call of this id
+            return True
+        except OSError:
+            return False
+        return True
 
     def go_on(self, call: int) -> None:
         """The kernel does the call as if there were no view."""
