@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from pario.files.kernel_stat import stat_bytes, statfs_bytes, statx_bytes
 from pario.files.moving import change_folder
-from pario.files.notify import raw_call
+from pario.files.notify import quick_close, raw_call
 from pario.files.spots import Spot
 from pario.files.view import AT_FDCWD, Call, Node, View
 
@@ -72,7 +72,7 @@ def _open(view: View, call: Call, spot: Spot, flags: int) -> None:
     try:
         view.listener.hand(call[_ID], fd, flags)
     finally:
-        os.close(fd)
+        quick_close(fd)
 
 
 def _has_parent(view: View, spot: Spot) -> bool:

@@ -19,6 +19,7 @@ from pario.format.meta import Snapshot
 from pario.format.page import Node, OverflowRun, check_overflow
 from pario.format.tree import clean_name
 from pario.locate.hidden import is_entry, looks_reserved
+from pario.machine import file_system_of
 from pario.records import Records
 
 if TYPE_CHECKING:
@@ -126,19 +127,41 @@ class Database:
             raise self._damaged(node, f"a packed value is damaged: {failures[0][1]}")
 
     def send(self, node: Node, fd: int) -> bool:
-        """Let the kernel copy the record into `fd`, an empty file. False: it cannot, and nothing is written."""
+        """Let the kernel copy the record into `fd`, an empty file. False: it is better read, and nothing is written."""
         if self.packed is not None or not node.flags & F_BIGDATA:
             return False
         try:
             run = node.overflow()
-            size = self._snapshot.header
-            check_overflow(self._fetcher.pread(run.offset - size, size), run, self._snapshot)
+            head = self._quick_head(run, node.nbytes)
+            if head is None:
+                return False
+            check_overflow(head, run, self._snapshot)
             if not self._send(fd, run.offset, node.nbytes):
                 return False
         except ParioError as e:
             raise e.at(path=self._fetcher.path, key=node.key) from None
         check_snapshot(self._fetcher, self._snapshot)
         return True
+
+    @cached_property
+    def _in_memory(self) -> bool:
+        path = self._fetcher.path
+        return file_system_of(path, self._fetcher.files[0].status().st_dev).kind == "memory"
+
+    def _quick_head(self, run: OverflowRun, nbytes: int) -> bytes | None:
+        """The header of a value whose ends are in memory. None: the kernel would ask the storage for it in pieces of
+        64 KiB, one after the other, where one read asks for the whole."""
+        size = self._snapshot.header
+        if self._in_memory:
+            return self._fetcher.pread(run.offset - size, size)
+        fd, head, end = self._fetcher.fileno(), bytearray(size), bytearray(1)
+        try:
+            for buffer, offset in ((head, run.offset - size), (end, run.offset + nbytes - 1)):
+                if os.preadv(fd, [buffer], offset, os.RWF_NOWAIT) < len(buffer):
+                    return None
+        except (OSError, AttributeError):
+            return None
+        return bytes(head)
 
     def _send(self, fd: int, offset: int, nbytes: int) -> bool:
         done = 0

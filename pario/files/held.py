@@ -16,15 +16,18 @@ fifth, but pages that sendfile or splice have put into a pipe are still the file
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import NamedTuple, Protocol
+
+from pario.files.crew import Crew
+from pario.files.notify import quick_open
 
 __all__ = ["Held", "HeldFiles", "Source", "Wanted"]
 
@@ -37,6 +40,9 @@ _KEPT_FLAGS = os.O_NONBLOCK | os.O_NOATIME
 _OWN_BYTES = 4096
 #: Larger files that the kernel cannot copy are read straight into their memory.
 _SCRATCH_BYTES = 4 << 20
+#: Programs wait for other calls than that for a file which is larger, or whose storage was slower before, no longer than
+#: a moment.
+_LARGE_BYTES, _SLOW_S = 1 << 20, 1e-3
 #: Of a memfd's name.
 _LONGEST_NAME = 249
 #: What a memfd is called whose path is longer.
@@ -120,14 +126,15 @@ class HeldFiles:
     """Files that were asked for last. Programs keep what they have open, whatever is given up here.
 
     most_bytes, most_files : bounds of what is kept
-    lock : held by who calls; given up as long as a file is filled, so that others are served meanwhile
+    crew : whoever calls has its lock, which is given up as long as a file is filled
     """
 
-    def __init__(self, most_bytes: int, most_files: int, lock: threading.Lock) -> None:
+    def __init__(self, most_bytes: int, most_files: int, crew: Crew) -> None:
         self._most_bytes, self._most_files = most_bytes, most_files
         self._files: OrderedDict[Hashable, Held] = OrderedDict()
         self._scratches: list[bytearray] = []
-        self._lock = lock
+        self._crew = crew
+        self._slow = False
         #: reopening a memfd by its number there is half the price of by its whole path
         self._numbers = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.nbytes = 0
@@ -148,9 +155,7 @@ class HeldFiles:
             held = self._new(wanted)
         if not held.filled:
             self._fill(wanted.key, held, source)
-        return os.open(
-            b"%d" % held.fd, os.O_RDONLY | os.O_CLOEXEC | flags & _KEPT_FLAGS, dir_fd=self._numbers
-        )
+        return quick_open(self._numbers, b"%d" % held.fd, os.O_RDONLY | os.O_CLOEXEC | flags & _KEPT_FLAGS)
 
     def _known(self, key: Hashable) -> Held | None:
         """None: there is no such file. Waits for a thread that fills it."""
@@ -159,7 +164,7 @@ class HeldFiles:
             if busy is None:
                 self._files.move_to_end(key)
                 return held
-            with self._given_up():
+            with self._crew.given_up(another=True):
                 busy.wait()
         return None
 
@@ -173,8 +178,10 @@ class HeldFiles:
         held.busy = busy = threading.Event()
         scratch = self._scratches.pop() if self._scratches else bytearray(_SCRATCH_BYTES)
         try:
-            with self._given_up():
+            begin = time.monotonic()
+            with self._crew.given_up(another=self._slow or held.size > _LARGE_BYTES):
                 held.fill(source, scratch)
+            self._slow = time.monotonic() - begin > _SLOW_S
             self.nbytes += held.size
             self._make_room(0, 0, keep=key)
         except BaseException:
@@ -184,14 +191,6 @@ class HeldFiles:
             self._scratches.append(scratch)
             held.busy = None
             busy.set()
-
-    @contextlib.contextmanager
-    def _given_up(self) -> Iterator[None]:
-        self._lock.release()
-        try:
-            yield
-        finally:
-            self._lock.acquire()
 
     def _make_room(self, nbytes: int, files: int, keep: Hashable = None) -> None:
         while self.nbytes + nbytes > self._most_bytes or len(self._files) + files > self._most_files:

@@ -1,8 +1,8 @@
 """The supervisor's loop: receives calls and answers each of them, whatever happens.
 
-Several threads wait for calls, so that the kernel hands a call over at once, also while another is being answered: until
-then a signal would end the call with EINTR, which `open` never does on a disk (four programs with a timer of 1 kHz: with
-one thread a fifth of their calls ended so). One thread at a time answers, except that records are read side by side.
+The kernel hands a call over when somebody receives it. Until then a signal ends the call with EINTR, which `open` never
+does on a disk. So as long as calls have to wait, more threads receive them (crew.py), and records are read side by side;
+otherwise one thread at a time answers.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import select
-import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from pario.errors import ParioError, SnapshotError
 from pario.files.beyond import beyond, say_link
 from pario.files.calls import CHANGES, ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, change_opened, signed
+from pario.files.crew import Duty
 from pario.files.notify import Gone, Receiver
 from pario.files.numbers import CALLS, NUMBERS, machine
 from pario.files.spots import Escaped, Spot, has_dots
@@ -24,9 +24,6 @@ from pario.files.view import AT_FDCWD, Call, View
 from pario.files.writing import ends, renames, writes
 
 __all__ = ["serve"]
-
-#: Calls that are received at once, and records that are read side by side from a slow store.
-_THREADS = 8
 
 _ARGUMENTS = 6
 
@@ -58,27 +55,10 @@ def _ways() -> dict[int, _Way]:
 
 def serve(view: View) -> None:
     """Until no program is left that has the filter. Raises what a thread raises: then calls have no answer any more."""
-    failed: list[BaseException] = []
-    ended = threading.Semaphore(0)
-
-    def work() -> None:
-        try:
-            _serve(view)
-        except BaseException as e:
-            failed.append(e)
-        finally:
-            ended.release()
-
-    crew = [threading.Thread(target=work, daemon=True) for _ in range(_THREADS)]
-    for each in crew:
-        each.start()
-    for _ in crew:
-        ended.acquire()
-        if failed:
-            raise failed[0]
+    view.crew.work(lambda duty: _serve(view, duty))
 
 
-def _serve(view: View) -> None:
+def _serve(view: View, duty: Duty) -> None:
     ways = _ways()
     others: dict[int, Callable[[View, Call], None]] = {
         NUMBERS[name]: answer for name, answer in ON_DESCRIPTORS.items() if name in NUMBERS
@@ -90,14 +70,14 @@ def _serve(view: View) -> None:
     listener, heads = view.listener, view.heads
     receiver = Receiver(listener.fd)
     receive, go_on, path_of = receiver.receive, listener.go_on, view.memory.path
-    acquire, release = view.lock.acquire, view.lock.release
+    begin, end = duty.begin, duty.end
     while True:
         call = receive()
         if call is None:
             if _over(listener.fd):
                 return
             continue
-        acquire()
+        begin(receiver.others_wait)
         try:
             way = ways.get(call[3])
             if way is None:
@@ -119,7 +99,7 @@ def _serve(view: View) -> None:
             else:
                 _answer(view, call, _one_path, way, path)
         finally:
-            release()
+            end()
 
 
 def _over(fd: int) -> bool:

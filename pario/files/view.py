@@ -6,12 +6,12 @@ import contextlib
 import errno
 import os
 import re
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+from pario.files.crew import Crew
 from pario.files.held import Held, HeldFiles, Wanted
 from pario.files.notify import Listener, Memory
 from pario.files.outputs import Outputs
@@ -90,14 +90,14 @@ class View:
         limits: Limits,
         outputs: Outputs | None = None,
     ) -> None:
-        #: for everything here: whoever answers a call has it, and gives it up as long as a file is read
-        self.lock = threading.Lock()
+        #: its lock guards everything here
+        self.crew = Crew()
         self.roots = roots
         self.outputs = outputs
         self.listener = listener
         self.memory = Memory()
         self.skeleton = Skeleton()
-        self.held = HeldFiles(limits.held_bytes, limits.held_files, self.lock)
+        self.held = HeldFiles(limits.held_bytes, limits.held_files, self.crew)
         prefixes = [prefix for prefix, _ in roots]
         if outputs is not None:
             outputs.root = len(roots)
