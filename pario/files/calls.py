@@ -294,12 +294,16 @@ def _make(view: View, call: Call, spot: Spot) -> None:
 _change = _refused(errno.EROFS)
 
 
+def _is_of_records(view: View, real: bytes) -> bool:
+    spot = view.opened(real)
+    return spot is not None and (view.outputs is None or spot.root != view.outputs.root)
+
+
 def change_opened(view: View, call: Call) -> None:
     """Mode, owner, times and attributes by a descriptor: it is that of all who have the file open."""
     real = view.link(call[_THREAD], signed(_argument(call, 0)))
-    if real is not None and (view.opened(real) is not None or real == _LONG_NAME):
-        if view.outputs is None or view.outputs.below(real) is None:
-            raise _error(errno.EROFS)
+    if real is not None and (real == _LONG_NAME or _is_of_records(view, real)):
+        raise _error(errno.EROFS)
     view.listener.go_on(call[_ID])
 
 

@@ -22,13 +22,13 @@ _CALM = 64
 class Crew:
     """The threads that answer calls, one at a time.
 
-    lock : whoever answers a call has it
+    lock : whoever answers a call has it; resting : threads that receive no calls now
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._wanted = threading.Semaphore(0)
-        self._resting = 0
+        self.resting = 0
         self._failed: list[BaseException] = []
         self._ended = threading.Semaphore(0)
 
@@ -53,13 +53,13 @@ class Crew:
 
     def _rest(self) -> None:
         with self.lock:
-            self._resting += 1
+            self.resting += 1
         self._wanted.acquire()
 
     def call_another(self) -> None:
         """One more thread is to receive calls. The lock is held."""
-        if self._resting:
-            self._resting -= 1
+        if self.resting:
+            self.resting -= 1
             self._wanted.release()
 
     @contextlib.contextmanager

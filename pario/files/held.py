@@ -40,8 +40,7 @@ _KEPT_FLAGS = os.O_NONBLOCK | os.O_NOATIME
 _OWN_BYTES = 4096
 #: Larger files that the kernel cannot copy are read straight into their memory.
 _SCRATCH_BYTES = 4 << 20
-#: Programs wait for other calls than that for a file which is larger, or whose storage was slower before, no longer than
-#: a moment.
+#: A thread that reads a file as large, or has just read one as slowly, has another thread answer calls meanwhile.
 _LARGE_BYTES, _SLOW_S = 1 << 20, 1e-3
 #: Of a memfd's name.
 _LONGEST_NAME = 249
@@ -81,7 +80,7 @@ def _memfd(name: bytes) -> int:
 
 
 class Held:
-    """One file. fd : its memfd; filled : the contents are there, and sealed; busy : set as long as a thread fills it."""
+    """One file. fd : its memfd; filled : the contents are there, sealed; busy : a thread fills it, and will set this"""
 
     __slots__ = ("_mtime", "busy", "fd", "filled", "size")
 

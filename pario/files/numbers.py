@@ -1,8 +1,8 @@
 """The system calls that a view answers: their numbers, and where in their arguments a path stands.
 
 Every call that takes the path of a file is here, because a filter sees numbers and addresses, and cannot read the path
-behind an address; not those of an administrator (mount, swapon, quotactl, ...) and the addresses of sockets. Of calls on
-descriptors there are those that would change what others see; read, lseek, mmap, fstat and the rest stay the kernel's.
+behind an address; not those of an administrator (mount, swapon, quotactl, ...) and the addresses of sockets. Calls on
+descriptors are here if they change what others see. The rest, read, lseek, mmap, fstat, ..., stay the kernel's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The supervisor's loop: receives calls and answers each of them, whatever happens.
 
 The kernel hands a call over when somebody receives it. Until then a signal ends the call with EINTR, which `open` never
-does on a disk. So as long as calls have to wait, more threads receive them (crew.py), and records are read side by side;
-otherwise one thread at a time answers.
+does on a disk. So more threads receive calls as long as some have to wait (crew.py). One at a time answers, except that
+records are read side by side.
 """
 
 from __future__ import annotations
