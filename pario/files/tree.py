@@ -20,6 +20,7 @@ from pario.errors import ClosedError, DatabaseError, OptionError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset
 from pario.fetch.snapshot import read_snapshot
+from pario.files.copies import served_copy
 from pario.files.database import Database, as_bytes
 from pario.files.folders import has_prefix, is_folder, parts_of
 from pario.files.keys import Leaf
@@ -220,7 +221,7 @@ class Tree:
                 break
             prefix += part + b"/"
         else:
-            found = self._record(db, prefix, names[-1]) or self._folder(db, prefix, names[-1])
+            found = self._record(db, prefix, names[-1]) or _folder(self._namer, db, prefix, names[-1])
             if found is not None:
                 return found
         return self._in_named(db, names) if db.name is None else None
@@ -263,12 +264,6 @@ class Tree:
                 return _record_node(db, leaf, i)
         return None
 
-    def _folder(self, db: Database, prefix: bytes, name: str) -> Node | None:
-        part = self._namer.component(db, prefix, name)
-        if part is None or not has_prefix(db, prefix + part + b"/"):
-            return None
-        return _folder_node(db, prefix + part + b"/")
-
     # -- keys to names -------------------------------------------------------------------------------------------------
 
     def _list(self, db: Database, prefix: bytes, start: Node | None = None) -> Iterator[tuple[str, Node]]:
@@ -307,7 +302,7 @@ def _root_of(name: str, path: str) -> Node:
     """The folder of an LMDB, opened."""
     fetcher = open_dataset(path, PosixFetcher)
     snapshot = read_snapshot(fetcher)
-    db = Database(fetcher, snapshot, snapshot.main)
+    db = Database(fetcher, snapshot, snapshot.main, copy=served_copy(fetcher, snapshot))
     db.number = _number(name.encode("utf-8", "surrogateescape"), _ROOT) if name else _ROOT
     return _folder_node(db, b"")
 
@@ -323,6 +318,13 @@ def _opened(folder: _Folder) -> Database:
 def _folder_node(db: Database, prefix: bytes) -> Node:
     number = _number(prefix, db.number) if prefix else db.number
     return Node(FOLDER, number, 0, db.mtime, _Folder(db, prefix))
+
+
+def _folder(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None:
+    part = namer.component(db, prefix, name)
+    if part is None or not has_prefix(db, prefix + part + b"/"):
+        return None
+    return _folder_node(db, prefix + part + b"/")
 
 
 def _key_of(node: Node) -> bytes:
