@@ -389,6 +389,24 @@ def test_held_files_are_sealed_and_bounded() -> None:
     assert held.nbytes == 0
 
 
+def test_open_files_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is given up first; then opening fails, before the kernel kills anybody."""
+    crew = Crew()
+    held = HeldFiles(1 << 30, 100, crew)
+    free = [3 << 30]
+    monkeypatch.setattr("pario.files.held.memory", lambda swap: (4 << 30, free[0]))
+    data = bytes(70 << 20)
+    with crew.lock:
+        os.close(held.open(Wanted("first", b"/first", len(data), 1.0), _Bytes(data, True), os.O_RDONLY))
+        free[0] = 100 << 20
+        with pytest.raises(OSError, match="leaves 104,857,600 bytes") as failed:
+            held.open(Wanted("second", b"/second", len(data), 1.0), _Bytes(data, True), os.O_RDONLY)
+        assert failed.value.errno == errno.ENOMEM
+        assert held.nbytes == 0
+        os.close(held.open(Wanted("small", b"/small", 5, 1.0), _Bytes(b"small", True), os.O_RDONLY))
+        held.close()
+
+
 def test_a_file_that_is_read_is_waited_for_and_stops_nobody() -> None:
     """Two ask for one file: it is read once, both get it, and others are answered meanwhile."""
     crew = Crew()

@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 
 from pario.files.crew import Crew
 from pario.files.notify import quick_open
+from pario.machine import memory
 
 __all__ = ["Held", "HeldFiles", "Source", "Wanted"]
 
@@ -42,6 +43,8 @@ _OWN_BYTES = 4096
 _SCRATCH_BYTES = 4 << 20
 #: A thread that reads a file as large, or has just read one as slowly, has another thread answer calls meanwhile.
 _LARGE_BYTES, _SLOW_S = 1 << 20, 1e-3
+#: How often the memory that is left is looked at; and that much, and a part of all, stays free for programs.
+_LOOK_BYTES, _LEFT_SHARE = 64 << 20, 32
 #: Of a memfd's name.
 _LONGEST_NAME = 249
 #: What a memfd is called whose path is longer.
@@ -134,6 +137,7 @@ class HeldFiles:
         self._scratches: list[bytearray] = []
         self._crew = crew
         self._slow = False
+        self._unseen = 0
         #: reopening a memfd by its number there is half the price of by its whole path
         self._numbers = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.nbytes = 0
@@ -174,6 +178,11 @@ class HeldFiles:
         return held
 
     def _fill(self, key: Hashable, held: Held, source: Source) -> None:
+        try:
+            self._find_memory(held.size, key)
+        except BaseException:
+            self._drop(key)
+            raise
         held.busy = busy = threading.Event()
         scratch = self._scratches.pop() if self._scratches else bytearray(_SCRATCH_BYTES)
         try:
@@ -190,6 +199,25 @@ class HeldFiles:
             self._scratches.append(scratch)
             held.busy = None
             busy.set()
+
+    def _find_memory(self, nbytes: int, keep: Hashable) -> None:
+        """Raises OSError (ENOMEM): what programs have open fills the memory of this machine or control group, and the
+        kernel would kill one of them, or the supervisor, instead."""
+        self._unseen += nbytes
+        if self._unseen < _LOOK_BYTES:
+            return
+        self._unseen = 0
+        for give_up in (True, False):
+            total, free = memory(swap=False)
+            if free >= nbytes + _LOOK_BYTES + total // _LEFT_SHARE or not total:
+                return
+            if give_up:
+                for key in [key for key, held in self._files.items() if held.busy is None and key != keep]:
+                    self._drop(key)
+        raise OSError(
+            errno.ENOMEM,
+            f"what programs have open leaves {free:,} bytes of memory, and a file of {nbytes:,} is to be opened",
+        )
 
     def _make_room(self, nbytes: int, files: int, keep: Hashable = None) -> None:
         while self.nbytes + nbytes > self._most_bytes or len(self._files) + files > self._most_files:

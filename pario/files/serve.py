@@ -122,7 +122,7 @@ def _answer(view: View, call: Call, answer: Callable[..., None], *arguments: obj
     except OSError as e:
         number = e.errno if e.errno and e.errno > 0 else errno.EIO
         view.listener.refuse(call[0], number)
-        if isinstance(e, ParioError):
+        if isinstance(e, ParioError) or number == errno.ENOMEM:
             view.report(e, number)
     except MemoryError:
         view.listener.refuse(call[0], errno.ENOMEM)
