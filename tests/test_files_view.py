@@ -231,6 +231,99 @@ def test_what_cannot_run_says_why(shown: tuple[str, Path, Path]) -> None:
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"pario-view-{os.getuid()}-")]
 
 
+#: under the view: two listings of one folder in turns; a writer comes meanwhile, whose LMDB is argv[2]
+LISTINGS = """
+import errno, os, sys
+import lmdb
+view, path = sys.argv[1:]
+one, other = os.scandir(view + "/many"), os.scandir(view + "/many")
+names = [[], []]
+for _ in range(20000):
+    for k, each in enumerate((one, other)):
+        found = next(each, None)
+        if found:
+            names[k].append(found.name)
+assert names[0] == names[1] and len(names[0]) == 20000 and names[0][7] == "00007%0A", len(names[0])
+assert open(view + "/caf\u00e9", "rb").read() == b"1"
+assert os.readlink(f"/proc/self/fd/{os.open(view + '/caf\u00e9', os.O_RDONLY)}") == view + "/caf\u00e9"
+for k in range(3):
+    with lmdb.open(path) as env, env.begin(write=True) as txn:
+        txn.put(b"new", b"%d" % k * 100000)
+try:
+    open(view + "/large", "rb").close()
+except OSError as e:
+    assert e.errno == errno.ESTALE, e
+else:
+    raise AssertionError("a file that a writer may have changed")
+print("all is well")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("utf8", [True, False])
+def test_large_folders_other_alphabets_and_writers(tmp_path: Path, utf8: bool) -> None:
+    top = tmp_path.resolve()
+    files = {f"many/{k:05d}\n": b"1" for k in range(20000)}
+    write_lmdb(top / "set.lmdb", {**files, "caf\u00e9": b"1", "large": bytes(100_000)})
+    # A supervisor whose own file names are ASCII.
+    env = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "POSIX"}
+    program = [sys.executable, "-X", "utf8", "-c", LISTINGS, f"{top}/data", f"{top}/set.lmdb"]
+    done = under(f"{top}/set.lmdb={top}/data", *program, env=os.environ if utf8 else env)
+    assert (done.returncode, done.stdout) == (0, "all is well\n"), done.stderr
+    assert "SnapshotError" in done.stderr
+    assert "programs get ESTALE" in done.stderr
+
+
+#: under the view: processes that open, list and change folders die at random moments, and the supervisor loses nothing
+DYING = """
+import os, random, subprocess, sys, time
+view = sys.argv[1]
+WORK = '''
+import os, sys, threading
+def work():
+    while True:
+        for name in ("one", "a/three"):
+            fd = os.open(sys.argv[1] + "/" + name, os.O_RDONLY); os.stat(sys.argv[1] + "/" + name); os.close(fd)
+        os.listdir(sys.argv[1] + "/a"); os.chdir(sys.argv[1] + "/a/b")
+for _ in range(4):
+    threading.Thread(target=work).start()
+'''
+def open_files():
+    return len(os.listdir(f"/proc/{os.getppid()}/fd"))
+rng = random.Random(3)
+before = open_files()
+for _ in range(20):
+    crew = [subprocess.Popen([sys.executable, "-S", "-c", WORK, view], stderr=subprocess.DEVNULL) for _ in range(2)]
+    time.sleep(rng.random() / 4)
+    for each in crew:
+        each.kill()
+    for each in crew:
+        each.wait()
+assert open(view + "/a/b/two", "rb").read() == b"2" * 5000
+assert open_files() <= before + 4, (before, open_files())
+print("all is well")
+"""
+
+
+@pytest.mark.full
+def test_programs_that_die_leave_nothing_in_the_supervisor(shown: tuple[str, Path, Path]) -> None:
+    done = under(shown[0], sys.executable, "-c", DYING, str(shown[1]))
+    assert (done.returncode, done.stdout) == (0, "all is well\n"), done.stderr
+
+
+@pytest.mark.full
+def test_a_kernel_that_hands_no_descriptors_over(shown: tuple[str, Path, Path]) -> None:
+    code = f"""
+from pario.commands.view import view
+from pario.files import notify
+notify.Listener.can_hand = lambda self: False
+view([{shown[0]!r}, "sleep", "1000"], False, "1GiB")"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert "needs Linux 5.9" in done.stderr
+    assert "pario mount" in done.stderr
+
+
 @pytest.mark.full
 def test_signals_reach_the_program(shown: tuple[str, Path, Path]) -> None:
     words = [sys.executable, "-m", "pario", "view", shown[0], "--", "sh", "-c"]
