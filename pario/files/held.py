@@ -21,7 +21,6 @@ import fcntl
 import mmap
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol
@@ -41,8 +40,8 @@ _KEPT_FLAGS = os.O_NONBLOCK | os.O_NOATIME
 _OWN_BYTES = 4096
 #: Larger files that the kernel cannot copy are read straight into their memory.
 _SCRATCH_BYTES = 4 << 20
-#: A thread that reads a file as large, or has just read one as slowly, has another thread answer calls meanwhile.
-_LARGE_BYTES, _SLOW_S = 1 << 20, 1e-3
+#: While a larger file is copied, another thread answers calls.
+_LARGE_BYTES = 1 << 20
 #: How often the memory that is left is looked at; and that much, and a part of all, stays free for programs.
 _LOOK_BYTES, _LEFT_SHARE = 64 << 20, 32
 #: Of a memfd's name.
@@ -104,19 +103,21 @@ class Held:
         os.ftruncate(self.fd, self.size)
         os.utime(self.fd, (self._mtime, self._mtime))
 
-    def fill(self, source: Source, scratch: bytearray) -> None:
+    def read(self, source: Source, scratch: bytearray) -> None:
         """Raises what the source raises, OSError. scratch : memory that small files pass through."""
-        if self.size and not source.send(self.fd):
-            if self.size > len(scratch):
-                os.posix_fallocate(self.fd, 0, self.size)  # an error here, instead of a signal when memory ends
-                with mmap.mmap(self.fd, self.size) as mapped, memoryview(mapped) as view:
-                    source.read_into(view)
-            else:
-                with memoryview(scratch)[: self.size] as view:
-                    source.read_into(view)
-                    # New pages of a mapping cost a fault each: writing them takes half the time.
-                    if os.pwrite(self.fd, view, 0) != self.size:
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.size > len(scratch):
+            os.posix_fallocate(self.fd, 0, self.size)  # an error here, instead of a signal when memory ends
+            with mmap.mmap(self.fd, self.size) as mapped, memoryview(mapped) as view:
+                source.read_into(view)
+        else:
+            with memoryview(scratch)[: self.size] as view:
+                source.read_into(view)
+                # New pages of a mapping cost a fault each: writing them takes half the time.
+                if os.pwrite(self.fd, view, 0) != self.size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def seal(self) -> None:
+        """The contents are there. Raises OSError."""
         os.utime(self.fd, (self._mtime, self._mtime))
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         if os.lseek(self.fd, 0, os.SEEK_END) != self.size:
@@ -136,7 +137,6 @@ class HeldFiles:
         self._files: OrderedDict[Hashable, Held] = OrderedDict()
         self._scratches: list[bytearray] = []
         self._crew = crew
-        self._slow = False
         self._unseen = 0
         #: reopening a memfd by its number there is half the price of by its whole path
         self._numbers = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -184,21 +184,29 @@ class HeldFiles:
             self._drop(key)
             raise
         held.busy = busy = threading.Event()
-        scratch = self._scratches.pop() if self._scratches else bytearray(_SCRATCH_BYTES)
         try:
-            begin = time.monotonic()
-            with self._crew.given_up(another=self._slow or held.size > _LARGE_BYTES):
-                held.fill(source, scratch)
-            self._slow = time.monotonic() - begin > _SLOW_S
+            if held.size:
+                with self._crew.given_up(another=held.size > _LARGE_BYTES):
+                    sent = source.send(held.fd)
+                if not sent:
+                    self._read(held, source)
+            held.seal()
             self.nbytes += held.size
             self._make_room(0, 0, keep=key)
         except BaseException:
             self._drop(key)
             raise
         finally:
-            self._scratches.append(scratch)
             held.busy = None
             busy.set()
+
+    def _read(self, held: Held, source: Source) -> None:
+        scratch = self._scratches.pop() if self._scratches else bytearray(_SCRATCH_BYTES)
+        try:
+            with self._crew.given_up(another=True):  # a storage may take its time, or hang
+                held.read(source, scratch)
+        finally:
+            self._scratches.append(scratch)
 
     def _find_memory(self, nbytes: int, keep: Hashable) -> None:
         """Raises OSError (ENOMEM): what programs have open fills the memory of this machine or control group, and the
