@@ -41,7 +41,7 @@ _OWN_BYTES = 4096
 #: Larger files that the kernel cannot copy are read straight into their memory.
 _SCRATCH_BYTES = 4 << 20
 #: While a larger file is copied, another thread answers calls.
-_LARGE_BYTES = 1 << 20
+_LARGE_BYTES, _SMALL_BYTES = 1 << 20, 2048
 #: How often the memory that is left is looked at; and that much, and a part of all, stays free for programs.
 _LOOK_BYTES, _LEFT_SHARE = 64 << 20, 32
 #: Of a memfd's name.
@@ -203,7 +203,8 @@ class HeldFiles:
     def _read(self, held: Held, source: Source) -> None:
         scratch = self._scratches.pop() if self._scratches else bytearray(_SCRATCH_BYTES)
         try:
-            with self._crew.given_up(another=True):  # a storage may take its time, or hang
+            # A storage may take its time, or hang. Small records lie in pages that were read to find them.
+            with self._crew.given_up(another=held.size >= _SMALL_BYTES):
                 held.read(source, scratch)
         finally:
             self._scratches.append(scratch)
