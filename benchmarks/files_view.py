@@ -2,9 +2,11 @@
 
     python -m benchmarks.files_view [--rounds 5] [--json FILE]
 
-The same program runs natively and under `python -m pario view`, in turns; a figure is the median of the rounds. Records
-have 128 KiB. "held": the file was opened before and is still in the supervisor's memory; "new": it was not, so that its
-pages are allocated, which costs the kernel more than all else.
+The same program runs natively, under `python -m pario view`, and on two mounts, in turns; a figure is the median of the
+rounds, with their range. Every round mounts anew. "mount" is `python -m pario mount`, whose names and bytes stay in the
+kernel's cache; "FUSE by default" is the same one with the settings of the FUSE library, where opening a file asks the
+server, and empties the cache of its bytes. Records have 128 KiB. "held": the file was opened before and is still in
+memory; "new": it was not, so that its pages are allocated, which costs the kernel more than all else.
 """
 
 from __future__ import annotations
@@ -81,12 +83,24 @@ def run(before: list[str], folder: Path) -> dict[str, float]:
     return found
 
 
+BY_DEFAULT = """
+import sys, mfusepy
+from pario.commands.mount import run_mount
+from pario.files import fuse
+made = mfusepy.FUSE
+kept = ("kernel_cache", "entry_timeout", "attr_timeout", "negative_timeout")
+mfusepy.FUSE = lambda *words, **more: made(*words, **{k: v for k, v in more.items() if k not in kept})
+fuse._Operations.open = lambda self, path, flags: 0
+run_mount((sys.argv[1],), sys.argv[2], False, False)
+"""
+
+
 @contextlib.contextmanager
-def mounted(top: Path) -> Iterator[Path | None]:
-    """The same records through FUSE; None where there is no such mount."""
+def mounted(top: Path, *start: str) -> Iterator[Path | None]:
+    """The same records through FUSE; None where there is no such mount. start : what comes before LMDB and folder"""
     where = top / "mount"
-    where.mkdir()
-    words = [sys.executable, "-m", "pario", "mount", f"{top}/set.lmdb", str(where)]
+    where.mkdir(exist_ok=True)
+    words = [sys.executable, *start, f"{top}/set.lmdb", str(where)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         end = time.monotonic() + 20
         while not os.path.ismount(where) and server.poll() is None and time.monotonic() < end:
@@ -121,22 +135,27 @@ def measure(rounds: int) -> dict[str, Any]:
         make(top)
         view = [sys.executable, "-m", "pario", "view", "--held", "600MiB", f"{top}/set.lmdb={top}/view", "--"]
         runs: dict[str, list[dict[str, float]]] = {"native": [], "view": []}
-        with mounted(top) as mount:
-            for _ in range(rounds):
-                runs["native"].append(run([], top / "real"))
-                runs["view"].append(run(view, top / "view"))
-                if mount is not None:
-                    runs.setdefault("mount", []).append(run([], mount))
+        for _ in range(rounds):
+            runs["native"].append(run([], top / "real"))
+            runs["view"].append(run(view, top / "view"))
+            for name, start in (("mount", ("-m", "pario", "mount")), ("FUSE by default", ("-c", BY_DEFAULT))):
+                with mounted(top, *start) as mount:
+                    if mount is not None:
+                        runs.setdefault(name, []).append(run([], mount))
         found: dict[str, Any] = {
             side: {name: statistics.median(each[name] for each in all_) for name in all_[0]}
+            for side, all_ in runs.items()
+        }
+        found["ranges"] = {
+            side: {name: [f(each[name] for each in all_) for f in (min, max)] for name in all_[0]}
             for side, all_ in runs.items()
         }
         native, viewed = found["native"], found["view"]
         found["reading / native"] = viewed["read_GBps"] / native["read_GBps"]
         found["importing numpy / native"] = viewed["import_ms"] / native["import_ms"]
-        if "mount" in found:
-            for name in ("held_us", "new_us"):
-                found[f"mount / view, {name}"] = found["mount"][name] / viewed[name]
+        for side in ("mount", "FUSE by default"):
+            for name in ("held_us", "new_us") if side in found else ():
+                found[f"{side} / view, {name}"] = found[side][name] / viewed[name]
         found["idle share of a core"] = idle_share(view)
         return found
 

@@ -114,6 +114,29 @@ def test_named_databases_are_folders(tmp_path: Path) -> None:
                     tree.find(missing)
 
 
+def test_a_listing_goes_on_from_anything_in_it(tmp_path: Path) -> None:
+    """Records, folders, named databases, one that cannot be entered, numbers, keys without an order of names."""
+    path = tmp_path / "set"
+    with lmdb.open(str(path), map_size=1 << 24, max_dbs=9) as env:
+        dbs = [env.open_db(b"db"), env.open_db(b"twice", dupsort=True), env.open_db(b"zz/db")]
+        dbs += [env.open_db(b"back", reverse_key=True), env.open_db(b"numbers", integerkey=True)]
+        with env.begin(write=True) as txn:
+            for key in (b"a", b"a-", b"a/1", b"a/2", b"b\n", b"b" + b"x" * 300, b"u\xff", b"zz/a", b"zzz"):
+                txn.put(key, b"1")
+            for i in range(600):
+                txn.put(b"many/%d" % i, b"1")
+                txn.put(b"%d/x" % i, b"1", db=dbs[3])
+                txn.put(i.to_bytes(8, "little"), b"1", db=dbs[4])
+    with Tree({"": path}) as tree:
+        for folder in ("", "a", "many", "zz", "back", "numbers"):
+            whole = list(tree.names(folder))
+            for k in range(0, len(whole), 1 if len(whole) < 50 else 37):
+                assert list(tree.names(folder, whole[k][1])) == whole[k:], (folder, k)
+    with Tree({"x": path, "y": path}) as tree:
+        whole = list(tree.names(""))
+        assert list(tree.names("", whole[1][1])) == whole[1:]
+
+
 def test_duplicates_have_one_clear_error(tmp_path: Path) -> None:
     made = MAKERS["dupsort"](tmp_path / "dups")
     with lmdb.open(made.path, max_dbs=9) as env, env.begin(write=True) as txn:

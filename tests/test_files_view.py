@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from pario.commands.mpiexec import find_mpiexec
 from pario.commands.view import view as run
 from pario.errors import OptionError, ParioError
 from pario.files import notify
-from pario.files.held import HeldFiles
+from pario.files.crew import Crew, Duty
+from pario.files.held import HeldFiles, Wanted
 from pario.files.numbers import CALLS, NUMBERS, machine
 from pario.files.spots import Escaped, Prefixes, Spot, checked_prefix
 
@@ -61,6 +63,24 @@ for number, call in [
     (errno.ENOTDIR, lambda: os.listdir("one")),
     (errno.EISDIR, lambda: os.open("a", os.O_WRONLY)), (errno.EINVAL, lambda: os.readlink("one")),
     (errno.ENOTDIR, lambda: os.stat("one/")), (errno.EACCES, lambda: os.execv("one", ["one"])),
+]:
+    try:
+        call()
+    except OSError as e:
+        assert e.errno == number, (number, e)
+    else:
+        raise AssertionError(number)
+# Through what is open, by paths that go through the view, and by descriptors.
+assert open("/proc/self/cwd/one", "rb").read() == open(f"/dev/fd/{fd}/a/../one", "rb").read() == b"one\\n"
+assert open(view + "/a/b/../" + "../" * (view.count("/") + 1) + real[1:] + "/one", "rb").read() == b"one\\n"
+assert os.readlink("/proc/self/cwd") == os.readlink(f"/proc/{os.getpid()}/fd/{fd}") == view
+one = os.open("one", os.O_RDONLY)
+assert os.readlink(f"/proc/self/fd/{one}") == view + "/one" and os.path.realpath(f"/dev/fd/{one}") == view + "/one"
+for number, call in [
+    (errno.EROFS, lambda: os.fchmod(one, 0)), (errno.EROFS, lambda: os.fchmod(fd, 0)),
+    (errno.EROFS, lambda: os.utime(one, (1, 1))), (errno.EROFS, lambda: os.fchown(one, 0, 0)),
+    (errno.EROFS, lambda: os.setxattr(one, "user.x", b"1")), (errno.EROFS, lambda: os.mkdir(f"/proc/self/fd/{fd}/new")),
+    (errno.ENAMETOOLONG, lambda: os.stat("x" * 256)), (errno.EXDEV, lambda: os.rename(real + "/one", "new")),
 ]:
     try:
         call()
@@ -211,6 +231,99 @@ def test_what_cannot_run_says_why(shown: tuple[str, Path, Path]) -> None:
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"pario-view-{os.getuid()}-")]
 
 
+#: under the view: two listings of one folder in turns; a writer comes meanwhile, whose LMDB is argv[2]
+LISTINGS = """
+import errno, os, sys
+import lmdb
+view, path = sys.argv[1:]
+one, other = os.scandir(view + "/many"), os.scandir(view + "/many")
+names = [[], []]
+for _ in range(20000):
+    for k, each in enumerate((one, other)):
+        found = next(each, None)
+        if found:
+            names[k].append(found.name)
+assert names[0] == names[1] and len(names[0]) == 20000 and names[0][7] == "00007%0A", len(names[0])
+assert open(view + "/caf\u00e9", "rb").read() == b"1"
+assert os.readlink(f"/proc/self/fd/{os.open(view + '/caf\u00e9', os.O_RDONLY)}") == view + "/caf\u00e9"
+for k in range(3):
+    with lmdb.open(path) as env, env.begin(write=True) as txn:
+        txn.put(b"new", b"%d" % k * 100000)
+try:
+    open(view + "/large", "rb").close()
+except OSError as e:
+    assert e.errno == errno.ESTALE, e
+else:
+    raise AssertionError("a file that a writer may have changed")
+print("all is well")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("utf8", [True, False])
+def test_large_folders_other_alphabets_and_writers(tmp_path: Path, utf8: bool) -> None:
+    top = tmp_path.resolve()
+    files = {f"many/{k:05d}\n": b"1" for k in range(20000)}
+    write_lmdb(top / "set.lmdb", {**files, "caf\u00e9": b"1", "large": bytes(100_000)})
+    # A supervisor whose own file names are ASCII.
+    env = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "POSIX"}
+    program = [sys.executable, "-X", "utf8", "-c", LISTINGS, f"{top}/data", f"{top}/set.lmdb"]
+    done = under(f"{top}/set.lmdb={top}/data", *program, env=os.environ if utf8 else env)
+    assert (done.returncode, done.stdout) == (0, "all is well\n"), done.stderr
+    assert "SnapshotError" in done.stderr
+    assert "programs get ESTALE" in done.stderr
+
+
+#: under the view: processes that open, list and change folders die at random moments, and the supervisor loses nothing
+DYING = """
+import os, random, subprocess, sys, time
+view = sys.argv[1]
+WORK = '''
+import os, sys, threading
+def work():
+    while True:
+        for name in ("one", "a/three"):
+            fd = os.open(sys.argv[1] + "/" + name, os.O_RDONLY); os.stat(sys.argv[1] + "/" + name); os.close(fd)
+        os.listdir(sys.argv[1] + "/a"); os.chdir(sys.argv[1] + "/a/b")
+for _ in range(4):
+    threading.Thread(target=work).start()
+'''
+def open_files():
+    return len(os.listdir(f"/proc/{os.getppid()}/fd"))
+rng = random.Random(3)
+before = open_files()
+for _ in range(20):
+    crew = [subprocess.Popen([sys.executable, "-S", "-c", WORK, view], stderr=subprocess.DEVNULL) for _ in range(2)]
+    time.sleep(rng.random() / 4)
+    for each in crew:
+        each.kill()
+    for each in crew:
+        each.wait()
+assert open(view + "/a/b/two", "rb").read() == b"2" * 5000
+assert open_files() <= before + 4, (before, open_files())
+print("all is well")
+"""
+
+
+@pytest.mark.full
+def test_programs_that_die_leave_nothing_in_the_supervisor(shown: tuple[str, Path, Path]) -> None:
+    done = under(shown[0], sys.executable, "-c", DYING, str(shown[1]))
+    assert (done.returncode, done.stdout) == (0, "all is well\n"), done.stderr
+
+
+@pytest.mark.full
+def test_a_kernel_that_hands_no_descriptors_over(shown: tuple[str, Path, Path]) -> None:
+    code = f"""
+from pario.commands.view import view
+from pario.files import notify
+notify.Listener.can_hand = lambda self: False
+view([{shown[0]!r}, "sleep", "1000"], False, "1GiB")"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert "needs Linux 5.9" in done.stderr
+    assert "pario mount" in done.stderr
+
+
 @pytest.mark.full
 def test_signals_reach_the_program(shown: tuple[str, Path, Path]) -> None:
     words = [sys.executable, "-m", "pario", "view", shown[0], "--", "sh", "-c"]
@@ -298,7 +411,9 @@ def test_prefixes(tmp_path: Path) -> None:
         "/view/": Spot(0, "", True),
         "/view/a//b/./c": Spot(0, "a/b/c"),
         "/view/a/../x": Spot(0, "x"),
-        "/view/..": None,
+        "/view/..": Escaped(b"/"),
+        "/view/a/../../etc/": Escaped(b"/etc/"),
+        "/etc/../view2/..": None,
         "/view2": None,
         "/vie": None,
         "/view/a/b/../../../view/q/": Spot(0, "q", True),
@@ -315,38 +430,138 @@ def test_prefixes(tmp_path: Path) -> None:
     assert prefixes.full(Spot(1, "a/b")) == f"{shown}/a/b".encode()
 
 
-def test_held_files_are_sealed_and_bounded() -> None:
-    held = HeldFiles(most_bytes=100_000, most_files=5)
-    rng = random.Random(0)
-    truth = {k: rng.randbytes(30_000 + k) for k in range(12)}
-    kept = []
-    for k, data in truth.items():
+class _Bytes:
+    """A source whose kernel copies nothing, or everything."""
 
-        def read(out: memoryview, data: bytes = data) -> None:
-            out[:] = data
+    def __init__(self, data: bytes, sends: bool) -> None:
+        self.data, self.sends = data, sends
 
-        before = os.fstat(held.get(k, len(data), 5.0).fd)
-        fd = held.filled(k, len(data), 5.0, read).open(os.O_RDONLY)
-        assert held.nbytes <= 100_000
-        after = os.fstat(fd)
-        assert (before.st_ino, before.st_size, before.st_mtime) == (after.st_ino, len(data), 5.0)
-        kept.append((fd, data))
-    for fd, data in kept:
-        assert os.pread(fd, 1 << 20, 0) == data
-        for change in (lambda fd=fd: os.write(fd, b"x"), lambda fd=fd: os.ftruncate(fd, 0)):
-            with pytest.raises(OSError):
-                change()
-        with pytest.raises(OSError):
-            os.pwrite(os.open(f"/proc/self/fd/{fd}", os.O_RDWR), b"x", 0)
-        os.close(fd)
+    def send(self, fd: int) -> bool:
+        return self.sends and os.write(fd, self.data) == len(self.data)
 
-    def fails(out: memoryview) -> None:
+    def read_into(self, out: memoryview) -> None:
+        out[:] = self.data
+
+
+class _Broken(_Bytes):
+    def read_into(self, out: memoryview) -> None:
         raise OSError(errno.EIO, "storage")
 
-    with pytest.raises(OSError, match="storage"):
-        held.filled("bad", 10, 0.0, fails)
-    held.close()
+
+def test_held_files_are_sealed_and_bounded() -> None:
+    crew = Crew()
+    held = HeldFiles(100_000, 5, crew)
+    rng = random.Random(0)
+    kept = []
+    with crew.lock:
+        for k in range(12):
+            data = rng.randbytes(30_000 + k)
+            wanted = Wanted(k, b"/data/%d" % k if k % 2 else b"/" + b"x" * 300, len(data), 5.0)
+            before = os.fstat(held.get(wanted).fd) if k % 3 else None
+            fd = held.open(wanted, _Bytes(data, sends=k % 4 < 2), os.O_RDONLY)
+            assert held.nbytes <= 100_000
+            after = os.fstat(fd)
+            assert (after.st_size, after.st_mtime) == (len(data), 5.0)
+            if before is not None:
+                assert (before.st_ino, before.st_size, before.st_mtime) == (after.st_ino, len(data), 5.0)
+            kept.append((fd, data))
+        for fd, data in kept:
+            assert os.pread(fd, 1 << 20, 0) == data
+            for change in (lambda fd=fd: os.write(fd, b"x"), lambda fd=fd: os.ftruncate(fd, 0)):
+                with pytest.raises(OSError):
+                    change()
+            again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+            with pytest.raises(OSError):
+                os.pwrite(again, b"x", 0)
+            os.close(again)
+            os.close(fd)
+        for source in (_Broken(b"x" * 10, False), _Bytes(b"short", True)):
+            with pytest.raises(OSError):
+                held.open(Wanted("bad", b"/bad", 10, 0.0), source, os.O_RDONLY)
+        held.close()
     assert held.nbytes == 0
+
+
+def test_open_files_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is given up first; then opening fails, before the kernel kills anybody."""
+    crew = Crew()
+    held = HeldFiles(1 << 30, 100, crew)
+    free = [3 << 30]
+    monkeypatch.setattr("pario.files.held.memory", lambda swap: (4 << 30, free[0]))
+    data = bytes(70 << 20)
+    with crew.lock:
+        os.close(held.open(Wanted("first", b"/first", len(data), 1.0), _Bytes(data, True), os.O_RDONLY))
+        free[0] = 100 << 20
+        with pytest.raises(OSError, match="leaves 104,857,600 bytes") as failed:
+            held.open(Wanted("second", b"/second", len(data), 1.0), _Bytes(data, True), os.O_RDONLY)
+        assert failed.value.errno == errno.ENOMEM
+        assert held.nbytes == 0
+        os.close(held.open(Wanted("small", b"/small", 5, 1.0), _Bytes(b"small", True), os.O_RDONLY))
+        held.close()
+
+
+def test_a_file_that_is_read_is_waited_for_and_stops_nobody() -> None:
+    """Two ask for one file: it is read once, both get it, and others are answered meanwhile."""
+    crew = Crew()
+    held = HeldFiles(1 << 20, 100, crew)
+    begun, go_on, reads = threading.Event(), threading.Event(), []
+
+    class Slow(_Bytes):
+        def read_into(self, out: memoryview) -> None:
+            reads.append(1)
+            begun.set()
+            assert go_on.wait(LIMIT_S)
+            super().read_into(out)
+
+    got = []
+
+    def ask() -> None:
+        with crew.lock:
+            fd = held.open(Wanted("slow", b"/slow", 7, 1.0), Slow(b"content", False), os.O_RDONLY)
+        got.append(os.pread(fd, 100, 0))
+        os.close(fd)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(LIMIT_S)
+    threads[1].start()
+    with crew.lock:
+        for k in range(200):  # more than are kept: the one that is read stays
+            os.close(held.open(Wanted(k, b"/k", 2, 1.0), _Bytes(b"ok", k % 2 == 0), os.O_RDONLY))
+    go_on.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert (got, reads) == ([b"content"] * 2, [1])
+    with crew.lock:
+        held.close()
+
+
+def test_threads_come_as_calls_wait_and_rest_again() -> None:
+    crew = Crew()
+    first = threading.Lock()
+    came = threading.Event()
+
+    def serve(duty: Duty) -> None:
+        if not first.acquire(blocking=False):
+            came.set()
+            while True:  # until it rests
+                duty.begin(lambda: False)
+                duty.end()
+        end = time.monotonic() + LIMIT_S
+        while not came.is_set() and time.monotonic() < end:
+            duty.begin(lambda: True)
+            duty.end()
+        while crew.resting < 7 and time.monotonic() < end:
+            time.sleep(1e-3)
+        assert (came.is_set(), crew.resting) == (True, 7)
+
+    crew.work(serve)
+
+    def fails(duty: Duty) -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Crew().work(fails)
 
 
 def test_numbers_are_those_of_the_headers() -> None:

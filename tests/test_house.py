@@ -86,7 +86,7 @@ ENVIRONMENT = (
     *("kernels/jit.py", "dataset/tiers.py", "lmdb/served.py", "comm/launcher.py", "locate/sidecar.py"),
     "control/joining.py",
     "adapters/torch.py",  # tells torch.distributed its ranks, in the variables that it reads
-    "files/fuse.py",  # mfusepy takes the version of libfuse from a variable
+    *("files/fuse.py", "files/copies.py"),  # mfusepy takes the version of libfuse from a variable; PARIO_SERVICE
     "commands/run_service.py",  # what it starts is found through PARIO_SERVICE, by workers, too
     "bench/",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from pario.commands.run_service import script_tiers, use_own_service
 from pario.commands.screen import screen
 from pario.errors import OptionError
 from pario.files.fuse import check, mount
@@ -15,6 +16,9 @@ __all__ = ["read_sources", "run_mount"]
 def run_mount(sources: tuple[str, ...], folder: str, extensions: bool, others: bool) -> int:
     """Serves until a signal or an unmount."""
     check(folder)
+    tiers = script_tiers()
+    if tiers:
+        use_own_service(tiers)
     with Tree(read_sources(sources), extensions=extensions) as tree:
         mount(tree, folder, others=others, ready=lambda: screen.say(f"{', '.join(sources)} mounted at {folder}"))
     return 0

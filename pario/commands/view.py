@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pario.commands.run_service import script_tiers, use_own_service
 from pario.errors import OptionError
 from pario.files.launch import Plan, run_under_view
 from pario.files.outputs import Outputs
@@ -19,6 +20,9 @@ def view(words: Sequence[str], extensions: bool, held: str, output: str | None =
     Raises OptionError."""
     shown, command = _divided(words)
     roots = [(folder, _opener(path, extensions)) for path, folder in shown]
+    tiers = script_tiers()
+    if tiers:
+        use_own_service(tiers)
     outputs = Outputs(output, local) if output else None
     return run_under_view(Plan(roots, command, Limits(held_bytes=_size(held)), outputs))
 

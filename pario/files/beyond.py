@@ -1,6 +1,6 @@
-"""Relative paths that begin in a folder of a view and lead out of it.
+"""Paths that begin in a folder of a view, or go through one, and lead out of it.
 
-Such a program works in a folder of the skeleton, from where the kernel would go astray. The supervisor, which runs as
+The kernel would go astray in the skeleton, or find nothing at the prefix. The supervisor, which runs as
 the same user, makes the call itself, with the path made absolute and with the program's umask.
 """
 
@@ -18,7 +18,7 @@ from pario.files.notify import raw_call
 from pario.files.numbers import CALLS, NUMBERS
 from pario.files.view import AT_FDCWD, Call, View
 
-__all__ = ["OPENS", "beyond", "umask_of"]
+__all__ = ["OPENS", "beyond", "say_link", "umask_of"]
 
 _ARGUMENTS = 6
 _NOFOLLOW, _REMOVE_FOLDER = 0x100, 0x200
@@ -53,10 +53,7 @@ def beyond(view: View, call: Call, *paths: bytes) -> None:
         with _looked_up(paths[0], True) as fd:
             _tell(view, call, arguments[1], statfs_bytes(fd))
     elif name in ("readlink", "readlinkat"):
-        at = 1 if name == "readlink" else 2
-        text = os.readlink(paths[0])[: arguments[at + 1]]
-        _write(view, call, arguments[at], text)
-        listener.give(call[0], len(text))
+        say_link(view, call, name, os.readlink(paths[0]))
     elif name == "chdir":
         fd = os.open(paths[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -74,6 +71,16 @@ def beyond(view: View, call: Call, *paths: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def say_link(view: View, call: Call, name: str, text: bytes) -> None:
+    """Answer readlink. Raises OSError, EINVAL for no room among them."""
+    at = _ARGUMENTS + (1 if name == "readlink" else 2)
+    room = call[at + 1] & 0xFFFFFFFF
+    if not 0 < room < 1 << 31:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    _write(view, call, call[at], text[:room])
+    view.listener.give(call[0], len(text[:room]))
+
+
 def _open(view: View, call: Call, name: str, path: bytes) -> None:
     flags_at, mode_at = OPENS[name]
     arguments = call[_ARGUMENTS:]
@@ -81,6 +88,7 @@ def _open(view: View, call: Call, name: str, path: bytes) -> None:
     # O_PATH: the kernel hands no such descriptor over. O_NOCTTY: the terminal would be the supervisor's. O_NONBLOCK:
     # others would wait with one that opens a FIFO without a partner; it gets ENXIO instead, or reads nothing.
     flags = flags & ~os.O_PATH | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+    view.listener.check(call[0])
     with umask_of(call[1]):
         fd = os.open(path, flags, arguments[mode_at] & 0o7777)
     try:

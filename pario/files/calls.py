@@ -7,28 +7,30 @@ program gets. A view is read-only: calls that would change it fail with EROFS, a
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import struct
 from collections.abc import Callable
 
 from pario.files.kernel_stat import stat_bytes, statfs_bytes, statx_bytes
 from pario.files.moving import change_folder
-from pario.files.notify import raw_call
+from pario.files.notify import quick_close, raw_call
 from pario.files.spots import Spot
 from pario.files.view import AT_FDCWD, Call, Node, View
 
-__all__ = ["ON_DESCRIPTORS", "ON_PATHS", "TWO_PATHS", "signed"]
+__all__ = ["CHANGES", "ON_DESCRIPTORS", "ON_PATHS", "TWO_PATHS", "change_opened", "signed"]
 
 Handler = Callable[[View, Call, Spot], None]
 
 _ID, _THREAD, _ARGUMENTS = 0, 1, 6
 _WRITES = os.O_WRONLY | os.O_RDWR
 _O_TMPFILE = 0o20000000  # with O_DIRECTORY
-_PIDFD_GETFD = 438
+_PIDFD_GETFD, _PIDFD_THREAD = 438, os.O_EXCL
 _OPEN_HOW = struct.Struct("QQQ")
 _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x08, 0x10
 _TYPES = {"folder": 4, "file": 8}  # DT_DIR, DT_REG
-_AT_SYMLINK_NOFOLLOW = 0x100
+#: a file of a view whose name is too long for its memfd
+_LONG_NAME = b"/memfd:pario (deleted)"
 
 
 def signed(argument: int) -> int:
@@ -66,11 +68,11 @@ def _open(view: View, call: Call, spot: Spot, flags: int) -> None:
     elif writes:
         raise _error(errno.EROFS)
     else:
-        fd = view.contents(spot, node).open(flags)
+        fd = view.open(spot, node, flags)
     try:
         view.listener.hand(call[_ID], fd, flags)
     finally:
-        os.close(fd)
+        quick_close(fd)
 
 
 def _has_parent(view: View, spot: Spot) -> bool:
@@ -250,36 +252,28 @@ def _names(
     done = bytearray()
     here: Node = view.find(spot)
     dots = [(b".", here), (b"..", here)][position:]
-    listing = view.listing(spot, max(0, position - 2))
-    while True:
-        if dots:
-            name, node = dots.pop(0)
-        elif listing.ahead:
-            text, node = listing.ahead.pop()
-            name = os.fsencode(text)
-        else:
-            found = next(listing.names, None)
-            if found is None:
-                break
-            name, node = os.fsencode(found[0]), found[1]
+    for name, node in itertools.chain(dots, view.names(spot, max(0, position - 2))):
         entry = make(node.number, position + 1, node.kind, name)
         if len(done) + len(entry) > most:
             if not done:
                 raise _error(errno.EINVAL)
             if position >= 2:
-                listing.ahead.append((os.fsdecode(name), node))
+                view.stop_at(spot, position - 2, node)
             break
         done += entry
         position += 1
-    view.leave(spot, max(0, position - 2), listing)
     return bytes(done), position
 
 
 def _copy_of(thread: int, number: int) -> int:
     """A descriptor of ours for what a program's descriptor means. Raises OSError."""
-    with open(f"/proc/{thread}/status", "rb") as file:
-        process = next(int(line[5:]) for line in file if line.startswith(b"Tgid:"))
-    pidfd = os.pidfd_open(process)
+    try:
+        pidfd = os.pidfd_open(thread, _PIDFD_THREAD)
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
+        with open(f"/proc/{thread}/status", "rb") as file:  # Linux < 6.9 has them of processes only
+            pidfd = os.pidfd_open(next(int(line[5:]) for line in file if line.startswith(b"Tgid:")))
     try:
         return raw_call(_PIDFD_GETFD, pidfd, number, 0)
     finally:
@@ -298,6 +292,20 @@ def _make(view: View, call: Call, spot: Spot) -> None:
 
 
 _change = _refused(errno.EROFS)
+
+
+def _is_of_records(view: View, real: bytes) -> bool:
+    spot = view.opened(real)
+    return spot is not None and (view.outputs is None or spot.root != view.outputs.root)
+
+
+def change_opened(view: View, call: Call) -> None:
+    """Mode, owner, times and attributes by a descriptor: it is that of all who have the file open."""
+    real = view.link(call[_THREAD], signed(_argument(call, 0)))
+    if real is not None and (real == _LONG_NAME or _is_of_records(view, real)):
+        raise _error(errno.EROFS)
+    view.listener.go_on(call[_ID])
+
 
 ON_PATHS: dict[str, Handler] = {
     "open": _open_path,
@@ -326,12 +334,17 @@ ON_PATHS: dict[str, Handler] = {
     **dict.fromkeys(("getxattr", "lgetxattr", "getxattrat", "name_to_handle_at"), _refused(errno.EOPNOTSUPP)),
     **dict.fromkeys(("listxattr", "llistxattr", "listxattrat"), _no_attributes),
     "inotify_add_watch": _refused(errno.EACCES),
+    "file_getattr": _refused(errno.EOPNOTSUPP),
+    "file_setattr": _change,
 }
+#: calls that change what they find
+CHANGES = frozenset(name for name, answer in ON_PATHS.items() if answer is _change)
 #: calls without a path, on descriptors that may be a view's
 ON_DESCRIPTORS: dict[str, Callable[[View, Call], None]] = {
     "getcwd": _working_folder,
     "getdents": _old_entries,
     "getdents64": _entries,
+    **dict.fromkeys(("fchmod", "fchown", "fsetxattr", "fremovexattr"), change_opened),
 }
 #: serve.py answers these
 TWO_PATHS = ("rename", "renameat", "renameat2", "link", "linkat")

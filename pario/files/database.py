@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,12 +13,14 @@ from pario.errors import CorruptedError, DatabaseError, ParioError
 from pario.fetch.base import read_error
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import check_snapshot
+from pario.files.copies import ServedCopy
 from pario.files.keys import Keys, Leaf
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
 from pario.format.meta import Snapshot
 from pario.format.page import Node, OverflowRun, check_overflow
 from pario.format.tree import clean_name
 from pario.locate.hidden import is_entry, looks_reserved
+from pario.machine import file_system_of
 from pario.records import Records
 
 if TYPE_CHECKING:
@@ -36,16 +39,28 @@ class Packed(NamedTuple):
     packing: Packing
 
 
+#: What sendfile says where a file system has no splicing.
+_CANNOT_SEND = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
 class Database:
     """Records of one database.
 
     name : of a named one, else None
     flat : keys are in no order in which those that begin alike are neighbours: there are no folders
+    copy : what the node's service has of the file
 
     Raises DatabaseError for a database with duplicates, CorruptedError, SnapshotError, ReadError; so do all methods.
     """
 
-    def __init__(self, fetcher: PosixFetcher, snapshot: Snapshot, db: Db, name: bytes | None = None) -> None:
+    def __init__(
+        self,
+        fetcher: PosixFetcher,
+        snapshot: Snapshot,
+        db: Db,
+        name: bytes | None = None,
+        copy: ServedCopy | None = None,
+    ) -> None:
         if db.md_flags & MDB_DUPSORT:
             which = "the main database" if name is None else f"database {name.decode(errors='backslashreplace')!r}"
             raise DatabaseError(
@@ -62,6 +77,7 @@ class Database:
         self.mtime = fetcher.files[0].status().st_mtime
         self._fetcher = fetcher
         self._snapshot = snapshot
+        self._copy = copy
 
     @cached_property
     def packed(self) -> Packed | None:
@@ -120,6 +136,60 @@ class Database:
         if failures:
             raise self._damaged(node, f"a packed value is damaged: {failures[0][1]}")
 
+    def send(self, node: Node, fd: int) -> bool:
+        """Let the kernel copy the record into `fd`, an empty file. False: it must be read, over what is there now."""
+        if self.packed is not None or not node.flags & F_BIGDATA:
+            return False
+        try:
+            run = node.overflow()
+            if self._copy is not None and (lent := self._copy.lend(run.offset, node.nbytes)) is not None:
+                source, offset, still = lent
+                return self._send(fd, source, offset, node.nbytes) and still()
+            head = self._quick_head(run, node.nbytes)
+            if head is None:
+                return False
+            check_overflow(head, run, self._snapshot)
+            if not self._send(fd, self._fetcher.fileno(), run.offset, node.nbytes):
+                return False
+        except ParioError as e:
+            raise e.at(path=self._fetcher.path, key=node.key) from None
+        check_snapshot(self._fetcher, self._snapshot)
+        return True
+
+    @cached_property
+    def _in_memory(self) -> bool:
+        path = self._fetcher.path
+        return file_system_of(path, self._fetcher.files[0].status().st_dev).kind == "memory"
+
+    def _quick_head(self, run: OverflowRun, nbytes: int) -> bytes | None:
+        """The header of a value whose ends are in memory. None: the kernel would ask the storage for it in pieces of
+        64 KiB, one after the other, where one read asks for the whole."""
+        size = self._snapshot.header
+        if self._in_memory:
+            return self._fetcher.pread(run.offset - size, size)
+        fd, head, end = self._fetcher.fileno(), bytearray(size), bytearray(1)
+        try:
+            for buffer, offset in ((head, run.offset - size), (end, run.offset + nbytes - 1)):
+                if os.preadv(fd, [buffer], offset, os.RWF_NOWAIT) < len(buffer):
+                    return None
+        except (OSError, AttributeError):
+            return None
+        return bytes(head)
+
+    def _send(self, fd: int, source: int, offset: int, nbytes: int) -> bool:
+        done = 0
+        while done < nbytes:
+            try:
+                got = os.sendfile(fd, source, offset + done, nbytes - done)
+            except OSError as e:
+                if not done and e.errno in _CANNOT_SEND:
+                    return False
+                raise
+            if not got:
+                raise read_error(self._fetcher.path, offset, nbytes, done, 0)
+            done += got
+        return True
+
     def read_part(self, node: Node, offset: int, nbytes: int) -> bytes:
         """Bytes [offset, offset + nbytes) of the record, or up to its end. Of a packed record all of it is unpacked."""
         size = self.size(node)
@@ -130,6 +200,10 @@ class Database:
                 out = bytearray(nbytes)
                 self._read(node, memoryview(out))
                 return bytes(out)
+            if self._copy is not None:
+                part = bytearray(nbytes)
+                if self._copy.read(run.offset + offset, memoryview(part)):
+                    return bytes(part)
             data = self._fetcher.pread(run.offset + offset, nbytes)
             if len(data) < nbytes:
                 raise read_error(self._fetcher.path, run.offset + offset, nbytes, len(data), 0)
@@ -142,7 +216,7 @@ class Database:
     def below(self, leaf: Leaf, i: int) -> Database:
         """The named database whose record is item i of a leaf page of the main one."""
         name = clean_name(leaf.key(i), self._snapshot)
-        return Database(self._fetcher, self._snapshot, leaf.node(i).db(), name)
+        return Database(self._fetcher, self._snapshot, leaf.node(i).db(), name, self._copy)
 
     def named(self, name: bytes) -> tuple[Leaf, int] | None:
         """Where the record of a named database lies, if there is one."""
@@ -163,6 +237,10 @@ class Database:
 
     def _read_page(self, pgno: int) -> bytes:
         size = self._snapshot.page_size
+        if self._copy is not None:
+            copied = bytearray(size)
+            if self._copy.read(pgno * size, memoryview(copied)):
+                return bytes(copied)
         page = self._fetcher.pread(pgno * size, size)
         check_snapshot(self._fetcher, self._snapshot)
         return page
@@ -175,16 +253,17 @@ class Database:
             out[:] = node.data[: out.nbytes]
             return
         try:
-            run = node.overflow()
-            self._read_run(run, out)
+            self._read_run(node.overflow(), out)
         except ParioError as e:
             raise e.at(path=self._fetcher.path, key=node.key) from None
-        check_snapshot(self._fetcher, self._snapshot)
 
     def _read_run(self, run: OverflowRun, out: memoryview) -> None:
         """One read of header and value, and further ones where the storage stops early."""
         head = bytearray(self._snapshot.header)
         begin = run.offset - len(head)
+        if self._copy is not None and self._copy.read(begin, memoryview(head)) and self._copy.read(run.offset, out):
+            check_overflow(bytes(head), run, self._snapshot)
+            return
         fd = self._fetcher.fileno()
         wanted = len(head) + out.nbytes
         try:
@@ -200,6 +279,7 @@ class Database:
         except OSError as e:
             raise read_error(self._fetcher.path, begin, wanted, 0, e.errno or 0) from e
         check_overflow(bytes(head), run, self._snapshot)
+        check_snapshot(self._fetcher, self._snapshot)
 
     def _damaged(self, node: Node, what: str) -> CorruptedError:
         return CorruptedError(what, path=self._fetcher.path, page=node.page.pgno, key=node.key)

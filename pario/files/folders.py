@@ -19,7 +19,7 @@ def parts_of(db: Database, prefix: bytes, start: bytes = b"") -> Iterator[tuple[
     """(leaf, item, is a folder, component) of what lies in a folder, from the component `start` on; of a folder
     the item is its first record."""
     keys, skip = db.keys, len(prefix)
-    path = keys.seek(prefix + start) if prefix + start else keys.first()
+    path = keys.seek(keys.tree.order(prefix + start)) if prefix + start else keys.first()
     hidden = db.packed.key if db.packed is not None else None
     before: bytes | None = None
     while path:

@@ -221,6 +221,14 @@ def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
     listener = Listener(struct.unpack("i", ancillary[0][2])[0])
     os.set_inheritable(listener.fd, False)
     ours.close()
+    if not listener.can_hand():
+        listener.close()  # the program gets errors, and is not waited for: it may not end by itself
+        os.kill(program, signal.SIGKILL)
+        os.waitpid(program, 0)
+        raise ParioError(
+            f"this kernel ({os.uname().release}) cannot put descriptors into programs: a view needs Linux 5.9",
+            hint=OTHER_WAY,
+        )
     return View(records, listener, limits, plan.outputs), program
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import struct
 import sys
 from collections.abc import Iterable
@@ -25,7 +26,8 @@ from pario.errors import ParioError
 from pario.files.numbers import ARCHITECTURE, Machine, machine
 
 __all__ = [
-    "OTHER_WAY", "Gone", "Listener", "Memory", "check_kernel", "filter_program", "install", "raw_call", "set_subreaper",
+    "OTHER_WAY", "Gone", "Listener", "Memory", "Receiver", "check_kernel", "filter_program", "install", "quick_close",
+    "quick_open", "raw_call", "set_subreaper",
 ]  # fmt: skip
 
 _MODE_FILTER, _ACTION_AVAILABLE, _NOTIFICATION_SIZES = 1, 2, 3
@@ -51,7 +53,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 _blocking_ioctl = _libc.ioctl
-#: The GIL is not given up in calls that do not wait.
+#: The GIL is not given up in calls that do not wait: another thread that has received a call would take it, find that
+#: this one is not done, and give it back, for the price of a whole call.
 _quick = ctypes.PyDLL(None, use_errno=True)
 _ioctl, _read_memory, _write_memory = _quick.ioctl, _quick.process_vm_readv, _quick.process_vm_writev
 _read_memory.restype = _write_memory.restype = ctypes.c_ssize_t
@@ -69,6 +72,10 @@ class _Iovec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
+class _Polled(ctypes.Structure):
+    _fields_ = (("fd", ctypes.c_int), ("wanted", ctypes.c_short), ("found", ctypes.c_short))
+
+
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
@@ -80,6 +87,19 @@ def raw_call(number: int, *arguments: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return done
+
+
+def quick_open(folder: int, name: bytes, flags: int) -> int:
+    """As os.open(name, flags, dir_fd=folder), for what is in memory: the interpreter lets no other thread run."""
+    fd = int(_quick.openat(folder, name, flags))
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return fd
+
+
+def quick_close(fd: int) -> None:
+    _quick.close(fd)
 
 
 def _this_machine() -> Machine:
@@ -166,25 +186,20 @@ def set_subreaper() -> None:
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-class Listener:
-    """Receives calls and answers them. For one thread."""
+class Receiver:
+    """Receives calls. For one thread; there may be several."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
         self._fd = ctypes.c_int(fd)
         self._notification = bytearray(_NOTIFICATION.size)
-        self._answer = bytearray(_ANSWER.size)
-        self._added = bytearray(_ADDED.size)
-        self._valid = ctypes.c_uint64()
-        here = ctypes.c_char.from_buffer
-        self._kept = [here(each) for each in (self._notification, self._answer, self._added)]
-        self._receive = (ctypes.c_ulong(_RECEIVE), ctypes.byref(self._kept[0]))
-        self._send = (ctypes.c_ulong(_SEND), ctypes.byref(self._kept[1]))
-        self._add = (ctypes.c_ulong(_ADD), ctypes.byref(self._kept[2]))
-        self._ask = (ctypes.c_ulong(_VALID), ctypes.byref(self._valid))
-        self._at_once = True
-        # Linux >= 6.6: the supervisor wakes on the caller's processor, which sleeps anyway. Older ones refuse.
-        _ioctl(self._fd, ctypes.c_ulong(_SET_FLAGS), ctypes.c_ulong(_SAME_CPU))
+        self._kept = ctypes.c_char.from_buffer(self._notification)
+        self._receive = (ctypes.c_ulong(_RECEIVE), ctypes.byref(self._kept))
+        self._polled = _Polled(fd, select.POLLIN, 0)
+        self._poll = (ctypes.byref(self._polled), ctypes.c_ulong(1), ctypes.c_int(0))
+
+    def others_wait(self) -> bool:
+        """Whether there are calls that nobody has received."""
+        return bool(_quick.poll(*self._poll) > 0 and self._polled.found & select.POLLIN)
 
     def receive(self) -> tuple[int, ...] | None:
         """The next call: id, thread, flags, number, architecture, instruction pointer, six arguments. None for one that
@@ -196,6 +211,35 @@ class Listener:
                 return None
             raise OSError(number, os.strerror(number))
         return _NOTIFICATION.unpack(self._notification)
+
+
+class Listener:
+    """Answers calls. For one thread at a time."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._fd = ctypes.c_int(fd)
+        self._answer = bytearray(_ANSWER.size)
+        self._added = bytearray(_ADDED.size)
+        self._valid = ctypes.c_uint64()
+        here = ctypes.c_char.from_buffer
+        self._kept = [here(each) for each in (self._answer, self._added)]
+        self._send = (ctypes.c_ulong(_SEND), ctypes.byref(self._kept[0]))
+        self._add = (ctypes.c_ulong(_ADD), ctypes.byref(self._kept[1]))
+        self._ask = (ctypes.c_ulong(_VALID), ctypes.byref(self._valid))
+        self._at_once = True
+        # Linux >= 6.6: the supervisor wakes on the caller's processor, which sleeps anyway. Older ones refuse.
+        _ioctl(self._fd, ctypes.c_ulong(_SET_FLAGS), ctypes.c_ulong(_SAME_CPU))
+
+    def can_hand(self) -> bool:
+        """Whether the kernel can put descriptors into programs (Linux >= 5.9)."""
+        try:
+            self._install(0, self.fd, 0, 0)
+        except Gone:  # it has looked for a call of this id
+            return True
+        except OSError:
+            return False
+        return True
 
     def go_on(self, call: int) -> None:
         """The kernel does the call as if there were no view."""

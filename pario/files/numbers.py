@@ -1,7 +1,8 @@
 """The system calls that a view answers: their numbers, and where in their arguments a path stands.
 
-Every call that takes a path is here, because a filter sees numbers and addresses, and cannot read the path behind an
-address. Calls on descriptors (read, lseek, mmap, fstat, ...) are not: they stay the kernel's own.
+Every call that takes the path of a file is here, because a filter sees numbers and addresses, and cannot read the path
+behind an address; not those of an administrator (mount, swapon, quotactl, ...) and the addresses of sockets. Calls on
+descriptors are here if they change what others see. The rest, read, lseek, mmap, fstat, ..., stay the kernel's own.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ CALLS = {
     "getdents": Entry(78, None),
     "getdents64": Entry(217, 61),
     "getcwd": Entry(79, 17),
+    "fchmod": Entry(91, 52),
+    "fchown": Entry(93, 55),
+    "fsetxattr": Entry(190, 7),
+    "fremovexattr": Entry(199, 16),
     "mkdir": Entry(83, None, _FIRST),
     "mkdirat": Entry(258, 34, _AT),
     "mknod": Entry(133, None, _FIRST),
@@ -91,6 +96,8 @@ CALLS = {
     "getxattrat": Entry(464, 464, _AT),
     "listxattrat": Entry(465, 465, _AT),
     "removexattrat": Entry(466, 466, _AT),
+    "file_getattr": Entry(468, 468, _AT),
+    "file_setattr": Entry(469, 469, _AT),
     "inotify_add_watch": Entry(254, 27, _SECOND),
     "name_to_handle_at": Entry(303, 264, _AT),
 }

@@ -1,4 +1,9 @@
-"""The supervisor's loop: receives calls and answers each of them, whatever happens."""
+"""The supervisor's loop: receives calls and answers each of them, whatever happens.
+
+The kernel hands a call over when somebody receives it. Until then a signal ends the call with EINTR, which `open` never
+does on a disk. So more threads receive calls as long as some have to wait (crew.py). One at a time answers, except that
+records are read side by side.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,13 @@ import select
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pario.files.beyond import beyond
-from pario.files.calls import ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, signed
-from pario.files.notify import Gone
+from pario.errors import ParioError, SnapshotError
+from pario.files.beyond import beyond, say_link
+from pario.files.calls import CHANGES, ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, change_opened, signed
+from pario.files.crew import Duty
+from pario.files.notify import Gone, Receiver
 from pario.files.numbers import CALLS, NUMBERS, machine
-from pario.files.spots import Escaped, Spot
+from pario.files.spots import Escaped, Spot, has_dots
 from pario.files.view import AT_FDCWD, Call, View
 from pario.files.writing import ends, renames, writes
 
@@ -25,12 +32,14 @@ class _Way(NamedTuple):
     """How to answer a call with one path.
 
     folder_at, path_at : positions in the call of the folder's descriptor (0: there is none) and of the path
+    if_none : what a path that is not given means: b"" the descriptor itself; None: an error, the kernel's business
     """
 
     folder_at: int
     path_at: int
     answer: Handler
     name: str
+    if_none: bytes | None
 
 
 def _ways() -> dict[int, _Way]:
@@ -38,12 +47,18 @@ def _ways() -> dict[int, _Way]:
     for name, answer in ON_PATHS.items():
         if name in NUMBERS:
             ((folder, path),) = CALLS[name].paths
-            found[NUMBERS[name]] = _Way(folder + _ARGUMENTS if folder >= 0 else 0, path + _ARGUMENTS, answer, name)
+            folder_at = folder + _ARGUMENTS if folder >= 0 else 0
+            if_none = b"" if name in ("utimensat", "futimesat") else None
+            found[NUMBERS[name]] = _Way(folder_at, path + _ARGUMENTS, answer, name, if_none)
     return found
 
 
 def serve(view: View) -> None:
-    """Until no program is left that has the filter."""
+    """Until no program is left that has the filter. Raises what a thread raises: then calls have no answer any more."""
+    view.crew.work(lambda duty: _serve(view, duty))
+
+
+def _serve(view: View, duty: Duty) -> None:
     ways = _ways()
     others: dict[int, Callable[[View, Call], None]] = {
         NUMBERS[name]: answer for name, answer in ON_DESCRIPTORS.items() if name in NUMBERS
@@ -53,28 +68,38 @@ def serve(view: View) -> None:
     if numbers is not None and outputs is not None:
         others[numbers.exit_group] = lambda view, call: ends(view, outputs, call)
     listener, heads = view.listener, view.heads
-    receive, go_on, path_of = listener.receive, listener.go_on, view.memory.path
+    receiver = Receiver(listener.fd)
+    receive, go_on, path_of = receiver.receive, listener.go_on, view.memory.path
+    begin, end = duty.begin, duty.end
     while True:
         call = receive()
         if call is None:
             if _over(listener.fd):
                 return
             continue
-        way = ways.get(call[3])
-        if way is None:
-            other = others.get(call[3])
-            if other is None:
+        begin(receiver.others_wait)
+        try:
+            way = ways.get(call[3])
+            if way is None:
+                other = others.get(call[3])
+                if other is None:
+                    go_on(call[0])
+                else:
+                    _answer(view, call, other)
+                continue
+            address = call[way.path_at]
+            path = path_of(call[1], address) if address else way.if_none
+            if path is None or (
+                path[:1] == b"/"
+                and not path.startswith(heads)
+                and not path.startswith((b"/proc/", b"/dev/fd/"))
+                and not has_dots(path)
+            ):
                 go_on(call[0])
             else:
-                _answer(view, call, other)
-            continue
-        path = path_of(call[1], call[way.path_at])
-        if path is None or (
-            path[:1] == b"/" and not path.startswith(heads) and b"/." not in path and b"//" not in path
-        ):
-            go_on(call[0])
-        else:
-            _answer(view, call, _one_path, way, path)
+                _answer(view, call, _one_path, way, path)
+        finally:
+            end()
 
 
 def _over(fd: int) -> bool:
@@ -95,15 +120,27 @@ def _answer(view: View, call: Call, answer: Callable[..., None], *arguments: obj
     except NotADirectoryError as e:
         view.listener.refuse(call[0], e.errno or errno.ENOTDIR)
     except OSError as e:
-        view.listener.refuse(call[0], e.errno or errno.EIO)
+        number = e.errno if e.errno and e.errno > 0 else errno.EIO
+        view.listener.refuse(call[0], number)
+        if isinstance(e, ParioError) or number == errno.ENOMEM:
+            view.report(e, number)
     except MemoryError:
         view.listener.refuse(call[0], errno.ENOMEM)
     except Exception as e:
-        view.listener.refuse(call[0], errno.EIO)
-        view.report(e)
+        number = errno.ESTALE if isinstance(e, SnapshotError) else errno.EIO
+        view.listener.refuse(call[0], number)
+        view.report(e, number)
 
 
 def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
+    if not path and way.folder_at and way.name in CHANGES:
+        change_opened(view, call)
+        return
+    if way.name in ("readlink", "readlinkat"):
+        text = view.link_text(call[1], path)
+        if text is not None:
+            say_link(view, call, way.name, text)
+            return
     folder = signed(call[way.folder_at]) if way.folder_at else AT_FDCWD
     spot = view.spot(call[1], folder, path)
     if spot is None:
@@ -139,8 +176,8 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
         elif outputs is not None and [spot.root for spot in inside] == 2 * [outputs.root]:
             renames(view, outputs, call, name, inside[0].path, inside[1].path)
         elif inside:
-            if outputs is None or inside[0].root != outputs.root:
-                view.find(inside[0])
+            if isinstance(spots[0], Spot) and (outputs is None or spots[0].root != outputs.root):
+                view.find(spots[0])
             number = errno.EROFS if len(inside) == len(spots) else errno.EXDEV
             raise OSError(number, os.strerror(number))
         else:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pario.errors import OptionError
 
-__all__ = ["Escaped", "Prefixes", "Spot", "checked_prefix", "real_prefix"]
+__all__ = ["Escaped", "Prefixes", "Spot", "checked_prefix", "decoded", "encoded", "has_dots", "real_prefix"]
 
 
 class Spot(NamedTuple):
@@ -24,9 +24,25 @@ class Spot(NamedTuple):
 
 
 class Escaped(NamedTuple):
-    """A relative path that begins in a view and leads out of it, made absolute."""
+    """A path that begins in a view, or goes through it, and leads out of it, made absolute."""
 
     path: bytes
+
+
+def decoded(path: bytes) -> str:
+    """As the names of the tree are, whatever the encoding of this process's files."""
+    return path.decode("utf-8", "surrogateescape")
+
+
+def encoded(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
+
+
+def has_dots(path: bytes) -> bool:
+    """Whether there is more in a path than names with one slash between them."""
+    return b"//" in path or (
+        b"/." in path and (b"/./" in path or b"/../" in path or path.endswith((b"/.", b"/..")))
+    )
 
 
 class Prefixes:
@@ -42,6 +58,7 @@ class Prefixes:
         self._names = [(name, k) for k, pair in enumerate(zip(self._shown, real, strict=True)) for name in {*pair}]
         #: what every absolute path into the view begins with, if it has no "." in its way
         self.heads = tuple(name for name, _ in self._names)
+        self._tails = {os.path.basename(name) for name in self.heads}
         self._is_folder = is_folder
 
     def clean(self, path: bytes) -> Spot | None:
@@ -52,28 +69,35 @@ class Prefixes:
                 if not rest:
                     return Spot(k, "")
                 if rest[0] == 47:
-                    return Spot(k, os.fsdecode(rest.strip(b"/")), rest[-1] == 47)
+                    return Spot(k, decoded(rest.strip(b"/")), rest[-1] == 47)
         return None
 
-    def absolute(self, path: bytes) -> Spot | None:
+    def absolute(self, path: bytes) -> Spot | Escaped | None:
         """Where any absolute path lies; None: outside. Raises FileNotFoundError and NotADirectoryError for `x/..` in
         the view where x is no folder."""
-        found = self.clean(self._without_dots(path))
-        if found is not None and path.endswith((b"/", b"/.", b"/..")):
-            return found._replace(folder=True)
-        return found
+        # No other way leads in than by a folder's own name: the kernel follows symbolic links, and finds nothing there.
+        if not any(tail in path for tail in self._tails):
+            return None
+        whole, through = self._without_dots(path)
+        found = self.clean(whole)
+        if found is not None:
+            return found._replace(folder=True) if path.endswith((b"/", b"/.", b"/..")) else found
+        return Escaped(whole + (b"/" if path.endswith(b"/") else b"")) if through else None
 
     def relative(self, spot: Spot, path: bytes) -> Spot | Escaped:
         """Where a path lies that begins in a folder of the view."""
-        whole = self.full(spot) + b"/" + path
-        return self.absolute(whole) or Escaped(self._without_dots(whole) + (b"/" if path.endswith(b"/") else b""))
+        found = self.absolute(self.full(spot) + b"/" + path)
+        assert found is not None
+        return found
 
     def full(self, spot: Spot) -> bytes:
         """The path that a program knows it by."""
-        return self._shown[spot.root] + (b"/" + os.fsencode(spot.path) if spot.path else b"")
+        return self._shown[spot.root] + (b"/" + encoded(spot.path) if spot.path else b"")
 
-    def _without_dots(self, path: bytes) -> bytes:
+    def _without_dots(self, path: bytes) -> tuple[bytes, bool]:
+        """The path, and whether its way went through the view."""
         done: list[bytes] = []
+        through = False
         for part in path.split(b"/"):
             if part in (b"", b"."):
                 continue
@@ -84,10 +108,12 @@ class Prefixes:
             spot = self.clean(here)
             if spot is None:  # the kernel follows symbolic links before it goes up
                 done = os.path.realpath(here).split(b"/")[1:]
-            elif not self._is_folder(spot):
+            elif self._is_folder(spot):
+                through = True
+            else:
                 raise NotADirectoryError
             done = done[:-1]
-        return b"/" + b"/".join(done)
+        return b"/" + b"/".join(done), through
 
 
 def real_prefix(prefix: str) -> str:

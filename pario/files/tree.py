@@ -20,6 +20,7 @@ from pario.errors import ClosedError, DatabaseError, OptionError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset
 from pario.fetch.snapshot import read_snapshot
+from pario.files.copies import served_copy
 from pario.files.database import Database, as_bytes
 from pario.files.folders import has_prefix, is_folder, parts_of
 from pario.files.keys import Leaf
@@ -38,7 +39,7 @@ _ROOT = 1
 class _Folder(NamedTuple):
     """Records whose keys begin with `prefix`.
 
-    db : None for the root above several LMDBs, and for a named database that is `refused`
+    db : None for the root above several LMDBs, and for a named database that is `refused`, whose key is `prefix`
     """
 
     db: Database | None
@@ -122,16 +123,19 @@ class Tree:
                 raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), path)
         raise FileNotFoundError(2, strerror(2), path)
 
-    def names(self, path: str | Node) -> Iterator[tuple[str, Node]]:
-        """Names in a folder and what they are of, in the order of the keys. They come one after the other: a folder of
-        a million names costs no memory. Raises FileNotFoundError, NotADirectoryError."""
+    def names(self, path: str | Node, start: Node | None = None) -> Iterator[tuple[str, Node]]:
+        """Names in a folder and what they are of, in the order of the keys, from `start` on, which one of them is of.
+        They come one after the other: a folder of a million names costs no memory. Raises FileNotFoundError,
+        NotADirectoryError."""
         node = self.find(path) if isinstance(path, str) else path
         if node.kind == FILE:
             raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), path if isinstance(path, str) else "")
         folder: _Folder = node.where
         if folder == _Folder(None):
-            return iter(list(self._open_roots().items()))
-        return self._list(_opened(folder), folder.prefix)
+            every = list(self._open_roots().items())
+            at = [each.number for _, each in every].index(start.number) if start is not None else 0
+            return iter(every[at:])
+        return self._list(_opened(folder), folder.prefix, start)
 
     def key(self, path: str | Node) -> bytes:
         """The key of a file's record."""
@@ -149,6 +153,12 @@ class Tree:
         node = self.find(path) if isinstance(path, str) else path
         file = self._file(node)
         file.db.read(file.db.keys.at(file.pgno).node(file.item), as_bytes(out, node.size))
+
+    def send(self, path: str | Node, fd: int) -> bool:
+        """Let the kernel copy a file into `fd`, which is empty. False, and nothing is written: it cannot, so read it.
+        Raises IsADirectoryError, OSError."""
+        file = self._file(path)
+        return file.db.send(file.db.keys.at(file.pgno).node(file.item), fd)
 
     def read(self, path: str | Node, offset: int = 0, nbytes: int = -1) -> bytes:
         """Bytes [offset, offset + nbytes) of a file, or up to its end. Raises IsADirectoryError."""
@@ -211,7 +221,7 @@ class Tree:
                 break
             prefix += part + b"/"
         else:
-            found = self._record(db, prefix, names[-1]) or self._folder(db, prefix, names[-1])
+            found = self._record(db, prefix, names[-1]) or _folder(self._namer, db, prefix, names[-1])
             if found is not None:
                 return found
         return self._in_named(db, names) if db.name is None else None
@@ -254,16 +264,10 @@ class Tree:
                 return _record_node(db, leaf, i)
         return None
 
-    def _folder(self, db: Database, prefix: bytes, name: str) -> Node | None:
-        part = self._namer.component(db, prefix, name)
-        if part is None or not has_prefix(db, prefix + part + b"/"):
-            return None
-        return _folder_node(db, prefix + part + b"/")
-
     # -- keys to names -------------------------------------------------------------------------------------------------
 
-    def _list(self, db: Database, prefix: bytes) -> Iterator[tuple[str, Node]]:
-        for leaf, i, above, part in parts_of(db, prefix):
+    def _list(self, db: Database, prefix: bytes, start: Node | None = None) -> Iterator[tuple[str, Node]]:
+        for leaf, i, above, part in parts_of(db, prefix, b"" if start is None else _key_of(start)[len(prefix) :]):
             if above:
                 name = name_of(part, longest=self._namer.longest)
                 node = _folder_node(db, prefix + part + b"/")
@@ -289,7 +293,7 @@ class Tree:
                 made.number = number
                 found = _folder_node(made, b"")
             except DatabaseError as e:
-                found = Node(FOLDER, number, 0, db.mtime, _Folder(None, refused=e))
+                found = Node(FOLDER, number, 0, db.mtime, _Folder(None, key, e))
             found = self._below.setdefault((id(db), key), found)
         return found
 
@@ -298,7 +302,7 @@ def _root_of(name: str, path: str) -> Node:
     """The folder of an LMDB, opened."""
     fetcher = open_dataset(path, PosixFetcher)
     snapshot = read_snapshot(fetcher)
-    db = Database(fetcher, snapshot, snapshot.main)
+    db = Database(fetcher, snapshot, snapshot.main, copy=served_copy(fetcher, snapshot))
     db.number = _number(name.encode("utf-8", "surrogateescape"), _ROOT) if name else _ROOT
     return _folder_node(db, b"")
 
@@ -314,6 +318,24 @@ def _opened(folder: _Folder) -> Database:
 def _folder_node(db: Database, prefix: bytes) -> Node:
     number = _number(prefix, db.number) if prefix else db.number
     return Node(FOLDER, number, 0, db.mtime, _Folder(db, prefix))
+
+
+def _folder(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None:
+    part = namer.component(db, prefix, name)
+    if part is None or not has_prefix(db, prefix + part + b"/"):
+        return None
+    return _folder_node(db, prefix + part + b"/")
+
+
+def _key_of(node: Node) -> bytes:
+    """What its listing goes on from: the key of a file's record, or what the keys in a folder begin with."""
+    if node.kind == FILE:
+        file: _File = node.where
+        return file.db.keys.at(file.pgno).key(file.item)
+    folder: _Folder = node.where
+    if folder.db is not None and not folder.prefix:
+        return folder.db.name or b""
+    return folder.prefix
 
 
 def _record_node(db: Database, leaf: Leaf, i: int) -> Node:

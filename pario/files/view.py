@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from pario.files.held import Held, HeldFiles
+from pario.files.crew import Crew
+from pario.files.held import Held, HeldFiles, Wanted
 from pario.files.notify import Listener, Memory
 from pario.files.outputs import Outputs
 from pario.files.skeleton import Skeleton
-from pario.files.spots import Escaped, Prefixes, Spot
+from pario.files.spots import Escaped, Prefixes, Spot, encoded, has_dots
 
 __all__ = ["AT_FDCWD", "Call", "Limits", "Node", "Records", "View"]
 
@@ -40,8 +43,9 @@ class Records(Protocol):
     """What appears under a prefix: pario.files.tree.Tree."""
 
     def find(self, path: str) -> Node: ...
-    def names(self, path: str) -> Iterator[tuple[str, Node]]: ...
+    def names(self, path: str, start: Any = None) -> Iterator[tuple[str, Node]]: ...
     def read_into(self, path: Any, out: memoryview) -> None: ...
+    def send(self, path: Any, fd: int) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -52,9 +56,25 @@ class Limits(NamedTuple):
     held_files: int = 4096
 
 
-class _Listing(NamedTuple):
-    names: Iterator[tuple[str, Node]]
-    ahead: list[tuple[str, Node]]
+class _Record(NamedTuple):
+    """What fills a file: held.Source."""
+
+    records: Records
+    node: Node
+
+    def send(self, fd: int) -> bool:
+        return self.records.send(self.node, fd)
+
+    def read_into(self, out: memoryview) -> None:
+        self.records.read_into(self.node, out)
+
+
+#: A program's descriptors and its working folder, as paths; and what follows.
+_THROUGH = re.compile(
+    rb"(?:/proc/(self|thread-self|[0-9]+)(?:/task/[0-9]+)?/(fd/[0-9]+|cwd)|/dev/(fd/[0-9]+))(/.*)?", re.DOTALL
+)
+_NAME_BYTES = 255
+_LISTINGS = 1024
 
 
 class View:
@@ -70,12 +90,14 @@ class View:
         limits: Limits,
         outputs: Outputs | None = None,
     ) -> None:
+        #: its lock guards everything here
+        self.crew = Crew()
         self.roots = roots
         self.outputs = outputs
         self.listener = listener
         self.memory = Memory()
         self.skeleton = Skeleton()
-        self.held = HeldFiles(limits.held_bytes, limits.held_files)
+        self.held = HeldFiles(limits.held_bytes, limits.held_files, self.crew)
         prefixes = [prefix for prefix, _ in roots]
         if outputs is not None:
             outputs.root = len(roots)
@@ -84,10 +106,15 @@ class View:
         self.heads = self.prefixes.heads
         self.find = lru_cache(8192)(self._find)
         self._reported: set[type] = set()
-        self._listings: OrderedDict[tuple[Spot, int], _Listing] = OrderedDict()
+        self._listings: OrderedDict[tuple[Spot, int], Node] = OrderedDict()
 
     def _find(self, spot: Spot) -> Node:
-        node = self.roots[spot.root][1].find(spot.path)
+        try:
+            node = self.roots[spot.root][1].find(spot.path)
+        except FileNotFoundError:
+            if any(len(name) > _NAME_BYTES for name in encoded(spot.path).split(b"/")):
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from None
+            raise
         if spot.folder and node.kind != "folder":
             raise NotADirectoryError
         return node
@@ -102,7 +129,11 @@ class View:
     def spot(self, thread: int, folder_fd: int, path: bytes) -> Spot | Escaped | None:
         """Where a path leads, None: outside, the kernel's business. Raises OSError for what cannot be in the view."""
         if path[:1] == b"/":
-            if b"/." in path or b"//" in path:
+            if path.startswith((b"/proc/", b"/dev/fd/")):
+                through = self._through(thread, path)
+                if through is not None:
+                    return through
+            if has_dots(path):
                 return self.prefixes.absolute(path)
             return self.prefixes.clean(path) if path.startswith(self.heads) else None
         if not path:
@@ -114,6 +145,33 @@ class View:
         if here is not None:
             return self.prefixes.relative(here, path)
         return self.prefixes.absolute(base + b"/" + path)
+
+    def _through(self, thread: int, path: bytes) -> Spot | Escaped | None:
+        """Where a path leads that goes through a folder that a process has open."""
+        found = _THROUGH.fullmatch(path)
+        base = self._followed(thread, found) if found and (found[4] or b"").strip(b"/") else None
+        here = self.standing(base) if base is not None else None
+        return self.prefixes.relative(here, found[4]) if found and here is not None else None
+
+    def link_text(self, thread: int, path: bytes) -> bytes | None:
+        """What `readlink` says of a process's descriptor for a file or a folder of the view; None of anything else."""
+        found = _THROUGH.fullmatch(path)
+        real = self._followed(thread, found) if found and not found[4] else None
+        spot = self.opened(real) if real is not None else None
+        return self.prefixes.full(spot) if spot is not None else None
+
+    def _followed(self, thread: int, found: re.Match[bytes]) -> bytes | None:
+        process = found[1] if found[1] and found[1].isdigit() else b"%d" % thread
+        try:
+            return os.readlink(b"/proc/" + process + b"/" + (found[2] or found[3]))
+        except OSError:
+            return None
+
+    def opened(self, real: bytes) -> Spot | None:
+        """Which file or folder of the view a descriptor means, by its real path."""
+        if real.startswith(b"/memfd:/") and real.endswith(b" (deleted)"):
+            return self.prefixes.clean(real[len(b"/memfd:") : -len(b" (deleted)")])
+        return self.standing(real)
 
     def standing(self, real: bytes) -> Spot | None:
         """Which folder of the view a real folder stands for."""
@@ -136,43 +194,42 @@ class View:
 
     def file(self, spot: Spot, node: Node) -> Held:
         """Its inode, with or without the contents."""
-        return self.held.get((spot.root, spot.path), node.size, node.mtime)
+        return self.held.get(self._wanted(spot, node))
 
-    def contents(self, spot: Spot, node: Node) -> Held:
-        """Raises OSError, ParioError."""
-        records = self.roots[spot.root][1]
-        return self.held.filled(
-            (spot.root, spot.path), node.size, node.mtime, lambda out: records.read_into(node, out)
-        )
+    def open(self, spot: Spot, node: Node, flags: int) -> int:
+        """A descriptor of a file, with its contents. Raises OSError, ParioError."""
+        return self.held.open(self._wanted(spot, node), _Record(self.roots[spot.root][1], node), flags)
+
+    def _wanted(self, spot: Spot, node: Node) -> Wanted:
+        return Wanted((spot.root, spot.path), self.prefixes.full(spot), node.size, node.mtime)
 
     def folder(self, spot: Spot, node: Node, flags: int = os.O_RDONLY) -> int:
         """A descriptor of the folder that stands for it."""
         return os.open(self.skeleton.folder(spot, node.mtime), flags | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def listing(self, spot: Spot, position: int) -> _Listing:
-        """Names from a position on: one that was left there before, or a new one."""
-        key = Spot(spot.root, spot.path), position
-        found = self._listings.pop(key, None)
-        if found is None:
-            names = self.roots[spot.root][1].names(spot.path)
-            for _ in range(position):
-                if next(names, None) is None:
-                    break
-            found = _Listing(names, [])
-        return found
+    def names(self, spot: Spot, position: int) -> Iterator[tuple[bytes, Node]]:
+        """Names in a folder from a position on: found at once where a call stopped there, otherwise by counting."""
+        spot = Spot(spot.root, spot.path)
+        records, at = self.roots[spot.root][1], self._listings.get((spot, position))
+        names = records.names(spot.path, at) if at is not None else records.names(spot.path)
+        for _ in range(position if at is None else 0):
+            if next(names, None) is None:
+                break
+        return ((encoded(name), node) for name, node in names)
 
-    def leave(self, spot: Spot, position: int, listing: _Listing) -> None:
-        """Keep a listing for the call that goes on from there."""
-        self._listings[Spot(spot.root, spot.path), position] = listing
-        while len(self._listings) > 64:
+    def stop_at(self, spot: Spot, position: int, node: Node) -> None:
+        """The call that goes on from this position begins with this file or folder."""
+        self._listings[Spot(spot.root, spot.path), position] = node
+        while len(self._listings) > _LISTINGS:
             self._listings.popitem(last=False)
 
-    def report(self, error: BaseException) -> None:
-        """Say once per kind of error what a program sees as an input/output error."""
+    def report(self, error: BaseException, number: int = errno.EIO) -> None:
+        """Say once per kind of error why programs get this errno."""
         if type(error) not in self._reported:
             self._reported.add(type(error))
+            told = f"pario view: {type(error).__name__}: {error} (programs get {errno.errorcode.get(number, number)})\n"
             with contextlib.suppress(OSError):  # if nobody reads stderr any more
-                os.write(2, f"pario view: {type(error).__name__}: {error} (programs get EIO)\n".encode())
+                os.write(2, told.encode("utf-8", "replace"))
 
     def close(self) -> None:
         self.held.close()

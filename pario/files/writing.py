@@ -80,6 +80,7 @@ def _create(view: View, outputs: Outputs, call: Call, name: str, path: str) -> N
     flags_at, mode_at = OPENS[name]
     arguments = call[_ARGUMENTS:]
     flags = os.O_WRONLY if flags_at is None else arguments[flags_at]
+    view.listener.check(call[0])
     with umask_of(call[1]):
         fd = os.open(
             outputs.here(path),
