@@ -5,8 +5,8 @@
     python -m benchmarks.dlio --out DIR --here        in this environment, which has what is needed
     python -m benchmarks.dlio --out DIR --fill docs/dlio.md    only fills the page from DIR/dlio.json
 
-Without --here nothing but Python 3.10 to 3.13 and pip is needed. Measuring needs root (page cache, FUSE) and an idle machine.
-What has been measured is in DIR/dlio.json after each run; a further call goes on from there, --seconds says when to stop.
+Without --here it needs nothing but Python 3.10 to 3.13 with pip. Measuring needs root, fuse3 and an idle machine. What
+has been measured is in DIR/dlio.json after each run; a further call goes on from there, --seconds says when to stop.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ FAST = "PARIO_FAST"
 
 
 class ParioCheckpointing(BaseCheckpointing):
-    """`type: rank_zero`: the state is the same on all ranks, which divide the writing. `all_ranks`: each has its own."""
+    """`type: rank_zero`: all ranks hold the same state and divide the writing. `all_ranks`: each has its own."""
 
     _instance: ParioCheckpointing | None = None
 

@@ -123,9 +123,9 @@ def upcoming(args: Any, dataset_type: DatasetType, worker: int) -> Iterator[list
 
 def _batches(sampler: Any, batch: int, worker: int, workers: int, epochs: int) -> Iterator[list[int]]:
     for _ in range(epochs):
-        state = np.random.get_state()  # the sampler seeds numpy's global generator, in this process too
+        state = np.random.get_state()  # noqa: NPY002  the sampler seeds numpy's global generator
         indices = list(sampler)
-        np.random.set_state(state)
+        np.random.set_state(state)  # noqa: NPY002
         full = len(indices) // batch  # drop_last=True
         for number in range(worker, full, workers):
             yield indices[number * batch : (number + 1) * batch]

@@ -1,7 +1,7 @@
 """The same samples in DLIO's own formats and as an LMDB, laid out as DLIO expects its files.
 
-Sample i is a square image of random bytes whose first eight are i, little-endian. DLIO has no format for LMDBs and takes
-the files whose names end with the format's: the LMDB is called x.npz.
+Sample i is a square image of random bytes whose first eight are i, little-endian. DLIO has no format for LMDBs and
+takes the files whose names end with the format's: the LMDB is called x.npz.
 """
 
 from __future__ import annotations
