@@ -22,6 +22,8 @@ import pario
 
 __all__ = ["ONE_AT_A_TIME", "ParioReader"]
 
+#: Reads of one worker at once. Without a Loader nothing measures what the store can take.
+INFLIGHT = 16
 ONE_AT_A_TIME = "pario reads one sample at a time from now on"
 
 
@@ -39,7 +41,7 @@ class ParioReader(FormatReader):
 
     def open(self, filename: str) -> pario.Reader:
         """Called in the worker process, which knows nothing of MPI."""
-        return pario.Reader(filename, comm="self")
+        return pario.Reader(filename, comm="self", options=pario.Options(inflight=INFLIGHT))
 
     def close(self, filename: str) -> None:
         self.open_file_map[filename].close()

@@ -26,12 +26,14 @@ class Side:
     """data : the folder of its samples
     reader, loader : the plug-in; "": DLIO's own reader, which returns one fixed image
     threads : DLIO's read_threads, worker processes per rank
+    environment : of the job; PARIO_TIERS="" keeps copies of the file out of memory, as for data that exceeds it
     """
 
     data: str
     reader: str = ""
     loader: str = ""
     threads: int = 1
+    environment: tuple[tuple[str, str], ...] = ()
 
     def overrides(self) -> dict[str, Any]:
         """Of DLIO's configuration, below `workload`."""
@@ -61,7 +63,8 @@ SIDES = {
     "hdf5 1 as shipped": Side("hdf5"),
     "indexed_binary 1 as shipped": Side("indexed_binary"),
     "pario reader": Side("lmdb", "reader.ParioReader"),
-    "pario loader": Side("lmdb", loader="loader.ParioLoader", threads=0),
+    "pario loader": Side("lmdb", loader="loader.ParioLoader", threads=0, environment=(("PARIO_TIERS", ""),)),
+    "pario loader tier": Side("lmdb", loader="loader.ParioLoader", threads=0),
     "nothing": Side("lmdb", loader="stock.NoLoading", threads=0),
 }
 
@@ -94,7 +97,7 @@ def run(
     step_s: float = 0.0,
     more: dict[str, Any] | None = None,
     notes: Path | None = None,
-    fast: Path | None = None,
+    environment: dict[str, str] | None = None,
     timeout_s: float = 120,
 ) -> dict[str, Any]:
     """DLIO's own numbers of one run. Raises WorkerError.
@@ -102,6 +105,7 @@ def run(
     data : folder of all formats; out : of this run's logs, emptied before
     more : further overrides below `workload`
     notes : check every batch, and note its samples there (job.py)
+    environment : PARIO_... variables of the job; it gets no others
     """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -129,20 +133,19 @@ def run(
     }
     words = ["workload=default", f"hydra.run.dir={out}", *(f"++workload.{key}={value}" for key, value in given.items())]
     start = ["-m", "benchmarks.dlio.job", str(notes), str(load.side)] if notes else ["-m", "dlio_benchmark.main"]
-    _finish([mpiexec(), "-n", str(load.ranks), sys.executable, *start, *words], out, load.ranks, fast, timeout_s)
+    environment = {**dict(side.environment), **(environment or {})}
+    _finish([mpiexec(), "-n", str(load.ranks), sys.executable, *start, *words], out, load.ranks, environment, timeout_s)
     return _told(out, load)
 
 
-def _finish(command: list[str], out: Path, ranks: int, fast: Path | None, timeout_s: float) -> None:
+def _finish(command: list[str], out: Path, ranks: int, given: dict[str, str], timeout_s: float) -> None:
     """DLIO imports tensorflow, whatever it is to do: an empty package of that name will do."""
     stub = out / "stub" / "tensorflow"
     stub.mkdir(parents=True)
     (stub / "__init__.py").touch()
     environment = job_environment(ranks, 1) | {"OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(stub.parent), str(ROOT)])
-    environment.pop("PARIO_FAST", None)
-    if fast is not None:
-        environment["PARIO_FAST"] = str(fast)
+    environment = {name: value for name, value in environment.items() if not name.startswith("PARIO_")} | given
     log = out / "output.txt"
     with log.open("wb") as file:
         child = subprocess.Popen(

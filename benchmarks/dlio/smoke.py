@@ -36,8 +36,8 @@ def _check(folder: Path, name: str, side: Side, checkpoints: str = "") -> dict[t
     notes, saved = folder / f"{name}-notes", folder / f"{name}-checkpoints"
     notes.mkdir()
     more = _checkpointing(saved, checkpoints) if checkpoints else {}
-    fast = folder / "fast" if checkpoints == "rank_zero" else None
-    told = run(side, LOAD, folder / "data", folder / name, step_s=0.002, more=more, notes=notes, fast=fast)
+    fast = {"PARIO_FAST": str(folder / "fast")} if checkpoints == "rank_zero" else {}
+    told = run(side, LOAD, folder / "data", folder / name, step_s=0.002, more=more, notes=notes, environment=fast)
     assert ONE_AT_A_TIME not in (folder / name / "output.txt").read_text()
     got: dict[tuple[int, int], list[int]] = {}
     for rank in range(LOAD.ranks):
