@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="on the disk that is to be measured")
     parser.add_argument("--smoke", action="store_true", help="tiny data, nothing measured; DIR must be empty")
     parser.add_argument("--here", action="store_true", help="use this environment instead of making one")
-    parser.add_argument("--only", default="disk,slow,checkpoint", help="parts to measure (default: %(default)s)")
+    parser.add_argument("--only", default="disk,large,slow,checkpoint", help="parts to measure (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after this time")
     parser.add_argument("--fill", action="append", type=Path, metavar="PAGE", help="measure nothing: fill this page")

@@ -24,6 +24,16 @@ __all__ = ["ParioLoader"]
 PATH, PATH_EVAL = "PARIO_LMDB", "PARIO_LMDB_EVAL"
 
 
+class _Ahead(pario.decode.Raw):
+    """Raw records, copied into batches by pario's threads while DLIO sleeps. DLIO counts every millisecond for which a
+    step waits, so that a copy of 9 MB when the batch is taken shows. AU with steps of 38.8 ms, local disk, one pilot
+    run each: 96.2 %; Raw itself (each rank fills its batches from the page cache) 89.4 %, with own_rows="never" 92.3 %,
+    a Python function as decoder 91.8 % and 96.1 %.
+    """
+
+    parallel = True
+
+
 class ParioLoader(BaseDataLoader):
     """Batches as u8 tensors [batch, side, side]; every rank gets the same number, and each sample once per epoch.
 
@@ -46,7 +56,7 @@ class ParioLoader(BaseDataLoader):
         self._loader = pario.Loader(
             path,
             self.batch_size,
-            pario.decode.Raw(dtype="uint8", shape=(args.dimension, args.dimension)),
+            _Ahead(dtype="uint8", shape=(args.dimension, args.dimension)),
             shuffle=False if args.sample_shuffle is Shuffle.OFF else "global",
             seed=args.seed,
             comm=DLIOMPI.get_instance().comm(),

@@ -2,8 +2,8 @@
 
 1. `find`: every one of DLIO's readers with a step of one millisecond; what is left is the time that it takes per step.
 2. `seek`: the step time at which the best of them falls to 90 % AU, by two more runs.
-3. `sweep`: the best one and pario with shorter and longer steps.
-4. `round`: all at that step time, in turn.
+3. `round`: all at that step time, in turn.
+4. `sweep`: the same with shorter and longer steps.
 
 One epoch per run. Pages of the side's files are dropped before each.
 """
@@ -14,7 +14,7 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +41,14 @@ MODEL = 100_000_000  # bytes of a checkpoint
 class Place:
     """words : what the table says; load : DLIO's workload
     sides : DLIO's readers that compete; pario : what stands beside the best one
+    data : folder of the samples
     """
 
     words: str
     load: Workload
     sides: tuple[str, ...]
     pario: tuple[str, ...] = ("pario loader", "pario reader")
+    data: str = "disk"
 
 
 PLACES = {
@@ -55,12 +57,18 @@ PLACES = {
         Workload(SAMPLES, IMAGE, batch=64),
         tuple(name for name in SIDES if name[-2:] in (" 0", " 1")),
     ),
+    "large": Place(
+        "local disk, page cache dropped, batches of 128",
+        Workload(SAMPLES, IMAGE, batch=128),
+        ("hdf5 0", "indexed_binary 0", "hdf5 1", "indexed_binary 1"),
+    ),
     # Where a reader waits for the store, more workers than cores pay off: DLIO's readers get them here.
     "slow": Place(
         "emulated store: 20 ms per read, 200 MB/s, no page cache",
         Workload(SAMPLES // 3, IMAGE, batch=16),
         ("npy 4", "hdf5 1", "hdf5 4", "indexed_binary 4"),
         ("pario loader", "pario loader tier", "pario reader"),
+        "slow",
     ),
 }
 
@@ -88,20 +96,23 @@ def measure(out: Path, parts: list[str], rounds: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     data = out / "data"
     print("making the samples", flush=True)
-    for part, place in PLACES.items():
-        samples.make(data / part, place.load.samples, IMAGE)
+    for place in PLACES.values():
+        samples.make(data / place.data, place.load.samples, IMAGE)
     runs = Runs(out / "dlio.json", until)
     try:
         for part in parts:
             if part == "checkpoint":
                 _checkpoints(runs, data / "slow", out, rounds)
             else:
-                _place(runs, part, data / part, out, rounds)
+                _place(runs, part, data / PLACES[part].data, out, rounds, ())
+        for part in parts:  # last: the bar needs none of it
+            if part in PLACES:
+                _place(runs, part, data / PLACES[part].data, out, rounds, FACTORS)
     except TimeoutError:
         print("the time is over; call again to go on", flush=True)
 
 
-def _place(runs: Runs, part: str, data: Path, out: Path, rounds: int) -> None:
+def _place(runs: Runs, part: str, data: Path, out: Path, rounds: int, factors: Sequence[float]) -> None:
     place = PLACES[part]
     for name in place.pario:  # untimed: compiles the kernels, saves the index
         warm = Workload(place.load.samples, IMAGE, 16, steps=4)
@@ -118,8 +129,8 @@ def _place(runs: Runs, part: str, data: Path, out: Path, rounds: int) -> None:
                 lambda: _cold(SIDES[name], place.load, data, where, out, step_s) | {"step_s": step_s},
             )
 
-        found = {name: balance(au("find", name, TINY_S)) for name in place.sides}
-        strongest = best(found)
+        found = {name: balance(au("find", name, TINY_S)) for name in (*place.sides, *place.pario)}
+        strongest = best({name: found[name] for name in place.sides})
         step_s = ASKED / 100 * found[strongest]
         for number in range(2):
             step_s = ASKED / 100 * balance(au(f"seek {number}", strongest, step_s))
@@ -127,7 +138,7 @@ def _place(runs: Runs, part: str, data: Path, out: Path, rounds: int) -> None:
         for number in range(rounds):
             for name in everyone:
                 au(f"round {number}", name, step_s)
-        for factor in FACTORS:
+        for factor in factors:
             for name in everyone:
                 au(f"sweep {factor:g}", name, factor * step_s)
 
