@@ -26,18 +26,26 @@ def smoke(folder: Path) -> None:
     _check(folder, "stock", SIDES["hdf5 1"])
     _check(folder, "reader", Side(reader.data, reader.reader, threads=2), checkpoints="all_ranks")
     orders = _check(folder, "loader", SIDES["pario loader"], checkpoints="rank_zero")
+    # DLIO's list of files names something else.
+    named = {"PARIO_LMDB": str(samples.files_of(folder / "data", "lmdb")[0])}
+    _check(folder, "named", Side("hdf5", loader=SIDES["pario loader"].loader, threads=0), environment=named)
     # Over the whole dataset, and another order in each epoch: DLIO's own DataLoader keeps each rank to its own half.
     assert all(min(order) < LOAD.samples // 2 <= max(order) for order in orders.values()), orders
     assert orders[0, 1] != orders[0, 2]
 
 
-def _check(folder: Path, name: str, side: Side, checkpoints: str = "") -> dict[tuple[int, int], list[int]]:
+def _check(
+    folder: Path, name: str, side: Side, checkpoints: str = "", environment: dict[str, str] | None = None
+) -> dict[tuple[int, int], list[int]]:
     """One run; returns (rank, epoch) -> the samples that came, in order."""
     notes, saved = folder / f"{name}-notes", folder / f"{name}-checkpoints"
     notes.mkdir()
     more = _checkpointing(saved, checkpoints) if checkpoints else {}
-    fast = {"PARIO_FAST": str(folder / "fast")} if checkpoints == "rank_zero" else {}
-    told = run(side, LOAD, folder / "data", folder / name, step_s=0.002, more=more, notes=notes, environment=fast)
+    if checkpoints == "rank_zero":
+        environment = {"PARIO_FAST": str(folder / "fast")}
+    told = run(
+        side, LOAD, folder / "data", folder / name, step_s=0.002, more=more, notes=notes, environment=environment
+    )
     assert ONE_AT_A_TIME not in (folder / name / "output.txt").read_text()
     got: dict[tuple[int, int], list[int]] = {}
     for rank in range(LOAD.ranks):
