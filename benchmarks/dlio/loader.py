@@ -1,8 +1,8 @@
 """`ParioLoader`: pario.Loader as DLIO's data loader, collective over DLIO's ranks, shuffled over the whole dataset.
 
-    reader:
-      data_loader_classname: benchmarks.dlio.loader.ParioLoader
-      data_loader_sampler: index
+reader:
+  data_loader_classname: benchmarks.dlio.loader.ParioLoader
+  data_loader_sampler: index
 """
 
 from __future__ import annotations

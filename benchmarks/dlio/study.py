@@ -27,7 +27,7 @@ from pario.bench import cache
 from pario.bench.marked import fill_marked
 from pario.bench.stores.latency import latency_store
 
-__all__ = ["balance", "best", "measure", "publish", "tables"]
+__all__ = ["balance", "best", "measure", "needs", "publish", "tables"]
 
 SAMPLES, IMAGE = 7_680, 384  # 1.1 GB of samples of 147,456 bytes, about ResNet50's in MLPerf Storage
 ASKED, BAR = 90.0, 97.0  # per cent: AU that MLPerf Storage asks for, AU that pario is to have there
@@ -130,10 +130,13 @@ def _place(runs: Runs, part: str, data: Path, out: Path, rounds: int, factors: S
             )
 
         found = {name: balance(au("find", name, TINY_S)) for name in (*place.sides, *place.pario)}
-        strongest = best({name: found[name] for name in place.sides})
-        step_s = ASKED / 100 * found[strongest]
+        needed = {name: needs(SIDES[name].threads, found[name]) for name in place.sides}
+        strongest = best(needed)
+        step_s = needed[strongest]
         for number in range(2):
-            step_s = ASKED / 100 * balance(au(f"seek {number}", strongest, step_s))
+            told = au(f"seek {number}", strongest, step_s)
+            workers = SIDES[strongest].threads
+            step_s = needs(workers, balance(told) if workers else balance(told) - told["step_s"])
         everyone = (strongest, *place.pario, CEILING)
         for number in range(rounds):
             for name in everyone:
@@ -154,8 +157,15 @@ def balance(told: dict[str, Any]) -> float:
     return float(told["step_s"] / (told["au"] / 100))
 
 
+def needs(workers: int, read_s: float) -> float:
+    """Seconds of computing per step for an AU of 90 %, if reading takes this long: without workers one waits for the
+    other."""
+    used = ASKED / 100
+    return used * read_s if workers else used / (1 - used) * read_s
+
+
 def best(found: dict[str, float]) -> str:
-    """The reader whose steps are the shortest."""
+    """The reader that has the least."""
     return min(found, key=lambda name: found[name])
 
 
