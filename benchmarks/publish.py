@@ -76,6 +76,10 @@ PARTS: dict[str, tuple[Command, Command]] = {
             *("--into", "docs/characterise.md"),
         ),
     ),
+    "dlio": (
+        ("benchmarks.dlio", "--out", "{dir}/dlio"),
+        ("benchmarks.dlio", "--out", "{dir}/dlio", "--fill", "docs/dlio.md"),
+    ),
     "model": ((), ("benchmarks.model", "--stored", "--docs")),
     "model-tiers": ((), ("benchmarks.model", "--tiers", "--docs")),
 }

@@ -26,6 +26,7 @@ FILLED_BY = {
     "failures": "benchmarks/failures.py",
     "startup": "benchmarks/startup.py",
     "mutants": "benchmarks/mutants.py",
+    "dlio": "benchmarks/dlio/study.py",
 }
 #: Markers that `.ci/run` reads literally.
 COMMANDS = ("demo", "tests")
