@@ -59,5 +59,6 @@ class Bare(Reader):
         self._txn.abort()
         self._env.close()
 
+
 if __name__ == "__main__":
     main(Bare)

@@ -1,4 +1,4 @@
-"""FFCV over a .beton: raw records as rows of bytes, pictures with the LMDB's own JPEG bytes. Order RANDOM, by mapping."""
+"""FFCV over a .beton: raw records as rows of bytes, pictures with the LMDB's own JPEG bytes. Order RANDOM, mapped."""
 
 from __future__ import annotations
 

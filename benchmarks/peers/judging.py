@@ -1,7 +1,7 @@
 """What was delivered, told from the delivered records alone: each record carries its number.
 
-A raw record begins with its number, u64 little-endian. A picture's first 16 rows are 16 squares, black or white: the bits
-of its number, the lowest first, which survive JPEG.
+A raw record begins with its number, u64 little-endian. A picture's first 16 rows are 16 squares, black or white: the
+bits of its number, the lowest first, which survive JPEG.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Truth:
         return np.concatenate([_digests(record[None]) for record in records])
 
     def right(self, batch: np.ndarray) -> np.ndarray:
-        """bool[b]: which records of the batch are, byte for byte or pixel for pixel, the ones whose number they bear."""
+        """bool[b]: which records of the batch are, to the byte or the pixel, the ones whose number they bear."""
         numbers = numbers_of(batch)
         known = (numbers >= 0) & (numbers < len(self.digests))
         found, expected = _digests(batch), self.digests[np.where(known, numbers, 0)]

@@ -1,4 +1,4 @@
-"""pario's Loader over the unmodified LMDB, in its orders, and LMDBIO's ways as its recipes (in key order, as LMDBIO)."""
+"""pario's Loader over the unmodified LMDB, in its orders, and LMDBIO's ways as recipes (in key order, as LMDBIO)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ class Pario(Reader):
 
             comm = MPI.COMM_WORLD
         recipe = job.variant in RECIPES
+        shuffle: Any = False if recipe else "block" if job.variant == "block" else "global"
         tiers: Any = (pario.Tier("memory", "4 GiB"),) if job.variant == "memory" else ()
         # The fast transform, which FFCV's decoder uses, too.
         decoder = pario.decode.Image(fast=True) if job.jpeg else pario.decode.Raw(shape=job.shape)
         self._loader = pario.Loader(
-            job.own("source"), job.batch, decoder, shuffle=False if recipe else job.variant.replace("memory", "global"),
-            seed=job.seed, comm=comm, recipe=job.variant if recipe else "auto", verify=job.variant == "verify",
+            job.own("source"), job.batch, decoder, shuffle=shuffle, seed=job.seed, comm=comm,
+            recipe=job.variant if recipe else "auto",
+            on_error="skip" if job.variant == "skip" else "raise", verify=job.variant == "verify",
             options=pario.Options(decode_threads=job.threads, tiers=tiers),
         )  # fmt: skip
 

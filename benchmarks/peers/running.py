@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,18 @@ class Running:
             if time.monotonic() > end or any(process.poll() for process in self._processes):
                 raise self._failure("did not start")
 
-    def ask(self, limit_s: float = 120.0, **asked: Any) -> list[dict[str, Any]]:
-        """The answers of all ranks, in their order. Raises WorkerError with the first error; then ask no more, unless
-        all ranks answered."""
+    def ask(
+        self, limit_s: float = 120.0, each: Sequence[dict[str, Any]] | None = None, **asked: Any
+    ) -> list[dict[str, Any]]:
+        """The answers of all ranks, in their order. each: what one rank alone is told, too. Raises WorkerError."""
         if not self._lines:
             self.ready()
-        words = json.dumps({"variant": self.variant.name, **asked}).encode() + b"\n"
         answers = []
         try:
-            for line, _ in self._lines.values():
+            for rank, (line, _) in self._lines.items():
                 line.settimeout(limit_s)
-                line.sendall(words)
+                words = {"variant": self.variant.name, **asked, **(each[rank] if each else {})}
+                line.sendall(json.dumps(words).encode() + b"\n")
             for rank in range(self.ranks):
                 told = self._lines[rank][1].readline()
                 if not told:

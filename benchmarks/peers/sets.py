@@ -1,7 +1,7 @@
 """The records: cut-outs of photographs that lie inside scikit-learn and scikit-image, which nobody needs to download.
 
-DIR/NAME/source is an LMDB of plain values, set.json describes it, truth.npy has what judging.py compares with. Peers add
-folders of their own beside it. Runs in pario's environment.
+DIR/NAME/source is an LMDB of plain values, set.json describes it, truth.npy has what judging.py compares with. Peers
+add folders of their own beside it. Runs in pario's environment.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ class Streaming(Reader):
                 decode_into(one["x"], row)
             return out
 
-        self._data = StreamingDataset(local=job.own("streaming"), shuffle=True, batch_size=job.batch, shuffle_seed=job.seed)
+        self._data = StreamingDataset(
+            local=job.own("streaming"), shuffle=True, batch_size=job.batch, shuffle_seed=job.seed
+        )
         workers = job.threads if job.threads > 1 else 0
         self._loader = StreamingDataLoader(
             self._data, batch_size=job.batch, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0

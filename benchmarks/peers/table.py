@@ -13,6 +13,10 @@ _TORCH = "torch==2.13.0"  # as in .ci/run: a later one takes its CUDA packages a
 _COMMON = ("numpy", "lmdb>=1.4", "simplejpeg>=1.7")
 
 
+#: pario's variants that behaviour.py reads, too
+_MORE = {"skip": 'pario, `on_error="skip"`', "verify": "pario, `verify=True`"}
+
+
 @dataclass(frozen=True)
 class Peer:
     """One loader.
@@ -46,7 +50,7 @@ class Variant:
 
     @property
     def title(self) -> str:
-        return self.peer.variants.get(self.name, self.peer.title)
+        return self.peer.variants.get(self.name) or _MORE.get(self.name, self.peer.title)
 
     @property
     def key(self) -> str:

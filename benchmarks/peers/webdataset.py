@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.reading import Job, Reader, Source, decode_into, main
+from benchmarks.peers.reading import Reader, Source, decode_into, main
 
 SHARDS = 8
 
