@@ -16,17 +16,10 @@ class Hf(Reader):
 
     @staticmethod
     def write(source: Source, folder: Path) -> None:
-        import tempfile
-
         from datasets import Dataset, Features, Value
 
-        def rows() -> Iterator[dict[str, bytes]]:
-            for i in range(len(source)):
-                yield {"x": source[i]}
-
-        with tempfile.TemporaryDirectory() as cache:
-            made = Dataset.from_generator(rows, features=Features({"x": Value("binary")}), cache_dir=cache)
-            made.save_to_disk(str(folder))
+        rows = {"x": [source[i] for i in range(len(source))]}
+        Dataset.from_dict(rows, features=Features({"x": Value("binary")})).save_to_disk(str(folder))
 
     @staticmethod
     def load(rank: int, ranks: int, port: int) -> None:
