@@ -49,6 +49,10 @@ PARTS: dict[str, tuple[Command, Command]] = {
         ("benchmarks.node_peers", "--out", "{dir}/node_peers.json"),
         ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
     ),
+    "peers": (
+        ("benchmarks.peers", "--out", "{dir}/peers"),
+        ("benchmarks.peers", "--out", "{dir}/peers", "--part", "fill"),
+    ),
     "nodes": (
         ("benchmarks.nodes", "--data", "{dir}", "--out", "{dir}/nodes.json"),
         ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
