@@ -10,10 +10,12 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,9 +53,9 @@ class Cell:
         return f"{self.set}/{self.state}/{self.ranks}x{self.threads}"
 
     def has(self, variant: Variant) -> bool:
-        """LMDBIO's ways are about reading: on one rank, where nothing is decoded. A memory tier is for what is warm."""
+        """LMDBIO's ways are about reading a store: on one rank, raw records. A memory tier is for what is warm."""
         if variant.name in _RECIPES:
-            return self.set != "jpeg" and self.ranks == self.threads == 1
+            return self.set != "jpeg" and self.state != "warm" and self.ranks == self.threads == 1
         return variant.name != "memory" or self.state == "warm"
 
 
@@ -116,21 +118,29 @@ def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def write(bench: Bench, path: Path) -> None:
-    """The set in the format of every peer that is installed, unless it is there."""
-    for variant in {one.peer.module: one for one in bench.variants}.values():
-        peer = variant.peer
-        if not peer.own_format or (path / f"{peer.folder}.written").exists():
-            continue
-        print(f"writing {path.name} for {peer.title}", flush=True)
-        subprocess.run(["rm", "-rf", str(path / peer.folder)], check=True)
-        command = [bench.pythons[peer.module], "-m", f"benchmarks.peers.{peer.module}", "write", str(path)]
-        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+def write(bench: Bench, paths: Sequence[Path]) -> None:
+    """The sets in the format of every peer that is installed, unless they are there; two peers at once."""
+    modules = {one.peer.module: one.peer for one in bench.variants if one.peer.own_format}
+
+    def one(module: str) -> None:
+        missing = [path for path in paths if not (path / f"{module}.written").exists()]
+        if not missing:
+            return
+        for path in missing:
+            shutil.rmtree(path / module, ignore_errors=True)
+        print(f"writing {', '.join(path.name for path in missing)} for {modules[module].title}", flush=True)
+        command = [bench.pythons[module], "-m", f"benchmarks.peers.{module}", "write", *map(str, missing)]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
         if said.returncode:
-            bench.found["errors"][f"write/{path.name}/{peer.module}"] = said.stderr.strip()[-300:]
+            bench.found["errors"][f"write/{module}"] = said.stderr.strip()[-300:]
             print(said.stderr[-1500:], file=sys.stderr)
-            continue
-        (path / f"{peer.folder}.written").touch()
+            return
+        bench.found["errors"].pop(f"write/{module}", None)
+        for path in missing:
+            (path / f"{module}.written").touch()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, modules))
     bench.save()
 
 
@@ -266,8 +276,7 @@ def main() -> int:
     )  # fmt: skip
     parts = options.parts or ["write", "check", "speed"]
     if "write" in parts and not options.smoke:
-        for name in sets.SETS:
-            write(bench, bench.set(name))
+        write(bench, [bench.set(name) for name in sets.SETS])
     if "check" in parts:
         for name, ranks in (("3k", 1), ("3k", 2)) if options.smoke else itertools.product(sets.SETS, (1, 2)):
             check(bench, name, ranks)

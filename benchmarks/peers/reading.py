@@ -1,6 +1,6 @@
 """The command line of every peer.
 
-    python -m benchmarks.peers.NAME write SET                       the set's records in the peer's own format
+    python -m benchmarks.peers.NAME write SET...                    the set's records in the peer's own format
     python -m benchmarks.peers.NAME read SET [--threads 2] ...      shuffled epochs; one JSON line
     python -m benchmarks.peers.NAME serve SOCKET                    reads when it is told to: for conduct.py
 
@@ -292,8 +292,8 @@ def _serve(session: Session, address: str) -> None:
 
 
 def _read(session: Session, options: argparse.Namespace) -> dict[str, Any]:
-    asked = {"folder": options.set, "threads": options.threads, "variant": options.variant, "batch": options.batch}
-    truth = str(Path(options.set) / "truth.npy")
+    asked = {"folder": options.set[0], "threads": options.threads, "variant": options.variant, "batch": options.batch}
+    truth = str(Path(options.set[0]) / "truth.npy")
     found = session.do({**asked, "do": "check", "truth": truth})
     delivered = judge([found["ids"]], session.job(asked).n, found["wrong"])
     turns = [session.do({**asked, "do": "turn", "keep": k < options.epochs}) for k in range(options.epochs + 1)]
@@ -318,22 +318,23 @@ def place() -> tuple[int, int, int]:
 def main(kind: type[Reader]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("do", choices=["write", "read", "serve"])
-    parser.add_argument("set", metavar="SET|SOCKET")
+    parser.add_argument("set", nargs="+", metavar="SET|SOCKET")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=0, help="records; 0: as the set says")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--variant", default="")
     options = parser.parse_args()
     if options.do == "write":
-        source = Source(options.set)
-        kind.write(source, Path(options.set) / kind.name)
-        source.close()
+        for folder in options.set:
+            source = Source(folder)
+            kind.write(source, Path(folder) / kind.name)
+            source.close()
         return
     rank, ranks, port = place()
     kind.load(rank, ranks, port)
     session = Session(kind, rank, ranks)
     if options.do == "serve":
-        _serve(session, options.set)
+        _serve(session, options.set[0])
     else:
         print(json.dumps(_read(session, options)), flush=True)
         session.close()
