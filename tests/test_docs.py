@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 #: what fills the places between markers: prefix -> script; a page may name no other
 FILLED_BY = {
+    "peers": "benchmarks/peers/report.py",
     "codecs": "benchmarks/codecs.py",
     "study": "benchmarks/study.py",
     "bars": "benchmarks/tables.py",
@@ -66,7 +67,7 @@ def test_python_in_pages_compiles(page: Path) -> None:
 
 
 def test_scripts_in_pages_are_those_in_examples() -> None:
-    """"[examples/a.py](../examples/a.py):" and the whole file."""
+    """ "[examples/a.py](../examples/a.py):" and the whole file."""
     page = (ROOT / "docs" / "pytorch.md").read_text()
     found = re.findall(r"(?ms)^\[examples/(\w+\.py)\]\(\.\./examples/\1\):\n\n```python\n(.*?)^```$", page)
     assert len(found) == 5

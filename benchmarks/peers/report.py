@@ -312,6 +312,8 @@ def fill(found: Found, docs: Path) -> None:
     }  # fmt: skip
     for state in STATES:
         parts[f"{state}_1"] = speeds(found, state, 1, 1)
+        if any(_held(found, cell) for cell in CELLS if (cell.state, cell.ranks, cell.threads) == (state, 1, 1)):
+            parts[f"{state}_1"] += f"\n\n![Records per second, {STATE_WORDS[state]}](figures/peers-{state}.svg)"
         parts[f"{state}_2"] = speeds(found, state, 2, 1)
     parts["threads"] = speeds(found, "warm", 1, 2)
     page = docs / "peers.md"
