@@ -129,10 +129,10 @@ class Reader:
 
 
 def decode_into(value: Any, out: np.ndarray) -> None:
-    """One JPEG, RGB. Fast transform and simple upsampling, as FFCV decodes."""
+    """One JPEG, RGB. The fast transform and usual upsampling, as FFCV and pario's Image(fast=True) decode."""
     import simplejpeg
 
-    simplejpeg.decode_jpeg(value, "RGB", fastdct=True, fastupsample=True, buffer=out)
+    simplejpeg.decode_jpeg(value, "RGB", fastdct=True, buffer=out)
 
 
 def meet(rank: int, ranks: int, port: int) -> None:

@@ -36,7 +36,7 @@ class Tfdata(Reader):
         import tensorflow as tf
 
         def picture(value: Any) -> Any:
-            image = tf.io.decode_jpeg(value, channels=3, dct_method="INTEGER_FAST", fancy_upscaling=False)
+            image = tf.io.decode_jpeg(value, channels=3, dct_method="INTEGER_FAST")
             return tf.ensure_shape(image, job.shape)
 
         files = tf.data.Dataset.list_files(job.own("tfdata/*.tfrecord"), shuffle=True, seed=job.seed)
