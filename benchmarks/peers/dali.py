@@ -54,7 +54,7 @@ class Dali(Reader):
                 pad_last_batch=True,
             )  # fmt: skip
             if job.jpeg:
-                return fn.decoders.image(data, device="cpu", use_fast_idct=True)
+                return fn.decoders.image(data, device="cpu", use_fast_idct=True, jpeg_fancy_upsampling=True)
             return data
 
         self._pipe = pipeline()
