@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -211,6 +212,8 @@ class Session:
         held, self._open = self._open, None
         if held is not None:
             held[1].close()
+            del held
+            gc.collect()  # some loaders keep their files mapped in circles
 
     def _turn(self, reader: Reader, most_s: float, least_s: float) -> dict[str, Any]:
         """Epochs for at least and at most so many seconds; one that is too long ends early."""

@@ -93,7 +93,7 @@ def ratios(found: Found) -> str:
         more = [against_best(found, cell, key) for key in _OURS[1:]]
         lines.append(
             f"| {_words(cell)} | {_spread(values)} | {verdict} "
-            f"| {_title(best)} ({_mixed(mixed)}): {theirs}/s, pario {ours}/s | "
+            f"| {_title(best)}{'' if mixed is None else f' ({_mixed(mixed)})'}: {theirs}/s, pario {ours}/s | "
             + " | ".join(_spread(one[1]) if one else "" for one in more)
             + f" | {len(values)} |"
         )
@@ -316,6 +316,9 @@ def fill(found: Found, docs: Path) -> None:
             parts[f"{state}_1"] += f"\n\n![Records per second, {STATE_WORDS[state]}](figures/peers-{state}.svg)"
         parts[f"{state}_2"] = speeds(found, state, 2, 1)
     parts["threads"] = speeds(found, "warm", 1, 2)
+    for name, text in parts.items():
+        if text.startswith("|") and text.count("\n") < 2:
+            parts[name] = "*Not measured.*"
     page = docs / "peers.md"
     page.write_text(fill_marked(page.read_text(), "peers", parts))
     try:
