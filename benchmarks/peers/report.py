@@ -162,7 +162,9 @@ def speeds(found: Found, state: str, ranks: int, threads: int) -> str:
                 parts.append(" | | | |")
                 continue
             rates = [rate(turn) for turn in turns]
-            firsts = [turn["first_batch"] for turn in turns if "first_batch" in turn]
+            firsts = [turn["first_batch"] for turn in turns]
+            if state == "warm":  # later turns go on with the data set that the first one opened
+                firsts = firsts[:1]
             memory = max(sum(rank["rss"] for rank in turn["ranks"]) for turn in turns) / (1 << 20)
             parts.append(
                 f" {_count(statistics.median(rates))} ({_count(min(rates))} … {_count(max(rates))}) | "
