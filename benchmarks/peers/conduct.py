@@ -149,7 +149,8 @@ def check(bench: Bench, name: str, ranks: int) -> None:
     path, held = bench.set(name), bench.found["checks"].setdefault(f"{name}/{ranks}", {})
     n = json.loads((path / "set.json").read_text())["records"]
     for variant in bench.variants:
-        if bench.late() or variant.key in held or (ranks > 1 and variant.name in _RECIPES):
+        done = "error" not in held.get(variant.key, {"error": ""})
+        if bench.late() or done or (ranks > 1 and variant.name in _RECIPES):
             continue
         try:
             with bench.start(variant, ranks) as running:
