@@ -2,8 +2,9 @@
 
     python -m benchmarks.ffcv --data DIR --python ENV/bin/python [--rounds 5] [--ranks 1,2] [--out DIR/ffcv.json]
 
-FFCV needs OpenCV's and libjpeg-turbo's headers to install, and PyTorch; so it lies in an environment of its own, with
-`pip install ffcv torch pillow opencv-python-headless lmdb mpi4py mpich`. Its best number of threads counts.
+FFCV needs OpenCV's and libjpeg-turbo's headers to install, and PyTorch; so it lies in an environment of its own.
+`python -m benchmarks.peers --out DIR --part install --only ffcv` makes it (DIR/env/ffcv); it also needs
+`pip install pillow mpi4py mpich` there. Its best number of threads counts. docs/peers.md has FFCV beside other loaders.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Command = tuple[str, ...]
 
-_TIERS = ("{dir}/tiers.json", "{dir}/nodes.json", "{dir}/jobs.json", "{dir}/peers.json")
+_TIERS = ("{dir}/tiers.json", "{dir}/nodes.json", "{dir}/jobs.json", "{dir}/node_peers.json")
 
 #: part -> (what measures it, what fills the pages from its JSON); {dir} is DIR
 PARTS: dict[str, tuple[Command, Command]] = {
@@ -45,9 +45,13 @@ PARTS: dict[str, tuple[Command, Command]] = {
         ("benchmarks.tiers", "--data", "{dir}", "--out", "{dir}/tiers.json"),
         ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
     ),
-    "peers": (
-        ("benchmarks.peers", "--out", "{dir}/peers.json"),
+    "node-peers": (
+        ("benchmarks.node_peers", "--out", "{dir}/node_peers.json"),
         ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
+    ),
+    "peers": (
+        ("benchmarks.peers", "--out", "{dir}/peers"),
+        ("benchmarks.peers", "--out", "{dir}/peers", "--part", "fill"),
     ),
     "nodes": (
         ("benchmarks.nodes", "--data", "{dir}", "--out", "{dir}/nodes.json"),

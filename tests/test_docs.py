@@ -18,6 +18,7 @@ HEADS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "packaging/README.md")
 PAGES = sorted([*(ROOT / name for name in HEADS), *(ROOT / "docs").glob("*.md")])
 #: what fills the places between markers: prefix -> script; a page may name no other
 FILLED_BY = {
+    "peers": "benchmarks/peers/report.py",
     "codecs": "benchmarks/codecs.py",
     "study": "benchmarks/study.py",
     "bars": "benchmarks/tables.py",
@@ -68,7 +69,7 @@ def test_python_in_pages_compiles(page: Path) -> None:
 
 
 def test_scripts_in_pages_are_those_in_examples() -> None:
-    """"[examples/a.py](../examples/a.py):" and the whole file."""
+    """ "[examples/a.py](../examples/a.py):" and the whole file."""
     page = (ROOT / "docs" / "pytorch.md").read_text()
     found = re.findall(r"(?ms)^\[examples/(\w+\.py)\]\(\.\./examples/\1\):\n\n```python\n(.*?)^```$", page)
     assert len(found) == 5

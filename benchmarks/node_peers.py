@@ -1,6 +1,6 @@
 """One node that reads from another one's memory tier, beside a bare sendfile and beside its own memory tier.
 
-    python -m benchmarks.peers [--rounds 9] [--out FILE.json]
+    python -m benchmarks.node_peers [--rounds 9] [--out FILE.json]
 
 Two processes on this machine, connected by a Unix socket and by TCP over the loopback interface; 256 MiB in memory.
 Exit status 1 if a bar is not met.
@@ -142,9 +142,9 @@ def records(read: Callable[[np.ndarray, np.ndarray, np.ndarray], object], out: n
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.node_peers", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", default="peers.json")
+    parser.add_argument("--out", default="node_peers.json")
     parser.add_argument("--smoke", action="store_true", help="once, no bars: does it run at all?")
     options = parser.parse_args()
     rounds = 1 if options.smoke else options.rounds

@@ -1,0 +1,310 @@
+"""Writes every set in every format, checks what is delivered, and lets the peers take turns. Started by __main__.py.
+
+results.json keeps every turn; a later call goes on where an earlier one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import ROOT, WorkerError, machine
+from benchmarks.peers import environments, sets
+from benchmarks.peers.judging import judge
+from benchmarks.peers.running import Running
+from benchmarks.peers.table import Variant, variants
+from pario.bench import cache
+from pario.bench.stores.latency import latency_store
+
+__all__ = ["CELLS", "Bench", "Cell", "check", "opened", "write"]
+
+STATES = ("warm", "cold", "slow")
+#: seconds of a turn at most and, if warm, at least; of a turn that only warms up
+MOST_S, LEAST_S, WARM_UP_S = 1.5, 0.5, 1.0
+READ_S, BYTES_PER_S = 0.020, 200_000_000
+_RECIPES = ("lmm", "dio", "coal", "stag")
+#: the cell of a smoke test
+_SMOKE = "jpeg/cold/1x1"
+
+
+@dataclass(frozen=True)
+class Cell:
+    set: str
+    state: str
+    ranks: int
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.set}/{self.state}/{self.ranks}x{self.threads}"
+
+    def has(self, variant: Variant) -> bool:
+        """LMDBIO's ways are about reading a store: on one rank, raw records. A memory tier is for what is warm."""
+        if variant.name in _RECIPES:
+            return self.set != "jpeg" and self.state != "warm" and self.ranks == self.threads == 1
+        return variant.name != "memory" or self.state == "warm"
+
+
+#: in the order of measuring
+CELLS = (
+    *(Cell(name, state, 1, 1) for state in STATES for name in sets.SETS),
+    *(Cell(name, "warm", ranks, threads) for ranks, threads in ((2, 1), (1, 2)) for name in sets.SETS),
+    *(Cell(name, state, 2, 1) for state in ("cold", "slow") for name in sets.SETS),
+)
+
+
+class Bench:
+    """The folder, what is installed there, and the results so far."""
+
+    def __init__(self, out: Path, only: list[str] | None, rounds: int, limit_s: float, smoke: bool) -> None:
+        self.out, self.rounds, self.smoke = out, rounds, smoke
+        self.end = time.monotonic() + limit_s
+        self.file = out / "results.json"
+        self.found: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
+        for part in ("versions", "left_out", "checks", "cells", "errors", "behaviour"):
+            self.found.setdefault(part, {})
+        self.pythons: dict[str, str] = {}
+        self.variants = []
+        for variant in variants(only):
+            python = environments.installed(out, variant.peer)
+            if smoke and variant.peer.pip:
+                python = sys.executable if variant.peer.module == "torch_loader" and _has_torch() else None
+            if python is not None:
+                self.pythons[variant.peer.module] = python
+                self.variants.append(variant)
+        left_out = out / "left_out.json"
+        if left_out.exists():
+            self.found["left_out"] = json.loads(left_out.read_text())
+
+    def save(self) -> None:
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps(self.found) + "\n")
+        os.replace(new, self.file)
+
+    def note_machine(self) -> None:
+        """The machine's facts now, beside those of earlier calls."""
+        self.found.setdefault("machines", []).append(machine())
+        self.save()
+
+    def set(self, name: str) -> Path:
+        return sets.make(self.out / "sets", name, 512 if self.smoke else 0)
+
+    def late(self) -> bool:
+        return time.monotonic() > self.end
+
+    def start(self, variant: Variant, ranks: int) -> Running:
+        logs = self.out / "logs"
+        logs.mkdir(exist_ok=True)
+        return Running(variant, self.pythons[variant.peer.module], ranks, logs / f"{variant.peer.module}.log")
+
+
+def _has_torch() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("torch") is not None
+
+
+def write(bench: Bench, paths: Sequence[Path]) -> None:
+    """The sets in the format of every peer that is installed, unless they are there; two peers at once."""
+    modules = {one.peer.module: one.peer for one in bench.variants if one.peer.own_format}
+
+    def one(module: str) -> None:
+        missing = [path for path in paths if not (path / f"{module}.written").exists()]
+        if not missing:
+            return
+        for path in missing:
+            shutil.rmtree(path / module, ignore_errors=True)
+        print(f"writing {', '.join(path.name for path in missing)} for {modules[module].title}", flush=True)
+        command = [bench.pythons[module], "-m", f"benchmarks.peers.{module}", "write", *map(str, missing)]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+        if said.returncode:
+            bench.found["errors"][f"write/{module}"] = said.stderr.strip()[-300:]
+            print(said.stderr[-1500:], file=sys.stderr)
+            return
+        bench.found["errors"].pop(f"write/{module}", None)
+        for path in missing:
+            (path / f"{module}.written").touch()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, modules))
+    bench.save()
+
+
+def check(bench: Bench, name: str, ranks: int) -> None:
+    """Two untimed epochs of every variant: what was delivered, and whether the second has another order."""
+    path, held = bench.set(name), bench.found["checks"].setdefault(f"{name}/{ranks}", {})
+    n = json.loads((path / "set.json").read_text())["records"]
+    for variant in bench.variants:
+        done = "error" not in held.get(variant.key, {"error": ""})
+        if bench.late() or done or (ranks > 1 and variant.name in _RECIPES):
+            continue
+        try:
+            with bench.start(variant, ranks) as running:
+                asked = {"do": "check", "folder": str(path), "truth": str(path / "truth.npy"), "keep": True}
+                first = running.ask(**asked)
+                second = running.ask(**{**asked, "keep": False})
+                bench.found["versions"][variant.peer.module] = running.versions
+            told = judge([one["ids"] for one in first], n, sum(one["wrong"] for one in first))
+            again = judge([one["ids"] for one in second], n, sum(one["wrong"] for one in second))
+            anew = any(a["ids"] != b["ids"] for a, b in zip(first, second, strict=True))
+            held[variant.key] = {
+                **asdict(told),
+                "exactly_once": told.exactly_once and again.exactly_once,
+                "anew": anew,
+            }
+        except WorkerError as e:
+            held[variant.key] = {"error": str(e)[:300]}
+        print(f"check {name}, {ranks} ranks, {variant.key}: {held[variant.key]}", flush=True)
+        bench.save()
+
+
+@contextlib.contextmanager
+def opened(cell: Cell, path: Path) -> Iterator[str]:
+    """The folder that the peers are told to read."""
+    if cell.state != "slow":
+        yield str(path)
+        return
+    with latency_store(path, read_s=READ_S, bytes_per_s=BYTES_PER_S, page_cache=True, threads=128) as store:
+        yield store.folder
+
+
+def files_of(folder: str, variant: Variant) -> list[str]:
+    return [str(file) for file in sorted(Path(folder, variant.peer.folder).rglob("*")) if file.is_file()]
+
+
+def drop(files: list[str]) -> None:
+    for file in files:
+        if os.path.getsize(file):
+            cache.drop_file(file)
+
+
+def measure(bench: Bench, cell: Cell, running: dict[str, Running]) -> None:
+    """The rounds of one cell that are missing."""
+    held = bench.found["cells"].setdefault(cell.name, {})
+    path = bench.set(cell.set)
+    taking = [one for one in bench.variants if cell.has(one) and f"{cell.name}/{one.key}" not in bench.found["errors"]]
+    if not any(len(held.get(one.key, [])) < bench.rounds for one in taking):
+        return
+    for variant in taking:  # all at once: starting takes longest
+        if variant.key not in running:
+            running[variant.key] = bench.start(variant, cell.ranks)
+    warm, ready = cell.state == "warm", set()  # ready: open, and warmed up
+    with opened(cell, path) as folder:
+        for k in range(bench.rounds):
+            for variant in taking:
+                turns = held.setdefault(variant.key, [])
+                error = f"{cell.name}/{variant.key}"
+                if len(turns) > k or bench.late() or error in bench.found["errors"]:
+                    continue
+                asked = {"do": "turn", "folder": folder, "threads": cell.threads, "keep": warm}
+                opening: list[dict[str, Any]] = []
+                try:
+                    if warm and variant.key not in ready:
+                        for file in files_of(folder, variant):
+                            cache.warm_file(file)
+                        opening = running[variant.key].ask(
+                            **asked, seconds=1e9 if variant.name == "memory" else WARM_UP_S
+                        )
+                        ready.add(variant.key)
+                    elif not warm:
+                        running[variant.key].ready()
+                        drop(files_of(folder, variant))
+                    ranks = running[variant.key].ask(**asked, seconds=MOST_S, least=LEAST_S if warm else 0.0)
+                except (WorkerError, cache.Unavailable) as e:
+                    bench.found["errors"][error] = str(e)[-300:]
+                    print(f"{error}: {e}", file=sys.stderr, flush=True)
+                    running.pop(variant.key).end()
+                    continue
+                opening = opening or ranks
+                first = max(rank["open"] + (rank["first"] or 0.0) for rank in opening)
+                turns.append({"ranks": ranks, "first_batch": first})
+                bench.save()
+        for variant in taking:
+            if variant.key in running:
+                with contextlib.suppress(WorkerError):
+                    running[variant.key].ask(do="close")
+    rates = {key: [_rate(turn) for turn in turns] for key, turns in held.items() if turns}
+    told = ", ".join(f"{key} {np.median(values):,.0f}" for key, values in rates.items())
+    print(f"{cell.name}: {told}", flush=True)
+
+
+def _rate(turn: dict[str, Any]) -> float:
+    ranks = turn["ranks"]
+    return sum(rank["records"] for rank in ranks) / max(rank["seconds"] for rank in ranks)
+
+
+def speed(bench: Bench, names: list[str]) -> None:
+    bench.note_machine()
+    for name in [name for name in bench.found["errors"] if "/" in name and not name.startswith("write/")]:
+        del bench.found["errors"][name]  # an earlier call's: try once more
+    with contextlib.ExitStack() as stack:
+        running: dict[str, Running] = {}
+        stack.callback(lambda: [one.end() for one in running.values()])
+        for ranks in sorted({cell.ranks for cell in CELLS}):
+            for cell in CELLS:
+                if cell.ranks == ranks and cell.name.startswith(tuple(names)) and not bench.late():
+                    measure(bench, cell, running)
+            for one in running.values():
+                one.end()
+            running.clear()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("parts", nargs="*")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=1e9)
+    parser.add_argument("--cells", default="")
+    parser.add_argument("--only")
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args()
+    bench = Bench(
+        options.out, options.only.split(",") if options.only else None, 1 if options.smoke else options.rounds,
+        options.limit, options.smoke,
+    )  # fmt: skip
+    parts = options.parts or ["write", "check", "speed"]
+    if "write" in parts and not options.smoke:
+        write(bench, [bench.set(name) for name in sets.SETS])
+    if "check" in parts:
+        for name, ranks in (("3k", 1), ("3k", 2)) if options.smoke else itertools.product(sets.SETS, (1, 2)):
+            check(bench, name, ranks)
+    if "speed" in parts:
+        speed(bench, (_SMOKE if options.smoke else options.cells).split(","))
+    if "behaviour" in parts:
+        from benchmarks.peers.behaviour import behave
+
+        behave(bench)
+    if "fill" in parts:
+        from benchmarks.peers.report import fill
+
+        fill(bench.found, ROOT / "docs")
+    broken = [*bench.found["errors"].items()] + [
+        (key, one)
+        for held in bench.found["checks"].values()
+        for key, one in held.items()
+        if not one.get("exactly_once")
+    ]
+    if options.smoke:
+        for name, why in broken:
+            print(f"FAILED: {name}: {why}", file=sys.stderr)
+        return 1 if broken else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""pario's Loader over the unmodified LMDB, in its orders, and LMDBIO's ways as recipes (in key order, as LMDBIO)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.reading import Job, Reader, main
+
+RECIPES = ("lmm", "dio", "coal", "stag")
+
+
+class Pario(Reader):
+    name = "pario"
+    resumes = True
+
+    @staticmethod
+    def load(rank: int, ranks: int, port: int) -> None:
+        import pario  # noqa: F401
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        import pario
+
+        comm: Any = None
+        if job.ranks > 1:
+            from mpi4py import MPI
+
+            comm = MPI.COMM_WORLD
+        recipe = job.variant in RECIPES
+        shuffle: Any = False if recipe else "block" if job.variant == "block" else "global"
+        tiers: Any = (pario.Tier("memory", "4 GiB"),) if job.variant == "memory" else ()
+        # The fast transform, which FFCV's decoder uses, too.
+        decoder = pario.decode.Image(fast=True) if job.jpeg else pario.decode.Raw(shape=job.shape)
+        self._loader = pario.Loader(
+            job.own("source"), job.batch, decoder, shuffle=shuffle, seed=job.seed, comm=comm,
+            recipe=job.variant if recipe else "auto",
+            on_error="skip" if job.variant == "skip" else "raise", verify=job.variant == "verify",
+            options=pario.Options(decode_threads=job.threads, tiers=tiers),
+        )  # fmt: skip
+
+    def epoch(self, epoch: int) -> Iterator[np.ndarray]:
+        for batch in self._loader:
+            yield batch["data"]
+
+    def state(self) -> Any:
+        return self._loader.state_dict()
+
+    def resume(self, state: Any) -> None:
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+if __name__ == "__main__":
+    main(Pario)

@@ -1,0 +1,99 @@
+"""The peers: where they come from, and what they need. Imports nothing but the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["PEERS", "SOURCE", "Peer", "Variant", "variants"]
+
+#: the folder of a set that the readers of LMDBs share
+SOURCE = "source"
+
+_TORCH = "torch==2.13.0"  # as in .ci/run: a later one takes its CUDA packages along
+_COMMON = ("numpy", "lmdb>=1.4", "simplejpeg>=1.7")
+
+
+#: pario's variants that behaviour.py reads, too
+_MORE = {"skip": 'pario, `on_error="skip"`', "verify": "pario, `verify=True`"}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One loader.
+
+    module : benchmarks.peers.MODULE, which is also its folder in a set
+    pip : requirements of its environment; (): pario's own environment
+    apt : Debian packages that its installation compiles against
+    own_format : False: it reads the source LMDB
+    variants : name of the variant -> what it is; {}: there is one
+    """
+
+    module: str
+    title: str
+    pip: tuple[str, ...] = ()
+    apt: tuple[str, ...] = ()
+    own_format: bool = True
+    mpi: bool = False
+    variants: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        return self.module if self.own_format else SOURCE
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the tables."""
+
+    peer: Peer
+    name: str
+
+    @property
+    def title(self) -> str:
+        return self.peer.variants.get(self.name) or _MORE.get(self.name, self.peer.title)
+
+    @property
+    def key(self) -> str:
+        return f"{self.peer.module}:{self.name}" if self.name else self.peer.module
+
+
+PEERS = (
+    Peer(
+        "pario",
+        "pario",
+        own_format=False,
+        mpi=True,
+        variants={
+            "global": 'pario, "global"',
+            "block": 'pario, "block"',
+            "memory": 'pario, "global", memory tier',
+            "lmm": "LMDBIO's LMM as pario's recipe, key order",
+            "dio": "LMDBIO's DIO as pario's recipe, key order",
+            "coal": "LMDBIO's COAL as pario's recipe, key order",
+            "stag": "LMDBIO's STAG as pario's recipe, key order",
+        },
+    ),
+    Peer("bare_lmdb", "py-lmdb, a tight loop", own_format=False),
+    Peer("torch_loader", "torch DataLoader over py-lmdb", (*_COMMON, _TORCH), own_format=False),
+    Peer(
+        "ffcv",
+        "FFCV",
+        (*_COMMON, _TORCH, "opencv-python-headless", "pillow", "ffcv==1.0.2"),
+        ("g++", "pkg-config", "libturbojpeg0-dev", "libopencv-dev"),
+    ),
+    Peer("dali", "NVIDIA DALI, CPU, Caffe LMDB", (*_COMMON, "nvidia-dali-cuda120==2.4.0")),
+    Peer("litdata", "LitData", (*_COMMON, _TORCH, "litdata==0.2.76")),
+    Peer("grain", "Grain over ArrayRecord", (*_COMMON, "grain==0.2.18", "array_record")),
+    # It imports torchvision, which wants the torch that it was built for: pip chooses both.
+    Peer("streaming", "MosaicML Streaming", (*_COMMON, "mosaicml-streaming==0.13.0")),
+    Peer("webdataset", "WebDataset", (*_COMMON, "webdataset==1.0.2")),
+    Peer("tfdata", "tf.data over TFRecord", (*_COMMON, "tensorflow-cpu")),
+    Peer("hf", "HF datasets over Arrow", (*_COMMON, "datasets")),
+    Peer("spdl", "SPDL, threads over py-lmdb", (*_COMMON, "spdl==0.8.0"), own_format=False),
+)
+
+
+def variants(names: list[str] | None = None) -> list[Variant]:
+    """All rows, or those of these peers or variants ("pario", "pario:block")."""
+    found = [Variant(peer, name) for peer in PEERS for name in (peer.variants or ("",))]
+    return [one for one in found if names is None or one.key in names or one.peer.module in names]
