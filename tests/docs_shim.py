@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 from docs_blocks import PARSED, ROOT
 
-NAMES = ("python", "python3", "pip", "mpiexec", "mpirun", "srun", "sbatch", "torchrun", "apptainer", "docker")
 MOST_RANKS = 2
 #: Packages that pages install besides pario.
 PACKAGES = {"torch"}
@@ -28,7 +27,7 @@ _SRUN = re.compile(r"-N|-n|--(ntasks-per-node|nodes|cpus-per-task|mpi|overlap|nt
 def place(folder: Path) -> None:
     """Make a folder of these commands, for PATH."""
     folder.mkdir(parents=True)
-    for name in NAMES:
+    for name in COMMANDS:
         file = folder / name
         file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" {name} "$@"\n')
         file.chmod(0o755)
@@ -176,6 +175,11 @@ def contained(words: list[str], options: dict[str, bool], image: str) -> list[st
     return words[1:]
 
 
+COMMANDS = {
+    "python": python, "python3": python, "pip": pip, "mpiexec": mpiexec, "mpirun": mpiexec, "srun": srun,
+    "sbatch": sbatch, "torchrun": torchrun, "apptainer": apptainer, "docker": docker,
+}  # fmt: skip
+
+
 if __name__ == "__main__":
-    {"python3": python, "mpirun": mpiexec, "python": python, "pip": pip, "mpiexec": mpiexec, "srun": srun,
-     "sbatch": sbatch, "torchrun": torchrun, "apptainer": apptainer, "docker": docker}[sys.argv[1]](sys.argv[2:])  # fmt: skip
+    COMMANDS[sys.argv[1]](sys.argv[2:])

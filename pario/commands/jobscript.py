@@ -107,7 +107,7 @@ def jobscript(
     script.chmod(0o755)
     screen.say(f"{script}: read it, change what your site needs, then  sbatch {shlex.quote(str(script))}")
     if lesson and copied is None and not values["ARGUMENTS"]:
-        screen.say(f"{values['SCRIPT']} gets no arguments; --set 'ARGUMENTS=--data $DATA' passes the dataset, for example")
+        screen.say(f"{values['SCRIPT']} gets no arguments; --set 'ARGUMENTS=--data $DATA' passes the dataset")
     if copied is not None:
         kept = copied.exists()
         if not kept:
