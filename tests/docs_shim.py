@@ -51,14 +51,14 @@ def python(words: list[str]) -> NoReturn:
 def parse(words: list[str]) -> NoReturn:
     """Read the arguments as the program does, and end before it begins."""
     module = words[1]
-    parsed: list[str] = []
+    parsed: list[bool] = []
     if module == "pario":
         import click
 
         from pario.commands.app import group
 
         def count(command: click.Command, context: click.Context) -> None:
-            parsed.append("" if isinstance(command, click.Group) else str(command.name))
+            parsed.append(command is not group)
 
         click.Command.invoke = count  # type: ignore[method-assign,assignment]
         group.main(args=words[2:], standalone_mode=False)
