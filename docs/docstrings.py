@@ -81,7 +81,10 @@ def _items(lines: list[str]) -> list[str]:
 def _field(names: str, first: str, words: list[str]) -> list[str]:
     """Fields of Sphinx for the parameters of one item."""
     is_type = bool(words) and len(f"{names} : {first} {words[0].split()[0]}") < _COLUMNS
-    text = [f"{first.rstrip('.')}.", *words] if is_type else [first, *words]
+    # The annotation says "int" already.
+    text = words if is_type and re.fullmatch(r"int|bool|float|str", first) else [first, *words]
+    if is_type and text is not words:
+        text[0] = f"{first.rstrip('.')}."
     made = []
     for name in names.split(", "):
         shown = escape(name)
