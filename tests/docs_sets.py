@@ -84,6 +84,13 @@ def common(folder: Path) -> Names:
     }
 
 
+def start(folder: Path) -> Names:
+    """What the page's own script makes, for its blocks with torch, which run without the others."""
+    rng = np.random.default_rng(9)
+    write(folder / "own.lmdb", (bytes([i % 10]) + rng.bytes(64) for i in range(1000)))
+    return {}
+
+
 def texts(folder: Path) -> Names:
     write(folder / "texts.lmdb", (b"word " * (1 + i % 7) for i in range(N)))
     np.save(folder / "tokens.npy", 1 + np.arange(N) % 7)
@@ -277,6 +284,7 @@ SETS: dict[str, Callable[[Path], Names]] = {
     "docs/resuming.md": training,
     "docs/selections.md": names_and_fields,
     "docs/sharing-a-store.md": rules,
+    "docs/start.md": start,
     "docs/your-dataset.md": pairs_of_files,
 }
 
