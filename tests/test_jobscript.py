@@ -132,7 +132,16 @@ def test_a_file_is_not_replaced(here: Path, capsys: pytest.CaptureFixture[str]) 
 def test_own_script_and_own_file(here: Path) -> None:
     assert main(["jobscript", "train", "--script", "mine.py", "-o", "job.sh"]) == 0
     assert [path.name for path in here.iterdir()] == ["job.sh"]
-    assert in_bash((here / "job.sh").read_text(), "SCRIPT") == [str(here / "mine.py")]
+    assert in_bash((here / "job.sh").read_text(), "SCRIPT", "#ARGUMENTS[@]") == [str(here / "mine.py"), "0"]
+
+
+def test_own_script_gets_the_arguments_that_are_set(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobscript", "train", "--script", "mine.py", "--data", "d"]) == 0
+    assert "mine.py gets no arguments; --set 'ARGUMENTS=--data $DATA'" in capsys.readouterr().out
+    words = ["--script", "mine.py", "--data", "d", "--set", "ARGUMENTS=--data $DATA", "--force"]
+    assert main(["jobscript", "train", *words]) == 0
+    assert "no arguments" not in capsys.readouterr().out
+    assert in_bash((here / "train.slurm").read_text(), "ARGUMENTS[@]") == ["--data", str(here / "d")]
 
 
 def test_to_standard_output(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def _named() -> dict[str, torch.dtype]:
     return known | unsigned | {name: getattr(torch, name) for name in FOREIGN if hasattr(torch, name)}
 
 
-_TORCH = {name: dtype for name, dtype in _named().items() if isinstance(dtype, torch.dtype)}
+_TORCH = {name: dtype for name, dtype in _named().items() if type(dtype) is torch.dtype}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 
 

@@ -94,6 +94,8 @@ def jobscript(
             values["SCRIPT"] = str(files("pario") / "demo" / f"{lesson}.py")
     elif "SCRIPT" in values and lesson:
         values["SCRIPT"] = str(Path(values["SCRIPT"]).absolute())
+        # Those of the template are the example's.
+        values.setdefault("ARGUMENTS", "")
     try:
         text = fill(text, sbatch, values)
     except KeyError as e:
@@ -104,6 +106,8 @@ def jobscript(
     script.write_text(text)
     script.chmod(0o755)
     screen.say(f"{script}: read it, change what your site needs, then  sbatch {shlex.quote(str(script))}")
+    if lesson and copied is None and not values["ARGUMENTS"]:
+        screen.say(f"{values['SCRIPT']} gets no arguments; --set 'ARGUMENTS=--data $DATA' passes the dataset")
     if copied is not None:
         kept = copied.exists()
         if not kept:

@@ -157,6 +157,7 @@ class Datum(Decoder):
 
     @property
     def spec(self) -> DatumSpec | None:  # type: ignore[override]
+        """The result of `learn`; None before."""
         return self._spec
 
     @spec.setter

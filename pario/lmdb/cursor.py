@@ -408,20 +408,25 @@ class Cursor:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def put(self, key: Any, value: Any, dupdata: bool = True, overwrite: bool = True, append: bool = False) -> bool:
+        """Raises ReadonlyError."""
         raise self._no_write("put")
 
     def putmulti(
         self, items: Iterable[Any], dupdata: bool = True, overwrite: bool = True, append: bool = False
     ) -> tuple[int, int]:
+        """Raises ReadonlyError."""
         raise self._no_write("putmulti")
 
     def replace(self, key: Any, value: Any) -> Any:
+        """Raises ReadonlyError."""
         raise self._no_write("replace")
 
     def pop(self, key: Any) -> Any:
+        """Raises ReadonlyError."""
         raise self._no_write("pop")
 
     def delete(self, dupdata: bool = False) -> bool:
+        """Raises ReadonlyError."""
         raise self._no_write("delete")
 
     def _no_write(self, what: str) -> errors.Error:

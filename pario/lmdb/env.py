@@ -177,6 +177,7 @@ class Environment:
 
     @property
     def readonly(self) -> bool:
+        """As it was opened; pario writes nothing either way."""
         return bool(self._arguments["readonly"])
 
     def close(self) -> None:
@@ -236,6 +237,7 @@ class Environment:
         return largest_node - snapshot.layout.db.itemsize - struct.calcsize("=IHH")
 
     def max_readers(self) -> int:
+        """As it was opened; pario takes no reader locks."""
         self._check()
         return int(self._arguments["max_readers"])
 
@@ -249,6 +251,7 @@ class Environment:
         return "(no active readers)\n" if self._arguments["lock"] else "(no reader locks)\n"
 
     def reader_check(self) -> int:
+        """0: pario clears no stale readers."""
         self._check()
         return 0
 
@@ -267,6 +270,7 @@ class Environment:
         self._open()
 
     def sync(self, force: bool = False) -> None:
+        """Raises ReadonlyError."""
         self._check()
         raise errors.readonly("sync")
 

@@ -133,18 +133,23 @@ class Transaction(_Slots):
         append: bool = False,
         db: _Database | None = None,
     ) -> bool:
+        """Raises ReadonlyError."""
         raise self._no_write("put")
 
     def replace(self, key: Any, value: Any, db: _Database | None = None) -> Any:
+        """Raises ReadonlyError."""
         raise self._no_write("replace")
 
     def pop(self, key: Any, db: _Database | None = None) -> Any:
+        """Raises ReadonlyError."""
         raise self._no_write("pop")
 
     def delete(self, key: Any, value: Any = b"", db: _Database | None = None) -> bool:
+        """Raises ReadonlyError."""
         raise self._no_write("delete")
 
     def drop(self, db: _Database, delete: bool = True) -> None:
+        """Raises ReadonlyError."""
         raise self._no_write("drop")
 
     def _no_write(self, what: str) -> errors.Error:

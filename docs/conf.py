@@ -1,0 +1,76 @@
+"""The site: python -m sphinx -W --keep-going docs build/site   (pip install "pario[docs]")
+
+The pages are Markdown that a forge shows as it is; docs/index.md says which there are and in which order. The API
+reference comes from the docstrings, the command line's from click.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import docstrings  # noqa: E402
+
+from pario import __version__  # noqa: E402
+
+project = "pario"
+author = "The pario authors"
+release = __version__
+html_title = f"pario {__version__}"
+html_theme = "furo"
+html_show_copyright = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_click",
+]
+exclude_patterns = ["figures"]
+
+# Anchors as a forge makes them, down to the deepest heading.
+myst_heading_anchors = 6
+# Quotes and dashes as they are written.
+smartquotes = False
+
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True}
+#: `Loader` is two classes: without its framework an adapter's annotation stays a word.
+suppress_warnings = ["ref.python"]
+#: The adapters are described on machines without their frameworks.
+autodoc_mock_imports = ["torch", "jax", "tensorflow", "lightning"]
+#: References into pario must lead somewhere. Other projects' types are words: no network is asked for their pages.
+nitpicky = True
+nitpick_ignore_regex = [("py:class", r"(?!pario\.).*"), ("py:class", r"pario\.(?:\w+\.)+\w+")]
+
+
+def sections(index: str) -> list[tuple[str, list[str]]]:
+    """The parts of docs/index.md, "**Title**" and a list of links, as (title, pages)."""
+    parts = re.split(r"(?m)^\*\*(.+)\*\*$", index)
+    return [
+        (title, re.findall(r"(?m)^\* \[[^\]]+\]\(([^)#]+)\)", text))
+        for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+
+
+def read_page(app: Any, page: str, source: list[str]) -> None:
+    """The README belongs to the forge: links to it lead to the index, whose lists become the table of contents."""
+    source[0] = source[0].replace("](../README.md)", "](index.md)")
+    if page == "index":
+        for title, pages in sections(source[0]):
+            source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", docstrings.process)
+    return {"parallel_read_safe": True}

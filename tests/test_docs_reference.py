@@ -1,0 +1,154 @@
+"""The API reference: every public name has an entry, in the sources and in the site that Sphinx builds of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from required import skip_or_fail
+
+import pario
+import pario.decode
+import pario.lmdb
+from pario.codec.registry import _MODULES as CODEC_MODULES
+from pario.codec.registry import CODECS
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+ADAPTERS = ("jax", "lightning", "tensorflow", "torch")
+_DIRECTIVE = re.compile(r"(?m)^\.\. (?:auto)?(?:class|exception|function|module|data):: ([\w.]+)")
+
+
+def exported(file: Path) -> list[str]:
+    """`__all__` of a module that cannot be imported here."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    raise AssertionError(f"{file} has no __all__")
+
+
+def public() -> list[str]:
+    """Every public name of pario, with its module."""
+    names = [f"pario.{name}" for name in pario.__all__]
+    names += [f"pario.decode.{name}" for name in pario.decode.__all__]
+    names += [f"pario.lmdb.{name}" for name in pario.lmdb.__all__ if not name.startswith("__")]
+    for adapter in ADAPTERS:
+        file = ROOT / "pario" / "adapters" / f"{adapter}.py"
+        names += [f"pario.adapters.{adapter}.{name}" for name in exported(file)]
+    names += [f"{CODEC_MODULES[entry.name]}.{entry.cls}" for entry in CODECS]
+    return names
+
+
+def importable() -> list[str]:
+    return [name for name in public() if not name.startswith("pario.adapters.") and name != "pario.__version__"]
+
+
+def named(name: str) -> object:
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    entries = {name for page in (DOCS / "reference").glob("*.rst") for name in _DIRECTIVE.findall(page.read_text())}
+    assert sorted(set(public()) - entries) == []
+
+
+@pytest.mark.parametrize("name", importable())
+def test_every_public_name_has_a_docstring(name: str) -> None:
+    what = named(name)
+    assert inspect.getdoc(what)
+    if inspect.isclass(what) and what.__module__.startswith("pario"):
+        for member, value in vars(what).items():
+            if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                assert inspect.getdoc(getattr(what, member)), f"{name}.{member}"
+
+
+def test_drawings_are_those_of_the_script(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("draw", DOCS / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    for name, make in draw.DRAWINGS.items():
+        assert make().svg() == (DOCS / "figures" / f"{name}.svg").read_text(), "python docs/draw.py"
+
+
+def test_external_links_have_the_right_form() -> None:
+    """Whether they lead somewhere is not asked: tests reach no network."""
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        for target in re.findall(r"\]\((\w+:[^)]*)\)|<(\w+://[^>]*)>", page.read_text()):
+            link = target[0] or target[1]
+            assert re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[\w./~#%?=&+@:,-]*)?", link), f"{page.name}: {link}"
+
+
+def sphinx(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """The command of docs/conf.py."""
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(source), str(site)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT)
+
+
+def require_sphinx() -> None:
+    for name in ("furo", "myst_parser", "sphinx", "sphinx_click"):
+        if importlib.util.find_spec(name) is None:
+            skip_or_fail(f'{name} is missing: pip install "pario[docs]"')
+
+
+@pytest.mark.site
+def test_the_site_is_built_and_has_every_public_name(tmp_path: Path) -> None:
+    require_sphinx()
+    from sphinx.util.inventory import InventoryFile
+
+    built = sphinx(DOCS, tmp_path / "site")
+    assert built.returncode == 0, built.stderr[-5000:]
+    with (tmp_path / "site" / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, name: name)
+    entries = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
+    assert sorted(set(public()) - entries) == []
+    html = (tmp_path / "site" / "reference" / "loader.html").read_text()
+    assert "records per rank and step" in html  # parameters come from the docstrings
+    # Links out of the built pages, to files and to headings.
+    for page in (tmp_path / "site").rglob("*.html"):
+        for link in re.findall(r'<a [^>]*href="([^"]*)"', page.read_text()):
+            if re.match(r"https?:|mailto:|#$", link) or not link:
+                continue
+            file, _, anchor = link.partition("#")
+            other = (page.parent / file).resolve() if file else page
+            assert other.exists(), f"{page.name} links to {link}"
+            if anchor and other.suffix == ".html":
+                assert f'id="{anchor}"' in other.read_text(), f"{page.name} links to {link}"
+
+
+@pytest.mark.site
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("order.md", "[gone](gone.md)"),
+        ("order.md", "[gone](limits.md#gone)"),
+        ("order.md", "[gone](../examples/gone.py)"),
+        ("order.md", "![gone](figures/gone.svg)"),
+        ("reference/loader.rst", ".. autoclass:: pario.Gone"),
+        ("reference/loader.rst", ":py:class:`pario.Gone`"),
+    ],
+)
+def test_a_broken_link_breaks_the_build(tmp_path: Path, page: str, text: str) -> None:
+    require_sphinx()
+    few = tmp_path / "docs"
+    few.mkdir()
+    for name in ("conf.py", "docstrings.py", "order.md", "limits.md", "reference/loader.rst"):
+        (few / name).parent.mkdir(exist_ok=True)
+        shutil.copy(DOCS / name, few / name)
+    pages = ("order.md", "limits.md", "reference/loader.rst")
+    (few / "index.md").write_text("# All\n\n**Few**\n\n" + "".join(f"* [{name}]({name}): one\n" for name in pages))
+    with (few / page).open("a") as file:
+        file.write(f"\n{text}\n")
+    built = sphinx(few, tmp_path / "site")
+    assert built.returncode != 0
+    assert re.search(r"gone", built.stderr, re.IGNORECASE), built.stderr[-3000:]
