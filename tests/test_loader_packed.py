@@ -73,7 +73,7 @@ def test_batches_out_of_the_page_cache(
     def batches(path: str, own: str) -> list[Any]:
         options = Options(own_rows="always" if own else "never", decode_threads=3)
         with Loader(path, 50, decoder, comm="self", shuffle=shuffle, seed=3, options=options) as loader:
-            found = [(b.ids.tolist(), *(b[name].tobytes() for name in sorted(b.arrays))) for b in loader]
+            found = [(b.ids.tolist(), *(b[name].tobytes() for name in sorted(b.keys()))) for b in loader]
             assert loader.stats()["own"] == bool(own)
         return found
 
