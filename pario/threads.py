@@ -6,6 +6,7 @@ store, or waiting for bytes from another rank.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import queue
@@ -13,8 +14,8 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any
 
@@ -98,6 +99,39 @@ class Workers:
 
     def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Future[Any]:
         """Call function(*arguments, **more) in a thread. After `end` the future is cancelled."""
+        return self._call(functools.partial(function, *arguments, **more), urgent=False)
+
+    def share(self, function: Callable[..., Any], parts: Iterable[tuple[Any, ...]], threads: int) -> None:
+        """Call function(*part) for each of these parts: in this thread, and in up to `threads` - 1 others that are
+        free before it is done. One of these threads may be the caller: nobody waits for a thread that has not begun.
+
+        Raises what a call raised, when no other call is under way; the parts behind it may be left out.
+        """
+        left = deque(parts)
+        if len(left) == 1 or threads == 1:
+            for part in left:
+                function(*part)
+            return
+
+        def work() -> None:
+            while True:
+                try:
+                    part = left.popleft()
+                except IndexError:
+                    return
+                function(*part)
+
+        helpers = [self._call(work, urgent=True) for _ in range(min(threads, len(left)) - 1)]
+        try:
+            work()
+        finally:
+            left.clear()
+            begun = [helper for helper in helpers if not helper.cancel()]
+            wait(begun)
+        for helper in begun:
+            helper.result()
+
+    def _call(self, function: Callable[[], Any], *, urgent: bool) -> Future[Any]:
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -105,13 +139,13 @@ class Workers:
                 future.cancel()
             if future.set_running_or_notify_cancel():
                 try:
-                    result = function(*arguments, **more)
+                    result = function()
                 except BaseException as e:
                     future.set_exception(e)
                 else:
                     future.set_result(result)
 
-        if not self.put(run):
+        if not self.put(run, urgent=urgent):
             future.cancel()
             future.set_running_or_notify_cancel()
         return future

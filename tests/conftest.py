@@ -61,7 +61,7 @@ def any_dataset(request: pytest.FixtureRequest, dataset: Callable[[str], Made]) 
 def through_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders of this process read through their node's ring, as from a parallel file system: a local disk and memory
     do without it."""
-    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_: "")
+    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_, **__: "")
 
 
 @pytest.fixture(scope="session")

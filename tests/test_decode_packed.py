@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 import pytest
+from datum_message import datum
 from packed_sets import values_like_text
 
 from pario.codec.packing import Packing
 from pario.codec.registry import make
-from pario.decode import Raw, Text
+from pario.decode import Datum, Npy, Raw, Text
 from pario.decode.base import Draw
 from pario.decode.packed import Packed
 from pario.decode.unpacking import BAD, Unpacking, laid_out
@@ -77,6 +79,58 @@ def test_damage_is_told_row_by_row(inner: Any) -> None:
         assert [bytes(x, "ascii") if isinstance(x, str) else x.tobytes() for x in found["data"][good]] == [
             values[i] for i in good
         ]
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4", "brotli", "lzma"])  # lzma has no C function here: row by row
+@pytest.mark.parametrize("cuts", [None, [0, 1, 2, 17, 60]])
+@pytest.mark.parametrize("kind", ["datum", "npy"])
+@pytest.mark.parametrize("files", [1, 2])
+def test_rows_inside_of_values_are_unpacked_in_their_places(
+    files: int, kind: str, cuts: list[int] | None, codec: str
+) -> None:
+    """Each value is longer than its row, and is decoded over its neighbours'; some cannot be, or are of another form,
+    or are damaged: no row but theirs may change."""
+    rng = np.random.default_rng(3)
+    arrays = [rng.integers(0, 9, (3, 5, 7), np.uint8) for _ in range(60)]
+    labels = [(0, 1, 127, 128, 70_000, -1)[i % 6] for i in range(60)]
+    if kind == "npy":
+        values, inner = [npy(array) for array in arrays], Npy()
+        values[11] = npy(np.asfortranarray(arrays[11]))  # the same size, another header
+    else:
+        values, inner = [datum(a, y) for a, y in zip(arrays, labels, strict=True)], Datum()
+        values[11] = b"\x28\x07" + values[11]  # the label stands before the pixels, too
+    values[30] += bytes(200) if kind == "npy" else b"\xa2\x06\xc7\x01" + bytes(199)  # a long unknown field behind them
+    stored: list[bytes] = []
+    packings = []
+    for part in (values[:25], values[25:]) if files == 2 else (values,):
+        packings.append(Packing([make(codec)]))
+        packings[-1].sizes = np.array([len(value) for value in part])
+        stored += [packings[-1].pack(value) for value in part]
+    wrong = [0, 16, 17, 40, 59]
+    for i in wrong[:-1]:
+        stored[i] = stored[i][:-1] + bytes([stored[i][-1] ^ 8])
+    stored[59] = stored[59][:1] + bytes([stored[59][1] ^ 1]) + stored[59][2:]  # decodes, and has another checksum
+    if kind == "npy":
+        wrong = sorted([*wrong, 30])
+    inner.learn(np.frombuffer(values[1], np.uint8))
+    decoder = Packed(inner, Unpacking(packings, [0, 25][:files]), lambda *_: None)
+    records = records_of(stored)
+    for _ in range(2):
+        out = {name: np.zeros(shape, dtype) for name, (shape, dtype) in decoder.shapes(records).items()}
+        edges = cuts or [0, 60]
+        failures = []
+        for first, (part, rows) in zip(edges, decoder.parts(records, out, edges), strict=False):
+            failures += [(first + row, why) for row, why in decoder.decode(part, rows, Draw())]
+        assert [row for row, _ in failures] == wrong
+        for i in set(range(60)) - set(wrong):
+            assert np.array_equal(out["data"][i], arrays[i]), i
+            assert kind == "npy" or out["label"][i] == labels[i]
 
 
 def test_files_that_are_packed_and_files_that_are_not() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datum_message import datum
 from packed_sets import pack_copy, values_like_text, write
 
 from pario import Budget, Loader, Options, Reader, split
 from pario.codec.registry import make
-from pario.decode import Raw, Text
+from pario.decode import Datum, Raw, Text
 from pario.errors import CorruptedError, DecodeError
 
 N = 300
@@ -56,6 +57,59 @@ def test_batches_are_those_of_the_unpacked_file(pair: tuple[str, str], more: dic
     plain, packed = (list(epoch(path, 32, save_index=False, **more)) for path in pair)
     assert packed == plain
     assert all(values == [VALUES[i] for i in ids] for ids, values in packed)
+
+
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+@pytest.mark.parametrize("way", ["cached", "advised"])
+@pytest.mark.parametrize("decoder", [Datum(), Datum(crop=3, crop_mode="random"), Raw()])
+def test_batches_out_of_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: Any, way: str, shuffle: Any
+) -> None:
+    """Threads that read, unpack and decode, several at one batch: the batches are those of the unpacked file."""
+    rng = np.random.default_rng(2)
+    items = [(b"%05d" % i, datum(rng.integers(0, 30, (3, 20, 20), np.uint8), i)) for i in range(700)]
+    plain, packed = os.fspath(write(tmp_path / "raw", items)), os.fspath(pack_copy(tmp_path / "packed", items))
+
+    def batches(path: str, own: str) -> list[Any]:
+        options = Options(own_rows="always" if own else "never", decode_threads=3)
+        with Loader(path, 50, decoder, comm="self", shuffle=shuffle, seed=3, options=options) as loader:
+            found = [(b.ids.tolist(), *(b[name].tobytes() for name in sorted(b.keys()))) for b in loader]
+            assert loader.stats()["own"] == bool(own)
+        return found
+
+    wanted = sorted(batches(plain, "")) if shuffle == "block" else batches(plain, "")
+    monkeypatch.setattr("pario.supply.page_cache._PACKED_UNIT_BYTES", 9000)
+    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_, **__: way)
+    found = batches(packed, way)
+    if shuffle == "block":  # blocks are pieces of the file: other ones
+        assert sorted(i for ids, *_ in found for i in ids) == list(range(700))
+    else:
+        assert found == wanted
+
+
+def test_a_damaged_value_out_of_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    items = [(b"%05d" % i, datum(rng.integers(0, 30, (3, 20, 20), np.uint8), i)) for i in range(200)]
+    packed = pack_copy(tmp_path / "packed", items)
+    with Reader(os.fspath(packed), comm="self") as reader:
+        offset = int(reader.index.extents_of(np.array([77]))[0][0])
+    with open(packed / "data.mdb", "r+b") as file:
+        file.seek(offset + 40)
+        byte = file.read(1)
+        file.seek(offset + 40)
+        file.write(bytes([byte[0] ^ 255]))
+    monkeypatch.setattr("pario.supply.page_cache._PACKED_UNIT_BYTES", 9000)
+    options = Options(own_rows="always", decode_threads=2)
+    with Loader(os.fspath(packed), 50, Datum(), comm="self", options=options, on_error="skip") as loader:
+        found = {int(i): row.copy() for b in loader for i, row in zip(b.ids, b["data"], strict=True)}
+        assert loader.stats()["skipped"] == 1
+    assert sorted(found) == [i for i in range(200) if i != 77]
+    assert all(row.tobytes() in items[i][1] for i, row in found.items())
+    with (
+        Loader(os.fspath(packed), 50, Datum(), comm="self", options=options) as loader,
+        pytest.raises(DecodeError, match="record 77"),
+    ):
+        list(loader)
 
 
 def test_a_saved_index_knows_the_entry(pair: tuple[str, str], tmp_path: Path) -> None:

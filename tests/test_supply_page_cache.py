@@ -303,6 +303,11 @@ def test_who_does_without_the_ring(ascending, path, shape, monkeypatch) -> None:
         sorted_file.index.mean_bytes = 100.0  # inside leaf pages: a call for each is more than the ring costs
         assert found(sorted_file, 4, "global") == found(sorted_file, 4, "block") == ""
         assert found(sorted_file, 4, False) == "cached"
+        fetcher = sorted_file.file.pool.fetcher
+        sorted_file.index.mean_bytes = 1600.0  # unpacking takes longer than a call
+        assert page_cache_way(fetcher, sorted_file.index, "global", 1, unpacks=True) == "cached"
+        sorted_file.index.mean_bytes = 100.0
+        assert page_cache_way(fetcher, sorted_file.index, "global", 1, unpacks=True) == ""
         held = 0.0
         sorted_file.index.mean_bytes = 100_000.0
         assert found(sorted_file, 1, "global") == "advised"
@@ -319,7 +324,7 @@ def test_records_of_all_sizes_from_a_cold_file(ascending, tmp_path, monkeypatch,
         pass
     asked = []
     advise = PosixFetcher.advise
-    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_: kind)
+    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_, **__: kind)
     monkeypatch.setattr(PosixFetcher, "advise", lambda *a: (asked.append(a[1].tolist()), advise(*a)))
     options = {"slots": 2, "slot_bytes": 1 << 20}
     with own(str(folder), batch_size, Raw(), options=options, save_index=saved) as loader:
@@ -345,7 +350,7 @@ def test_records_of_all_sizes_from_a_cold_file(ascending, tmp_path, monkeypatch,
 def test_many_threads_find_places_and_read_at_once(tmp_path, monkeypatch, kind) -> None:
     """Those that wait for the places of their records leave the reading of leaf pages to others."""
     folder = in_order(tmp_path / "x.lmdb", lambda i: pixels(i, (1500,)).tobytes(), 400)
-    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_: kind)
+    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_, **__: kind)
     monkeypatch.setattr("pario.machine.fair_threads", lambda *_: 8)
     for inflight in (1, 8):
         options = {"slots": 2, "slot_bytes": 64 << 10, "inflight": inflight}
@@ -381,7 +386,7 @@ def test_what_cannot_be_decoded_is_left_out_and_nothing_else(tmp_path, decoder) 
 def test_the_next_step_is_asked_for_before_this_one_is_read(ascending, monkeypatch) -> None:
     events: list[tuple[str, int]] = []
     advise, read = PosixFetcher.advise, PosixFetcher.read_split
-    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_: "advised")
+    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_, **__: "advised")
     monkeypatch.setattr(PosixFetcher, "advise", lambda *a: (events.append(("ask", int(a[1].max()))), advise(*a)))
     monkeypatch.setattr(
         PosixFetcher, "read_split", lambda *a: (events.append(("read", int(a[1].max()))), read(*a))[1]
@@ -428,7 +433,7 @@ def test_other_threads_work_while_the_caller_is_away(path, monkeypatch) -> None:
 
 def test_the_ring_takes_no_memory_before_it_is_wanted(path, monkeypatch) -> None:
     kind = "cached"
-    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_: kind)
+    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_, **__: kind)
     with own(path, 8, options={"own_rows": "auto"}) as loader:
         first = [batch.ids.tolist() for batch in loader]
         assert not len(loader._life.slots.data)

@@ -143,3 +143,32 @@ def test_a_small_address_space(caffe_datum) -> None:
     said = limited(caffe_datum.path, 1 << 20)
     assert "refuses this process a thread" in said
     assert "address space in bytes (ulimit -v)" in said
+
+
+def test_parts_are_shared_with_idle_threads_and_nobody_waits_for_busy_ones() -> None:
+    workers = Workers("test", 2)
+    try:
+        both = threading.Barrier(2)
+        names: list[str] = []
+
+        def work(number: int) -> None:
+            if number < 2:
+                both.wait(30)  # this thread and another one
+            names.append(threading.current_thread().name)
+
+        workers.share(work, [(k,) for k in range(6)], 2)
+        assert len(names) == 6
+        assert len(set(names)) == 2
+        # All threads are busy: a thread of the pool itself does its parts alone.
+        done: list[int] = []
+        first = [workers.call(workers.share, lambda k: done.append(k), [(k,) for k in range(50)], 2) for _ in range(4)]
+        assert all(future.result(30) is None for future in first)
+        assert sorted(done) == sorted([*range(50)] * 4)
+
+        def fails(number: int) -> None:
+            raise IndexError(f"part {number}")
+
+        with pytest.raises(IndexError, match="part"):
+            workers.share(fails, [(k,) for k in range(5)], 2)
+    finally:
+        assert workers.end(30)

@@ -18,8 +18,8 @@ import importlib.metadata
 import json
 import struct
 import zlib
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from pario.kernels.coded import (
     check_values,
     pack_values,
     raw_sizes,
+    unpack_rows,
     unpack_values,
 )
 from pario.kernels.sums import sum_values
@@ -78,6 +79,11 @@ class Packing:
         self.parts: dict[str, bytes] = {}
         self._sizes = None if sizes is None else longs(sizes)
         self._table: tuple[bytes, int, str] | None = None  # deflated sizes, how many, dtype
+        # Contexts of threads that unpacked: taking them from the codecs anew takes longer than unpacking a small value.
+        self._idle: list[tuple[np.ndarray, ExitStack]] = []  # append and pop are atomic
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_idle": []}
 
     def __repr__(self) -> str:
         return f"<Packing {', '.join(map(str, self.codecs)) or 'raw'}>"
@@ -238,11 +244,7 @@ class Packing:
         n = len(records)
         codes, starts = np.empty(n, np.int64), longs(starts)
         expected = np.full(n, -1, np.int64) if nbytes is None else longs(nbytes)
-        with ExitStack() as stack:
-            hows = np.zeros((1 + len(self.codecs), HOW), np.int64)
-            hows[0, KIND] = RAW
-            for slot, codec in enumerate(self.codecs, 1):
-                hows[slot] = stack.enter_context(codec.decoding())
+        with self._decoding() as hows:
             failed = unpack_values(
                 hows, address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes),
                 address_of(out, written=True), out.nbytes, starts, expected, codes,
@@ -251,6 +253,36 @@ class Packing:
             return []
         why = self._unpack_by_packages(records, out, starts, codes) if (codes == LATER).any() else {}
         return [(int(i), why.get(int(i), WRONG[codes[i]])) for i in np.flatnonzero(codes != OK)]
+
+    def unpack_rows(
+        self, records: Records, form: np.ndarray, which: np.ndarray, rows: np.ndarray, edges: np.ndarray,
+        kept: np.ndarray, spare: np.ndarray,
+    ) -> np.ndarray | None:  # fmt: skip
+        """Unpack values that contain a row of an array, as `kernels.coded.unpack_rows` says, which has all but
+        `records` from here: i64[n] codes, or None if all are OK. Those with the code FORM or LATER are to be unpacked
+        by `unpack`."""
+        codes = np.empty(len(records), np.int64)
+        with self._decoding() as hows:
+            failed = unpack_rows(
+                hows, address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes),
+                form, which, rows, edges, kept, spare, codes,
+            )  # fmt: skip
+        return codes if failed else None
+
+    @contextmanager
+    def _decoding(self) -> Iterator[np.ndarray]:
+        """How the codecs of all slots are called: i64[slots, HOW], of one thread until the end."""
+        try:
+            hows, stack = self._idle.pop()
+        except IndexError:
+            stack, hows = ExitStack(), np.zeros((1 + len(self.codecs), HOW), np.int64)
+            hows[0, KIND] = RAW
+            for slot, codec in enumerate(self.codecs, 1):
+                hows[slot] = stack.enter_context(codec.decoding())
+        try:
+            yield hows
+        finally:
+            self._idle.append((hows, stack))
 
     def _unpack_by_packages(
         self, records: Records, out: np.ndarray, starts: np.ndarray, codes: np.ndarray

@@ -3,7 +3,7 @@
     ring, page cache, tier   packed values
     here                     slice by slice: unpack into this thread's memory, which stays in the core's cache, and let
                              the inner decoder read it there into the batch
-                             or, if that only copies whole values: unpack straight into the batch
+                             or, if that only copies whole values, or a row out of each: unpack straight into the batch
 
 The parts of a batch go to several threads, as with any decoder that works record by record
 (supply/decode_step.py).
@@ -31,6 +31,8 @@ __all__ = ["Packed"]
 #: slice costs some 0.1 ms of the interpreter. (Records of 3 KB, zstd:3, us of a core each: the codec alone 6.4,
 #: slices of 197 KB 9.9, of 790 KB 7.5.)
 _SLICE_BYTES = 1 << 20
+#: Values with at most this many bytes behind their row are unpacked straight into the batch.
+_TAIL_BYTES = 64
 #: A thread gets at least so many packed bytes at once: below, the hand-over shows.
 _PIECE_BYTES = 256 << 10
 
@@ -49,6 +51,7 @@ class Packed(Decoder):
         self._unpacking = unpacking
         self._count = count
         self._scratch = threading.local()
+        self._is_odd = False  # most values are not as `verbatim` says
         # Decoders that take a batch as a whole, and do more than to copy values one after the other, get it whole.
         self.parallel = inner.by_rows or self._straight() is not None
         self.by_rows = inner.by_rows
@@ -74,6 +77,11 @@ class Packed(Decoder):
         layout = self.inner.verbatim() if self.inner.copies else None
         return layout if layout is not None and layout.head == 0 else None
 
+    def _within(self) -> Verbatim | None:
+        """Where a row out of each value is copied to by the inner decoder, if that is nearly all that it does."""
+        layout = self.inner.verbatim() if self.inner.copies and self.inner.by_rows and not self._is_odd else None
+        return layout if layout is not None and layout.head > 0 else None
+
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def learn(self, record: np.ndarray) -> Any:
@@ -88,7 +96,12 @@ class Packed(Decoder):
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
-        """As the inner decoder says, which sees sizes but no bytes."""
+        """As the inner decoder says, which sees sizes but no bytes.
+
+        records : without bytes (data u8[0]) only if the shapes of rows do not depend on their sizes
+        """
+        if not len(records.data):
+            return self.inner.shapes(Records(records.ids, _NOTHING, records.starts, np.zeros(len(records), np.int64)))
         raw = np.maximum(self._unpacking.raw_nbytes(records), 0)
         return self.inner.shapes(Records(records.ids, _NOTHING, np.zeros(len(raw), np.int64), raw))
 
@@ -111,6 +124,9 @@ class Packed(Decoder):
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         if not len(records):
             return self.inner.decode(records, out, draw)
+        within = self._within()
+        if within is not None:
+            return self._into_rows(records, out, within, draw)
         raw = self._unpacking.raw_nbytes(records)
         layout = self._straight()
         if layout is not None and not self.by_rows:
@@ -132,6 +148,32 @@ class Packed(Decoder):
             failures += [(a + row, why) for row, why in self._decode(part, raw[a * width : b * width], arrays, draw)]
         return failures
 
+    def _into_rows(
+        self, records: Records, out: dict[str, np.ndarray], layout: Verbatim, draw: Draw
+    ) -> Failures:
+        """Values that contain their row: the rest of each the inner decoder sees by itself, as it does where rows are
+        read straight into a batch. (Few steps: the interpreter's own code is not in the caches after a batch.)"""
+        begin = time.perf_counter()
+        rows = out[layout.name]
+        n, row, width = len(rows), rows[:1].nbytes, layout.head + _TAIL_BYTES
+        edges, kept = np.empty((n, width), np.uint8), np.zeros(n, np.int64)
+        form = np.array((layout.head, row, _TAIL_BYTES), np.int64)
+        spare = self._memory(row + width)
+        failures, others = self._unpacking.unpack_rows(records, form, flat(rows), edges, kept, spare)
+        self._count(time.perf_counter() - begin, int(records.nbytes.sum()), n * row + int(kept.sum()))
+        rest = Records(records.ids, edges.reshape(-1), np.arange(n) * width, kept)  # none of those that failed
+        odd = self.inner.decode_rest(rest, out)
+        if not odd and not failures:
+            return []
+        bad = {row for row, _ in failures}
+        again = sorted({*odd, *others} - bad)
+        if 2 * len(again) > n:  # written by another program: do not try again with the next ones
+            self._is_odd = True
+        for i in again:
+            part, one = records.part(i, i + 1), {name: array[i : i + 1] for name, array in out.items()}
+            failures += [(i, why) for _, why in self._decode(part, self._unpacking.raw_nbytes(part), one, draw)]
+        return sorted(failures)
+
     def _one_after_the_other(
         self, records: Records, raw: np.ndarray, out: dict[str, np.ndarray], layout: Verbatim
     ) -> Failures:
@@ -144,9 +186,7 @@ class Packed(Decoder):
         """Through this thread's memory."""
         nbytes = np.maximum(raw, 0)
         starts, total = laid_out(nbytes)
-        memory: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
-        if len(memory) < total:
-            memory = self._scratch.memory = np.empty(max(total, 2 * _SLICE_BYTES), np.uint8)
+        memory = self._memory(total)
         width, bad = self.records_per_row, dict[int, str]()
         for record, why in self._unpack(records, raw, memory, starts):
             of_several = f" (record {records.ids[record]})" if width > 1 else ""
@@ -166,11 +206,21 @@ class Packed(Decoder):
                 failures += [(a + 1 + row, why) for row, why in self.inner.decode(part, arrays, draw)]
         return sorted(failures)
 
+    def _memory(self, nbytes: int) -> np.ndarray:
+        """This thread's, u8[nbytes or more]."""
+        memory: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
+        if len(memory) < nbytes:
+            memory = self._scratch.memory = np.empty(max(nbytes, 2 * _SLICE_BYTES), np.uint8)
+        return memory
+
     def _unpack(self, records: Records, raw: np.ndarray, out: np.ndarray, starts: np.ndarray) -> Failures:
         begin = time.perf_counter()
         failures = self._unpacking.unpack(records, raw, out, starts)
-        self._count(time.perf_counter() - begin, int(records.nbytes.sum()), int(np.maximum(raw, 0).sum()))
+        self._counted(begin, records, raw)
         return failures
+
+    def _counted(self, begin: float, records: Records, raw: np.ndarray) -> None:
+        self._count(time.perf_counter() - begin, int(records.nbytes.sum()), int(np.maximum(raw, 0).sum()))
 
     # -- what only the inner decoder knows ---------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from pario.decode.base import Failures
 from pario.decode.columns import columns
+from pario.kernels.coded import FORM, LATER, OK, WRONG
 from pario.kernels.pack import copy_ranges
 from pario.records import Records
 
@@ -30,6 +31,8 @@ ALIGN = 16
 _PLAUSIBLE, _SMALL = 64, 64 << 10
 #: The reason where nothing more is known: `Packing.raw_nbytes` found no size that makes sense.
 BAD = "the header of the packed value is damaged"
+
+_NOBODY = np.empty(0, np.int64)
 
 
 class Unpacking:
@@ -90,6 +93,33 @@ class Unpacking:
             copy_ranges(data, at, nbytes, out, np.array(starts[rows], np.int64), wanted)
             failures += [(int(row), "lies outside the bytes that were read") for row in rows[~wanted]]
         return sorted(failures)
+
+    def unpack_rows(
+        self, records: Records, form: np.ndarray, rows: np.ndarray, edges: np.ndarray, kept: np.ndarray,
+        spare: np.ndarray,
+    ) -> tuple[Failures, list[int]]:  # fmt: skip
+        """Unpack values that contain a row of an array: value i's to where row i lies, what stands before and behind it
+        to edges[i], and their number to kept[i]. Returns the rows that failed, and those that `unpack` is to unpack:
+        they have another size, or no C function decodes them.
+
+        form : i64[3], bytes before a row, of a row, and at most behind it
+        rows : u8[n * row], which no other thread may use; edges : u8[n, bytes before and behind]; kept : i64[n]
+        spare : u8[bytes of the largest such value]
+        """
+        codes: np.ndarray | None
+        if len(self.packings) == 1 and self.packings[0] is not None:
+            codes = self.packings[0].unpack_rows(records, form, _NOBODY, rows, edges, kept, spare)
+        else:
+            codes = np.full(len(records), FORM, np.int64)
+            for packing, mine in self._by_file(records.ids):
+                if packing is not None:
+                    found = packing.unpack_rows(_rows(records, mine), form, mine, rows, edges, kept, spare)
+                    codes[mine] = OK if found is None else found
+        if codes is None:
+            return [], []
+        again = (codes == FORM) | (codes == LATER)
+        wrong = np.flatnonzero((codes != OK) & ~again).tolist()
+        return [(row, WRONG[codes[row]]) for row in wrong], np.flatnonzero(again).tolist()
 
     def unpacked(self, records: Records) -> tuple[Records, Failures]:
         """The records with their values, in new memory, and (row, reason) of those that failed: they have no bytes."""

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, TimeoutError, wait
+from contextlib import suppress
 
 from pario.errors import ClosedError, ParioError
 from pario.loader.lifetime import Lifetime
@@ -130,7 +131,9 @@ class Epoch(Iterator[Batch]):
         while True:
             self._lifetime.check()
             # Other threads call no MPI, so this thread listens for other nodes while they work.
-            if wait([future], timeout=self._alive_seconds).done:
+            with suppress(TimeoutError):
+                future.exception(self._alive_seconds)  # waits in fewer steps than `wait`
+            if future.done():
                 self._under_way.popleft()
                 return future.result()
 

@@ -105,6 +105,7 @@ class Ahead:
 
     submit : submit(function, *arguments) -> Future; calls the function in another thread
     depth : number of steps to prepare beyond the one that the caller waits for; a knob may change it
+    least : what it is at least, whatever the knob says
     eager : False: prepare ahead only while the caller is busy between two batches. A caller that asks immediately is
         served by its own thread.
     """
@@ -112,11 +113,12 @@ class Ahead:
     submit: Callable[..., Future[Any]]
     depth: int | Knob
     eager: bool = True
+    least: int = 1
 
     @property
     def steps(self) -> int:
         """`depth`, now."""
-        return self.depth if isinstance(self.depth, int) else self.depth.value
+        return max(self.least, self.depth if isinstance(self.depth, int) else self.depth.value)
 
 
 class Source(ABC):

@@ -52,6 +52,12 @@ _SAMPLE = 256
 #:              8 ranks   0.79 -> 0.93  0.63 -> 0.85                0.32 -> 0.93  0.32 -> 0.92
 _ALONE_BYTES = 16 << 10
 
+#: Packed records in random order come out of the page cache one by one down to this part of a page, also for a single
+#: rank: unpacking takes longest, and a thread that reads, unpacks and decodes hands nothing over. (Records of 1.6 KB
+#: that become 3 KB, two threads, us of processors each, ring -> own rows: key order 7.6 -> 6.2, "global" 10.4 -> 8.0;
+#: of 103 KB that become 197 KB: 468 -> 379, 460 -> 375. The codec alone: 5.9 and 352.)
+_PACKED_SHARE = 4
+
 #: Records in random order are requested one by one from this size on: a disk reads them nearly as fast as long runs.
 #: (197 KB at random, cold: 0.9 to 1.5 GB/s by advice from one thread, 1.2 GB/s by 8 threads past the cache.)
 _SINGLE_BYTES = 64 << 10
@@ -91,7 +97,8 @@ class Automatic(Supply):
         if fetcher.rows is None:
             return ""
         ranks, stream, shuffle = context.world.node_size, context.stream, context.stream.shuffle
-        found = page_cache_way(fetcher, reader.index, shuffle, ranks, stream.chosen)
+        unpacks = reader.unpacking is not None
+        found = page_cache_way(fetcher, reader.index, shuffle, ranks, stream.chosen, unpacks=unpacks)
         return found or ("cached" if chosen == "always" else "")
 
     def settle(self, work: Work | None = None, way: str = "") -> None:
@@ -149,7 +156,13 @@ class Automatic(Supply):
 
 
 def page_cache_way(
-    fetcher: Fetcher, index: Index, shuffle: bool | str, ranks: int, chosen: Selection | None = None
+    fetcher: Fetcher,
+    index: Index,
+    shuffle: bool | str,
+    ranks: int,
+    chosen: Selection | None = None,
+    *,
+    unpacks: bool = False,
 ) -> str:
     """The best way for the `ranks` of this node without the ring, in an epoch of this order; "" if the ring is better:
 
@@ -158,14 +171,16 @@ def page_cache_way(
                 long in key order, 1.3 times in the middle of 12 pairs on 1, 2 and 4 ranks, and more processor time.)
     "cached"    the node's page cache holds the records
 
+    unpacks : the values are packed
+
     If the sizes do not decide, this tests a sample of offsets in the page cache; a cold file costs a few small reads.
     """
     small, ahead = index.mean_bytes < _ALONE_BYTES, fetcher.read_ahead_bytes
     # Records of a sparse selection lie in the order of the file, too, but not beside each other.
     ordered = shuffle is False and (chosen is None or chosen.is_dense)
-    if ranks == 1 and small and not (ordered and ahead and index.in_file_order):
+    if ranks == 1 and small and not unpacks and not (ordered and ahead and index.in_file_order):
         return ""
-    if not ordered and index.mean_bytes < index.page_size // 2:
+    if not ordered and index.mean_bytes < index.page_size // (_PACKED_SHARE if unpacks else 2):
         # Many records per leaf page: each would cost one call, while the ring's groups merge neighbours.
         # (100-byte records in memory, "global", 2 ranks, 1,000 records/s: ring 542, by themselves 254.)
         return ""
@@ -208,7 +223,9 @@ def _instead(store: Fetcher, other: Fetcher | None) -> Fetcher:
 
 def decodes_batches(decoder: Decoder) -> bool:
     """True if one call decodes a batch into arrays whose shapes depend only on record count and sizes. Decoders with a
-    `verbatim` do, unless a subclass has changed the methods that belong to it."""
+    `verbatim` do, unless a subclass has changed the methods that belong to it. Of packed values, once they are
+    unpacked."""
+    decoder = decoder.users
     mine: Any = type(decoder)
     kind = next(base for base in mine.__mro__ if "verbatim" in vars(base))
     known = kind is not Decoder and mine.decode is kind.decode and mine.shapes is kind.shapes

@@ -95,7 +95,8 @@ class DecodeStep:
         #: why records could not be read, without the numbers in the reason -> how many
         self.reasons: Counter[str] = Counter()
         self.tuner = tuner
-        self._workers = Workers("pario-decode", tuner.threads.value) if decoder.parallel else None
+        #: threads for decoders that work record by record, else None
+        self.workers = Workers("pario-decode", tuner.threads.value) if decoder.parallel else None
         self._counting = threading.Lock()
         self._decoded = 0.0  # seconds of the threads
         self._batch_bytes = 1  # of the largest batch
@@ -107,7 +108,7 @@ class DecodeStep:
             shapes = {name: ((rows, *shape[1:]), dtype) for name, (shape, dtype) in shapes.items()}
         shapes[_IDS] = ((rows,), np.dtype(np.int64))
         arrays = self.held.take(shapes)
-        if self._workers is not None:
+        if self.workers is not None:
             self._batch_bytes = max(self._batch_bytes, sum(array.nbytes for array in arrays.values()))
         ids = arrays.pop(_IDS)
         return arrays, ids
@@ -116,7 +117,7 @@ class DecodeStep:
         """Fill the rows of `arrays`; returns (row, reason) of the records that the decoder could not read, or whose
         values are not those of their checksums."""
         rows = len(records) // self.decoder.records_per_row
-        if self._workers is None or rows < 2:
+        if self.workers is None or rows < 2:
             return self.decode_here(records, arrays, draw)
         threads = self.tuner.threads.value
         pieces = self.decoder.pieces(records, threads)
@@ -125,7 +126,7 @@ class DecodeStep:
         # This thread works, too, where there is one core; else it goes for the next batch's records. (Packed records of
         # 3 KB on two cores, with two threads that prepare: 200,000/s if they decode a part themselves, 240,000 if not.)
         own = int(self.tuner.cores == 1)
-        futures = [self._workers.call(self._decode_part, *part, draw) for part in parts[own:]]
+        futures = [self.workers.call(self._decode_part, *part, draw) for part in parts[own:]]
         found = [self._decode_part(*part, draw) for part in parts[:own]]
         found += [future.result() for future in futures]
         return [(cuts[k] + row, why) for k, failures in enumerate(found) for row, why in failures]
@@ -135,12 +136,16 @@ class DecodeStep:
         try:
             return self.decode_here(records, arrays, draw)
         finally:
-            with self._counting:
-                self._decoded += time.perf_counter() - begin
+            self.spent(time.perf_counter() - begin)
+
+    def spent(self, seconds: float) -> None:
+        """One of the threads was busy for so long. Any thread."""
+        with self._counting:
+            self._decoded += seconds
 
     def taken(self, now: float, prepared: float, stats: RankStats) -> None:
         """The loop has taken a batch that took so many seconds to prepare: turn the knobs, if it is time."""
-        tuner, workers = self.tuner, self._workers
+        tuner, workers = self.tuner, self.workers
         if workers is None or tuner.is_pinned or not tuner.taken(now, prepared):
             return
         loop = Loop(stats.consumer, stats.waiting, stats.share, stats.batches)
@@ -245,7 +250,7 @@ class DecodeStep:
 
     def close(self, limit_s: float = math.inf) -> bool:
         """End the threads. Returns whether they ended within `limit_s` seconds."""
-        return self._workers is None or self._workers.end(limit_s, cancel=True)
+        return self.workers is None or self.workers.end(limit_s, cancel=True)
 
 
 def _kind(why: str) -> str:

@@ -30,8 +30,8 @@ from pario.decode.base import Failures, Verbatim
 from pario.fetch.base import Compare, Form
 from pario.plan.stream import Work
 from pario.records import Records
-from pario.supply.base import Context, Parts
-from pario.supply.seat import NOTHING, SeatSource
+from pario.supply.base import Ahead, Context, Parts
+from pario.supply.seat import NOTHING, Places, SeatSource
 
 __all__ = ["PageCacheSource"]
 
@@ -46,6 +46,10 @@ _TAIL_BYTES = 64
 #: Bytes to read and decode at once through scratch memory, so that it stays in a core's cache. 128 KiB to 4 MiB made no
 #: difference on a core with 2 MiB of level 2 and a large level 3; more evicts more of it.
 _UNIT_BYTES = 1 << 20
+#: Packed bytes that one thread reads and unpacks at once: what it has read stays in a core's second cache until then.
+_PACKED_UNIT_BYTES = 4 << 20
+#: Batches that are prepared ahead for so many threads, if they are small.
+_MOST_AHEAD = 64
 #: Bytes between two checks whether the loop has ended, for rows that are read straight.
 _STRAIGHT_UNIT_BYTES = 16 << 20
 
@@ -80,6 +84,7 @@ class PageCacheSource(SeatSource):
         assert self._fetcher.rows is not None  # as choose.py makes sure
         self._rows = self._fetcher.rows
         self._decode = context.decode
+        self._workers = context.decode.workers
         self._sums = context.decode.sums
         self._gap_bytes = context.options.gap_bytes
         self._verbatim = self._decoder.verbatim()
@@ -89,14 +94,18 @@ class PageCacheSource(SeatSource):
         # guarded by `_counting`
         self._under_way = 0
         self._busy_since = 0.0
+        self._decoding = 0
+        self._decoding_since = 0.0
         self._scratch = threading.local()
         self._edge_starts = np.empty(0, np.int64)  # offsets of the bytes that are read beside the rows
-        self.ahead = self.ahead_of(context)
+        self.ahead = self.ahead_of(context) if self._workers is None else self._unpacking_ahead(context)
         context.stats.reader = context.stats.own = True
 
     def prepare(self, step: int, check: Callable[[], None]) -> Parts:
         begin = time.perf_counter()
         places = self._places(step)
+        if self._workers is not None:
+            return self._prepare_in_parts(step, places, check)
         ids, offsets, nbytes = places.ids.copy(), places.offsets, places.nbytes  # the ids are the caller's
         arrays = self._held.take(self._decoder.shapes(Records(ids, NOTHING, offsets, nbytes)))
         batch = _Rows(ids, offsets, nbytes, places.large, arrays)
@@ -124,6 +133,53 @@ class PageCacheSource(SeatSource):
             for a, b in left:
                 failures += [(a + row, why) for row, why in self._read_and_decode(batch.part(a, b))]
         return Parts(arrays, ids, failures)
+
+    # -- packed values: threads that read, unpack and decode ----------------------------------------------------------
+
+    def _unpacking_ahead(self, context: Context) -> Ahead:
+        """The decoder's threads prepare whole batches, and the parts of a large one together."""
+        assert self._workers is not None  # the caller has looked
+        self._held.held_bytes = context.options.held_bytes
+        records = self._schedule.batch_size * self._width
+        parts = max(1, int(records * self._index.mean_bytes) // _PACKED_UNIT_BYTES)
+        # One more than they are at: the caller asks for the next one when it has one.
+        least = min(_MOST_AHEAD, 1 + -(-context.decode.tuner.threads.value // parts))
+        return Ahead(self._workers.call, context.decode.tuner.ahead, least=least)
+
+    def _prepare_in_parts(self, step: int, places: Places, check: Callable[[], None]) -> Parts:
+        decode, workers = self._decode, self._workers
+        assert workers is not None  # the caller has looked
+        if self._advise_bytes:
+            self._advise_behind(step)
+        total = int(places.nbytes.sum())
+        with self._counting:
+            self._stats.node_bytes += total
+        n = len(places.ids)
+        failures: Failures = []
+        cuts = _even_cuts(places.nbytes, total, _PACKED_UNIT_BYTES)
+        records = Records(places.ids, NOTHING, places.offsets, places.nbytes)
+        if not self._decoder.by_rows:  # where a value begins follows from the sizes of those before, in their headers
+            begin = time.perf_counter()
+            records = self._read_checked(places.ids, places.offsets, places.nbytes)
+            decode.spent(time.perf_counter() - begin)
+        arrays, ids = decode.arrays(records, n)
+        ids[:] = places.ids
+        parts = [(records, arrays)] if len(cuts) == 2 else self._decoder.parts(records, arrays, cuts)
+
+        def work(first: int, part: Records, rows: dict[str, np.ndarray]) -> None:
+            begin = time.perf_counter()
+            try:
+                check()
+                if self._decoder.by_rows:
+                    part = self._read_checked(part.ids, part.starts, part.nbytes)
+                failures.extend((first + row, why) for row, why in self._decoded(part, rows))
+            finally:
+                decode.spent(time.perf_counter() - begin)
+
+        workers.share(work, [(cuts[k], *part) for k, part in enumerate(parts)], decode.tuner.threads.value)
+        return Parts(arrays, ids, sorted(failures))
+
+    # -- other values: read straight, or decoded by one call -----------------------------------------------------------
 
     def _straight_bytes(self, offsets: np.ndarray, total: int) -> int:
         """Size from which records are read straight, in a batch with these offsets and `total` bytes."""
@@ -202,11 +258,21 @@ class PageCacheSource(SeatSource):
     def _read_and_decode(self, batch: _Rows) -> Failures:
         """Read into this thread's scratch memory and decode from there."""
         records = self._read_checked(batch.ids, batch.offsets, batch.nbytes)
-        begin = time.perf_counter()
-        failures = self._decode.decode_here(records, batch.arrays, self._draw)
+        return self._decoded(records, batch.arrays)
+
+    def _decoded(self, records: Records, arrays: dict[str, np.ndarray]) -> Failures:
         with self._counting:
-            self._stats.decode += time.perf_counter() - begin
-        return failures
+            if not self._decoding:
+                self._decoding_since = time.perf_counter()
+            self._decoding += 1
+        try:
+            return self._decode.decode_here(records, arrays, self._draw)
+        finally:
+            with self._counting:
+                self._decoding -= 1
+                now = time.perf_counter()
+                self._stats.decode += now - self._decoding_since
+                self._decoding_since = now
 
     def _read_checked(self, ids: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray) -> Records:
         """Read values into this thread's scratch memory, with what their checks need, and check them."""
@@ -250,6 +316,16 @@ class PageCacheSource(SeatSource):
             self._busy_since = now
             stats.reading += now - begin
         stats.count(reads, nbytes)  # the index counts its reads from any thread, too
+
+
+def _even_cuts(nbytes: np.ndarray, total: int, each: int) -> list[int]:
+    """Where to cut records of these sizes into parts of about equally many bytes, of at most about `each`: ascending,
+    with both ends."""
+    parts = min(-(-total // each), len(nbytes))
+    if parts < 2:
+        return [0, len(nbytes)]
+    inner = np.searchsorted(np.cumsum(nbytes), total * np.arange(1, parts) / parts)
+    return np.unique([0, *inner.tolist(), len(nbytes)]).tolist()
 
 
 def _packed(ids: np.ndarray, data: np.ndarray, nbytes: np.ndarray) -> Records:
