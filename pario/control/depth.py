@@ -19,9 +19,9 @@ _TIMES = 2
 #: A hurried window lasts at least so many latencies, and so many seconds.
 _LATENCIES = 2.0
 _HURRIED_S = 0.02
-#: Brief ones, of few reads in flight, need no more than those: a queue shows at once. (On a store of 20 ms and 200 MB/s
-#: the first second had 0.79 of its bandwidth with two latencies and eight reads, 0.87 so; simulated. With two reads it had
-#: 0.87 as well, and 0.2 if both were quick by chance.)
+#: Brief ones, of few reads in flight, need no more than those: a queue shows at once. (On a store of 20 ms and
+#: 200 MB/s the first second had 0.79 of its bandwidth with two latencies and eight reads, 0.87 so; simulated. With two
+#: reads it had 0.87 as well, and 0.2 if both were quick by chance.)
 _BRIEF_READS = 4
 _BRIEF_S = 0.01
 #: The reads count that begin when this part of the depth is in flight: the queue grows with those before them.

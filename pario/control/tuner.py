@@ -42,7 +42,8 @@ _DOUBTS_EVERY = 2
 _TRUSTED = 2
 #: While the depth doubles, w reads in flight may queue if they take 1 + so much / sqrt(w) times as long as a read without
 #: a queue: more than chance lets the mean of w reads differ. Of up to _FEW, whose base latency is doubtful, a probe
-#: follows at once. (A store of 5 ms and 100 MB/s, reads of 112 KiB: 16 in flight without this rule, half of which waited.)
+#: follows at once. (A store of 5 ms and 100 MB/s, reads of 112 KiB: 16 in flight without this rule, of which half
+#: waited.)
 _CROWDED, _CROWDED_FEW = 0.9, 1.0
 #: The latency has jumped if it exceeds that of the window before by this factor. (Four simulated jobs, two to eight
 #: seconds after the last one began: Jain 0.65 to 1.00 with 1.5, 0.89 to 0.99 with 1.2. But real latencies differ by a
@@ -217,8 +218,8 @@ class FastProbe(Law):
         doubled, self._doubled = self._doubled and not self._refused, False
         self._mode, self._base = _Mode.STEADY, min(self._base, window.latency)
         found = self._follow(depth, window)
-        # A base latency that comes from the few reads of a few threads is doubtful. Two in flight already queue in front
-        # of a disk, and of so few a probe costs little.
+        # A base latency that comes from the few reads of a few threads is doubtful. Two in flight already queue before
+        # a disk, and of so few a probe costs little.
         self._searches = doubled and self._is_new and 1 < depth <= _FEW
         if self._searches:
             found = self._probe(depth, window)
