@@ -40,8 +40,8 @@ _PROBE_EVERY = 12
 #: many windows. (A probe costs an epoch of a second 3 % of its time.)
 _DOUBTS_EVERY = 2
 _TRUSTED = 2
-#: While the depth doubles, w reads in flight may queue if they take 1 + so much / sqrt(w) times as long as one without a
-#: queue: more than chance lets the mean of w reads differ. Of up to _FEW, whose base latency is doubtful, a probe
+#: While the depth doubles, w reads in flight may queue if they take 1 + so much / sqrt(w) times as long as one without
+#: a queue: more than chance lets the mean of w reads differ. Of up to _FEW, whose base latency is doubtful, a probe
 #: follows at once. (A store of 5 ms and 100 MB/s, reads of 112 KiB: 16 in flight without this rule, of which half
 #: waited.)
 _CROWDED, _CROWDED_FEW = 0.9, 1.0
