@@ -58,7 +58,9 @@ class Depth:
 
     def _open_window(self, now: float) -> None:
         self._since = self._counts_from = now
-        if self._law.brief:
+        # Without an epoch there are reads of the tree's pages, which say little of the records' reads.
+        self._brief = self._law.brief and self.is_full is not None
+        if self._brief:
             self._until = now + _BRIEF_S
         elif self._law.hurried:
             self._until = now + max(_HURRIED_S, _LATENCIES * self.latency)
@@ -67,7 +69,7 @@ class Depth:
             while self._length < _STEADY_LATENCIES * self.latency:
                 self._length *= 2
             self._until = (self._number(now) + 1) * self._length - self._day
-        self._busy = not self._law.brief
+        self._busy = not self._brief
         self._reads = 0  # begun in this window
         self._seconds = 0.0  # theirs
         self._nbytes = 0
@@ -79,8 +81,8 @@ class Depth:
 
     def follow(self, is_full: Callable[[], bool]) -> None:
         """An epoch begins, which says whether enough waits for the consumer."""
-        if self.is_full is None and self._law.brief:  # reads between epochs are of another kind
-            self._begun = False
+        if self.is_full is None and self._law.brief:
+            self._begun = False  # a new window begins with its first read
         self.is_full = is_full
 
     def note_full(self) -> None:
@@ -120,12 +122,12 @@ class Depth:
     def _enough(self) -> int:
         """Reads that a window must have."""
         at_once = max(1, min(self._most, self.knob.value))
-        if self.is_full is not None and not self._was_short:  # what the consumer needs says no queue
-            return min(at_once, _LEAST_READS)
         if self._law.drains:
             return at_once
-        if self._law.brief and at_once < _LEAST_READS:
+        if self._brief and at_once < _LEAST_READS:
             return max(_BRIEF_READS, at_once)
+        if not self._brief and self.is_full is not None and not self._was_short:
+            return min(at_once, _LEAST_READS)  # what the consumer needs says no queue
         return max(_LEAST_READS, _TIMES * at_once)
 
     def _number(self, now: float) -> int:

@@ -55,6 +55,9 @@ _NO_QUEUE = 0.85
 _FEW = 6
 #: Reads of a size that differs by this factor have another latency.
 _OTHER_SIZE = 2.0
+#: Reads that are longer by this factor are those of an epoch, after the tree's pages: as many at once would be far more
+#: bytes.
+_PAGES = 8.0
 #: Reads in flight, as a multiple of what the consumer needs.
 _SPARE = 1.25
 #: At least so many: the reads of a group come in a burst, and with a single one in flight a group takes long enough to
@@ -167,7 +170,7 @@ class FastProbe(Law):
         if not self._size / _OTHER_SIZE <= window.nbytes <= self._size * _OTHER_SIZE:
             before, searches = self._size, self._mode is _Mode.START
             self._forget(window.nbytes)
-            if searches and before and window.nbytes > before:  # the tree's pages before an epoch, and then its values
+            if searches and before and window.nbytes > _PAGES * before:
                 same = max(_LEAST, min(depth, round(depth * before / window.nbytes)))
                 if same < depth:
                     return Setting(same, f"reads are longer than before: {window.nbytes:,.0f} bytes each")
