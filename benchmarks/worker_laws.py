@@ -52,10 +52,6 @@ class Recorder(Law):
         return self._law.hurried
 
     @property
-    def brief(self) -> bool:  # type: ignore[override]
-        return self._law.brief
-
-    @property
     def drains(self) -> bool:  # type: ignore[override]
         return self._law.drains
 

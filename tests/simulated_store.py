@@ -67,7 +67,8 @@ class Job:
         self._in_flight = self._begun = self._taken = 0
         self._busy = False
         self.running = True
-        depth.follow(lambda: bool(consumer_s) and len(self.done) - self._taken >= ahead // 2)
+        if consumer_s:
+            depth.is_full = lambda: len(self.done) - self._taken >= ahead // 2
 
     def start(self, when: float = 0.0) -> None:
         self.store.at(when, self._fill)

@@ -134,45 +134,24 @@ def test_reads_in_no_time(law) -> None:
     assert law.heard[0].latency == module._TICK_S
 
 
-# -- brief windows -----------------------------------------------------------------------------------------------------
-
-
-class Searches(Listens):
-    """In a hurry, and content with few reads."""
-
-    hurried = brief = True
-
-
-def test_a_brief_window_needs_four_reads_of_an_epoch() -> None:
-    one = depth(law := Searches())
-    one.follow(lambda: True)
-    for k in range(3):
-        assert not read(one, 0.02 * k, 0.02 * k + 0.02)
-    assert read(one, 0.06, 0.08)
-    assert law.heard[0].latency == pytest.approx(0.02)
-
-
-def test_reads_before_an_epoch_are_not_searched_with() -> None:
-    """The tree's pages: neither brief, nor in the epoch's first window."""
-    one = depth(law := Searches())
-    for k in range(7):
-        assert not read(one, 0.01 * k, 0.01 * k + 0.01)
-    one.follow(lambda: False)
-    for k in range(3):
-        assert not read(one, 1 + 0.05 * k, 1.05 + 0.05 * k)
-    assert read(one, 1.15, 1.2)
-    assert law.heard[0].latency == pytest.approx(0.05)
-
-
-def test_reads_of_a_queue_that_builds_up_do_not_count() -> None:
-    """Depth 4: the first two find half of the store idle."""
-    one = Depth(Knob("reads in flight", 1, 64, 4), law := Searches())
-    one.follow(lambda: False)
+def test_the_first_read_alone_is_told(law) -> None:
+    one = depth(law)
     for k in range(4):
         one.begin(0.001 * k, k + 1)
-    for k, seconds in enumerate((0.01, 0.02, 0.03, 0.04)):
-        assert not one.end(0.001 * k, 0.001 * k + seconds, 1, 1000)
-    for k in range(2):
-        one.begin(0.05 + k / 1000, 4)
-        one.end(0.05 + k / 1000, 0.09 + k / 1000, 1, 1000)
-    assert [window.latency for window in law.heard] == pytest.approx([(0.03 + 0.04 + 0.04 + 0.04) / 4])
+    for k in range(4):
+        one.end(0.001 * k, 0.01 * (k + 1), 1, 1000)
+    for k in range(60):
+        read(one, 0.05 + 0.01 * k, 0.06 + 0.01 * k)
+    assert [window.alone for window in law.heard] == pytest.approx([0.01, 0.0])
+
+
+def test_the_first_epoch_begins_a_window(law) -> None:
+    """Reads of the tree before it are of another kind; later epochs begin none, or short ones would have none."""
+    one = depth(law)
+    for k in range(7):
+        read(one, 0.01 * k, 0.01 * k + 0.01)
+    one.follow(lambda: False)
+    for k in range(8):
+        read(one, 1 + 0.05 * k, 1.05 + 0.05 * k)
+        one.follow(lambda: False)
+    assert [window.latency for window in law.heard] == pytest.approx([0.05])

@@ -19,13 +19,6 @@ _TIMES = 2
 #: A hurried window lasts at least so many latencies, and so many seconds.
 _LATENCIES = 2.0
 _HURRIED_S = 0.02
-#: Brief ones, of few reads in flight, need no more than those: a queue shows at once. (On a store of 20 ms and
-#: 200 MB/s the first second had 0.79 of its bandwidth with two latencies and eight reads, 0.87 so; simulated. With two
-#: reads it had 0.87 as well, and 0.2 if both were quick by chance.)
-_BRIEF_READS = 4
-_BRIEF_S = 0.01
-#: The reads count that begin when this part of the depth is in flight: the queue grows with those before them.
-_BUSY = 0.75
 #: How fast the quickest read is forgotten: twice as long counts after 35 others.
 _FORGETS = 1.02
 #: No read takes less, whatever the clock says.
@@ -55,35 +48,33 @@ class Depth:
         self.quickest = 0.0
         self._open_window(0.0)
         self._begun = False
+        self._followed = False  # an epoch has begun
 
     def _open_window(self, now: float) -> None:
-        self._since = self._counts_from = now
-        # Without an epoch there are reads of the tree's pages, which say little of the records' reads.
-        self._brief = self._law.brief and self.is_full is not None
-        if self._brief:
-            self._until = now + _BRIEF_S
-        elif self._law.hurried:
+        self._since = now
+        if self._law.hurried:
             self._until = now + max(_HURRIED_S, _LATENCIES * self.latency)
         else:
             self._length = WINDOW_S
             while self._length < _STEADY_LATENCIES * self.latency:
                 self._length *= 2
             self._until = (self._number(now) + 1) * self._length - self._day
-        self._busy = not self._brief
         self._reads = 0  # begun in this window
         self._seconds = 0.0  # theirs
         self._nbytes = 0
         self._all_seconds = 0.0
         self._all_reads = 0
         self._most = 0
+        self._alone = 0.0  # seconds of the first read that began with no other in flight ...
+        self._alone_since: float | None = None  # ... at this time
         self._was_short = False  # of prefetched groups
         self._failed = False
 
     def follow(self, is_full: Callable[[], bool]) -> None:
         """An epoch begins, which says whether enough waits for the consumer."""
-        if self.is_full is None and self._law.brief:
-            self._begun = False  # a new window begins with its first read
         self.is_full = is_full
+        if not self._followed:
+            self._followed, self._begun = True, False  # reads of the tree before it are of another kind
 
     def note_full(self) -> None:
         """Called when a group is about to be published: the moment when fewest wait for the consumer."""
@@ -96,9 +87,8 @@ class Depth:
             self._begun = True
             self._open_window(now)
         self._most = max(self._most, in_flight)
-        if not self._busy and in_flight >= _BUSY * self.knob.value:
-            self._busy, self._counts_from = True, now
-            self._reads, self._seconds, self._nbytes = 0, 0.0, 0
+        if in_flight == 1 and self._alone_since is None:
+            self._alone_since = now
 
     def end(self, begin: float, now: float, reads: int, nbytes: int, *, failed: bool = False) -> bool:
         """One thread has made these reads, one after the other, since `begin`. Returns whether the depth changed."""
@@ -111,7 +101,9 @@ class Depth:
         self._all_seconds += max(0.0, min(seconds, now - self._since))
         self._all_reads += reads
         self._failed = self._failed or failed
-        if begin >= self._counts_from:
+        if begin == self._alone_since and not self._alone:
+            self._alone = latency
+        if begin >= self._since:
             self._reads += reads
             self._seconds += seconds
             self._nbytes += nbytes
@@ -122,13 +114,9 @@ class Depth:
     def _enough(self) -> int:
         """Reads that a window must have."""
         at_once = max(1, min(self._most, self.knob.value))
-        if self._law.drains:
-            return at_once
-        if self._brief and at_once < _LEAST_READS:
-            return max(_BRIEF_READS, at_once)
-        if not self._brief and self.is_full is not None and not self._was_short:
-            return min(at_once, _LEAST_READS)  # what the consumer needs says no queue
-        return max(_LEAST_READS, _TIMES * at_once)
+        if self.is_full is not None and not self._was_short:  # what the consumer needs says no queue
+            return min(at_once, _LEAST_READS)
+        return at_once if self._law.drains else max(_LEAST_READS, _TIMES * at_once)
 
     def _number(self, now: float) -> int:
         """The steady window of this moment, counted from the same moment in all jobs."""
@@ -147,6 +135,7 @@ class Depth:
             rate=self._all_reads / elapsed,
             full=self.is_full is not None and not self._was_short,
             failed=self._failed,
+            alone=self._alone,
         )
         changed = self.knob.turn(*self._law.step(self.knob.value, window))
         self._open_window(now + self.latency if self._law.drains else now)

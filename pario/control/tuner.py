@@ -36,15 +36,8 @@ _QUEUED = 1.8
 
 #: A window whose number is a multiple of this is a probe, if the latency is steady ...
 _PROBE_EVERY = 12
-#: ... and of this one, if the latency has jumped, or if the base latency comes from few reads: of these not before so
-#: many windows. (A probe costs an epoch of a second 3 % of its time.)
+#: ... and of this one, if the latency has jumped, or if the base latency comes from few reads.
 _DOUBTS_EVERY = 2
-_TRUSTED = 2
-#: While the depth doubles, w reads in flight may queue if they take 1 + so much / sqrt(w) times as long as one without
-#: a queue: more than chance lets the mean of w reads differ. Of up to _FEW, whose base latency is doubtful, a probe
-#: follows at once. (A store of 5 ms and 100 MB/s, reads of 112 KiB: 16 in flight without this rule, of which half
-#: waited.)
-_CROWDED, _CROWDED_FEW = 0.9, 1.0
 #: The latency has jumped if it exceeds that of the window before by this factor. (Four simulated jobs, two to eight
 #: seconds after the last one began: Jain 0.65 to 1.00 with 1.5, 0.89 to 0.99 with 1.2. But real latencies differ by a
 #: fifth from window to window, and each probe costs rate; what 1.2 costs was not measured.)
@@ -53,11 +46,11 @@ _JUMP = 1.5
 _NO_QUEUE = 0.85
 #: Half of so many reads would still queue in front of a disk that serves one by one.
 _FEW = 6
+#: The reads behind a first one show whether the store serves one by one: then w of them take w times as long as that
+#: one. This part of w, but at least _SERIAL_LEAST, and a probe has to agree.
+_SERIAL, _SERIAL_LEAST = 0.5, 1.75
 #: Reads of a size that differs by this factor have another latency.
 _OTHER_SIZE = 2.0
-#: Reads that are longer by this factor are those of an epoch, after the tree's pages: as many at once would be far more
-#: bytes.
-_PAGES = 8.0
 #: Reads in flight, as a multiple of what the consumer needs.
 _SPARE = 1.25
 #: At least so many: the reads of a group come in a burst, and with a single one in flight a group takes long enough to
@@ -81,6 +74,7 @@ class Window:
     rate : reads finished per second
     full : prefetched groups were waiting for the consumer all the time: a deeper prefetch helps nobody
     failed : a read failed
+    alone : seconds of the first read that began while no other was in flight; 0: there was none
     """
 
     number: int
@@ -92,18 +86,17 @@ class Window:
     rate: float
     full: bool = False
     failed: bool = False
+    alone: float = 0.0
 
 
 class Law(ABC):
     """One job's control of its prefetch depth.
 
     hurried : the next window may end as soon as it has seen enough reads, and need not end with those of other jobs
-    brief : hurried, and the reads of one latency are enough
     drains : the next window begins when the reads have ended that are in flight now
     """
 
     hurried = True
-    brief = False
     drains = False
 
     @abstractmethod
@@ -123,18 +116,16 @@ class FastProbe(Law):
     def __init__(self) -> None:
         self._mode = _Mode.START
         self._base = math.inf
-        self._weight = 0.0  # while the depth doubles, the base latency is a mean of so many reads; inf: it was known
         self._probed: list[float] = []  # the latencies of the last two probes
         self._before = 0.0  # latency of the last window at full depth
         self._full_depth = 1  # the depth before the probe
         self._size = 0.0  # bytes of a read, to which these latencies belong
         self._doubts = False  # probe soon
-        self._trusted = 0  # but not in so many windows
         self._fine = 0.0  # the depth before it was rounded
         self._said = 0  # the depth that was asked for last
         self._refused = False  # it is above the bound
         self._doubled = False  # since the start
-        self._searches = False  # the probe is one of the start
+        self._searched = 0  # the depth of the start, in front of which a probe looks for a queue
         self._idle = False  # the consumer is the limit
         self._needed = self._over = 0.0  # seconds of reads while it was, over so many seconds; older ones count less
 
@@ -143,17 +134,8 @@ class FastProbe(Law):
         return self._mode is not _Mode.STEADY and not self._idle
 
     @property
-    def brief(self) -> bool:  # type: ignore[override]
-        return self._mode is _Mode.START and not self._idle and self._is_new
-
-    @property
     def drains(self) -> bool:  # type: ignore[override]
         return self._mode is _Mode.PROBE
-
-    @property
-    def _is_new(self) -> bool:
-        """Nothing is known of the store."""
-        return not math.isinf(self._weight)
 
     @property
     def base(self) -> float:
@@ -168,12 +150,7 @@ class FastProbe(Law):
 
     def _decide(self, depth: int, window: Window) -> Setting:
         if not self._size / _OTHER_SIZE <= window.nbytes <= self._size * _OTHER_SIZE:
-            before, searches = self._size, self._mode is _Mode.START
             self._forget(window.nbytes)
-            if searches and before and window.nbytes > _PAGES * before:
-                same = max(_LEAST, min(depth, round(depth * before / window.nbytes)))
-                if same < depth:
-                    return Setting(same, f"reads are longer than before: {window.nbytes:,.0f} bytes each")
         self._idle = window.full
         if window.failed:
             self._mode = _Mode.STEADY
@@ -191,12 +168,12 @@ class FastProbe(Law):
         """Latencies of reads of another size say nothing."""
         self._size, self._base, self._before = nbytes, math.inf, 0.0
         self._probed.clear()
-        self._mode, self._weight = _Mode.START, 0.0
+        self._mode = _Mode.START
 
     def _shrink(self, depth: int, window: Window) -> Setting:
         """The consumer is the limit."""
         depth = self._full_depth if self._mode is _Mode.PROBE else depth
-        self._mode, self._weight = _Mode.START, math.inf  # when it is not the limit any more, be quick
+        self._mode = _Mode.START  # when it is not the limit any more, be quick
         self._base = min(self._base, window.latency)
         self._before = 0.0
         self._needed = _MEMORY * self._needed + window.in_flight * window.seconds
@@ -205,40 +182,22 @@ class FastProbe(Law):
         return Setting(min(depth, max(enough, depth // 2)), "the consumer is slower than the store")
 
     def _start(self, depth: int, window: Window) -> Setting:
-        """Twice as many each time, until reads queue. The base latency is the mean of the reads until then: the
-        shortest mean of the few reads of one window would be too short."""
-        if math.isinf(self._base):
-            self._base = window.latency
-        more = (_CROWDED_FEW if depth <= _FEW else _CROWDED) / math.sqrt(depth)
-        crowded = self._is_new and window.latency > (1 + more) * self._base
-        if not crowded and self._queued(depth, window) < _aim(depth) and not self._refused:
-            reads = window.rate * window.seconds
-            self._base += (window.latency - self._base) * reads / (self._weight + reads)
-            self._weight += reads
-            if not self._is_new:  # a mean would grow with the queue of others
-                self._base = min(self._base, window.latency)
-            return self._double(depth, window)
-        doubled, self._doubled = self._doubled and not self._refused, False
-        self._mode, self._base = _Mode.STEADY, min(self._base, window.latency)
-        found = self._follow(depth, window)
-        # A base latency that comes from the few reads of a few threads is doubtful. Two in flight already queue before
-        # a disk, and of so few a probe costs little.
-        self._searches = doubled and self._is_new and 1 < depth <= _FEW
-        if self._searches:
-            found = self._probe(depth, window)
-        self._doubts, self._trusted = doubled, _TRUSTED if self._is_new else 0
-        return found
-
-    def _double(self, depth: int, window: Window) -> Setting:
-        self._before, self._doubled = window.latency, True
-        return Setting(2 * depth, f"reads do not queue yet: {_ms(window.latency)} each")
+        self._base = min(self._base, window.latency)
+        if 1 < depth and 0 < window.alone * max(_SERIAL_LEAST, _SERIAL * depth) < window.latency:
+            self._base, self._doubled, self._searched = window.alone, False, depth
+            fewer = round(depth * window.alone / window.latency + _aim(depth))
+            return self._probe(min(depth, fewer), window)
+        if self._queued(depth, window) < _aim(depth) and not self._refused:
+            self._before, self._doubled = window.latency, True
+            return Setting(2 * depth, f"reads do not queue yet: {_ms(window.latency)} each")
+        # A base latency that comes from the few reads of a few threads is doubtful.
+        self._mode, self._doubts, self._doubled = _Mode.STEADY, self._doubled and not self._refused, False
+        return self._follow(depth, window)
 
     def _steady(self, depth: int, window: Window) -> Setting:
         if self._before and window.latency > _JUMP * self._before:
-            self._doubts, self._trusted = True, 0
-        self._trusted = max(0, self._trusted - 1)
-        doubts = self._doubts and not self._trusted
-        if depth > 1 and not window.number % (_DOUBTS_EVERY if doubts else _PROBE_EVERY):
+            self._doubts = True
+        if depth > 1 and not window.number % (_DOUBTS_EVERY if self._doubts else _PROBE_EVERY):
             return self._probe(depth, window)
         if self._probed:
             self._probed[-1] = min(self._probed[-1], window.latency)
@@ -247,8 +206,7 @@ class FastProbe(Law):
             self._base, self._doubts = window.latency, False
         found = self._follow(depth, window)
         if 3 * self._queued(depth, window) < _aim(depth) and found.value > depth and not self._refused:
-            # Much less than a moment ago. (At the bound doubling would only put probes off.)
-            self._mode, self._weight = _Mode.START, math.inf
+            self._mode = _Mode.START  # much less than a moment ago; at the bound doubling would only put probes off
         return found
 
     def _probe(self, depth: int, window: Window) -> Setting:
@@ -259,15 +217,14 @@ class FastProbe(Law):
 
     def _probe_ended(self, window: Window) -> Setting:
         depth, self._mode = self._full_depth, _Mode.STEADY
-        searches, self._searches = self._searches, False
+        searched, self._searched = self._searched, 0
         if window.latency > _NO_QUEUE * self._before:  # it was no queue: the store has become slower
             # Nearer to the depth step by step: several jobs that doubled here would not see each other's queue. (Four
             # simulated jobs, 1 MiB, 200 MB/s: up to 36 reads each and 23 times the latency, instead of 7 and 4.)
-            if searches:  # and the reads before it were quick by chance
-                self._mode, self._weight = _Mode.START, depth
-                self._base = (window.latency + depth * self._before) / (1 + depth)
-                return self._double(depth, window)
             self._base, self._probed = window.latency, [window.latency]
+            if searched:  # the first read was quick by chance
+                self._mode = _Mode.START
+                return Setting(searched, f"reads do not queue yet: {_ms(window.latency)} each")
             return Setting(depth, f"the store takes {_ms(window.latency)} for a read, whatever the depth")
         self._probed = [*self._probed[-1:], window.latency]
         self._base = min(self._probed)
