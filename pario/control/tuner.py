@@ -183,7 +183,7 @@ class FastProbe(Law):
 
     def _start(self, depth: int, window: Window) -> Setting:
         self._base = min(self._base, window.latency)
-        if 1 < depth and 0 < window.alone * max(_SERIAL_LEAST, _SERIAL * depth) < window.latency:
+        if depth > 1 and 0 < window.alone * max(_SERIAL_LEAST, _SERIAL * depth) < window.latency:
             self._base, self._doubled, self._searched = window.alone, False, depth
             fewer = round(depth * window.alone / window.latency + _aim(depth))
             return self._probe(min(depth, fewer), window)
