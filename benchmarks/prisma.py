@@ -6,8 +6,9 @@ computing, and whoever reads for it.
 
 Each round runs every side once, in turn; each run is a new process, and its time begins with its first epoch. Printed
 are medians, (least to most), the part of the time of plain synchronous reading that is saved, the time ÷ the larger of
-computing, one read ÷ 16 and the store's bandwidth, and the most reads that the store saw at once. Needs root, fuse3 and
-mfusepy.
+computing, one read ÷ 16 and the store's bandwidth, and the most reads that the store saw at once; after two rounds or
+more also the time ÷ that of each rival of the same round, as a geometric mean with its 95 % interval. Needs root, fuse3
+and mfusepy.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.design import interval
 from benchmarks.measure import Section, launch, save
 from pario.bench.stores.latency import LatencyStore, latency_store
 
@@ -38,6 +40,8 @@ SIDES: dict[str, tuple[str, str, int]] = {
     **{f"DataLoader {n}": ("torch", "{plain}", n) for n in (2, 4, 8, 16)},
     "tf.data AUTOTUNE": ("tf", "{plain}", 0),
 }
+#: What the others are compared with, round by round.
+RIVALS = ("plain loop", "DataLoader 4", "tf.data AUTOTUNE")
 #: name -> is there a page cache?
 STORES = {"no page cache": False, "page cache": True}
 
@@ -149,6 +153,11 @@ def show(section: Section, r: float, ms: int) -> None:
             + (f"  {of_side[-1].get('counts')} {of_side[-1].get('most')}" if "counts" in of_side[-1] else ""),
             flush=True,
         )
+        for rival in RIVALS:
+            theirs = [one["seconds"] / one["records"] for one in runs.get(rival, [])]
+            if rival != name and len(times) > 1 and len(theirs) == len(times):
+                mean, low, high = interval([ours / its for ours, its in zip(times, theirs, strict=True)])
+                print(f"    ÷ {rival}: {mean:.3f} ({low:.3f} … {high:.3f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -132,3 +132,26 @@ def test_reads_in_no_time(law) -> None:
     for k in range(40):
         read(one, 0.01 * k, 0.01 * k)
     assert law.heard[0].latency == module._TICK_S
+
+
+def test_the_first_read_alone_is_told(law) -> None:
+    one = depth(law)
+    for k in range(4):
+        one.begin(0.001 * k, k + 1)
+    for k in range(4):
+        one.end(0.001 * k, 0.01 * (k + 1), 1, 1000)
+    for k in range(60):
+        read(one, 0.05 + 0.01 * k, 0.06 + 0.01 * k)
+    assert [window.alone for window in law.heard] == pytest.approx([0.01, 0.0])
+
+
+def test_the_first_epoch_begins_a_window(law) -> None:
+    """Reads of the tree before it are of another kind; later epochs begin none, or short ones would have none."""
+    one = depth(law)
+    for k in range(7):
+        read(one, 0.01 * k, 0.01 * k + 0.01)
+    one.follow(lambda: False)
+    for k in range(8):
+        read(one, 1 + 0.05 * k, 1.05 + 0.05 * k)
+        one.follow(lambda: False)
+    assert [window.latency for window in law.heard] == pytest.approx([0.05])

@@ -43,6 +43,20 @@ def test_the_store_is_busy_with_few_reads(kind, jitter) -> None:
     assert job.mean_depth(2, 8) <= max(1.6 * store.smallest_depth(kind[2]), store.smallest_depth(kind[2]) + 2.5)
 
 
+@pytest.mark.parametrize("start", [2, 4, 8])
+def test_a_disk_is_not_swamped(start) -> None:
+    """One read at a time: those of a second group would only delay the first one's last. Not even if the pages of the
+    tree have brought the depth to eight."""
+    for nbytes in (197_000, 1 << 20):
+        store = Store(0.0, 18e6, jitter=0.0)
+        job = Job(store, nbytes, Depth(Knob("reads in flight", 1, 64, start)))
+        job.start()
+        store.run(3)
+        assert max(value for _, value in job.depths) <= max(4, start // 2)
+        assert job.rate(0, 3) >= 0.95 * store.bytes_per_s
+        assert job.mean_depth(1.5, 3) <= 4.5
+
+
 def test_where_no_depth_is_enough() -> None:
     """Small reads: as many as there may be, although each probe says that half of them are as fast."""
     store, job = one_job((0.020, 200e6, 4096))
@@ -153,6 +167,17 @@ def test_bounds_are_kept() -> None:
 # -- single windows ----------------------------------------------------------------------------------------------------
 
 QUIET = Window(1, 0.25, latency=0.02, nbytes=1e5, most=64, in_flight=64, rate=100)
+
+
+def test_a_queue_behind_the_first_read_is_looked_into() -> None:
+    """Four reads of 10 ms each, one after the other, and four that are served together."""
+    law = FastProbe()
+    assert law.step(4, replace(QUIET, latency=0.025, alone=0.010)).value == 1
+    assert law.drains
+    assert law.step(1, replace(QUIET, latency=0.010, most=1)).value <= 4
+    assert law.base == 0.010
+    assert FastProbe().step(4, replace(QUIET, latency=0.012, alone=0.010)).value == 8
+    assert FastProbe().step(8, replace(QUIET, latency=0.030, alone=0.010)).value == 16  # less than half of eight times
 
 
 def test_a_failed_read_halves_it() -> None:

@@ -48,6 +48,7 @@ class Depth:
         self.quickest = 0.0
         self._open_window(0.0)
         self._begun = False
+        self._followed = False  # an epoch has begun
 
     def _open_window(self, now: float) -> None:
         self._since = now
@@ -64,8 +65,16 @@ class Depth:
         self._all_seconds = 0.0
         self._all_reads = 0
         self._most = 0
+        self._alone = 0.0  # seconds of the first read that began with no other in flight ...
+        self._alone_since: float | None = None  # ... at this time
         self._was_short = False  # of prefetched groups
         self._failed = False
+
+    def follow(self, is_full: Callable[[], bool]) -> None:
+        """An epoch begins, which says whether enough waits for the consumer."""
+        self.is_full = is_full
+        if not self._followed:
+            self._followed, self._begun = True, False  # reads of the tree before it are of another kind
 
     def note_full(self) -> None:
         """Called when a group is about to be published: the moment when fewest wait for the consumer."""
@@ -78,6 +87,8 @@ class Depth:
             self._begun = True
             self._open_window(now)
         self._most = max(self._most, in_flight)
+        if in_flight == 1 and self._alone_since is None:
+            self._alone_since = now
 
     def end(self, begin: float, now: float, reads: int, nbytes: int, *, failed: bool = False) -> bool:
         """One thread has made these reads, one after the other, since `begin`. Returns whether the depth changed."""
@@ -90,6 +101,8 @@ class Depth:
         self._all_seconds += max(0.0, min(seconds, now - self._since))
         self._all_reads += reads
         self._failed = self._failed or failed
+        if begin == self._alone_since and not self._alone:
+            self._alone = latency
         if begin >= self._since:
             self._reads += reads
             self._seconds += seconds
@@ -122,6 +135,7 @@ class Depth:
             rate=self._all_reads / elapsed,
             full=self.is_full is not None and not self._was_short,
             failed=self._failed,
+            alone=self._alone,
         )
         changed = self.knob.turn(*self._law.step(self.knob.value, window))
         self._open_window(now + self.latency if self._law.drains else now)

@@ -46,6 +46,9 @@ _JUMP = 1.5
 _NO_QUEUE = 0.85
 #: Half of so many reads would still queue in front of a disk that serves one by one.
 _FEW = 6
+#: The reads behind a first one show whether the store serves one by one: then w of them take w times as long as that
+#: one. This part of w, but at least _SERIAL_LEAST, and a probe has to agree.
+_SERIAL, _SERIAL_LEAST = 0.5, 1.75
 #: Reads of a size that differs by this factor have another latency.
 _OTHER_SIZE = 2.0
 #: Reads in flight, as a multiple of what the consumer needs.
@@ -71,6 +74,7 @@ class Window:
     rate : reads finished per second
     full : prefetched groups were waiting for the consumer all the time: a deeper prefetch helps nobody
     failed : a read failed
+    alone : seconds of the first read that began while no other was in flight; 0: there was none
     """
 
     number: int
@@ -82,6 +86,7 @@ class Window:
     rate: float
     full: bool = False
     failed: bool = False
+    alone: float = 0.0
 
 
 class Law(ABC):
@@ -120,6 +125,7 @@ class FastProbe(Law):
         self._said = 0  # the depth that was asked for last
         self._refused = False  # it is above the bound
         self._doubled = False  # since the start
+        self._searched = 0  # the depth of the start, in front of which a probe looks for a queue
         self._idle = False  # the consumer is the limit
         self._needed = self._over = 0.0  # seconds of reads while it was, over so many seconds; older ones count less
 
@@ -177,6 +183,10 @@ class FastProbe(Law):
 
     def _start(self, depth: int, window: Window) -> Setting:
         self._base = min(self._base, window.latency)
+        if depth > 1 and 0 < window.alone * max(_SERIAL_LEAST, _SERIAL * depth) < window.latency:
+            self._base, self._doubled, self._searched = window.alone, False, depth
+            fewer = round(depth * window.alone / window.latency + _aim(depth))
+            return self._probe(min(depth, fewer), window)
         if self._queued(depth, window) < _aim(depth) and not self._refused:
             self._before, self._doubled = window.latency, True
             return Setting(2 * depth, f"reads do not queue yet: {_ms(window.latency)} each")
@@ -188,10 +198,7 @@ class FastProbe(Law):
         if self._before and window.latency > _JUMP * self._before:
             self._doubts = True
         if depth > 1 and not window.number % (_DOUBTS_EVERY if self._doubts else _PROBE_EVERY):
-            self._mode, self._full_depth, self._doubts = _Mode.PROBE, depth, False
-            self._before = window.latency
-            fewer = depth // 2 if depth > _FEW else 1
-            return Setting(fewer, f"{fewer} instead of {depth}, to measure a read without a queue")
+            return self._probe(depth, window)
         if self._probed:
             self._probed[-1] = min(self._probed[-1], window.latency)
         self._base = min(self._base, window.latency)
@@ -202,12 +209,22 @@ class FastProbe(Law):
             self._mode = _Mode.START  # much less than a moment ago; at the bound doubling would only put probes off
         return found
 
+    def _probe(self, depth: int, window: Window) -> Setting:
+        self._mode, self._full_depth, self._doubts = _Mode.PROBE, depth, False
+        self._before = window.latency
+        fewer = depth // 2 if depth > _FEW else 1
+        return Setting(fewer, f"{fewer} instead of {depth}, to measure a read without a queue")
+
     def _probe_ended(self, window: Window) -> Setting:
         depth, self._mode = self._full_depth, _Mode.STEADY
+        searched, self._searched = self._searched, 0
         if window.latency > _NO_QUEUE * self._before:  # it was no queue: the store has become slower
             # Nearer to the depth step by step: several jobs that doubled here would not see each other's queue. (Four
             # simulated jobs, 1 MiB, 200 MB/s: up to 36 reads each and 23 times the latency, instead of 7 and 4.)
             self._base, self._probed = window.latency, [window.latency]
+            if searched:  # the first read was quick by chance
+                self._mode = _Mode.START
+                return Setting(searched, f"reads do not queue yet: {_ms(window.latency)} each")
             return Setting(depth, f"the store takes {_ms(window.latency)} for a read, whatever the depth")
         self._probed = [*self._probed[-1:], window.latency]
         self._base = min(self._probed)

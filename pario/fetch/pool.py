@@ -65,7 +65,7 @@ class ReadPool:
         """From now on `is_full()` says whether enough prefetched bytes wait for the consumer, so that more reads in
         flight would not help. Called in any thread, under a lock: it must not wait."""
         with self._lock:
-            self._depth.is_full = is_full
+            self._depth.follow(is_full)
 
     def unfollow(self, is_full: Callable[[], bool]) -> None:
         """Ask this one no more."""

@@ -181,7 +181,7 @@ class RingRoom:
 
     def _lead(self) -> int:
         whole = self._tuner.knob.value >= self._whole
-        return 1 << 30 if whole else self._tuner.lead(self._ticks)
+        return 1 << 30 if whole else self._tuner.lead(math.ceil(self._ticks))
 
     def _look(self) -> int | None:
         """What the furthest rank has finished."""
