@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -143,8 +144,15 @@ def missing(found: Found) -> str:
             which = "" if len(few) == len(counts) else f" ({', '.join(few)})"
             lines.append(f"* {_words(cell)}: {min(counts)} rounds instead of 5{which}.")
     for name, why in found["errors"].items():
-        lines.append(f"* {name}: {why.splitlines()[-1][:200]}")
+        lines.append(f"* {name}: {_last_line(why)}")
+    for name, said in found["checks"].items():
+        lines += [f"* {name}, {_title(key)}: {_last_line(one['error'])}" for key, one in said.items() if "error" in one]
     return "\n".join(lines) or "* Nothing."
+
+
+def _last_line(error: str) -> str:
+    """Without the folders of the machine on which it happened."""
+    return re.sub(r"/[^\s'\"]*/", "", error.splitlines()[-1])[:200]
 
 
 def speeds(found: Found, state: str, ranks: int, threads: int) -> str:
@@ -201,7 +209,7 @@ def _once(said: Sequence[Found]) -> str:
         return "yes"
     one = bad[0]
     if "error" in one:
-        return f"**no**: {_short(one['error'])}"
+        return "did not run"  # the reason is among what was not measured
     return f"**no**: {one['missing']} missing, {one['repeated']} repeated, {one['wrong']} wrong"
 
 
