@@ -20,6 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = {
     ("README.md", 'python3 -m venv .venv && .venv/bin/pip install -q ".[demo'): ".ci/run: README: the demo",
     ("README.md", "python3 -m venv .venv && .venv/bin/pip install -q -e"): ".ci/run: README: the tests",
+    ("docs/checkpoints.md", "PARIO_KILLS=100 python -m pytest"): ".ci/run: all other tests",
+    ("docs/containers.md", "python packaging/check.py"): ".ci/run: packages to publish",
+    ("docs/dlio.md", "pip install torch numpy"): ".ci/run: DLIO",
+    ("docs/dlio.md", "framework: pytorch"): "tests/test_dlio.py",
     ("docs/pytorch.md", '"""PyTorch:'): "tests/test_adapters_torch.py",
     ("docs/pytorch.md", '"""Lightning:'): "tests/test_adapters_torch.py",
     ("docs/pytorch.md", '"""Accelerate:'): "tests/test_adapters_torch.py",

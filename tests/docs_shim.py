@@ -152,7 +152,7 @@ def torchrun(words: list[str]) -> NoReturn:
 
 def apptainer(words: list[str]) -> NoReturn:
     if words[0] == "build":
-        sys.exit(0 if words[1:] == ["pario.sif", "pario.def"] else 1)
+        sys.exit(0 if words[1] == "pario.sif" and (ROOT / words[2]).is_file() else 1)
     inside = contained(words[1:], {"--bind": True}, "pario.sif") if words[0] == "exec" else wrong(words[0])
     os.execvp(inside[0], inside)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.dlio import samples, study
 
@@ -88,3 +90,23 @@ def test_tables_say_what_was_measured(tmp_path: Path, ours: float, status: int) 
     assert "| DLIO `npy`, 1 worker | 91.0 | 99.0 |" in text
     assert "DLIO `npy`, 1 worker: 20.0; DLIO `npz`, no worker: 50.0" in text
     assert "| torch.save | 0.40 |\n| pario | 0.10 |" in text
+
+
+def test_the_pages_configuration_is_what_the_plug_ins_run_with() -> None:
+    """Each key is one that the runs of benchmarks/dlio set, and each class exists."""
+    root = Path(study.__file__).resolve().parents[2]
+    text = re.search(r"```yaml\n(.*?)```", (root / "docs" / "dlio.md").read_text(), re.S)
+    assert text is not None
+    given = {
+        section if key is None else f"{section}.{key}": value
+        for section, keys in yaml.safe_load(text[1]).items()
+        for key, value in (keys.items() if isinstance(keys, dict) else [(None, keys)])
+    }
+    code = "\n".join(path.read_text() for path in sorted((root / "benchmarks" / "dlio").glob("*.py")))
+    assert given.pop("framework") == "pytorch"  # the default
+    assert [key for key in given if f'"{key}"' not in code] == []
+    classes = [value for key, value in given.items() if key.endswith("_classname")]
+    assert len(classes) == 2
+    for name in classes:
+        module, _, kind = name.rpartition(".")
+        assert f"class {kind}(" in (root / f"{module.replace('.', '/')}.py").read_text()

@@ -73,7 +73,7 @@ def test_a_block_is_run_or_named_in_a_table() -> None:
     command = re.compile(r"(?:python3? -m|pip install|mpiexec|srun|import|from \w+ import) .*")
     for page in pages():
         for block in blocks(page):
-            assert block.language in ("", "bash", "python", "toml"), f"{page}:{block.line}"
+            assert block.language in ("", "bash", "python", "toml", "yaml"), f"{page}:{block.line}"
             if not block.language:
                 assert not [line for line in block.text.splitlines() if command.fullmatch(line)], f"{page}:{block.line}"
 
