@@ -112,7 +112,11 @@ def run_tests(
     """
     argv = ["-m", "pytest", "--with-mpi", "-q", "-x", "-p", "rank_reports", "--color=no"]
     # Ranks would write the cache's files at once; and the plugin has a limit per test of its own.
-    argv += ["-p", "no:cacheprovider", "-p", "no:faulthandler", *more, *(str(HERE / name) for name in names)]
+    argv += ["-p", "no:cacheprovider", "-p", "no:faulthandler", *more]
+    # Without a root pytest takes the folder that the working directory and the files have in common, and looks at all
+    # that lies in it: in /tmp, at a mount whose server was killed, and ends.
+    paths = [HERE / name for name in names]
+    argv += [f"--rootdir={HERE.parent if paths[0].is_relative_to(HERE) else paths[0].parent}", *map(str, paths)]
     env = {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])),
         "PARIO_RANK_REPORTS": str(folder),

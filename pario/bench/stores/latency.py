@@ -456,6 +456,7 @@ def _serve(setup: dict[str, Any]) -> None:
         entry_timeout=seconds,
         attr_timeout=seconds,
         negative_timeout=seconds,
+        auto_unmount=True,  # also when this process is killed: fusermount3 waits for that
         fsname="pario-latency",
         ro=not setup["writable"],
     )
