@@ -13,11 +13,58 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from launch import run_job
 
+import pario
+from pario.checkpoint.partner import _BYTES, _WHICH, ABSENT, DESCRIBE, HERE, LATER, READ, Offers
+from pario.checkpoint.writing import Places
+from pario.comm.sockets import Client
+
 JOB = str(Path(__file__).resolve().parent / "partner_job.py")
 LIMIT_S = 60
+
+
+def test_only_what_is_offered_is_sent(tmp_path: Path) -> None:
+    """Whoever knows the job's secret gets the files of the node's part, and no other byte."""
+    with pario.Checkpointer("self", slow=tmp_path / "slow", fast=tmp_path / "fast") as ckpt:
+        name = ckpt.save(3, {"a": np.arange(1000)})._attempt.name
+    (run,) = (tmp_path / "fast").iterdir()
+    offers = Offers(Places(0, 1, 0, 1, True), str(run), b"s" * 32, 5.0)
+    clients = [Client(offers.address, secret, 5.0) for secret in (b"s" * 32, b"other" * 8)]
+
+    def kind_of(kind: int, body: bytes) -> int:
+        request = clients[0].ask(kind, body)
+        try:
+            return request.head()[0]
+        finally:
+            request.drop()
+
+    try:
+        which = _WHICH.pack(3, name.id.encode())
+        size = next(run.glob("*/node-00000.h5")).stat().st_size
+        whole = _BYTES.pack(3, name.id.encode(), 0, 0, size)
+        assert kind_of(DESCRIBE, which) == LATER
+        offers.put(name._replace(step=4), False)
+        assert kind_of(DESCRIBE, _WHICH.pack(4, name.id.encode())) == ABSENT
+        with pytest.raises(OSError, match="closed"):
+            kind_of(READ, whole)  # not described yet
+        offers.put(name, True)
+        assert [kind_of(DESCRIBE, which), kind_of(READ, whole)] == [HERE, HERE]
+        for number, offset, nbytes in ((1, 0, 1), (0, 1, size), (0, size, 1), (0, 0, 9 << 20), (0, 1 << 63, 1)):
+            with pytest.raises(OSError, match="closed"):
+                kind_of(READ, _BYTES.pack(3, name.id.encode(), number, offset, nbytes))
+        for kind, body in ((READ, which), (DESCRIBE, b""), (7, b"x"), (DESCRIBE, which[:-1] + b"\xff")):
+            with pytest.raises(OSError, match="closed"):
+                kind_of(kind, body)
+        assert kind_of(DESCRIBE, _WHICH.pack(3, b"../../../../etc/")) == LATER
+        with pytest.raises(OSError):
+            clients[1].ask(DESCRIBE, which)
+    finally:
+        for client in clients:
+            client.close()
+        offers.close()
 
 
 def said(folder: Path) -> int:

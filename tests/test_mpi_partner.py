@@ -97,6 +97,17 @@ def save_undrained(
         ckpt._end(None)
 
 
+def copy_before_draining(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain begins when the attempt to copy is over."""
+    real = DrainThread._copy
+
+    def later(self: DrainThread, attempt: Any, folder: str) -> None:
+        attempt.copied.wait(60)
+        real(self, attempt, folder)
+
+    monkeypatch.setattr(DrainThread, "_copy", later)
+
+
 def copies(job: Job) -> list[Path]:
     return sorted(job.fast.glob("*/step-*.copy"))
 
@@ -201,7 +212,8 @@ def test_copies_link_what_has_not_changed(job: Job, monkeypatch: pytest.MonkeyPa
         return real(self, *arguments)
 
     monkeypatch.setattr(Offers, "_read", read)
-    save_undrained(job, monkeypatch, [1, 2], more=np.random.default_rng(job.comm.rank).random(3_000_000), incremental=True)
+    more = np.random.default_rng(job.comm.rank).random(3_000_000)
+    save_undrained(job, monkeypatch, [1, 2], more, incremental=True)
     if job.leads:
         first, second = copies(job)
         before = (job.node - 1) % job.nodes
@@ -227,7 +239,8 @@ def test_no_room_for_a_copy_is_said_once_and_saving_goes_on(
         real(fd, size, path)
 
     monkeypatch.setattr(store, "reserve", reserve)
-    with job.checkpointer(partner=True, keep=None, rate=100e6) as ckpt:
+    copy_before_draining(monkeypatch)
+    with job.checkpointer(partner=True, keep=None) as ckpt:
         for step in (1, 2, 3):
             ckpt.save(step, tree_of(job.comm.rank, job.comm.size, step)).wait("partner")
             assert list((job.folder / "slow").glob(f"step-{step:012d}-*"))
@@ -240,23 +253,28 @@ def test_no_room_for_a_copy_is_said_once_and_saving_goes_on(
         assert all(is_tree_of(job.comm.size, step, ckpt.restore(step)) for step in (1, 2, 3))
 
 
+@pytest.mark.parametrize("how", ["dies", "damages"])
 def test_a_partner_that_fails_in_the_middle_of_a_copy_harms_nobody(
-    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     if job.nodes == 1:
         return
     real = Offers._read
     asked = []
 
-    def dies(self: Offers, *arguments: Any) -> Any:
+    def fails(self: Offers, *arguments: Any) -> Any:
         asked.append(1)
-        if len(asked) > 1:
+        reply = real(self, *arguments)
+        if how == "dies" and len(asked) > 1:
             raise OSError(errno.EIO, "Input/output error")
-        return real(self, *arguments)
+        if how == "damages" and len(asked) == 2:  # before the message gets its checksum
+            reply.parts[0].view[len(reply.parts[0].view) // 2] ^= 8
+        return reply
 
-    with job.checkpointer(partner=True, keep=None, rate=100e6) as ckpt:
-        monkeypatch.setattr(Offers, "_read", dies)
-        for step in (1, 2):
+    copy_before_draining(monkeypatch)
+    with job.checkpointer(partner=True, keep=None) as ckpt:
+        monkeypatch.setattr(Offers, "_read", fails)
+        for step in (1, 2) if how == "dies" else (1,):
             ckpt.save(step, tree_of(job.comm.rank, job.comm.size, step)).wait("partner")
             assert ckpt.latest() == step
         assert not copies(job)
@@ -266,6 +284,7 @@ def test_a_partner_that_fails_in_the_middle_of_a_copy_harms_nobody(
         assert is_tree_of(job.comm.size, 3, ckpt.restore())
     said = [line for line in caplog.messages if "keeps no copy" in line]
     assert len(said) == job.leads
+    assert all(("block" in line and "damaged" in line) == (how == "damages") for line in said)
     assert not list(job.fast.rglob(".attempt*"))
 
 

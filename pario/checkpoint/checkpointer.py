@@ -16,7 +16,7 @@ import numpy as np
 from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
 from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
-from pario.checkpoint.finding import find
+from pario.checkpoint.finding import Found, find
 from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, sweep_folders
 from pario.checkpoint.handle import Handle
 from pario.checkpoint.manifest import Manifest, pario_version
@@ -141,7 +141,7 @@ class Checkpointer:
         self._staging = Staging(self.leaves)
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
         self._budget = Budget()
-        self._closed = False
+        self._closed = self._told = False
 
     def _start(self, rate: float | None, full: str, varying: Varying) -> None:
         world = self._world
@@ -384,8 +384,13 @@ class Checkpointer:
         self._check_open()
         self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
-        found = find(self._world, self.slow, self.fast)
+        found = self._find()
         return found[0].step if found else None
+
+    def _find(self) -> list[Found]:
+        found = find(self._world, self.slow, self.fast, tell=not self._told)
+        self._told = True
+        return found
 
     def restore(self, step: int | None = None, like: Any = None) -> Any:
         """The tree of the newest complete checkpoint, or of that step. Collective; on any number of ranks.
@@ -401,8 +406,7 @@ class Checkpointer:
         self._roll_call("restoring a checkpoint")
         # What is drained or copied now may be deleted from the fast tier while it is read there.
         self._settle(self._is_idle, "restoring a checkpoint")
-        found = find(self._world, self.slow, self.fast, tell=step is None)
-        found = [each for each in found if step is None or each.step == step]
+        found = [each for each in self._find() if step is None or each.step == step]
         if not found:
             what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
             raise self._world.raised_by_all(MissingError(what, path=self.slow))
