@@ -128,13 +128,14 @@ def test_any_one_node_may_be_lost_before_the_drain(
         return
     save_undrained(job, monkeypatch, [1, 2], **options)
     for lost in range(job.nodes):
-        mine = job.leads and job.node == lost
-        job.alone(mine, lambda: job.fast.rename(job.folder / "lost"))
+        also = (lost + 2) % job.nodes if job.nodes > 3 else lost  # no neighbour
+        mine, away = job.leads and job.node in (lost, also), job.folder / f"lost-{job.node}"
+        job.alone(mine, lambda: job.fast.rename(away))  # noqa: B023
         with job.checkpointer(partner=True) as ckpt:
             assert ckpt.latest() == 2
             assert is_tree_of(job.comm.size, 2, ckpt.restore())
             assert is_tree_of(job.comm.size, 1, ckpt.restore(1))
-        job.alone(mine, lambda: (shutil.rmtree(job.fast), (job.folder / "lost").rename(job.fast)))
+        job.alone(mine, lambda: (shutil.rmtree(job.fast), away.rename(job.fast)))  # noqa: B023
 
 
 def test_a_job_goes_on_after_the_loss(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
