@@ -8,7 +8,7 @@ copies and two with them, in turns; the second ones count, which find their stag
 100 MB/s. Arrays come from memory; what is read of a checkpoint was written past the page cache.
 
     stall        seconds of `save` on rank 0: with / without
-    fast         seconds from `save` until `wait("fast")` returns: with / without, the step before being copied no more
+    fast         seconds from `save` until `wait("fast")` returns: with / without
     copied       seconds from `save` until `wait("partner")` returns, and the bytes per second of one node in between
     drained      seconds from `save` until `wait()` returns: with / without
 """
