@@ -16,7 +16,7 @@ import numpy as np
 from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
 from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
-from pario.checkpoint.finding import Found, find
+from pario.checkpoint.finding import Finder
 from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, sweep_folders
 from pario.checkpoint.handle import Handle
 from pario.checkpoint.manifest import Manifest, pario_version
@@ -141,7 +141,8 @@ class Checkpointer:
         self._staging = Staging(self.leaves)
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
         self._budget = Budget()
-        self._closed = self._told = False
+        self._finder = Finder(world, self.slow, self.fast)
+        self._closed = False
 
     def _start(self, rate: float | None, full: str, varying: Varying) -> None:
         world = self._world
@@ -162,16 +163,16 @@ class Checkpointer:
         self._partner = open_partner(world, places, tiers, self._board) if self._partners else None
         if self._partner is not None:
             self._stack.callback(self._partner.end)
-        self._writer = WriteThread(places, tiers, self._board, varying, self._written)
 
-    def _written(self, attempt: Attempt, straight: bool) -> None:
-        """On the node's first rank, by its thread: the node's part is on the tier that it is written to first."""
-        if self._partner is not None:
-            self._partner.submit(attempt, straight)
-        else:
-            attempt.uncopied = True
-            attempt.copied.set()
-        self._drain.submit(attempt, straight)
+        def then(attempt: Attempt, straight: bool) -> None:
+            if self._partner is not None:
+                self._partner.submit(attempt, straight)
+            else:
+                attempt.uncopied = True
+                attempt.copied.set()
+            self._drain.submit(attempt, straight)
+
+        self._writer = WriteThread(places, tiers, self._board, varying, then)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -384,13 +385,8 @@ class Checkpointer:
         self._check_open()
         self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
-        found = self._find()
+        found = self._finder.find()
         return found[0].step if found else None
-
-    def _find(self) -> list[Found]:
-        found = find(self._world, self.slow, self.fast, tell=not self._told)
-        self._told = True
-        return found
 
     def restore(self, step: int | None = None, like: Any = None) -> Any:
         """The tree of the newest complete checkpoint, or of that step. Collective; on any number of ranks.
@@ -405,8 +401,10 @@ class Checkpointer:
         self._check_open()
         self._roll_call("restoring a checkpoint")
         # What is drained or copied now may be deleted from the fast tier while it is read there.
-        self._settle(self._is_idle, "restoring a checkpoint")
-        found = [each for each in self._find() if step is None or each.step == step]
+        drained = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
+        copied = lambda: self._partner is None or self._partner.idle  # noqa: E731
+        self._settle(lambda: drained() and copied(), "restoring a checkpoint")
+        found = [each for each in self._finder.find() if step is None or each.step == step]
         if not found:
             what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
             raise self._world.raised_by_all(MissingError(what, path=self.slow))
@@ -431,10 +429,6 @@ class Checkpointer:
             _log.warning("the checkpoint of %s is damaged: %s", each.words, error)
         assert first is not None
         raise first
-
-    def _is_idle(self) -> bool:
-        copying = self._partner is not None and not self._partner.idle
-        return not copying and all(attempt.drained.is_set() for attempt in self._attempts)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

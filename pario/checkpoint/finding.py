@@ -14,7 +14,7 @@ from pario.checkpoint.store import Name, listed, read_small
 from pario.comm.base import AnyWorld, together
 from pario.errors import ChecksumError, CorruptedError
 
-__all__ = ["Found", "Opened", "find", "open_found"]
+__all__ = ["Finder", "Found", "Opened", "open_found"]
 
 _log = logging.getLogger("pario")
 
@@ -44,7 +44,20 @@ class Opened(NamedTuple):
     where: list[dict[int, str]]
 
 
-def find(world: AnyWorld, slow: str, fast: str | None, *, tell: bool = False) -> list[Found]:
+class Finder:
+    """Looks for checkpoints, and warns once of a newer one whose parts are not all there."""
+
+    def __init__(self, world: AnyWorld, slow: str, fast: str | None) -> None:
+        self._world, self._slow, self._fast = world, slow, fast
+        self._told = False
+
+    def find(self) -> list[Found]:
+        """As `find`. Collective."""
+        tell, self._told = not self._told, True
+        return find(self._world, self._slow, self._fast, tell)
+
+
+def find(world: AnyWorld, slow: str, fast: str | None, tell: bool) -> list[Found]:
     """All complete checkpoints, newest step first; of one step the later one, and the fast tier, first. Where some
     parts are there twice, the one with fewer partner copies comes before the one that is made of all of them.
     Collective. Raises ReadError on all ranks.
