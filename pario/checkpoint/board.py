@@ -22,7 +22,7 @@ __all__ = ["TAKEN", "Board", "Limits"]
 _NOTE = 2048
 _PAUSE_S = 2e-3
 #: Words of the node's leader, then WORDS of each rank.
-OPENED, STRAIGHT, CHOSEN, DONE, DRAINED, CANCELLED, DRAINING, LEADERS = range(8)
+OPENED, STRAIGHT, CHOSEN, DONE, DRAINED, CANCELLED, DRAINING, COPYING, LEADERS = range(9)
 WRITTEN, SUMMED, CODED, FAILED, MOVED, CALLED, BUSY, WORDS = range(8)
 #: Of `Board.places`.
 TAKEN = -1
@@ -92,8 +92,8 @@ class Board:
         return [self.get(LEADERS + WORDS * seat + word) for seat in range(self._ranks)]
 
     def movement(self) -> list[int]:
-        """Changes when any rank of the node writes something, or its first rank drains something."""
-        return [*self.theirs(MOVED), *self.theirs(WRITTEN), *map(self.get, (DONE, DRAINED, DRAINING))]
+        """Changes when any rank of the node writes something, or its first rank drains or copies something."""
+        return [*self.theirs(MOVED), *self.theirs(WRITTEN), *map(self.get, (DONE, DRAINED, DRAINING, COPYING))]
 
     def late(self, call: int) -> list[int]:
         """The ranks of the node that have not come to that call, and are not held up in the one before."""

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ import numpy as np
 from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
 from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
-from pario.checkpoint.finding import find
+from pario.checkpoint.finding import Finder
 from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, sweep_folders
 from pario.checkpoint.handle import Handle
-from pario.checkpoint.manifest import Manifest
+from pario.checkpoint.manifest import Manifest, pario_version
+from pario.checkpoint.partner import open_partner
 from pario.checkpoint.restore import restored
 from pario.checkpoint.staging import Staging
 from pario.checkpoint.tree import Flat, Leaves, Template, flatten
@@ -78,6 +78,9 @@ class Checkpointer:
         they have not changed: its file is a hard link in the new one's folder, so the older one may be deleted.
     compress : str, optional
         A codec of pario and its level, "zstd:3" or "lz4": blocks are packed by it. Plain h5py cannot read them then.
+    partner : bool
+        Copy each node's part of a checkpoint to the fast tier of another node, in the background, so that the loss of
+        a node before the drain loses nothing. The fast tiers need room for twice as much.
     timeout_s : float
         After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
         than another one of its node ends the work on all of them. The error says who is late.
@@ -103,6 +106,7 @@ class Checkpointer:
         pending: int = 2,
         incremental: bool = False,
         compress: str | None = None,
+        partner: bool = False,
         timeout_s: float = 300.0,
         version: str = "",
     ) -> None:
@@ -114,17 +118,18 @@ class Checkpointer:
         self.fast = None if fast is None else os.path.join(os.path.abspath(fast), run_of(self.slow))
         try:
             with together(world, "reading the options"):
-                check_options(keep, rate, full, pending, timeout_s)
+                check_options(keep, rate, full, pending, timeout_s, bool(partner) and fast is None)
                 codec = codec_of(compress)
             self._keep, self._pending, self._timeout_s, self._version = keep, pending, timeout_s, str(version)
-            mine = self.slow, fast is None, keep, rate, full, pending, incremental, compress
+            mine = self.slow, fast is None, keep, rate, full, pending, incremental, compress, partner
             self._secret, alike = world.bcast((secrets.token_hex(16), mine))
             with together(world, "comparing the options"):
                 if alike != mine:
-                    names = "slow, fast (given or not), keep, rate, full, pending, incremental and compress"
+                    names = "slow, fast (given or not), keep, rate, full, pending, incremental, compress and partner"
                     raise OptionError(f"{names} differ between ranks: rank 0 has {alike}, this one {mine}")
             with together(world, "opening the checkpoints' folders"):
                 open_folders(world, self.slow, self.fast)
+            self._partners = bool(partner)
             self._board = Board(world)
             self._start(rate, full, Varying(world.node, self._board, bool(incremental), codec))
         except BaseException as e:
@@ -136,6 +141,7 @@ class Checkpointer:
         self._staging = Staging(self.leaves)
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
         self._budget = Budget()
+        self._finder = Finder(world, self.slow, self.fast)
         self._closed = False
 
     def _start(self, rate: float | None, full: str, varying: Varying) -> None:
@@ -151,10 +157,22 @@ class Checkpointer:
             if agent is not None:
                 agent.take(nbytes, 1)
 
-        fast = None if self.fast is None else FastTier(self.fast, self.slow)
+        fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
         self._drain = DrainThread(places, tiers, self._board)
-        self._writer = WriteThread(places, tiers, self._board, varying, self._drain.submit)
+        self._partner = open_partner(world, places, tiers, self._board) if self._partners else None
+        if self._partner is not None:
+            self._stack.callback(self._partner.end)
+
+        def then(attempt: Attempt, straight: bool) -> None:
+            if self._partner is not None:
+                self._partner.submit(attempt, straight)
+            else:
+                attempt.uncopied = True
+                attempt.copied.set()
+            self._drain.submit(attempt, straight)
+
+        self._writer = WriteThread(places, tiers, self._board, varying, then)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -209,7 +227,7 @@ class Checkpointer:
         world = self._world
         name = hashlib.sha256(f"{self._secret} {self._number}".encode()).hexdigest()[:16]
         return Manifest(
-            step, name, time.time(), world.size, world.nodes, _version(), self._version, flat.description,
+            step, name, time.time(), world.size, world.nodes, pario_version(), self._version, flat.description,
             flat.specs, [""] * world.nodes,
         )  # fmt: skip
 
@@ -257,13 +275,18 @@ class Checkpointer:
         return None
 
     def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
+        if tier == "partner" and not self._partners:
+            raise OptionError('waiting for "partner" needs Checkpointer(..., partner=True)')
         if not self._closed:
             end = None if timeout_s is None else time.monotonic() + timeout_s
             on_slow = tier == "slow" or self.fast is None
             late = None if on_slow else self._until(attempt.written.is_set, timeout_s)
-            if on_slow or self._world.allreduce_max(attempt.straight):  # on any node: then the slow tier is the first
-                left = None if end is None else max(0.0, end - time.monotonic())
-                late = late or self._until(attempt.committed.is_set, left)
+            left = lambda: None if end is None else max(0.0, end - time.monotonic())  # noqa: E731
+            if tier == "partner" and not on_slow:
+                late = late or self._until(attempt.copied.is_set, left())
+            not_there = attempt.straight or (tier == "partner" and attempt.uncopied)
+            if on_slow or self._world.allreduce_max(not_there):  # on any node: then it is the slow tier that counts
+                late = late or self._until(attempt.committed.is_set, left())
             if isinstance(late, TimeoutError):
                 late = TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
             self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")
@@ -362,7 +385,7 @@ class Checkpointer:
         self._check_open()
         self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
-        found = find(self._world, self.slow, self.fast)
+        found = self._finder.find()
         return found[0].step if found else None
 
     def restore(self, step: int | None = None, like: Any = None) -> Any:
@@ -377,9 +400,11 @@ class Checkpointer:
         """
         self._check_open()
         self._roll_call("restoring a checkpoint")
-        # What is drained now may be deleted from the fast tier while it is read there.
-        self._settle(lambda: all(attempt.drained.is_set() for attempt in self._attempts), "restoring a checkpoint")
-        found = [each for each in find(self._world, self.slow, self.fast) if step is None or each.step == step]
+        # What is drained or copied now may be deleted from the fast tier while it is read there.
+        drained = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
+        copied = lambda: self._partner is None or self._partner.idle  # noqa: E731
+        self._settle(lambda: drained() and copied(), "restoring a checkpoint")
+        found = [each for each in self._finder.find() if step is None or each.step == step]
         if not found:
             what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
             raise self._world.raised_by_all(MissingError(what, path=self.slow))
@@ -426,6 +451,7 @@ class Checkpointer:
         self._closed = True
         ended = self._writer.end(_END_S)
         ended = self._drain.end(_END_S) and ended
+        ended = (self._partner is None or self._partner.end(_END_S)) and ended
         self._stack.close()
         if ended:
             self._board.close()
@@ -461,11 +487,3 @@ def _kind(error: Exception | None) -> str:
     if error is None or isinstance(error, PeerError):
         return "" if error is None else "peer"
     return "damage" if isinstance(error, _DAMAGE) else "other"
-
-
-def _version() -> str:
-    """Of pario, as it is installed; "" if it is not."""
-    try:
-        return version("pario")
-    except PackageNotFoundError:
-        return ""

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from pario.checkpoint.board import DRAINED, DRAINING, Board
-from pario.checkpoint.carrying import carry_over, copy_blocks
+from pario.checkpoint.carrying import Folder, carry_over, copy_blocks
 from pario.checkpoint.manifest import MANIFEST, arrays_text, manifest_text, part_name, read_part, sum_of
 from pario.checkpoint.store import (
     ATTEMPT,
@@ -102,8 +102,8 @@ class DrainThread:
         part = read_part(described, source)
         make_folder(folder)
         for file in part.others:
-            carry_over(part.node, file, source, folder, self._write)
-        copy_blocks(part, source, folder, self._write)
+            carry_over(part.node, file, Folder(source), folder, self._write)
+        copy_blocks(part, Folder(source), folder, self._write)
         write_small(folder, part_name(self._places.node) + ".json", described)
 
     def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:

@@ -3,7 +3,9 @@ answer counts for all. (On a parallel file system two ranks that look at the sam
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -12,21 +14,26 @@ from pario.checkpoint.store import Name, listed, read_small
 from pario.comm.base import AnyWorld, together
 from pario.errors import ChecksumError, CorruptedError
 
-__all__ = ["Found", "Opened", "find", "open_found"]
+__all__ = ["Finder", "Found", "Opened", "open_found"]
+
+_log = logging.getLogger("pario")
 
 
 class Found(NamedTuple):
-    """A complete checkpoint, by its names alone. fast : on the fast tiers of the nodes; nodes : that have written it"""
+    """A complete checkpoint, by its names alone. fast : on the fast tiers of the nodes; nodes : that have written it;
+    copies : nodes of which a partner's copy is taken"""
 
     step: int
     at: float
     fast: bool
     id: str
     nodes: int
+    copies: tuple[int, ...] = ()
 
     @property
     def words(self) -> str:
-        return f"step {self.step} on the {'fast' if self.fast else 'slow'} tier"
+        more = f" with partner copies of {_nodes(self.copies)}" if self.copies else ""
+        return f"step {self.step} on the {'fast' if self.fast else 'slow'} tier{more}"
 
 
 class Opened(NamedTuple):
@@ -37,9 +44,26 @@ class Opened(NamedTuple):
     where: list[dict[int, str]]
 
 
-def find(world: AnyWorld, slow: str, fast: str | None) -> list[Found]:
-    """All complete checkpoints, newest step first; of one step the later one, and the fast tier, first. Collective.
-    Raises ReadError on all ranks."""
+class Finder:
+    """Looks for checkpoints, and warns once of a newer one whose parts are not all there."""
+
+    def __init__(self, world: AnyWorld, slow: str, fast: str | None) -> None:
+        self._world, self._slow, self._fast = world, slow, fast
+        self._told = False
+
+    def find(self) -> list[Found]:
+        """As `find`. Collective."""
+        tell, self._told = not self._told, True
+        return find(self._world, self._slow, self._fast, tell)
+
+
+def find(world: AnyWorld, slow: str, fast: str | None, tell: bool) -> list[Found]:
+    """All complete checkpoints, newest step first; of one step the later one, and the fast tier, first. Where some
+    parts are there twice, the one with fewer partner copies comes before the one that is made of all of them.
+    Collective. Raises ReadError on all ranks.
+
+    tell : warn of a newer one whose parts are not all there
+    """
     own: list[Name] = []
     with together(world, "looking for checkpoints"):
         if fast is not None and world.is_leader:
@@ -48,17 +72,38 @@ def find(world: AnyWorld, slow: str, fast: str | None) -> list[Found]:
     found: list[Found] = []
     with together(world, "looking for checkpoints"):
         if world.rank == 0:
-            parts: dict[tuple[int, str, int], set[int]] = {}
+            parts: dict[tuple[int, str, int], tuple[set[int], set[int]]] = {}  # own ones, copies
             for name in (name for names in everyones for name in names):
-                parts.setdefault((name.step, name.id, name.nodes), set()).add(name.node)
+                parts.setdefault((name.step, name.id, name.nodes), (set(), set()))[name.copy].add(name.node)
             times = {name: _time(os.path.join(slow, str(name))) for name in listed(slow) if not name.nodes}
             found = [Found(name.step, at, False, name.id, 0) for name, at in times.items()]
             ages = {(each.step, each.id): each.at for each in found}
-            for (step, id_, nodes), there in parts.items():
-                if there == set(range(nodes)):
+            for (step, id_, nodes), (whole, copies) in parts.items():
+                if whole | copies == set(range(nodes)):
                     at = ages.get((step, id_), float("inf"))  # not drained yet: nothing of this step is newer
-                    found.append(Found(step, at, True, id_, nodes))
-    return sorted(world.bcast(found), reverse=True)  # type: ignore[no-any-return]
+                    for taken in {tuple(sorted(copies - whole)), tuple(sorted(copies))}:
+                        found.append(Found(step, at, True, id_, nodes, taken))
+            found.sort(key=lambda each: (each[:5], -len(each.copies)), reverse=True)
+            if tell:
+                _tell_of_lost({key: whole | copies for key, (whole, copies) in parts.items()}, found)
+    return world.bcast(found)  # type: ignore[no-any-return]
+
+
+def _tell_of_lost(parts: dict[tuple[int, str, int], set[int]], found: list[Found]) -> None:
+    """Of the newest checkpoint, if some nodes' parts are missing."""
+    newest = found[0].step if found else -1
+    step, id_, nodes = max(parts, default=(-1, "", 0))
+    missing = sorted(set(range(nodes)) - parts.get((step, id_, nodes), set()))
+    if step > newest and missing:
+        older = f"step {newest} is the newest complete one" if found else "there is no complete one"
+        _log.warning(
+            "the checkpoint of step %d, written by %d nodes, was not on the slow store yet, and the parts of %s are on "
+            "no fast tier of this job's nodes; %s", step, nodes, _nodes(missing), older,
+        )  # fmt: skip
+
+
+def _nodes(numbers: Sequence[int]) -> str:
+    return f"node{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def _time(path: str) -> float:
@@ -72,10 +117,11 @@ def open_found(world: AnyWorld, found: Found, slow: str, fast: str | None) -> Op
     MissingError, ReadError on the rank that read it, PeerError on the others."""
     manifest: Manifest | None = None
     mine: dict[int, tuple[str, Part]] = {}
+    found_name = found.step, found.id, found.nodes
     with together(world, f"reading the description of {found.words}"):
         if found.fast and world.is_leader and fast is not None:
             for name in listed(fast):
-                if (name.step, name.id, name.nodes) == (found.step, found.id, found.nodes):
+                if (name.step, name.id, name.nodes, name.copy) == (*found_name, name.node in found.copies):
                     folder = os.path.join(fast, str(name))
                     mine[name.node] = folder, _part(folder, name.node)[0]
                     if name.node == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import stat
 from contextlib import suppress
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 from pario.checkpoint.store import ATTEMPT, TRASH, discard, make_folder
 from pario.codec.base import Codec
 from pario.codec.registry import parse
-from pario.comm.base import AnyWorld
+from pario.comm.base import AnyWorld, together
 from pario.errors import CheckpointError, OptionError
 
-__all__ = ["check_options", "codec_of", "open_folders", "run_of", "sweep_folders"]
+__all__ = ["check_apart", "check_options", "codec_of", "open_folders", "run_of", "sweep_folders"]
 
 
-def check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any) -> None:
+def check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any, alone: bool) -> None:
+    """alone : partner copies without a fast tier"""
     if keep is not None and (type(keep) is not int or keep < 1):
         raise OptionError(f"keep must be a whole number from 1 on, or None, got {keep!r}")
     if rate is not None and not (isinstance(rate, int | float) and rate > 0):
@@ -28,6 +30,8 @@ def check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any)
         raise OptionError(f"pending must be a whole number from 1 on, got {pending!r}")
     if not (isinstance(timeout_s, int | float) and timeout_s > 0):
         raise OptionError(f"timeout_s must be seconds above 0, got {timeout_s!r}")
+    if alone:
+        raise OptionError("partner=True copies what is on the nodes' fast tiers, and there are none", hint="Give fast=")
 
 
 def codec_of(compress: str | None) -> Codec | None:
@@ -51,6 +55,28 @@ def open_folders(world: AnyWorld, slow: str, fast: str | None) -> None:
         status = os.lstat(fast)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
             raise CheckpointError("this is not a folder of yours", path=fast, hint="Name another fast=")
+
+
+def check_apart(world: AnyWorld, fast: str) -> None:
+    """Whether each node has a fast folder of its own, as partner copies need it. Collective; raises on all ranks."""
+    mark = world.bcast(f"{ATTEMPT}step-{secrets.token_hex(8)}-")  # `_sweep` deletes what a kill leaves
+    mine = os.path.join(fast, f"{mark}{world.node}")
+    try:
+        with together(world, "comparing the nodes' fast tiers"):
+            if world.is_leader:
+                os.mkdir(mine)
+        with together(world, "comparing the nodes' fast tiers"):
+            seen = sum(name.startswith(mark) for name in os.listdir(fast)) if world.is_leader else 1
+            if seen > 1:
+                raise OptionError(
+                    f"partner=True needs a fast tier of each node's own, and {seen} nodes have this one in common",
+                    path=fast,
+                    hint="Name a folder on the nodes' disks or in their memory, or leave partner out",
+                )
+    finally:
+        if world.is_leader:
+            with suppress(OSError):
+                os.rmdir(mine)
 
 
 def sweep_folders(world: AnyWorld, slow: str, fast: str | None) -> None:

@@ -31,10 +31,11 @@ class Handle:
 
     def wait(self, tier: str = "slow", timeout_s: float | None = None) -> None:
         """Return when the checkpoint is complete and durable on the slow store, or with "fast" on the tier that it is
-        written to first. Collective.
+        written to first. With "partner" also the copies of all nodes' parts stand on other nodes' fast tiers; where one
+        cannot be made, it returns when the slow store has the checkpoint. Collective.
 
         Raises CheckpointError if it could not be saved, and TimeoutError (on all ranks) after `timeout_s` seconds.
         """
-        if tier not in ("fast", "slow"):
-            raise OptionError(f'tier must be "fast" or "slow", got {tier!r}')
+        if tier not in ("fast", "partner", "slow"):
+            raise OptionError(f'tier must be "fast", "partner" or "slow", got {tier!r}')
         self._wait(self._attempt, tier, timeout_s)

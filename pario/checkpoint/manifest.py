@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import xxhash
@@ -28,8 +29,8 @@ from pario.codec.registry import CODECS
 from pario.errors import ChecksumError, CorruptedError, ParioError
 
 __all__ = [
-    "Manifest", "Part", "Stored", "arrays_text", "check_parts", "manifest_text", "part_name", "part_text",
-    "pieces_text", "read_manifest", "read_part", "sum_of", "taken_name", "text_of",
+    "Manifest", "Part", "Stored", "arrays_text", "check_parts", "manifest_text", "pario_version",
+    "part_name", "part_text", "pieces_text", "read_manifest", "read_part", "sum_of", "taken_name", "text_of",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
@@ -108,6 +109,14 @@ class Manifest:
     @property
     def nbytes(self) -> int:
         return sum(spec.nbytes for spec in self.specs)
+
+
+def pario_version() -> str:
+    """As it is installed; "" if it is not."""
+    try:
+        return version("pario")
+    except PackageNotFoundError:
+        return ""
 
 
 def part_name(node: int) -> str:

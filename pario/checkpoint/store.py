@@ -4,6 +4,7 @@ Names of a tier's folder:
 
     step-000000000100-0123456789abcdef          a committed checkpoint, step and id
     step-000000000100-0123456789abcdef.node-00003of00004    on the fast tier: what one of four nodes wrote of it
+    step-000000000100-0123456789abcdef.node-00003of00004.copy   a partner's copy of that, on another node's fast tier
     .attempt-step-000000000100-0123456789abcdef one that is being made, or whose maker was killed
     .trash-...                                  one that is being deleted
 """
@@ -29,7 +30,7 @@ __all__ = [
     "write_small",
 ]  # fmt: skip
 
-_NAME = re.compile(r"step-(\d{12})-([0-9a-f]{16})(?:\.node-(\d{5})of(\d{5}))?")
+_NAME = re.compile(r"step-(\d{12})-([0-9a-f]{16})(?:\.node-(\d{5})of(\d{5})(\.copy)?)?")
 ATTEMPT, TRASH = ".attempt-", ".trash-"
 _PAGE = 4096
 #: Bytes of one read: requests of 32 MiB were now and then three times slower than these.
@@ -41,15 +42,18 @@ _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sy
 
 
 class Name(NamedTuple):
-    """Of a checkpoint's folder. node, nodes : whose part it is, of how many, on the fast tier; nodes 0: the whole"""
+    """Of a checkpoint's folder. node, nodes : whose part it is, of how many, on the fast tier; nodes 0: the whole;
+    copy : it is a copy of that part, which another node keeps"""
 
     step: int
     id: str
     node: int = 0
     nodes: int = 0
+    copy: bool = False
 
     def __str__(self) -> str:
-        return f"step-{self.step:012d}-{self.id}" + (f".node-{self.node:05d}of{self.nodes:05d}" if self.nodes else "")
+        part = f".node-{self.node:05d}of{self.nodes:05d}" if self.nodes else ""
+        return f"step-{self.step:012d}-{self.id}{part}{'.copy' if self.copy else ''}"
 
 
 def listed(folder: str) -> list[Name]:
@@ -61,7 +65,7 @@ def listed(folder: str) -> list[Name]:
     except OSError as e:
         raise ReadError(f"cannot list the checkpoints: {e.strerror}", path=folder) from e
     found = [match for match in map(_NAME.fullmatch, names) if match]
-    return sorted(Name(int(m[1]), m[2], int(m[3] or 0), int(m[4] or 0)) for m in found)
+    return sorted(Name(int(m[1]), m[2], int(m[3] or 0), int(m[4] or 0), bool(m[5])) for m in found)
 
 
 def make_folder(path: str) -> None:

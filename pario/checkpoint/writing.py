@@ -43,7 +43,7 @@ from pario.checkpoint.board import (
     WRITTEN,
     Board,
 )
-from pario.checkpoint.carrying import Write, carry_over
+from pario.checkpoint.carrying import Folder, Write, carry_over
 from pario.checkpoint.layout import PAGE, NodeFile
 from pario.checkpoint.manifest import (
     MANIFEST,
@@ -89,10 +89,11 @@ class Places:
 
 
 class FastTier:
-    """The node's fast folder, and what of it may not be deleted: what this job still has to drain."""
+    """The node's fast folder, and what of it may not be deleted: what this job still has to drain. keeps_copies : this
+    job makes copies of another node's parts there"""
 
-    def __init__(self, folder: str, slow: str) -> None:
-        self.folder, self._slow = folder, slow
+    def __init__(self, folder: str, slow: str, keeps_copies: bool = False) -> None:
+        self.folder, self._slow, self._keeps_copies = folder, slow, keeps_copies
         self._lock = threading.Lock()
         self._under_way: set[tuple[int, str]] = set()
 
@@ -107,8 +108,9 @@ class FastTier:
         self.prune()
 
     def prune(self, all_of_them: bool = False) -> bool:
-        """Delete what the slow tier has, or has a newer one than. The newest stays, for a fast restart, unless
-        `all_of_them`. Returns whether anything was deleted. Best effort."""
+        """Delete what the slow tier has, or has a newer one than. The newest stays, for a fast restart, and the newest
+        copy, from which the next one may take files over, unless `all_of_them`. Returns whether anything was deleted.
+        Best effort."""
         with self._lock:
             try:
                 own = listed(self.folder)
@@ -116,13 +118,14 @@ class FastTier:
             except ReadError:
                 return False
             newest = max((step for step, _ in safe), default=-1)
-            last = max((name.step for name in own), default=-1)
+            last = max((name.step for name in own if not (name.copy and self._keeps_copies)), default=-1)
+            last_copy = max((name.step for name in own if name.copy), default=-1) if self._keeps_copies else last
             gone = [
                 name
                 for name in own
                 if (name.step, name.id) not in self._under_way
                 and ((name.step, name.id) in safe or name.step < newest)
-                and (all_of_them or name.step < last)
+                and (all_of_them or name.step < (last_copy if name.copy else last))
             ]
             for name in gone:
                 discard(os.path.join(self.folder, str(name)))
@@ -154,6 +157,8 @@ class Attempt:
     written: threading.Event = field(default_factory=threading.Event)  # the staging memory is free
     committed: threading.Event = field(default_factory=threading.Event)  # what this rank has to do for it is done
     drained: threading.Event = field(default_factory=threading.Event)  # and old ones are deleted
+    copied: threading.Event = field(default_factory=threading.Event)  # this node's copy of another's part stands, or
+    uncopied: bool = False  # there will be none; known on the node's first rank
     error: CheckpointError | None = None
     staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
     straight: bool = False  # to the slow tier; known on the node's first rank when it is written
@@ -263,6 +268,7 @@ class WriteThread:
             except CheckpointError as e:
                 attempt.fail(e)
         attempt.written.set()
+        attempt.copied.set()
         attempt.committed.set()
         attempt.drained.set()
 
@@ -325,7 +331,7 @@ class WriteThread:
                     before, folder = folder, self._attempt_folder(attempt, True)
                     for other in shape.others if shape is not None else ():
                         make_folder(folder)
-                        carry_over(self._places.node, (other.id, other.size), before, folder, self._write_slow)
+                        carry_over(self._places.node, (other.id, other.size), Folder(before), folder, self._write_slow)
                     discard(before)
         if straight:
             self._board.put(STRAIGHT, attempt.number)

@@ -1,0 +1,353 @@
+"""Copies of each node's part of a checkpoint on another node's fast tier, so that the loss of a node loses nothing.
+
+The nodes stand in a ring: node k keeps a copy of what node k - 1 has written. When its own part of a checkpoint is
+committed on its fast tier, its first rank asks the node before it for the description of that node's part, reserves the
+room, fetches block by block, checks each, and commits the copy by the rule of every checkpoint. Whoever keeps a copy
+asks for it, because it alone knows what it has room for; nobody is sent what it has not asked for.
+
+    DESCRIBE   step, id                         HERE: u64, bytes of the manifest; the manifest; the part's description
+                                                LATER: not written yet; ABSENT: it will not be on the fast tier
+    READ       and number of a file of the      HERE: the bytes
+               part, offset, number of bytes
+
+The messages, and the proof that both sides belong to the job, are those of comm/sockets.py.
+
+The scheme is the "partner" level of SCR: Moody, Bronevetsky, Mohror, de Supinski, Design, Modeling, and Evaluation of a
+Scalable Multi-level Checkpointing System, SC 2010.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import struct
+import threading
+import time
+from collections import deque
+
+import numpy as np
+
+from pario.checkpoint.board import COPYING, Board
+from pario.checkpoint.carrying import carry_over, copy_blocks
+from pario.checkpoint.folders import check_apart
+from pario.checkpoint.manifest import MANIFEST, Part, part_name, read_manifest, read_part
+from pario.checkpoint.store import ATTEMPT, Name, Reader, Writer, commit, discard, make_folder, read_small, write_small
+from pario.checkpoint.writing import Attempt, Places, Tiers
+from pario.comm import sockets
+from pario.comm.base import AnyWorld, together
+from pario.comm.memory import private_bytes
+from pario.comm.server import Reply, Server
+from pario.comm.sockets import Address, Client, Request
+from pario.errors import CheckpointError, CorruptedError, MissingError
+from pario.threads import Workers
+
+__all__ = ["Partner", "open_partner"]
+
+_log = logging.getLogger("pario")
+
+DESCRIBE, READ = 1, 2
+HERE, LATER, ABSENT = 1, 2, 3
+_WHICH = struct.Struct("<Q16s")
+_BYTES = struct.Struct("<Q16sIQQ")
+_LENGTH = struct.Struct("<Q")
+#: Bytes of one READ, of which two are under way: the one node reads while the other one receives.
+_PIECE = 8 << 20
+_THREADS = 2
+#: Connections: those that are under way, and those that are made anew.
+_LINKS = 16
+#: Checkpoints that the next node may still ask for.
+_OFFERS = 64
+_POLL_S = (0.01, 0.5)
+_END_S = 1.0
+
+
+def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board) -> Partner | None:
+    """That of this node's first rank; None on the others, and if there is one node only. Collective.
+
+    Raises OptionError if nodes have their fast tier in common, OSError or ParioError on the rank where a socket is
+    refused, PeerError on the others.
+    """
+    if world.nodes == 1:
+        if world.rank == 0:
+            _log.warning("partner=True copies nothing: this job has only one node")
+        return None
+    assert tiers.fast is not None
+    check_apart(world, tiers.fast.folder)
+    secret = world.bcast(secrets.token_bytes(32))
+    offers: Offers | None = None
+    try:
+        with together(world, "opening connections for partner copies"):
+            if world.is_leader:
+                offers = Offers(places, tiers.fast.folder, secret, tiers.limit_s)
+        addresses = world.allgather((world.node, offers.address) if offers is not None else None)
+    except BaseException:
+        if offers is not None:
+            offers.close()
+        raise
+    if offers is None:
+        return None
+    before = (places.node - 1) % places.nodes
+    address = dict(each for each in addresses if each is not None)[before]
+    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s))
+
+
+class Offers:
+    """What this node has written, for the one that keeps copies of it. Raises OSError, ParioError."""
+
+    def __init__(self, places: Places, folder: str, secret: bytes, limit_s: float) -> None:
+        self._places, self._folder = places, folder
+        self._lock = threading.Lock()
+        self._there: dict[tuple[int, str], bool] = {}  # whether it is on the fast tier, oldest first
+        self._files: dict[tuple[int, str], list[tuple[str, int]]] = {}  # of those that were described
+        self._local = threading.local()
+        self._server = Server(
+            secret, self._answer, threads=_THREADS, most_bytes=_BYTES.size, most_links=_LINKS, limit_s=limit_s,
+            network=True,
+        )  # fmt: skip
+
+    @property
+    def address(self) -> Address:
+        return self._server.address
+
+    def put(self, name: Name, there: bool) -> None:
+        """there : this node's part is on its fast tier; otherwise it will never be"""
+        with self._lock:
+            self._there[name.step, name.id] = there
+            while len(self._there) > _OFFERS:
+                oldest = next(iter(self._there))
+                del self._there[oldest]
+                self._files.pop(oldest, None)
+
+    def _answer(self, kind: int, body: memoryview) -> Reply:
+        """Raises ValueError if the request is none."""
+        if kind == DESCRIBE and len(body) == _WHICH.size:
+            return self._describe(_which(*_WHICH.unpack(body)))
+        if kind == READ and len(body) == _BYTES.size:
+            step, id_, number, offset, nbytes = _BYTES.unpack(body)
+            return self._read(_which(step, id_), number, offset, nbytes)
+        raise ValueError(f"a request of kind {kind} with {len(body)} bytes")
+
+    def _describe(self, which: tuple[int, str]) -> Reply:
+        with self._lock:
+            there = self._there.get(which)
+        if not there:
+            return Reply(LATER if there is None else ABSENT, [])
+        folder = self._path(which)
+        name = os.path.join(folder, part_name(self._places.node) + ".json")
+        try:
+            manifest, described = read_small(os.path.join(folder, MANIFEST)), read_small(name)
+        except MissingError:  # drained and deleted
+            return Reply(ABSENT, [])
+        files = read_part(described, name).files
+        with self._lock:
+            if which in self._there:
+                self._files[which] = files
+        texts = _LENGTH.pack(len(manifest)), manifest, described
+        return Reply(HERE, [sockets.Part(np.frombuffer(text, np.uint8)) for text in texts])
+
+    def _read(self, which: tuple[int, str], number: int, offset: int, nbytes: int) -> Reply:
+        with self._lock:
+            files = self._files.get(which, [])
+        if number >= len(files) or nbytes > _PIECE or offset + nbytes > files[number][1]:
+            raise ValueError(f"{nbytes} bytes at {offset} of file {number} were asked for, which are not there")
+        if not hasattr(self._local, "memory"):
+            self._local.memory = private_bytes(_PIECE)
+        data = self._local.memory[:nbytes]
+        name, size = files[number]
+        with Reader(os.path.join(self._path(which), name), size) as reader:
+            reader.read(data, offset)
+        return Reply(HERE, [sockets.Part(data)])  # this thread sends it before it reads again
+
+    def _path(self, which: tuple[int, str]) -> str:
+        return os.path.join(self._folder, str(Name(*which, self._places.node, self._places.nodes)))
+
+    def close(self, limit_s: float = _END_S) -> None:
+        """Idempotent."""
+        self._server.close(limit_s)
+
+
+def _which(step: int, id_: bytes) -> tuple[int, str]:
+    return step, id_.decode("ascii")
+
+
+class Partner:
+    """Of the first rank of a node: copies what the node before it has written, one checkpoint after another, and lets
+    the next node copy this one's. Nothing here calls MPI."""
+
+    def __init__(self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client) -> None:
+        assert tiers.fast is not None
+        self._places, self._tiers, self._fast, self._board = places, tiers, tiers.fast, board
+        self._offers, self._client = offers, client
+        self._node = (places.node - 1) % places.nodes  # whose parts are copied
+        self._line = Workers("pario-partner", 1)
+        self._stopped = False
+        self._moved = 0
+        self._said: set[str] = set()
+
+    def submit(self, attempt: Attempt, straight: bool) -> None:
+        """When this node's part was written, or given up. straight : it lies on the slow tier"""
+        self._offers.put(attempt.name, attempt.error is None and not straight)
+        if straight or attempt.error is not None or not self._line.put(lambda: self._run(attempt)):
+            attempt.uncopied = True
+            attempt.copied.set()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is copied, and nothing waits for it."""
+        return not self._line.load
+
+    def end(self, limit_s: float = _END_S) -> bool:
+        """Give up what is under way; returns whether the thread ended in time. Idempotent."""
+        self._stopped = True
+        self._client.close()
+        ended = self._line.end(limit_s)
+        self._offers.close(limit_s)
+        return ended
+
+    def _run(self, attempt: Attempt) -> None:
+        name = attempt.name._replace(node=self._node, nodes=self._places.nodes, copy=True)
+        try:
+            stands = not (attempt.drained.is_set() and self._is_on_slow(name)) and self._copy(name)
+        except Exception as e:
+            stands = False
+            if not self._stopped and not self._is_on_slow(name):
+                self._say(name, e)
+        attempt.uncopied = not stands
+        attempt.copied.set()
+        if attempt.drained.is_set():
+            self._fast.prune()
+
+    def _is_on_slow(self, name: Name) -> bool:
+        """Then nobody needs a copy any more."""
+        return os.path.isdir(os.path.join(self._tiers.slow, str(Name(name.step, name.id))))
+
+    def _say(self, name: Name, error: Exception) -> None:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = f"the fast tier {self._fast.folder} has no room for it" if full else str(error)
+        kind = "full" if full else type(error).__name__
+        if kind not in self._said:
+            self._said.add(kind)
+            _log.warning(
+                "node %d keeps no copy of node %d's part of step %d: %s. Until the slow store has that checkpoint, the "
+                "loss of node %d would lose it (said once)", self._places.node, self._node, name.step, why, self._node,
+            )  # fmt: skip
+
+    def _copy(self, name: Name) -> bool:
+        """Whether the copy stands; False: that node's part is not on its fast tier. Raises OSError, ParioError."""
+        texts = self._described(name)
+        if texts is None:
+            return False
+        manifest, described = texts
+        where = f"node {self._node}'s description of step {name.step}"
+        part, whole = read_part(described, where), read_manifest(manifest, where)
+        if {(part.step, part.id, part.node, whole.nodes), (whole.step, whole.id, part.node, whole.nodes)} != {name[:4]}:
+            raise CorruptedError("this describes another checkpoint", path=where)
+        folder = os.path.join(self._fast.folder, f"{ATTEMPT}{name}")
+        try:
+            try:
+                self._fetch(name, part, folder)
+            except OSError as e:
+                discard(folder)
+                if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._fast.prune(all_of_them=True):
+                    raise
+                self._fetch(name, part, folder)
+            write_small(folder, part_name(part.node) + ".json", described)
+            write_small(folder, MANIFEST, manifest, False)
+            commit(folder, os.path.join(self._fast.folder, str(name)))
+        except BaseException:
+            discard(folder)
+            raise
+        return True
+
+    def _described(self, name: Name) -> tuple[bytes, bytes] | None:
+        """(manifest, description of the part); None: it is not there. Raises OSError, CheckpointError."""
+        body = _WHICH.pack(name.step, name.id.encode())
+        pause, began = _POLL_S[0], time.monotonic()
+        while True:
+            request = self._client.ask(DESCRIBE, body)
+            try:
+                kind, nbytes = request.head()
+                answer = memoryview(private_bytes(nbytes))
+                request.read([answer])
+                if not request.is_right():
+                    raise OSError("a description was damaged on its way")
+            finally:
+                request.drop()
+            if kind == HERE:
+                (length,) = _LENGTH.unpack(answer[: _LENGTH.size])
+                texts = bytes(answer[_LENGTH.size :])
+                return texts[:length], texts[length:]
+            if kind == ABSENT:
+                return None
+            if self._stopped or time.monotonic() - began > self._tiers.limit_s:
+                raise CheckpointError(f"node {self._node} has not written its part within {self._tiers.limit_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S[1])
+
+    def _fetch(self, name: Name, part: Part, folder: str) -> None:
+        """The files of a part. Raises OSError, ParioError."""
+        make_folder(folder)
+        source = _Remote(self._client, self._node, name, part)
+        for file in part.others:
+            carry_over(part.node, file, source, folder, self._write, copies=True)
+        copy_blocks(part, source, folder, self._write)
+
+    def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:
+        if self._stopped:
+            raise CheckpointError("given up: the checkpointer was closed before the copy was made")
+        writer.write(data, offset)
+        self._moved += 1
+        self._board.put(COPYING, self._moved)
+
+
+class _Remote:
+    """Another node's part of a checkpoint: a source of its files."""
+
+    def __init__(self, client: Client, node: int, name: Name, part: Part) -> None:
+        self._client, self._node, self._name = client, node, name
+        self._numbers = {file: number for number, (file, _) in enumerate(part.files)}
+
+    def open(self, name: str, size: int) -> _RemoteFile:
+        path = f"node {self._node}: {name} of step {self._name.step}"
+        return _RemoteFile(self._client, self._name, self._numbers[name], path)
+
+
+class _RemoteFile:
+    def __init__(self, client: Client, name: Name, number: int, path: str) -> None:
+        self._client, self._which, self._number = client, (name.step, name.id.encode()), number
+        self.path = path
+
+    def __enter__(self) -> _RemoteFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, block: np.ndarray, offset: int) -> None:
+        """Raises OSError."""
+        under_way: deque[tuple[Request, np.ndarray]] = deque()
+        try:
+            for begin in range(0, block.size, _PIECE):
+                piece = block[begin : begin + _PIECE]
+                body = _BYTES.pack(*self._which, self._number, offset + begin, piece.size)
+                under_way.append((self._client.ask(READ, body), piece))
+                if len(under_way) == _THREADS:
+                    self._take(*under_way.popleft())
+            while under_way:
+                self._take(*under_way.popleft())
+        finally:
+            for request, _ in under_way:
+                request.drop()
+
+    def _take(self, request: Request, piece: np.ndarray) -> None:
+        try:
+            kind, nbytes = request.head()
+            if (kind, nbytes) != (HERE, piece.size):
+                raise OSError(f"{self.path}: the node has sent {nbytes} bytes where {piece.size} were asked for")
+            request.read([memoryview(piece)])
+            if not request.is_right():
+                raise OSError(f"{self.path}: bytes were damaged on their way")
+        finally:
+            request.drop()
