@@ -165,7 +165,7 @@ def test_a_token_that_is_none(folder: Path, content: bytes) -> None:
 
 
 def test_a_token_that_is_not_there(folder: Path) -> None:
-    with pytest.raises(OptionError, match="No such file.*umask 077"):
+    with pytest.raises(OptionError, match=r"No such file.*umask 077"):
         read_token(str(folder / "nobody.token"))
 
 
