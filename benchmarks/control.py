@@ -16,10 +16,8 @@ storm     one job opens 10,000 files of a FUSE mount with 48 threads while anoth
 bucket    a file, read through a fetcher and through the same fetcher behind the bucket, in turn; the bucket's rates are
           so high that nobody waits for tokens. From the disk past the page cache, with eight reads in flight; and, for
           information, out of the page cache by one thread, which is as fast as a read can be.
-jobs      four jobs that read without computing from a disk throttled to 100 MB/s (blkio, as root), each with a
-          guarantee of 15, 20, 30, 35 %, started one after another, of 6, 5, 5, 4 epochs (PAIO, FAST'22, section 8.2).
-          Without a plane, with fixed shares, with max-min shares. What each reads is what the kernel counts for its
-          process (/proc/PID/io), in windows of one second.
+jobs      PAIO's experiment: four jobs with guarantees, started one after another, on a throttled disk, as root. Without
+          a plane, with fixed shares, with max-min shares (control_jobs.py).
 Exit status 1 if a bar is not met.
 """
 
@@ -36,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -44,11 +42,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import control_cost, control_nodes, control_storm, data
-from benchmarks.control_plane import SECRET, USER, end, plane, processor_s
-from benchmarks.measure import ROOT, Row, Section, interleave, machine, ratios, save
+from benchmarks import control_cost, control_jobs, control_nodes, control_storm, data
+from benchmarks.control_plane import SECRET, USER, plane, processor_s
+from benchmarks.measure import Row, Section, interleave, machine, ratios, save
 from pario.bench.cache import Unavailable
-from pario.bench.stores.throttled import Group, throttled_disk
+from pario.bench.stores.throttled import throttled_disk
 from pario.control.agent import Agent
 from pario.control.line import Line, Who
 from pario.control.wire import Address
@@ -61,13 +59,8 @@ from pario.records import EXTENT
 CLIENTS = 1000
 #: bars: seconds of a cycle; part of the rate; part of the windows; total time ÷ uncontrolled
 CYCLE_S, COST, WINDOWS, TOTAL = 0.050, 0.01, 0.95, 1.1
-STORE = 100e6
-#: PAIO's four jobs: guarantee as a part of the store, epochs
-JOBS = ((0.15, 6), (0.20, 5), (0.30, 5), (0.35, 4))
 #: of the reads, in bytes
 SIZES = (1 << 20, 192 << 10, 3 << 10)
-#: A window counts as met from this part of the guarantee on.
-MET = 0.95
 
 
 # -- cycle -------------------------------------------------------------------------------------------------------------
@@ -210,112 +203,6 @@ def _read(fetcher: Any, nbytes: int, total: int) -> float:
 READS = {"disk": _read_disk, "cached": _read}
 
 
-# -- jobs --------------------------------------------------------------------------------------------------------------
-
-
-def work(path: str, nbytes: int) -> int:
-    """A job: waits for a line, then reads so much, in "global" order past the page cache, and ends."""
-    from pario import Loader, Options
-
-    options = Options(fetch="direct", slot_bytes=2 << 20, slots=4)
-    with Loader(path, 16, shuffle="global", options=options, comm="self") as loader:
-        print("ready", flush=True)
-        sys.stdin.readline()
-        left = nbytes
-        while left > 0:
-            for batch in loader:
-                left -= int(batch["data"].nbytes)
-                if left <= 0:
-                    break
-    print("over", flush=True)
-    return 0
-
-
-def jobs(path: str, folder: Path, device: str, policy: str, total: float, stagger_s: float) -> dict[str, Any]:
-    """total : bytes of all jobs together; policy : "" without a plane. Per job the bytes of each window of a second."""
-    rules = f'policy = "{policy}"\nlease_s = 5\n[store]\nbytes_per_s = {STORE}\n' + "".join(
-        f'[[job]]\nname = "job{k}"\nbytes_per_s = {part * STORE}\n' for k, (part, _) in enumerate(JOBS)
-    )
-    epochs = sum(each for _, each in JOBS)
-    with ExitStack() as stack:
-        group = stack.enter_context(Group(device, int(STORE)))
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        if policy:
-            address, _ = stack.enter_context(plane(folder, rules))
-            env |= {"PARIO_CONTROL": str(address), "PARIO_CONTROL_TOKEN": str(folder / "token")}
-        children: list[subprocess.Popen[str]] = []
-        for k, (_, each) in enumerate(JOBS):
-            command = [sys.executable, "-m", "benchmarks.control", "--work", path, str(int(total * each / epochs))]
-            child = subprocess.Popen(
-                group.command(command),
-                cwd=ROOT,
-                env=env | {"PARIO_JOB": f"job{k}"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.callback(end, child)
-            children.append(child)
-        for child in children:
-            assert child.stdout is not None
-            if child.stdout.readline() != "ready\n":
-                raise RuntimeError("a job did not start")
-        return _watch(children, stagger_s)
-
-
-def _watch(children: list[subprocess.Popen[str]], stagger_s: float) -> dict[str, Any]:
-    begin = time.monotonic()
-    starts, ends = [0.0] * len(children), [0.0] * len(children)
-    samples: list[list[tuple[float, int]]] = [[] for _ in children]
-    waiting, running = list(range(len(children))), set()
-    tick = 0
-    while waiting or running:
-        now = time.monotonic() - begin
-        while waiting and now >= stagger_s * waiting[0]:
-            k = waiting.pop(0)
-            stdin = children[k].stdin
-            assert stdin is not None
-            stdin.write("go\n")
-            stdin.flush()
-            starts[k] = now
-            running.add(k)
-        for k in sorted(running):
-            samples[k].append((now, _read_bytes(children[k].pid)))
-            if select.select([children[k].stdout], [], [], 0)[0]:
-                ends[k] = now
-                running.discard(k)
-        tick += 1
-        time.sleep(max(0.0, begin + tick * 0.25 - time.monotonic()))
-    return {"starts": starts, "ends": ends, "samples": samples, "seconds": max(ends)}
-
-
-def _read_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:  # it has ended
-        return 0
-    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
-
-
-def windows(run: dict[str, Any]) -> list[list[float]]:
-    """Per job, bytes per second in each whole second of its life. The first one is left out: nothing is read yet when
-    it begins."""
-    found = []
-    for samples, start, ended in zip(run["samples"], run["starts"], run["ends"], strict=True):
-        seconds, sums = np.array(samples, float).T
-        edges = np.arange(start + 1.0, ended - 0.25, 1.0)
-        found.append(np.diff(np.interp(edges, seconds, sums)).tolist())
-    return found
-
-
-def met(run: dict[str, Any]) -> float:
-    """The part of all windows in which a job got what is guaranteed to it. All jobs want more than that."""
-    good = [
-        rate >= MET * part * STORE for (part, _), rates in zip(JOBS, windows(run), strict=True) for rate in rates
-    ]
-    return sum(good) / len(good)
-
-
 # -- all ---------------------------------------------------------------------------------------------------------------
 
 
@@ -454,9 +341,9 @@ def measure_jobs(options: argparse.Namespace, folder: Path, sections: list[Secti
     try:
         made = data.make(options.data or folder, "197k", 150 if options.smoke else 1000)
         with throttled_disk(options.data or str(folder), (64 << 20) + 2 * made.file_bytes) as disk:
-            path = disk.copy(made.path)
+            path, total = disk.copy(made.path), control_jobs.STORE * seconds
             runs = {
-                name: jobs(path, folder, disk.device, "" if name == "none" else name, STORE * seconds, seconds / 16)
+                name: control_jobs.jobs(path, folder, disk.device, "" if name == "none" else name, total, seconds / 16)
                 for name in options.policies.split(",")
             }
     except Unavailable as reason:
@@ -465,7 +352,7 @@ def measure_jobs(options: argparse.Namespace, folder: Path, sections: list[Secti
     section.raw = runs
     bars = not options.smoke
     for name, run in runs.items():
-        part = met(run)
+        part = control_jobs.met(run)
         mine = name == "max-min" and bars
         ends = ", ".join(f"{end:.0f}" for end in run["ends"])
         section.add(Row(f"{name}: windows with the guarantee", part, part, part, ">=" if mine else "",
@@ -498,12 +385,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", help="a folder on a disk. Default: a temporary one")
     parser.add_argument("--json")
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--work", nargs=2, metavar=("PATH", "BYTES"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     # Ended from outside, it must not leave a disk mounted.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if options.work:
-        return work(options.work[0], int(options.work[1]))
     sections: list[Section] = []
     for name, part in PARTS.items():
         if options.only in (None, name):

@@ -130,7 +130,8 @@ def summary(found: dict[str, Any], bar: float = 1.05) -> str:
             above[epoch] += least > bar
             texts.append(f"{middle:.2f} ({least:.2f} … {most:.2f}){' **above**' if least > bar else ''}")
         seconds = statistics.median(run["seconds"][-1] for run in cell["runs"]["hand"])
-        lines.append(f"| {name} | {cell['hand']} | {seconds:.2f} | {texts[0]} | {texts[1]} |")
+        ring = ", whole ring" if cell.get("ring", "auto") != "auto" else ""
+        lines.append(f"| {name} | {cell['hand']}{ring} | {seconds:.2f} | {texts[0]} | {texts[1]} |")
     for epoch, said in enumerate(("first epoch", "second epoch")):
         if means[epoch]:
             middle = math.exp(statistics.fmean(math.log(mean) for mean in means[epoch]))

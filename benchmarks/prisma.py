@@ -6,9 +6,9 @@ computing, and whoever reads for it.
 
 Each round runs every side once, in turn; each run is a new process, and its time begins with its first epoch. Printed
 are medians, (least to most), the part of the time of plain synchronous reading that is saved, the time ÷ the larger of
-computing, one read ÷ 16 and the store's bandwidth, and the most reads that the store saw at once; after two rounds or
-more also the time ÷ that of each rival of the same round, as a geometric mean with its 95 % interval. Needs root, fuse3
-and mfusepy.
+computing, one read ÷ 16 and the store's bandwidth, the most reads that the store saw at once, and the depth, as a mean
+over the batches and at the end; after two rounds or more also the time ÷ that of each rival of the same round, as a
+geometric mean with its 95 % interval. Needs root, fuse3 and mfusepy.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ def show(section: Section, r: float, ms: int) -> None:
             f"saves {100 * (1 - middle / base) if base else 0:5.1f} %  ÷ best possible {middle / least:5.2f}  "
             f"at once {max(one['at_once'] for one in of_side):3}  epochs "
             + " ".join(f"{t:.2f}" for t in of_side[-1]["epochs"])
+            + "".join(f"  depth {one['depth']:.1f}, last {one['last_depth']}" for one in of_side if "depth" in one)
             + (f"  {of_side[-1].get('counts')} {of_side[-1].get('most')}" if "counts" in of_side[-1] else ""),
             flush=True,
         )

@@ -1,14 +1,15 @@
 """The prefetch depth that pario finds by itself against the best one found by hand, on slow stores and on the disk.
 
     python -m benchmarks.tuning --data DIR [--rounds 5] [--only TEXT] [--stores NAME,NAME] [--out DIR/tuning.json]
+                                [--hand 1,2,4 or none] [--times 4]
     python -m benchmarks.tuning --data DIR --design [--resume] [--limit SECONDS]     36 cells (benchmarks/design.py)
     python -m benchmarks.tuning --data DIR --laws [--resume] [--limit SECONDS]       laws (benchmarks/law_runs.py)
 
 Each cell is a store, a set, an order and a number of nodes. First one run per depth of `HAND` finds the best one by
 hand; then that depth and "auto" run in turns. A run is a new process that reads EPOCHS epochs from a store without a
 page cache (the disk: its pages are dropped before): in the first, "auto" begins with two reads in flight. The table has
-the best by hand ÷ "auto", of times, and the rate of "auto" as a part of the store's bandwidth. Needs root, fuse3 and
-mfusepy, but for the disk.
+the best by hand ÷ "auto", of times, and the rate of "auto" as a part of the store's bandwidth; with `--hand none` that
+part alone. Needs root, fuse3 and mfusepy, but for the disk.
 """
 
 from __future__ import annotations
@@ -111,8 +112,9 @@ def measure(bench: Bench, cell: Cell, held: data.DataSet, search: tuple[int, ...
             }
 
         tried = {depth: run(depth)["seconds"][-1] for depth in search}
-        hand = min(tried, key=tried.__getitem__)
-        sides = {"hand": partial(run, hand), "auto": partial(run, "auto")}
+        hand = min(tried, key=tried.__getitem__, default=0)
+        sides = {"hand": partial(run, hand)} if hand else {}
+        sides["auto"] = partial(run, "auto")
         return {"hand": hand, "search": tried, "runs": interleave(sides, bench.rounds)}
 
 
@@ -128,14 +130,18 @@ def add(cell: Cell, held: data.DataSet, found: dict[str, Any], section: Section)
     depths = sorted({depth for run in runs["auto"] for depth in run["depth"]})
     for epoch in range(len(runs["auto"][0]["seconds"])):
         auto = [run["seconds"][epoch] for run in runs["auto"]]
-        hand = [run["seconds"][epoch] for run in runs["hand"]]
-        ratio = [theirs / ours for ours, theirs in zip(auto, hand, strict=True)]
         rates = [held.file_bytes / seconds for seconds in auto]
         ours = f"{statistics.median(rates) / 1e6:,.0f} MB/s"
         if kind.bytes_per_s:
             ours += f", {statistics.median(rates) / kind.bytes_per_s:.2f} of the store's"
         said = f"{ours}, depth {depths[0]} to {depths[-1]} at the end"
-        section.add(_row(f"{cell.name}, epoch {epoch}", ratio, said, f"inflight={found['hand']}", 0.95))
+        case = f"{cell.name}, epoch {epoch}"
+        if "hand" in runs:
+            hand = [run["seconds"][epoch] for run in runs["hand"]]
+            ratio = [theirs / ours for ours, theirs in zip(auto, hand, strict=True)]
+            section.add(_row(case, ratio, said, f"inflight={found['hand']}", 0.95))
+        elif kind.bytes_per_s:
+            section.add(_row(f"{case}, of the store's", [rate / kind.bytes_per_s for rate in rates], said, "", 0.95))
 
 
 def _in_pieces(options: argparse.Namespace) -> int:
@@ -179,7 +185,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cells whose name has this text")
     parser.add_argument("--stores", default=",".join(STORES).replace(", ", " "), help="names without commas")
     parser.add_argument("--whole", action="store_true", help="all records of the sets: epochs of ten seconds or more")
-    parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand")
+    parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand; none: only auto")
+    parser.add_argument("--times", type=int, default=1, help="epochs of so many times the usual records")
     parser.add_argument("--out", help="JSON file (default: tuning.json in the data folder)")
     parser.add_argument("--smoke", action="store_true", help="tiny data, one store, once: does it run at all?")
     parser.add_argument("--design", action="store_true", help="the pairwise design of benchmarks/design.py")
@@ -193,7 +200,7 @@ def main() -> int:
     bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
     names = [name for name in STORES if name.replace(", ", " ") in options.stores.split(",")]
     chosen = [cell for cell in cells() if cell.store in names and options.only in cell.name]
-    search = tuple(int(depth) for depth in options.hand.split(","))
+    search = () if options.hand == "none" else tuple(int(depth) for depth in options.hand.split(","))
     if options.smoke:
         chosen, search = [Cell("disk, cold", "197k", "global", 1)], (1, 8)
     if not chosen:
@@ -209,7 +216,7 @@ def main() -> int:
             held = (
                 bench.small[cell.which]
                 if options.smoke
-                else data.make(options.data, cell.which, None if options.whole else cell.records)
+                else data.make(options.data, cell.which, None if options.whole else options.times * cell.records)
             )
             bench.index(held.path)
             add(cell, held, measure(bench, cell, held, search), section)

@@ -95,7 +95,7 @@ def loader(options: argparse.Namespace, close: contextlib.ExitStack) -> Batches:
             if left <= 0:
                 break
 
-    epoch.depth = lambda: made.stats.depth  # type: ignore[attr-defined]
+    epoch.depth = lambda: made.stats()["depth"]  # type: ignore[attr-defined]
     return epoch
 
 
@@ -157,6 +157,7 @@ def torch_loader(options: argparse.Namespace, close: contextlib.ExitStack) -> Ba
 
     if env is not None:
         epoch.ahead = lambda: env._announced.ahead  # type: ignore[attr-defined]
+        epoch.depth = lambda: env._announced.ahead._pool.inflight  # type: ignore[attr-defined]
     return epoch
 
 
@@ -199,17 +200,21 @@ def main() -> None:
         epochs = FRONTS[options.front](options, close)
         first = seconds = time.perf_counter()
         wrong = count = 0
-        ends = []
+        ends, depths = [], []
         for number in range(options.epochs):
             for ids, data in epochs(number):
                 found = np.ascontiguousarray(data).view(np.uint64).sum(axis=1, dtype=np.uint64)
                 wrong += int((found != sums[ids]).sum())
                 count += len(ids)
                 time.sleep(options.compute * len(ids))
+                if hasattr(epochs, "depth"):
+                    depths.append(epochs.depth())
             ends.append(time.perf_counter() - seconds)
             seconds = time.perf_counter()
         total = time.perf_counter() - first
         said: dict[str, Any] = {"seconds": total, "epochs": ends, "records": count, "wrong": wrong}
+        if depths:
+            said |= {"depth": sum(depths) / len(depths), "last_depth": depths[-1]}
         if hasattr(epochs, "ahead"):
             ahead = epochs.ahead()
             said |= {"most": ahead.most_reads, "counts": ahead.counts}

@@ -76,7 +76,7 @@ def test_without_what_is_needed(
     monkeypatch.delenv("PARIO_CONTROL", raising=False)
     assert main(["control"]) == 2
     assert "--rules FILE is missing" in capsys.readouterr().err
-    with pytest.raises(OptionError, match="which control plane"):
+    with pytest.raises(OptionError, match="no control plane is named"):
         main(["control", "status"])
     with pytest.raises(OptionError, match="cannot read the rules"):
         main(["control", "--rules", str(tmp_path / "none")])

@@ -164,6 +164,11 @@ def test_a_token_that_is_none(folder: Path, content: bytes) -> None:
         read_token(str(folder / "anna.token"))
 
 
+def test_a_token_that_is_not_there(folder: Path) -> None:
+    with pytest.raises(OptionError, match=r"No such file.*umask 077"):
+        read_token(str(folder / "nobody.token"))
+
+
 def test_other_things_than_files(folder: Path) -> None:
     (folder / "link").symlink_to(folder / "anna.token")
     os.mkfifo(folder / "pipe", 0o600)

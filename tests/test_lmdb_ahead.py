@@ -473,6 +473,31 @@ def test_a_child_need_not_find_pario_before_it_is_prepared(env: pario.lmdb.Envir
     assert child.stdout.decode().strip() == str([paths])
 
 
+def test_the_interpreter_ends_while_a_thread_holds_the_lock(own: str) -> None:
+    """A read that ends when the interpreter does: its thread never runs again, and what it holds is never released."""
+    code = (
+        "import gc, sys, threading, time\n"
+        "import pario.lmdb\n"
+        "gc.disable()\n"  # what is left over goes when the interpreter ends
+        "def hold(lock, held):\n"
+        "    with lock:\n"
+        "        held.set()\n"
+        "        time.sleep(60)\n"
+        "def main():\n"
+        "    env = pario.lmdb.open(sys.argv[1], readonly=True, lock=False)\n"
+        "    env.will_read([b'000002'])\n"
+        "    ahead, held = env._announced.ahead, threading.Event()\n"
+        "    env.close()\n"
+        "    for thread in threading.enumerate():\n"  # those that refer to it
+        "        if thread.name.startswith('pario'):\n"
+        "            thread.join(10)\n"
+        "    threading.Thread(target=hold, args=(ahead._news, held), daemon=True).start()\n"
+        "    held.wait()\n"
+        "main()\n"
+    )
+    subprocess.run([sys.executable, "-c", code, own], check=True, timeout=30)
+
+
 def _announces(env: pario.lmdb.Environment, answers: object) -> None:
     brought(env, [4])
     wipe(env.path(), [4])

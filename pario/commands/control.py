@@ -94,7 +94,7 @@ def status(at: str | None, every_s: float | None, prometheus: bool) -> int:
     """every_s : the table is shown again and again; 0: once; None: again and again on a terminal"""
     text = at or plane_address()
     if not text:
-        raise OptionError("which control plane?", hint="Pass --at ADDRESS, or set PARIO_CONTROL to it.")
+        raise OptionError("no control plane is named", hint="Pass --at ADDRESS, or set PARIO_CONTROL to it.")
     address = read_address(text)
     if every_s is None:
         every_s = 1.0 if sys.stdout.isatty() and not prometheus else 0.0

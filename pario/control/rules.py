@@ -263,7 +263,9 @@ def read_token(path: str) -> bytes:
         # Without O_NONBLOCK, opening somebody's pipe would wait for ever.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
-        raise OptionError(f"cannot read the token: {e.strerror}", path=path) from e
+        how = "Make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE). Plane and job have the same."
+        hint = how if isinstance(e, FileNotFoundError) else None
+        raise OptionError(f"cannot read the token: {e.strerror}", path=path, hint=hint) from e
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -183,8 +184,9 @@ class Ahead:
         self._pool.close(0)
         _log.debug("%s: announced values: %s", self._file.path, self.counts)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_ended"):
+    def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end a thread that held the lock stands still for ever, and the system frees everything.
+        if not _over() and hasattr(self, "_ended"):
             self.end()
 
     def has_page(self, page: int) -> bool:

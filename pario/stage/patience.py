@@ -8,6 +8,7 @@ caller does other things: so what it reads into, and what it writes, must be mem
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -72,8 +73,9 @@ class Patience:
         """End the threads, each one when its call has come back. Later calls get new ones. Idempotent."""
         self._desks.end()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_desks"):
+    def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end a thread that held the lock stands still for ever.
+        if not _over() and hasattr(self, "_desks"):
             self._desks.end()
 
 
