@@ -45,6 +45,14 @@ class Knobs:
         self.decoding = DecodeTuner(self["decode_threads"], self["decode_ahead"], cores)
         self._acting |= {"decode_threads", "decode_ahead"}
 
+    def prepare(self) -> None:
+        """Batches of this rank are decoded by one call each: if they are prepared ahead, only that knob turns."""
+        self.decoding = DecodeTuner(Knob("threads that decode", 1, 1, 1), self["decode_ahead"], 1)
+
+    def acts(self, name: str) -> None:
+        """From now on this knob acts on this rank."""
+        self._acting.add(name)
+
     def published(self) -> dict[str, dict[str, Any]]:
         """Of the knobs that act on this rank: name -> value, reason, least, most, and whether it is pinned."""
         found = {}

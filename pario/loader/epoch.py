@@ -108,7 +108,7 @@ class Epoch(Iterator[Batch]):
         self._taken(batch)
         self._handed_out = now = time.perf_counter()
         self._stats.waiting += now - asked
-        self._decode.taken(now, self._took, self._stats)
+        self._decode.taken(now, self._took, self._stats, 0 if self._ahead is None else self._ahead.most)
         return batch
 
     def _overlaps(self, ahead: Ahead) -> bool:
