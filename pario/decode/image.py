@@ -110,8 +110,8 @@ def _how(least: tuple[int, int], strict: bool) -> dict[str, Any]:
 def _decode_expected(
     record: np.ndarray, color: str, out: np.ndarray, how: dict[str, Any], fast: bool
 ) -> np.ndarray | None:
-    """`out` with a JPEG of its shape, whose header is not read beforehand; None: not decoded. (Of a picture of 256 x 256
-    the header takes 1.6 us to read, and all that comes with it 3.4 of 218.)"""
+    """`out` with a JPEG of its shape, whose header is not read beforehand; None: not decoded. (Of a picture of
+    256 x 256 the header takes 1.6 us to read, and all that comes with it 3.4 of 218.)"""
     with suppress(ValueError, MemoryError):
         # What is larger than `out` is refused; what is smaller lies at its beginning.
         image = _simplejpeg().decode_jpeg(record, color, **how, buffer=out, fastdct=fast)

@@ -33,6 +33,7 @@ from pario.supply.next_epoch import ContinuingWriter
 from pario.supply.page_cache import PageCacheSource
 from pario.supply.ring_reader import RingReader
 from pario.supply.ring_writer import RingWriter
+from pario.supply.sweep import Sweep
 from pario.threads import Workers
 
 __all__ = ["Automatic", "bypass_cache", "decodes_batches", "make_supply", "page_cache_way"]
@@ -83,6 +84,7 @@ class Automatic(Supply):
         threads = min(2 if self._decodes_apart else context.options.usual_inflight, context.share.threads)
         self._preparer = Workers("pario-ahead", threads)
         self._writer: ContinuingWriter | None = None
+        self._sweep: Sweep | None = None  # of the first epoch, on the first rank of a node
         self._base = 0  # number in the ring of the next epoch's first group
         if context.reader.stage is not None:
             context.stats.staged, context.reader.stage.stats = True, context.stats
@@ -124,6 +126,9 @@ class Automatic(Supply):
         if way == _MEMORY and stage is not None and stage.memory is not None:
             own = decodes_batches(context.decode.decoder)
             return MemorySource(context, work, stage.memory, self._preparer, own_kernels=own)
+        if self._sweep is None and stage is None and context.world.is_leader:
+            self._sweep = Sweep(context)
+            self._sweep.begin(work)
         if way:
             return PageCacheSource(context, work, way, self._preparer)
         known, base = context.reader.index.sizes_known, self._base
@@ -146,7 +151,8 @@ class Automatic(Supply):
 
     def no_more(self, limit_s: float = math.inf) -> bool:
         writer, self._writer = self._writer, None
-        return writer is None or writer.go_no_further(limit_s)
+        ended = self._sweep is None or self._sweep.end(limit_s)
+        return (writer is None or writer.go_no_further(limit_s)) and ended
 
     def stats(self) -> dict[str, Any]:
         stage = self.context.reader.stage
