@@ -17,7 +17,6 @@ import time
 import numpy as np
 
 from pario import machine
-from pario.control.live_knobs import Knobs
 from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.plan.stream import Work
@@ -55,20 +54,20 @@ class Sweep:
 
     def begin(self, work: Work) -> None:
         """Measure, decide, publish the decision, and start reading if that is it."""
+        path, nbytes = self._context.reader.path, self._fetcher.nbytes
         try:
             choice = self._choose(work)
-        except ParioError as e:  # whoever needs these bytes meets it again
-            choice = Choice(False, f"it could not be measured: {e}")
-        if choice is None:
-            return
-        nbytes = self._fetcher.nbytes
-        knobs: Knobs = self._context.reader.file.knobs
-        knobs.decided(KNOB, nbytes if choice.sweep else 0, choice.reason)
-        if choice.sweep:
-            _log.info(
-                "%s is read whole, %s: %s", self._context.reader.path, decimal_bytes(nbytes), choice.reason
-            )
-            self._thread = start_thread("pario-sweep", self._read)
+            if choice is None:
+                return
+            if choice.sweep:
+                _log.info("%s is read whole, %s: %s", path, decimal_bytes(nbytes), choice.reason)
+                self._thread = start_thread("pario-sweep", self._read)
+        except ParioError as e:  # of the store: whoever needs these bytes meets it again
+            choice = Choice(False, f"it did not begin: {e}")
+        self._decided(nbytes if choice.sweep else 0, choice.reason)
+
+    def _decided(self, nbytes: int, reason: str) -> None:
+        self._context.reader.file.knobs.decided(KNOB, nbytes, reason)
 
     def _choose(self, work: Work) -> Choice | None:
         """None: nothing to decide. The file is not on a disk of this node, or not cold, or it is not read at random."""
@@ -96,8 +95,8 @@ class Sweep:
         """(seconds of a record at random, seconds of a byte of a long read). Raises ReadError.
 
         All ranges are asked for before the first is waited for: this is the best that reading at random can come to.
-        (By 8 reads at a time records of 3 KB took 94 us each and those of 150 KB 485 us, while an epoch took 20 and
-        120 us for each, so that the sweep would have seemed too good.)
+        (Through a pool of 8 threads the sample took 94 us per record of 3 KB and 485 us per record of 150 KB, while
+        epochs took 20 and 120 us, beside other work: the sweep seemed too good, and made those of 150 KB slower.)
         """
         fetcher = self._fetcher
         long_bytes = min(_LONG_BYTES, max(1, fetcher.nbytes // _LONG))
@@ -129,7 +128,7 @@ class Sweep:
         share = self._fetcher.cached_share(np.linspace(0, nbytes - 1, _SAMPLE).astype(np.int64), _OBEYED)
         if share is None or share >= _OBEYED:
             return True
-        self._context.reader.file.knobs.decided(KNOB, 0, "the kernel reads nothing ahead on demand here")
+        self._decided(0, "the kernel reads nothing ahead on demand here")
         return False
 
     def end(self, limit_s: float = math.inf) -> bool:
