@@ -59,12 +59,12 @@ class Sweep:
             choice = self._choose(work)
             if choice is None:
                 return
+            self._decided(nbytes if choice.sweep else 0, choice.reason)
             if choice.sweep:
                 _log.info("%s is read whole, %s: %s", path, decimal_bytes(nbytes), choice.reason)
                 self._thread = start_thread("pario-sweep", self._read)
         except ParioError as e:  # of the store: whoever needs these bytes meets it again
-            choice = Choice(False, f"it did not begin: {e}")
-        self._decided(nbytes if choice.sweep else 0, choice.reason)
+            self._decided(0, f"it did not begin: {e}")
 
     def _decided(self, nbytes: int, reason: str) -> None:
         self._context.reader.file.knobs.decided(KNOB, nbytes, reason)
