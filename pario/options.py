@@ -190,7 +190,8 @@ class Options:
             many as keep the training step supplied, up to one per core that this rank may use; ranks of a node divide
             the cores that they share.
         decode_ahead: batches that such a decoder prepares ahead of the training step. "auto": as many as the step takes
-            in bursts, up to 16 and a quarter of `held_bytes`.
+            in bursts, up to 16 and a quarter of `held_bytes`. Also batches that a rank fills straight from the page
+            cache or a memory tier, in as much memory as the node's ring has, and at least one for each of its cores.
         own_rows: whether each rank fills its batches straight from the page cache (pario/supply/page_cache.py) instead
             of the node's ring. "auto": if the page cache holds the records when an epoch begins, and on a local disk
             where the kernel can read ahead: in key order if the file is in that order, and in "global" order with

@@ -115,6 +115,29 @@ def test_unequal_sizes_without_size() -> None:
     assert "got 90 x 90" in failures[2][1]
 
 
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+def test_the_header_of_an_expected_jpeg_is_not_read_apart(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    files = [file_of(picture(*size), ".jpg") for size in ((40, 60), (40, 60), (30, 50), (60, 80), (40, 60))]
+    codec, read = module._simplejpeg(), []
+
+    class Counting:
+        def __getattr__(self, name: str):
+            read.append(name)
+            return getattr(codec, name)
+
+    decoder = Image(layout=layout)
+    decoder.learn(np.frombuffer(files[0], np.uint8))
+    monkeypatch.setattr(module, "_simplejpeg", Counting)
+    got, failures = run(decoder, files, learn=False)
+    assert [row for row, _ in failures] == [2, 3]
+    assert all("expected an image of 40 x 60" in why for _, why in failures)
+    for row in (0, 1, 4):
+        right = cv2.cvtColor(cv2.imdecode(np.frombuffer(files[row], np.uint8), 1), cv2.COLOR_BGR2RGB)
+        found = got[row] if layout == "HWC" else got[row].transpose(1, 2, 0)
+        assert np.abs(found.astype(int) - right).mean() < 1
+    assert read.count("decode_jpeg_header") == 2  # of those that have another size
+
+
 def test_grey_alpha_and_deep_files_become_what_was_asked() -> None:
     rgb = picture()
     alpha = np.dstack([rgb[..., ::-1], np.full((40, 60), 9, np.uint8)])

@@ -6,7 +6,7 @@ from typing import Any
 
 from pario.control.bridge import RingTuner
 from pario.control.decoding import DecodeTuner
-from pario.control.knobs import Knob
+from pario.control.knobs import Knob, Setting
 from pario.options import KNOBS, Options
 
 __all__ = ["Knobs"]
@@ -27,6 +27,7 @@ class Knobs:
         self.filling = RingTuner(self["ring_bytes"], 1)
         #: turns the two of decoding
         self.decoding = DecodeTuner(self["decode_threads"], self["decode_ahead"], 1)
+        self._decided: dict[str, Setting] = {}
         self._acting = {"inflight", "ring_bytes", "read_bytes", "readers_per_node"} if reads else set()
 
     def __getitem__(self, name: str) -> Knob:
@@ -45,6 +46,18 @@ class Knobs:
         self.decoding = DecodeTuner(self["decode_threads"], self["decode_ahead"], cores)
         self._acting |= {"decode_threads", "decode_ahead"}
 
+    def prepare(self) -> None:
+        """Batches of this rank are decoded by one call each: if they are prepared ahead, only that knob turns."""
+        self.decoding = DecodeTuner(Knob("threads that decode", 1, 1, 1), self["decode_ahead"], 1)
+
+    def acts(self, name: str) -> None:
+        """From now on this knob acts on this rank."""
+        self._acting.add(name)
+
+    def decided(self, name: str, value: int, reason: str) -> None:
+        """Publish a decision beside the knobs: it is made once."""
+        self._decided[name] = Setting(value, reason)
+
     def published(self) -> dict[str, dict[str, Any]]:
         """Of the knobs that act on this rank: name -> value, reason, least, most, and whether it is pinned."""
         found = {}
@@ -56,6 +69,8 @@ class Knobs:
                     **{"value": value, "reason": reason, "least": knob.least, "most": knob.most},
                     "pinned": self._options.bounds(name) is not None and knob.is_pinned,
                 }
+        for name, (value, reason) in self._decided.items():
+            found[name] = {"value": value, "reason": reason, "least": value, "most": value, "pinned": False}
         return found
 
     def _make(self, name: str, *, most: int | None = None, start: int | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -77,17 +78,22 @@ def decode(
     least: tuple[int, int] = (0, 0),
     strict: bool = True,
     fast: bool = False,
+    expected: bool = False,
 ) -> np.ndarray:
     """u8[h, w, c] of an image file u8[k], in `out` if its shape fits and the codec can use it, else in new memory.
 
     A JPEG that is at least twice as large as `least` (h, w) may come out scaled down, never below `least`.
     out : u8[h, w, c], or memory u8[n] for as many pixels. If the image does not fit, its content is undefined.
     fast : JPEG's faster, less exact transform
+    expected : the image has the shape of `out`, if nothing is wrong
     """
     if len(record) == 0:
         raise BadImage("the record is empty")
     if record[:3].tobytes() == _JPEG and _simplejpeg() is not None:
-        image = _decode_jpeg(record, color, out, _how(least, strict), fast)
+        how = _how(least, strict)
+        image = _decode_expected(record, color, out, how, fast) if expected and out is not None else None
+        if image is None:
+            image = _decode_jpeg(record, color, out, how, fast)
         if image is not None:
             return image
     return _decode_any(record, color, strict)
@@ -99,6 +105,18 @@ def _how(least: tuple[int, int], strict: bool) -> dict[str, Any]:
     """
     # Scaling by 1/2 or less is faster than decoding fully; 7/8 and the like are slower than decoding and resizing.
     return {"min_height": least[0], "min_width": least[1], "min_factor": 2 if least[0] else 1, "strict": strict}
+
+
+def _decode_expected(
+    record: np.ndarray, color: str, out: np.ndarray, how: dict[str, Any], fast: bool
+) -> np.ndarray | None:
+    """`out` with a JPEG of its shape, whose header is not read beforehand; None: not decoded. (Of a picture of
+    256 x 256 the header takes 1.6 us to read, and all that comes with it 3.4 of 218.)"""
+    with suppress(ValueError, MemoryError):
+        # What is larger than `out` is refused; what is smaller lies at its beginning.
+        image = _simplejpeg().decode_jpeg(record, color, **how, buffer=out, fastdct=fast)
+        return out if image.shape == out.shape else None
+    return None
 
 
 def _decode_jpeg(
@@ -374,7 +392,8 @@ class Image(Decoder):
         # The rows of a grey image are the same in both layouts.
         target = row.reshape(height, width, channels) if scratch is None else scratch
         least = size if self.scaled else (0, 0)
-        image = decode(record, self.color, target, least=least, strict=self.strict, fast=self.fast)
+        how: Any = {"least": least, "strict": self.strict, "fast": self.fast, "expected": self.size is None}
+        image = decode(record, self.color, target, **how)
         if image.shape != target.shape:
             self._check_shape(image)
             _resize(image, size, self.resize, target)

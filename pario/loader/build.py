@@ -114,6 +114,8 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     knobs.ring(slots.count, slots.slot_bytes)
     if decoder.parallel:
         knobs.decode(share.threads)
+    else:
+        knobs.prepare()
     life.decode = decode = DecodeStep(
         decoder,
         reader,

@@ -108,7 +108,7 @@ class Epoch(Iterator[Batch]):
         self._taken(batch)
         self._handed_out = now = time.perf_counter()
         self._stats.waiting += now - asked
-        self._decode.taken(now, self._took, self._stats)
+        self._decode.taken(now, self._took, self._stats, 0 if self._ahead is None else self._ahead.most)
         return batch
 
     def _overlaps(self, ahead: Ahead) -> bool:
@@ -122,11 +122,23 @@ class Epoch(Iterator[Batch]):
         return parts
 
     def _next_ahead(self, ahead: Ahead) -> Parts:
+        ready = self._under_way[0] if self._under_way and self._under_way[0].done() else None
+        if ready is not None:
+            self._lifetime.check()
+            self._under_way.popleft()
+        self._submit(ahead)
+        return self._awaited() if ready is None else ready.result()
+
+    def _submit(self, ahead: Ahead) -> None:
+        """Let other threads prepare what is missing ahead of this step."""
         self._submitted = max(self._submitted, self._step)
         last = min(self._steps, self._step + 1 + ahead.steps) if self._overlaps(ahead) else self._submitted
         while self._submitted < last:
             self._under_way.append(ahead.submit(self._prepare, self._submitted, self._check_ahead))
             self._submitted += 1
+
+    def _awaited(self) -> Parts:
+        """The next batch in preparation, when it is there."""
         future = self._under_way[0]  # it stays in the queue, so that end() wakes it
         while True:
             self._lifetime.check()

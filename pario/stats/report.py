@@ -104,7 +104,7 @@ class Report:
         if len(self.ranks) > 1:
             lines.append(f"  skew: rank {rank} was busy {ratio:.2f} times as long as the median rank")
         lines += [f"  {words}" for words in _depths([r for r in self.ranks if r.reader and r.tuned and not r.own])]
-        lines += [f"  {words}" for words in _knobs([r for r in self.ranks if not r.own])]
+        lines += [f"  {words}" for words in _knobs(self.ranks)]
         came, served = sum(r.peer_bytes for r in self.ranks), sum(r.served_bytes for r in self.ranks)
         if came or served:
             busiest = max(self.ranks, key=lambda r: r.served_bytes)
@@ -133,7 +133,7 @@ def _knobs(ranks: Sequence[RankStats]) -> list[str]:
         found = sorted(
             (rank.knobs[name]["value"], rank.knobs[name]["reason"])
             for rank in ranks
-            if not rank.knobs.get(name, {"pinned": True})["pinned"]
+            if not (rank.own and name in _OF_READING) and not rank.knobs.get(name, {"pinned": True})["pinned"]
         )
         if found and name != "inflight":
             value, reason = found[-1]
@@ -141,6 +141,9 @@ def _knobs(ranks: Sequence[RankStats]) -> list[str]:
             lines.append(f"{name} is {values}{f' on {len(found)} ranks' if len(found) > 1 else ''}: {reason}")
     return lines
 
+
+#: Knobs that do not act where each rank fills its batches from the page cache.
+_OF_READING = ("inflight", "ring_bytes", "read_bytes", "readers_per_node")
 
 _HEAD = (
     *("rank", "node", "records", "seconds", "consumer", "decode", "waited", "stalls", "ready"),

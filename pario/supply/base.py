@@ -105,7 +105,8 @@ class Ahead:
 
     submit : submit(function, *arguments) -> Future; calls the function in another thread
     depth : number of steps to prepare beyond the one that the caller waits for; a knob may change it
-    least : what it is at least, whatever the knob says
+    least, most : what it is at least and at most, whatever the knob says; most None: `DecodeStep` finds out for how
+        many there is memory
     eager : False: prepare ahead only while the caller is busy between two batches. A caller that asks immediately is
         served by its own thread.
     """
@@ -114,11 +115,13 @@ class Ahead:
     depth: int | Knob
     eager: bool = True
     least: int = 1
+    most: int | None = None
 
     @property
     def steps(self) -> int:
         """`depth`, now."""
-        return max(self.least, self.depth if isinstance(self.depth, int) else self.depth.value)
+        steps = max(self.least, self.depth if isinstance(self.depth, int) else self.depth.value)
+        return steps if self.most is None else min(steps, self.most)
 
 
 class Source(ABC):

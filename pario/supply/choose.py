@@ -33,6 +33,7 @@ from pario.supply.next_epoch import ContinuingWriter
 from pario.supply.page_cache import PageCacheSource
 from pario.supply.ring_reader import RingReader
 from pario.supply.ring_writer import RingWriter
+from pario.supply.sweep import Sweep
 from pario.threads import Workers
 
 __all__ = ["Automatic", "bypass_cache", "decodes_batches", "make_supply", "page_cache_way"]
@@ -76,11 +77,14 @@ class Automatic(Supply):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        # Decoders that work record by record get threads that prepare batches: they wait for bytes and for decoders.
-        # A second one takes the records of the next batch meanwhile, if there is a core for it.
-        parallel = context.decode.decoder.parallel
-        self._preparer = Workers("pario-ahead", min(2, context.share.threads)) if parallel else None
+        # Decoders that work record by record have threads of their own: those that prepare batches wait for bytes and
+        # for decoders. A second one takes the records of the next batch meanwhile, if there is a core for it. Others
+        # do all the work themselves.
+        self._decodes_apart = context.decode.decoder.parallel
+        threads = min(2 if self._decodes_apart else context.options.usual_inflight, context.share.threads)
+        self._preparer = Workers("pario-ahead", threads)
         self._writer: ContinuingWriter | None = None
+        self._sweep: Sweep | None = None  # of the first epoch, on the first rank of a node
         self._base = 0  # number in the ring of the next epoch's first group
         if context.reader.stage is not None:
             context.stats.staged, context.reader.stage.stats = True, context.stats
@@ -122,8 +126,11 @@ class Automatic(Supply):
         if way == _MEMORY and stage is not None and stage.memory is not None:
             own = decodes_batches(context.decode.decoder)
             return MemorySource(context, work, stage.memory, self._preparer, own_kernels=own)
+        if self._sweep is None and stage is None and context.world.is_leader:
+            self._sweep = Sweep(context)
+            self._sweep.begin(work)
         if way:
-            return PageCacheSource(context, work, way)
+            return PageCacheSource(context, work, way, self._preparer)
         known, base = context.reader.index.sizes_known, self._base
         self._base = (base + work.schedule.groups) % context.ring.slots
         writer: RingWriter | None = None
@@ -133,7 +140,7 @@ class Automatic(Supply):
             else:
                 writer = FirstEpochWriter(context, work, base)
             writer.start()
-        ahead = None if self._preparer is None else Ahead(self._preparer.call, context.decode.tuner.ahead)
+        ahead = Ahead(self._preparer.call, context.decode.tuner.ahead) if self._decodes_apart else None
         return RingReader(context, work, writer, spills=not known, ahead=ahead, base=base)
 
     def _follow(self, writer: ContinuingWriter) -> ContinuingWriter | None:
@@ -144,7 +151,8 @@ class Automatic(Supply):
 
     def no_more(self, limit_s: float = math.inf) -> bool:
         writer, self._writer = self._writer, None
-        return writer is None or writer.go_no_further(limit_s)
+        ended = self._sweep is None or self._sweep.end(limit_s)
+        return (writer is None or writer.go_no_further(limit_s)) and ended
 
     def stats(self) -> dict[str, Any]:
         stage = self.context.reader.stage
@@ -152,7 +160,7 @@ class Automatic(Supply):
 
     def close(self, limit_s: float = math.inf) -> bool:
         ended = self.no_more(limit_s)
-        return (self._preparer is None or self._preparer.end(limit_s if ended else 0, cancel=True)) and ended
+        return self._preparer.end(limit_s if ended else 0, cancel=True) and ended
 
 
 def page_cache_way(

@@ -143,13 +143,17 @@ class DecodeStep:
         with self._counting:
             self._decoded += seconds
 
-    def taken(self, now: float, prepared: float, stats: RankStats) -> None:
-        """The loop has taken a batch that took so many seconds to prepare: turn the knobs, if it is time."""
+    def taken(self, now: float, prepared: float, stats: RankStats, room: int | None) -> None:
+        """The loop has taken a batch that took so many seconds to prepare: turn the knobs, if it is time.
+
+        room : batches that may be prepared ahead; 0: nothing is; None: as many as memory permits
+        """
         tuner, workers = self.tuner, self.workers
-        if workers is None or tuner.is_pinned or not tuner.taken(now, prepared):
+        if room == 0 or tuner.is_pinned or not tuner.taken(now, prepared):
             return
         loop = Loop(stats.consumer, stats.waiting, stats.share, stats.batches)
-        if tuner.turn(now, loop, self._decoded, time.process_time(), self._room()):
+        room = self._room() if room is None else room
+        if tuner.turn(now, loop, self._decoded, time.process_time(), room) and workers is not None:
             workers.resize(tuner.threads.value)
 
     def _room(self) -> int:

@@ -47,12 +47,12 @@ class MemorySource(SeatSource):
     """The batches of one rank in one epoch, or in the rest of one.
 
     memory : the tier, which is to hold all records; filled by the node's first rank
-    preparer : the threads that prepare batches for a decoder that works record by record, or None
+    preparer : the threads that prepare batches
     own_kernels : only pario's kernels touch the records
     """
 
     def __init__(
-        self, context: Context, work: Work, memory: MemoryTier, preparer: Workers | None, *, own_kernels: bool
+        self, context: Context, work: Work, memory: MemoryTier, preparer: Workers, *, own_kernels: bool
     ) -> None:
         super().__init__(context, work)
         self._context = context
@@ -62,9 +62,9 @@ class MemorySource(SeatSource):
         self._states = memory.states
         self._reader = context.reader
         self._filler = self._fill(work) if context.world.is_leader else None
-        if preparer is None:
-            self.ahead = ahead = self.ahead_of(context)
-            if ahead is not None and ahead.steps > 1 and (self.batch_bytes or 0) >= _LARGE_BATCH_BYTES:
+        if not context.decode.decoder.parallel:
+            self.ahead = ahead = self.ahead_of(context, preparer)
+            if ahead is not None and ahead.least > 1 and (self.batch_bytes or 0) >= _LARGE_BATCH_BYTES:
                 self.ahead = replace(ahead, eager=True)
         else:
             self._held.held_bytes = context.options.held_bytes

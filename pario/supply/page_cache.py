@@ -32,6 +32,7 @@ from pario.plan.stream import Work
 from pario.records import Records
 from pario.supply.base import Ahead, Context, Parts
 from pario.supply.seat import NOTHING, Places, SeatSource
+from pario.threads import Workers
 
 __all__ = ["PageCacheSource"]
 
@@ -76,9 +77,10 @@ class PageCacheSource(SeatSource):
     """The batches of one rank in one epoch, or in the rest of one.
 
     way : a result of `choose.page_cache_way`
+    preparer : the threads that prepare batches; packed values have others
     """
 
-    def __init__(self, context: Context, work: Work, way: str) -> None:
+    def __init__(self, context: Context, work: Work, way: str, preparer: Workers) -> None:
         super().__init__(context, work)
         self._fetcher = context.reader.file.pool.fetcher
         assert self._fetcher.rows is not None  # as choose.py makes sure
@@ -98,7 +100,7 @@ class PageCacheSource(SeatSource):
         self._decoding_since = 0.0
         self._scratch = threading.local()
         self._edge_starts = np.empty(0, np.int64)  # offsets of the bytes that are read beside the rows
-        self.ahead = self.ahead_of(context) if self._workers is None else self._unpacking_ahead(context)
+        self.ahead = self.ahead_of(context, preparer) if self._workers is None else self._unpacking_ahead(context)
         context.stats.reader = context.stats.own = True
 
     def prepare(self, step: int, check: Callable[[], None]) -> Parts:

@@ -14,6 +14,7 @@ from pario.decode.base import Draw
 from pario.plan.stream import Work
 from pario.records import Records
 from pario.supply.base import Ahead, Context, Source
+from pario.threads import Workers
 
 __all__ = ["NOTHING", "Places", "SeatSource"]
 
@@ -80,19 +81,26 @@ class SeatSource(Source):
         self._planning = threading.RLock()  # guards the shares
         self._counting = threading.Lock()  # guards the stats
 
-    def ahead_of(self, context: Context) -> Ahead | None:
-        """How to prepare batches in as much memory as the node's ring has, beside what the caller holds."""
+    def ahead_of(self, context: Context, preparer: Workers) -> Ahead | None:
+        """How to prepare batches in as much memory as the node's ring has, beside what the caller holds.
+
+        preparer : a thread for each core that this rank may use
+        """
         options, share, batch_bytes = context.options, context.share, self.batch_bytes
         self._held.held_bytes = options.held_bytes
         # If ranks share cores, another thread would only take turns with this one.
         if share.crowded or batch_bytes is None or 4 * batch_bytes > options.held_bytes:
             return None
-        # One per core, in as much memory as the node's ring has; at least one.
-        steps = max(1, min(share.threads, options.usual_inflight, self._ahead_bytes // batch_bytes))
+        knobs = context.reader.file.knobs
+        knobs.acts("decode_ahead")
+        most = max(1, min(knobs["decode_ahead"].most, self._ahead_bytes // batch_bytes))
+        # One per core, so that each thread has work.
+        least = min(most, share.threads, options.usual_inflight)
         # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
         # cold.
-        self._held.held_bytes += steps * (batch_bytes * 9 // 8 + 2 * PAGE)
-        return Ahead(context.reader.file.call, steps, eager=steps >= _MANY_AHEAD)
+        self._held.held_bytes += most * (batch_bytes * 9 // 8 + 2 * PAGE)
+        ahead = context.decode.tuner.ahead
+        return Ahead(preparer.call, ahead, eager=least >= _MANY_AHEAD, least=least, most=most)
 
     @property
     def batch_bytes(self) -> int | None:

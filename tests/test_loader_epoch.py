@@ -1,0 +1,102 @@
+"""Which batches are prepared ahead, by which threads, and when. The oracle for the bytes is what was written."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+
+import lmdb
+import pytest
+
+import pario
+from pario.decode import Raw
+
+N, BYTES = 96, 1000
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("epoch") / "x.lmdb"
+    with lmdb.open(str(place), subdir=False, map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for i in range(N):
+            txn.put(b"%04d" % i, bytes([i]) * BYTES)
+    return str(place)
+
+
+def own(path: str, **options) -> pario.Loader:
+    """Straight from the page cache, 12 steps."""
+    chosen = pario.Options(own_rows="always", **options)
+    return pario.Loader(path, 8, Raw(dtype="uint8", shape=(BYTES,)), options=chosen)
+
+
+def right(batch: pario.Batch) -> None:
+    assert [row.tobytes() for row in batch["data"]] == [bytes([i]) * BYTES for i in batch.ids.tolist()]
+
+
+def at_once(function, *arguments) -> Future:
+    done: Future = Future()
+    done.set_result(function(*arguments))
+    return done
+
+
+def test_a_batch_that_is_ready_is_taken_before_the_next_are_asked_for(path: str) -> None:
+    with own(path) as loader:
+        epoch = iter(loader)
+        waiting: list[int] = []
+
+        def submit(*call) -> Future:
+            waiting.append(len(epoch._under_way))
+            return at_once(*call)
+
+        epoch._ahead = replace(epoch._ahead, submit=submit, depth=1, least=1, eager=True)
+        for batch in epoch:
+            right(batch)
+    # The first call finds nothing and asks for two; each later one has taken its batch when it asks for one more.
+    assert waiting == [0, 1, *[0] * (12 - 2)]
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 5])
+def test_as_many_are_ahead_as_the_knob_says(path: str, ahead: int) -> None:
+    with own(path, decode_ahead=ahead) as loader:
+        epoch = iter(loader)
+        epoch._ahead = replace(epoch._ahead, submit=at_once, eager=True)
+        right(next(epoch))
+        assert len(epoch._under_way) == ahead
+        assert loader.stats()["knobs"]["decode_ahead"]["value"] == ahead
+        for batch in epoch:
+            right(batch)
+
+
+def test_no_more_are_ahead_than_the_ring_would_hold(path: str) -> None:
+    with own(path, decode_ahead=16, slots=2, slot_bytes=64 << 10) as loader:
+        epoch = iter(loader)
+        most = 2 * (64 << 10) // (8 * BYTES)
+        assert epoch._ahead.most == min(16, most)
+        assert epoch._ahead.steps == min(16, most)
+    with pario.Loader(
+        path,
+        N,
+        Raw(dtype="uint8", shape=(BYTES,)),
+        options=pario.Options(own_rows="always", decode_ahead=16, slots=2, slot_bytes=64 << 10),
+    ) as loader:
+        assert iter(loader)._ahead.steps == 1
+
+
+def test_at_most_a_thread_per_core_prepares(path: str) -> None:
+    with own(path, decode_ahead=8) as loader:
+        epoch = iter(loader)
+        cores = loader._supply.context.share.threads
+        seen: set[str] = set()
+        prepare = epoch._prepare
+
+        def noting(*arguments):
+            seen.add(threading.current_thread().name)
+            return prepare(*arguments)
+
+        epoch._prepare = noting
+        epoch._ahead = replace(epoch._ahead, eager=True)
+        for batch in epoch:
+            right(batch)
+        assert seen <= {f"pario-ahead-{k}" for k in range(cores)}
+        assert seen
