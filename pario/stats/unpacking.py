@@ -32,18 +32,22 @@ def unpacking_words(ranks: Sequence[RankStats], prediction: Mapping[str, Any] | 
 
 
 def _held(prediction: Mapping[str, Any], ranks: Sequence[RankStats], records: int) -> str:
-    """Whether the records per second and node, and the thread's seconds per record, are those that were foretold."""
+    """Whether the records per second and node, and the thread's seconds per record, are those that were foretold. A
+    caller that computes for longer than the prediction knew cannot get more: then it held if he hardly waited."""
     try:
         codec, rate, cost = str(prediction["codec"]), prediction["records_per_second"], prediction["decode_seconds"]
         rate, cost = float(rate), float(cost)
     except (KeyError, TypeError, ValueError):
         return "the prediction that was saved with it cannot be read"
-    wall, nodes = max(rank.loop for rank in ranks), len({rank.node for rank in ranks})
-    if not records or not wall or rate <= 0:
+    slowest, nodes = max(ranks, key=lambda rank: rank.loop), len({rank.node for rank in ranks})
+    if not records or not slowest.loop or rate <= 0:
         return "too little was read to say whether the prediction held"
-    mine = records / wall / nodes
-    held = "held" if mine >= _HELD * rate else "did not hold"
+    mine = records / slowest.loop / nodes
+    figures = f"{mine:,.0f} records/s per node of {rate:,.0f} foretold"
+    held = mine >= _HELD * rate
+    if not held and slowest.consumer >= _HELD * slowest.loop:
+        held, figures = True, f"{figures}, and the loop waited {1 - slowest.consumer / slowest.loop:.1%} of its time"
     return (
-        f"the prediction for {codec} {held}: {mine:,.0f} records/s per node of {rate:,.0f} foretold, "
+        f"the prediction for {codec} {'held' if held else 'did not hold'}: {figures}, "
         f"{seconds(sum(rank.unpack for rank in ranks) / records)} per record in a thread of {seconds(cost)}"
     )
