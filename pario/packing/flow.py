@@ -33,7 +33,9 @@ Progress = Callable[[int], None]
 _CHUNK, _LEAST_CHUNK = 4 << 20, 256 << 10
 #: Raw bytes of a round of all ranks, and records of a chunk, that rank 0 is to hold.
 _ROUND, _RECORDS = 256 << 20, 1 << 15
-#: rounds that threads work on, or have done, before they are sent
+#: rounds that threads work on, or have done, before they are sent. (JSON of 0.3 KB, zstd:3, two cores, which the codec
+#: alone packs 1.65 times as fast: a thread more changed nothing, an interpreter that switches threads after 1 ms in
+#: place of 5 gained 3 %, but that setting belongs to the whole process.)
 _AHEAD = 2
 
 
