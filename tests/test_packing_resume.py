@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
 import random
@@ -23,8 +24,8 @@ import pytest
 from pack_sources import FOLDERS, LMDBS, lmdb_truth, packed, unpacked
 
 from pario.codec.packing import Packing
-from pario.errors import ChecksumError, CorruptedError, FileError, ParioError
-from pario.packing import flow, folder, partial, writer
+from pario.errors import ChecksumError, CorruptedError, FileError, InvalidError, ParioError
+from pario.packing import flow, folder, partial, tars, writer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,7 +56,7 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
         def counted(self: Any, batches: list[writer.Batch]) -> None:
             if len(written) == n:
                 raise OSError(5, "Input/output error")
-            written.append(sum(map(writer.count_of, batches)))
+            written.append(sum(len(batch.keys) for batch in batches))
             append(self, batches)
 
         monkeypatch.setattr(writer.Writer, "_append", counted)
@@ -97,7 +98,8 @@ def test_a_failed_batch_is_the_last_one(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(writer.Writer, "_append", failing)
-    batches = [[writer.as_batch([b"%d" % i], b"value", np.array([5]))] for i in range(4)]
+    value = np.frombuffer(b"value", np.uint8)
+    batches = [[writer.Batch([b"%d" % i], np.array([5]), value)] for i in range(4)]
     made.append(batches[0])
     made.append(batches[1])
     assert reached.wait(60)
@@ -285,6 +287,17 @@ def test_damage_is_named(source: str, tmp_path: Path) -> None:
     assert lmdb_truth(back) == lmdb_truth(source)
 
 
+def test_a_compressed_tar_that_is_damaged_and_one_without_room(tmp_path: Path) -> None:
+    """The message names the file that is to be looked at."""
+    whole = gzip.compress(np.random.default_rng(1).bytes(100_000))
+    (tmp_path / "cut.tar.gz").write_bytes(whole[:5000])
+    (tmp_path / "whole.tar.gz").write_bytes(whole)
+    with pytest.raises(InvalidError, match=r"compressed tar is damaged.*cut\.tar\.gz"):
+        tars.inflate(str(tmp_path / "cut.tar.gz"), str(tmp_path / "made"))
+    with pytest.raises(FileError, match=r"No space left.*/dev/full.*Make room"):
+        tars.inflate(str(tmp_path / "whole.tar.gz"), "/dev/full")
+
+
 def test_names_never_lead_out_of_the_folder(tmp_path: Path) -> None:
     def part(*rows: tuple[Any, ...]) -> bytes:
         whole = [("", 0o40755, 0, 0, 0, None), *rows]
@@ -345,9 +358,9 @@ def large(path: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("command", ["pack", "unpack"])
-def test_killed_at_random_moments(command: str, tmp_path: Path) -> None:
-    """25 kills of each command: afterwards there is no DST, or all of it, and the next run goes on."""
+@pytest.mark.parametrize(("command", "wanted"), [("pack", 50), ("unpack", 25)])
+def test_killed_at_random_moments(command: str, wanted: int, tmp_path: Path) -> None:
+    """Afterwards there is no DST, or all of it, and the next run goes on."""
     source, middle = tmp_path / "source", tmp_path / "middle"
     large(str(source))
     truth = lmdb_truth(str(source))
@@ -357,7 +370,7 @@ def test_killed_at_random_moments(command: str, tmp_path: Path) -> None:
         given = middle
     moments, kills, targets, lasts, fresh = random.Random(5), 0, 0, 60.0, True
     whole = truth if command == "unpack" else {}
-    while kills < 25:
+    while kills < wanted:
         target = tmp_path / f"target{targets}"
         # The first run takes as long as it takes; later ones are killed at any time after the imports.
         limit = None if targets == 0 else moments.uniform(0.4, 1.0) * lasts
@@ -374,7 +387,7 @@ def test_killed_at_random_moments(command: str, tmp_path: Path) -> None:
         # It may have been killed after the end of its work.
         fresh = done and target.exists()
         targets += fresh
-        assert targets < 100, f"{kills} kills only"
+        assert targets < 4 * wanted, f"{kills} kills only"
     _run(command, given, target, None)
     assert sorted(name.name for name in tmp_path.iterdir() if name.suffix == ".part") == []
     if command == "pack":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
 from pario.stats.unpacking import unpacking_words
@@ -19,6 +21,16 @@ def test_it_says_what_went_in_and_out_and_whether_the_prediction_held() -> None:
     assert "the prediction for zstd:3 held: 500 records/s per node of 510 foretold" in words
     assert "did not hold" in unpacking_words(RANKS, {**FORETOLD, "records_per_second": 600.0})
     assert "prediction" not in unpacking_words(RANKS, None)
+    # The caller computed for longer than was foretold, and got all that he could take.
+    busy = [replace(rank, consumer=1.96) for rank in RANKS]
+    words_of_busy = unpacking_words(busy, {**FORETOLD, "records_per_second": 60_000.0})
+    assert "held: 500 records/s per node of 60,000 foretold, and the loop waited 2.0% of its time" in words_of_busy
+    waited = [replace(rank, consumer=1.8) for rank in RANKS]
+    assert "did not hold: 500" in unpacking_words(waited, {**FORETOLD, "records_per_second": 60_000.0})
+    # Neither of what was foretold is slower: it is the decoder, or the caller.
+    easy = {**FORETOLD, "records_per_second": 60_000.0, "decode_seconds": 0.0006}
+    assert "held: 500 records/s per node of 60,000 foretold, and neither unpacking" in unpacking_words(waited, easy)
+    assert "did not hold" in unpacking_words([replace(rank, stalled=0.5) for rank in waited], easy)
     assert "cannot be read" in unpacking_words(RANKS, {"codec": 3})
     assert unpacking_words([RankStats(records=5, loop=1.0)], FORETOLD) == ""
     assert words in str(Report("x.lmdb", RANKS, FORETOLD))

@@ -198,7 +198,8 @@ def _words(chosen: Selection, margin: float) -> list[str]:
     one, app = mine.candidate, chosen.application
     lines = []
     if mine.admissible:
-        room = "" if one.name == "raw" and app.sync else f"; decoding could take {mine.room:.0%} longer"
+        room = f"{mine.room:.0%} longer" if mine.room < 10 else f"{mine.room + 1:,.0f} times as long"
+        room = "" if one.name == "raw" and app.sync else f"; decoding could take {room}"
         lines.append(f"Choice: {one}, ratio {one.ratio:.2f}{room}. Margin kept free: {margin:.0%} of the limit.")
     else:
         lines.append(

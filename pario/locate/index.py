@@ -68,18 +68,24 @@ class KeyTable:
         if self.first is not None:
             self.first = np.asarray(self.first)
             ids = np.searchsorted(self.first, ids, side="right") - 1
+        if len(ids) and (np.diff(ids) == 1).all():  # one after the other: all that go through a file ask so
+            return self._near(ids)
         distinct, back = np.unique(ids, return_inverse=True)
         found: list[bytes] = []
         for near in np.split(distinct, np.flatnonzero(np.diff(distinct) > _NEAR_IDS) + 1):
-            low, high = int(near[0]), int(near[-1]) + 1
-            if self.width >= 0:
-                starts = np.arange(low, high + 1, dtype=np.int64) * self.width
-            else:
-                starts = np.asarray(self.starts[low : high + 1])
-            data = np.asarray(self.data[int(starts[0]) : int(starts[-1])]).tobytes()
-            begin, end = (starts - starts[0])[near - low], (starts - starts[0])[near - low + 1]
-            found += [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
+            found += self._near(near)
         return [found[i] for i in back.tolist()]
+
+    def _near(self, numbers: np.ndarray) -> list[bytes]:
+        """The keys with these numbers in the table (i64[m], ascending): by one read of it."""
+        low, high = int(numbers[0]), int(numbers[-1]) + 1
+        if self.width >= 0:
+            starts = np.arange(low, high + 1, dtype=np.int64) * self.width
+        else:
+            starts = np.asarray(self.starts[low : high + 1])
+        data = np.asarray(self.data[int(starts[0]) : int(starts[-1])]).tobytes()
+        starts, numbers = starts - starts[0], numbers - low
+        return list(map(data.__getitem__, map(slice, starts[numbers].tolist(), starts[numbers + 1].tolist())))
 
     def one(self, record: int) -> bytes:
         """The key of one record."""
@@ -149,7 +155,7 @@ class RecordIndex(Index):
 
     def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
         wanted = self.checked(ids)
-        if all(i in self._ends for i in wanted.tolist()):
+        if len(wanted) <= len(self._ends) and all(i in self._ends for i in wanted.tolist()):
             return [self._ends[i] for i in wanted.tolist()]
         with self._lock:
             if callable(self._keys):

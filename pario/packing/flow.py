@@ -20,7 +20,7 @@ from pario.errors import ChecksumError, CorruptedError, SnapshotError
 from pario.kernels.pack import copy_ranges
 from pario.machine import allowed_cores, boot, my_share
 from pario.packing.items import Items
-from pario.packing.writer import Batch, Writer, as_batch, split
+from pario.packing.writer import Batch, Writer, split
 from pario.records import Records
 from pario.threads import Workers
 
@@ -33,7 +33,9 @@ Progress = Callable[[int], None]
 _CHUNK, _LEAST_CHUNK = 4 << 20, 256 << 10
 #: Raw bytes of a round of all ranks, and records of a chunk, that rank 0 is to hold.
 _ROUND, _RECORDS = 256 << 20, 1 << 15
-#: rounds that threads work on, or have done, before they are sent
+#: rounds that threads work on, or have done, before they are sent. (JSON of 0.3 KB, zstd:3, two cores, which the codec
+#: alone packs 1.65 times as fast: a thread more changed nothing, an interpreter that switches threads after 1 ms in
+#: place of 5 gained 3 %, but that setting belongs to the whole process.)
 _AHEAD = 2
 
 
@@ -73,7 +75,7 @@ class Crew:
                     writer.check()
             submit()
             if world.size > 1:  # else copying them would cost 4 % of the processors' time
-                parts = [part for batch in ready for part in batch]
+                parts = [part for batch in ready for part in batch.parts()]
                 whole = world.gather_array(np.concatenate(parts) if parts else np.empty(0, np.uint8))
                 ready = split(whole) if whole is not None else []
             with together(world, "writing"):
@@ -152,9 +154,9 @@ def _packed(items: Items, packing: Packing | None, begin: int, stop: int) -> Bat
     if len(records) != stop - begin or (records.nbytes != items.sizes[begin:stop]).any():
         raise SnapshotError("sizes of values changed while they were packed", record=begin)
     if packing is None:
-        return as_batch(keys, b"".join(map(memoryview, records)), records.nbytes)  # type: ignore[arg-type]
+        return Batch(keys, records.nbytes, _end_to_end(records))
     data, _, nbytes = packing.pack_many(records)
-    return as_batch(keys, data, nbytes)
+    return Batch(keys, nbytes, data)
 
 
 def _compare(items: Items, others: Items, path: str, begin: int, stop: int) -> None:

@@ -14,10 +14,9 @@ import bz2
 import gzip
 import lzma
 import os
-import shutil
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from pario.errors import CorruptedError, FileError, InvalidError
 from pario.packing.inflated import inflated
 from pario.packing.items import Items, joined
+from pario.packing.partial import refused
 from pario.records import Records
 
 __all__ = ["MemberItems", "Members", "TarRestorer", "inflate", "is_compressed", "is_tar", "opener_for", "read_members"]
@@ -58,12 +58,23 @@ def is_tar(path: str) -> bool:
 
 
 def inflate(path: str, into: str) -> None:
-    """Raises InvalidError, FileError."""
+    """Raises InvalidError, FileError: of `path`, or of `into` where that cannot be written."""
+    try:
+        with open(into, "wb") as target:
+            for piece in _pieces(path):
+                target.write(piece)
+    except OSError as e:
+        raise refused(e, into) from e
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    """Of the inflated tar."""
     opener = is_compressed(path)
     assert opener is not None
     try:
-        with opener(path, "rb") as source, open(into, "wb") as target:
-            shutil.copyfileobj(source, target, _PIECE)
+        with opener(path, "rb") as source:
+            while piece := source.read(_PIECE):
+                yield piece
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as e:
         raise InvalidError(f"the compressed tar is damaged: {e}", path=path) from e
     except OSError as e:

@@ -59,6 +59,8 @@ def unpack(
         if kind != "lmdb":
             assert packing is not None
             return _Restored(world, path, dst, talk, force).run(items, packing, kind)
+        if world.rank == 0 and not any(getattr(items, "packing", None) for _, items in opened.databases):
+            talk.say(f"no value of {path} is packed: it is copied")
     finally:
         opened.close()
     with together(world, "looking at DST"):

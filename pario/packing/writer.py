@@ -1,6 +1,6 @@
 """The one writer: a thread that appends records to the partial LMDB in the order of their keys (MDB_APPEND).
 
-A batch has two parts, which ranks send as one array:
+A batch that another rank sends has two parts, one after the other:
 
     head     i64 count, i64 bytes of the keys, i64 of the values, i64[count] sizes of the keys, i64[count] of values,
              keys
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 import numpy as np
@@ -24,7 +24,7 @@ from pario.errors import CorruptedError, FileError
 from pario.format.layout import MDB_DUPFIXED, MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.threads import Workers
 
-__all__ = ["Batch", "Writer", "as_batch", "count_of", "split"]
+__all__ = ["Batch", "Writer", "split"]
 
 #: A commit after so many bytes, or seconds: that much work is lost by a kill.
 COMMIT_BYTES, COMMIT_S = 64 << 20, 10.0
@@ -34,40 +34,42 @@ _LEAST_MAP = 16 << 20
 _WAITING = 2  # batches
 
 
-#: (head with keys u8[...], values u8[...])
-Batch = tuple[np.ndarray, np.ndarray]
+class Batch(NamedTuple):
+    """Records in key order: their keys, bytes of each value i64[n], the values u8[...] one after the other.
 
+    (Keys stay as they are where nobody else is to get them, and values are cut by functions in C: joining and cutting
+    both in Python took 260 ns of a record's 490 on the way into an LMDB, this 170.)
+    """
 
-def as_batch(keys: Sequence[bytes], data: Any, nbytes: np.ndarray) -> Batch:
-    """data : bytes-like, the values one after the other, nbytes i64[n]"""
-    sizes = np.fromiter(map(len, keys), np.int64, len(keys))
-    head = np.array([len(keys), int(sizes.sum()), len(data)], np.int64)
-    told = b"".join([head.tobytes(), sizes.tobytes(), nbytes.tobytes(), *keys])
-    return np.frombuffer(told, np.uint8), np.frombuffer(data, np.uint8)
+    keys: list[bytes]
+    nbytes: np.ndarray
+    values: np.ndarray
+
+    def parts(self) -> list[np.ndarray]:
+        """[head u8[...], values], as another rank is to get them."""
+        sizes = np.fromiter(map(len, self.keys), np.int64, len(self.keys))
+        head = np.array([len(sizes), int(sizes.sum()), len(self.values)], np.int64)
+        told = b"".join([head.tobytes(), sizes.tobytes(), np.ascontiguousarray(self.nbytes).tobytes(), *self.keys])
+        return [np.frombuffer(told, np.uint8), self.values]
 
 
 def split(whole: np.ndarray) -> list[Batch]:
-    """The batches, as views, of which `whole` u8[...] has head and values, one after the other."""
+    """The batches, of which `whole` u8[...] has the parts, one after the other."""
     found, at = [], 0
     while at < len(whole):
         count, keys, values = np.frombuffer(whole[at : at + 24], np.int64).tolist()
-        middle = at + 24 + 16 * count + keys
-        found.append((whole[at:middle], whole[middle : middle + values]))
-        at = middle + values
+        sizes = np.frombuffer(whole[at + 24 : at + 24 + 16 * count], np.int64)
+        begin = at + 24 + 16 * count
+        at = begin + keys + values
+        cut = list(_cut(whole[begin : begin + keys].tobytes(), sizes[:count]))
+        found.append(Batch(cut, sizes[count:], whole[begin + keys : at]))
     return found
 
 
-def count_of(batch: Batch) -> int:
-    """Records of a batch."""
-    return int(np.frombuffer(batch[0][:8], np.int64)[0])
-
-
-def _parsed(batch: Batch) -> tuple[list[int], list[int], memoryview, memoryview]:
-    """(sizes of the keys, of the values, keys, values)"""
-    count = count_of(batch)
-    head = memoryview(batch[0])
-    sizes = np.frombuffer(head[24 : 24 + 16 * count], np.int64).tolist()
-    return sizes[:count], sizes[count:], head[24 + 16 * count :], memoryview(batch[1])
+def _cut(data: Any, sizes: np.ndarray) -> Iterator[Any]:
+    """Slices of these sizes, one after the other. data : bytes, or a memoryview"""
+    ends = np.cumsum(sizes)
+    return map(data.__getitem__, map(slice, (ends - sizes).tolist(), ends.tolist()))
 
 
 class Writer:
@@ -111,7 +113,7 @@ class Writer:
 
     def put(self, key: bytes, value: bytes) -> None:
         """The last entry of the database."""
-        self.append([as_batch([key], value, np.array([len(value)], np.int64))])
+        self.append([Batch([key], np.array([len(value)]), np.frombuffer(value, np.uint8))])
 
     def check(self) -> None:
         """Raise what has gone wrong in the meantime."""
@@ -196,19 +198,21 @@ class Writer:
             return entries - sum(txn.get(other, db=self._db) is not None for other in names) if names else entries
 
     def _append(self, batches: Sequence[Batch]) -> None:
-        for key_sizes, value_sizes, keys, values in map(_parsed, batches):
-            self._make_room(len(keys) + len(values) + 64 * len(key_sizes))
+        for keys, nbytes, values in batches:
+            size = sum(map(len, keys)) + len(values)
+            self._make_room(size + 64 * len(keys))
             if self._txn is None:
                 self._txn = self._env.begin(write=True, db=self._db)
+            pairs = zip(keys, _cut(memoryview(values), nbytes), strict=True)
             with self._txn.cursor(db=self._db) as cursor:
-                consumed, added = cursor.putmulti(_pairs(key_sizes, value_sizes, keys, values), append=True)
-            if added != len(key_sizes) or consumed != added:
+                consumed, added = cursor.putmulti(pairs, append=True)
+            if added != len(keys) or consumed != added:
                 raise CorruptedError(
-                    f"{len(key_sizes) - added} of {len(key_sizes)} keys are not in the order of this database's flags",
+                    f"{len(keys) - added} of {len(keys)} keys are not in the order of this database's flags",
                     path=self.path,
                     hint="Its writer seems to have set a comparison function of its own (mdb_set_compare).",
                 )
-            self._bytes += len(keys) + len(values)
+            self._bytes += size
             if self._bytes > COMMIT_BYTES or time.monotonic() - self._committed > COMMIT_S:
                 self._commit()
 
@@ -238,13 +242,3 @@ class Writer:
         env, self._env = self._env, None
         if env is not None:
             env.close()
-
-
-def _pairs(
-    key_sizes: list[int], value_sizes: list[int], keys: memoryview, values: memoryview
-) -> Iterator[tuple[memoryview, memoryview]]:
-    key_at = value_at = 0
-    for key_size, value_size in zip(key_sizes, value_sizes, strict=True):
-        yield keys[key_at : key_at + key_size], values[value_at : value_at + value_size]
-        key_at += key_size
-        value_at += value_size
