@@ -34,7 +34,7 @@ from typing import Any
 
 from pario.bench.cache import Unavailable
 
-__all__ = ["METADATA", "LatencyStore", "latency_store"]
+__all__ = ["METADATA", "LatencyStore", "Operations", "latency_store"]
 
 #: Metadata operations. FUSE's high-level interface does not distinguish a look-up of a name from a stat: both are
 #: getattr.
@@ -127,6 +127,15 @@ class LatencyStore:
         """End all faults at once."""
         self._ask(do="heal")
 
+    def lose_power(self, after: int = 0, seed: int | None = None) -> None:
+        """Of a `volatile` store: after so many further changes and syncs all operations fail (EIO), and the source
+        folder has what was synced, with a `seed` also a random part of the other changes. Nothing if it is lost."""
+        self._ask(do="lose_power", after=after, seed=seed)
+
+    def power_on(self) -> None:
+        """Of a `volatile` store: go on with what the source folder has."""
+        self._ask(do="power_on")
+
     def _ask(self, **what: Any) -> Any:
         with self._lock:
             assert self._process.stdin is not None
@@ -145,6 +154,7 @@ def latency_store(
     cache_s: float = 1.0,
     page_cache: bool = False,
     writable: bool = False,
+    volatile: bool = False,
     threads: int = 64,
 ) -> Iterator[LatencyStore]:
     """Mount `source` with latency in a temporary directory. Daemon and mount end with the context, even if this process
@@ -155,6 +165,7 @@ def latency_store(
     cache_s : how long the kernel caches look-ups (also failed ones) and attributes; 0: every one reaches the store
     page_cache : False: every read reaches the store
     writable : pass writes and new files through; otherwise a read-only file system (EROFS)
+    volatile : writable, and it can lose power (volatile.py)
     threads : operations that can sleep at once
     """
     _require()
@@ -167,7 +178,8 @@ def latency_store(
         "bytes_per_s": bytes_per_s,
         "cache_s": cache_s,
         "page_cache": page_cache,
-        "writable": writable,
+        "writable": writable or volatile,
+        "volatile": volatile,
         "threads": threads,
     }
     said = tempfile.TemporaryFile()  # noqa: SIM115
@@ -235,7 +247,7 @@ def _answer(process: subprocess.Popen[bytes], limit_s: float) -> Any:
 # -- the daemon -------------------------------------------------------------------------------------------------------
 
 
-class _Operations:
+class Operations:
     """The operations that libfuse calls, in many threads at once."""
 
     use_ns = True
@@ -423,7 +435,11 @@ def _refuse(*_: Any) -> int:
 def _serve(setup: dict[str, Any]) -> None:
     import mfusepy
 
-    operations = _Operations(setup)
+    operations = Operations(setup)
+    if setup["volatile"]:
+        from pario.bench.stores.volatile import VolatileOperations
+
+        operations = VolatileOperations(setup)  # type: ignore[assignment]  # this module is also __main__
     out = os.fdopen(os.dup(1), "w")  # libfuse and whatever it loads may print
     asked = os.fdopen(os.dup(0), "rb", buffering=0)
 
