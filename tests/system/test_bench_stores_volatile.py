@@ -23,7 +23,10 @@ from pario.checkpoint import layout, store
 from pario.checkpoint.verifying import problems
 
 Slow = Callable[..., LatencyStore]
-KINDS: list[dict[str, Any]] = [{}, {"incremental": True}, {"compress": "zstd"}, {"incremental": True, "compress": "zstd"}]
+KINDS: list[dict[str, Any]] = [
+    *({}, {"incremental": True}, {"compress": "zstd"}),
+    {"incremental": True, "compress": "zstd"},
+]
 
 
 @pytest.fixture
@@ -157,12 +160,12 @@ def newest(slow: Path, fast: Path | None, tree: Callable[[int], dict[str, object
     return -1 if latest is None else latest
 
 
-def check(source: Path, said: dict[str, int]) -> None:
-    assert newest(source / "slow", source / "fast") >= max(said.values(), default=-1)
-    assert newest(source / "slow", None) >= said.get("slow", -1)
+def check(folder: Path, said: dict[str, int]) -> None:
+    assert newest(folder / "slow", folder / "fast") >= max(said.values(), default=-1)
+    assert newest(folder / "slow", None) >= said.get("slow", -1)
 
 
-def lose_and_restart(tmp_path: Path, volatile: LatencyStore, moments: int, options: dict[str, Any]) -> int:
+def lose_and_restart(volatile: LatencyStore, moments: int, options: dict[str, Any]) -> int:
     """Number of moments at which the job was under way."""
     rng, said, met = random.Random(5), dict[str, int](), 0
     for k in range(moments):
@@ -172,8 +175,8 @@ def lose_and_restart(tmp_path: Path, volatile: LatencyStore, moments: int, optio
         except pario.CheckpointError:
             met += 1
         volatile.lose_power()
-        check(tmp_path / "source", said)
         volatile.power_on()
+        check(Path(volatile.folder), said)
     return met
 
 
@@ -184,10 +187,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_a_checkpoint_outlives_a_loss_of_power(tmp_path: Path, volatile: LatencyStore, options: dict[str, Any]) -> None:
+def test_a_checkpoint_outlives_a_loss_of_power(volatile: LatencyStore, options: dict[str, Any]) -> None:
     """docs/checkpoints.md: PARIO_KILLS=100, for 400 moments in all."""
     moments = int(os.environ.get("PARIO_KILLS", "10"))
-    assert lose_and_restart(tmp_path, volatile, moments, options) > moments // 2
+    assert lose_and_restart(volatile, moments, options) > moments // 2
 
 
 @pytest.mark.parametrize("options", KINDS[1::2], ids=str)
@@ -212,10 +215,8 @@ def test_two_nodes_outlive_that_of_their_store(tmp_path: Path, volatile: Latency
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("call", ["sync_folder", "Writer.sync"])
-def test_it_would_not_without_its_syncs(
-    tmp_path: Path, volatile: LatencyStore, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_it_would_not_without_its_syncs(volatile: LatencyStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     owner, _, name = call.rpartition(".")
     monkeypatch.setattr(getattr(store, owner) if owner else store, name, lambda *_: None)
     with pytest.raises((AssertionError, pario.CorruptedError, pario.MissingError)):
-        lose_and_restart(tmp_path, volatile, 10, {})
+        lose_and_restart(volatile, 10, {})

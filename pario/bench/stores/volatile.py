@@ -11,9 +11,9 @@ random part of the rest:
         look_at("/data/empty")          # what a machine finds when it starts again
         store.power_on()
 
-Each file and each folder has what is durable, and the changes since the last sync: writes, sizes, names. A rename is one
-change, which is kept as a whole or not at all; between two folders there is none (EXDEV). Modes and times do not count.
-What is durable is held in memory, so that this is a store for small tests. Changes are made one at a time.
+Each file and each folder has what is durable, and the changes since the last sync: writes, sizes, names. A rename is
+one change, which is kept as a whole or not at all; between two folders there is none (EXDEV). Modes and times do not
+count. What is durable is held in memory, so that this is a store for small tests. Changes are made one at a time.
 """
 
 from __future__ import annotations
