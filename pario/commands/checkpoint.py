@@ -24,14 +24,12 @@ __all__ = ["run_list", "run_prune", "run_to_npz", "run_verify"]
 
 def _all(folder: str, step: int | None = None) -> list[Name]:
     """The newest first. Raises MissingError if there are none."""
-    found = [name for name in listed(folder) if not name.nodes and step in (None, name.step)]
+    there = [name for name in listed(folder) if not name.nodes]
+    found = [name for name in there if step in (None, name.step)]
     if not found:
-        hint = "FOLDER is what the script passed as slow"
-        if not os.path.isdir(folder):
-            raise MissingError("there is no such folder", path=folder, hint=hint)
-        raise MissingError(
-            "no complete checkpoint" + ("" if step is None else f" of step {step}"), path=folder, hint=hint
-        )
+        what = "no complete checkpoint" + ("" if step is None else f" of step {step}")
+        hint = f"The newest one is step {there[-1].step}" if there else "FOLDER is what the script passed as slow"
+        raise MissingError(what if os.path.isdir(folder) else "there is no such folder", path=folder, hint=hint)
     return found[::-1]
 
 
