@@ -43,7 +43,7 @@ def test_list_and_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["checkpoint", "verify", str(folder)]) == 1
     assert "step 20: DAMAGED" in capsys.readouterr().out
     assert main(["checkpoint", "verify", str(folder), "--step", "30"]) == 0
-    with pytest.raises(pario.MissingError, match="step 40.*newest one is step 30"):
+    with pytest.raises(pario.MissingError, match=r"step 40.*newest one is step 30"):
         main(["checkpoint", "verify", str(folder), "--step", "40"])
 
 
