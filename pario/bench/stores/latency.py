@@ -439,7 +439,7 @@ def _serve(setup: dict[str, Any]) -> None:
     if setup["volatile"]:
         from pario.bench.stores.volatile import VolatileOperations
 
-        operations = VolatileOperations(setup)  # type: ignore[assignment]  # this module is also __main__
+        operations = VolatileOperations(setup)
     out = os.fdopen(os.dup(1), "w")  # libfuse and whatever it loads may print
     asked = os.fdopen(os.dup(0), "rb", buffering=0)
 

@@ -138,7 +138,10 @@ class VolatileOperations(Operations):
         """Make the source folder what is left."""
         self._lost = True
         for entry in os.scandir(self._source):
-            shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
         _built(self._root, Path(self._source), None if self._seed is None else random.Random(self._seed), {})
 
     def _spend(self, path: str, operation: str, seconds: float) -> str:
@@ -172,13 +175,12 @@ class VolatileOperations(Operations):
         return fd
 
     def open(self, path: str, flags: int) -> int:
+        if flags & os.O_TRUNC:
+            self.truncate(path, 0)
         there = self._metadata(path, "open")
-        shortens = flags & os.O_TRUNC
-        with self._change() if shortens else self._lock:
-            fd = os.open(there, flags & ~os.O_DIRECT)
+        with self._lock:
+            fd = os.open(there, flags & ~(os.O_DIRECT | os.O_TRUNC))
             self._opened[fd] = self._root.file(path)
-            if shortens:
-                self._opened[fd].pending.append((0, None))
         return fd
 
     def release(self, path: str, fh: int) -> int:
