@@ -96,7 +96,7 @@ SCREEN = ("cli.py", "commands/", "demo/")
 RUNS_SCRIPTS = ("commands/run.py", "commands/decoder.py")
 #: modules that a file starts in a process of their own, by name: nothing is imported
 STARTED = {
-    "bench/stores/latency.py": {"pario.bench.stores.latency"},
+    "bench/stores/latency.py": {"pario.bench.stores.latency", "pario.bench.stores.volatile"},
     "bench/study/jobs.py": {"pario.bench.study.worker"},
     "commands/demo.py": {"pario.demo.train_digits"},
 }

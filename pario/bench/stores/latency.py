@@ -34,7 +34,7 @@ from typing import Any
 
 from pario.bench.cache import Unavailable
 
-__all__ = ["METADATA", "LatencyStore", "Operations", "latency_store"]
+__all__ = ["METADATA", "LatencyStore", "Operations", "latency_store", "serve"]
 
 #: Metadata operations. FUSE's high-level interface does not distinguish a look-up of a name from a stat: both are
 #: getattr.
@@ -179,12 +179,12 @@ def latency_store(
         "cache_s": cache_s,
         "page_cache": page_cache,
         "writable": writable or volatile,
-        "volatile": volatile,
         "threads": threads,
     }
+    module = "pario.bench.stores.volatile" if volatile else "pario.bench.stores.latency"
     said = tempfile.TemporaryFile()  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", "pario.bench.stores.latency", json.dumps(setup)],
+        [sys.executable, "-m", module, json.dumps(setup)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=said,
@@ -432,14 +432,10 @@ def _refuse(*_: Any) -> int:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-def _serve(setup: dict[str, Any]) -> None:
+def serve(setup: dict[str, Any], operations: Operations) -> None:
+    """The daemon: until its standard input ends."""
     import mfusepy
 
-    operations = Operations(setup)
-    if setup["volatile"]:
-        from pario.bench.stores.volatile import VolatileOperations
-
-        operations = VolatileOperations(setup)
     out = os.fdopen(os.dup(1), "w")  # libfuse and whatever it loads may print
     asked = os.fdopen(os.dup(0), "rb", buffering=0)
 
@@ -479,4 +475,5 @@ def _serve(setup: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    serve(given, Operations(given))

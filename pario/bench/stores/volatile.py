@@ -19,15 +19,17 @@ count. What is durable is held in memory, so that this is a store for small test
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pario.bench.stores.latency import Operations
+from pario.bench.stores.latency import Operations, serve
 
 __all__ = ["VolatileOperations"]
 
@@ -282,3 +284,8 @@ def _built(folder: _Folder, path: Path, rng: random.Random | None, made: dict[_F
         else:
             (path / name).write_bytes(node.after(rng))
             made[node] = path / name
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    serve(given, VolatileOperations(given))
