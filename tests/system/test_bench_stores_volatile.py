@@ -32,7 +32,7 @@ KINDS: list[dict[str, Any]] = [
 @pytest.fixture
 def volatile(tmp_path: Path, slow: Slow) -> LatencyStore:
     (tmp_path / "source").mkdir()
-    return slow(tmp_path / "source", read_s=0, metadata_s=0, bytes_per_s=None, cache_s=0, volatile=True)
+    return slow(tmp_path / "source", read_s=0, metadata_s=0, bytes_per_s=None, cache_s=0, writable="volatile")
 
 
 def write(path: str, data: bytes, *, sync: bool = False) -> None:

@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 from pario.bench.cache import Unavailable
 
@@ -128,12 +128,12 @@ class LatencyStore:
         self._ask(do="heal")
 
     def lose_power(self, after: int = 0, seed: int | None = None) -> None:
-        """Of a `volatile` store: after so many further changes and syncs all operations fail (EIO), and the source
+        """Of a volatile store: after so many further changes and syncs all operations fail (EIO), and the source
         folder has what was synced, with a `seed` also a random part of the other changes. Nothing if it is lost."""
         self._ask(do="lose_power", after=after, seed=seed)
 
     def power_on(self) -> None:
-        """Of a `volatile` store: go on with what the source folder has."""
+        """Of a volatile store: go on with what the source folder has."""
         self._ask(do="power_on")
 
     def _ask(self, **what: Any) -> Any:
@@ -153,8 +153,7 @@ def latency_store(
     bytes_per_s: float | None = 200_000_000,
     cache_s: float = 1.0,
     page_cache: bool = False,
-    writable: bool = False,
-    volatile: bool = False,
+    writable: bool | Literal["volatile"] = False,
     threads: int = 64,
 ) -> Iterator[LatencyStore]:
     """Mount `source` with latency in a temporary directory. Daemon and mount end with the context, even if this process
@@ -164,8 +163,8 @@ def latency_store(
     bytes_per_s : bandwidth of all reads together; None: no limit
     cache_s : how long the kernel caches look-ups (also failed ones) and attributes; 0: every one reaches the store
     page_cache : False: every read reaches the store
-    writable : pass writes and new files through; otherwise a read-only file system (EROFS)
-    volatile : writable, and it can lose power (volatile.py)
+    writable : pass writes and new files through; "volatile": and it can lose power (volatile.py); False: a read-only
+        file system (EROFS)
     threads : operations that can sleep at once
     """
     _require()
@@ -178,10 +177,10 @@ def latency_store(
         "bytes_per_s": bytes_per_s,
         "cache_s": cache_s,
         "page_cache": page_cache,
-        "writable": writable or volatile,
+        "writable": bool(writable),
         "threads": threads,
     }
-    module = "pario.bench.stores.volatile" if volatile else "pario.bench.stores.latency"
+    module = "pario.bench.stores.volatile" if writable == "volatile" else "pario.bench.stores.latency"
     said = tempfile.TemporaryFile()  # noqa: SIM115
     process = subprocess.Popen(
         [sys.executable, "-m", module, json.dumps(setup)],

@@ -4,7 +4,7 @@ POSIX promises little: `fsync` of a file makes its bytes durable, `fsync` of a f
 does anything. File systems keep more than that, each in its own way. This one keeps exactly that, or in addition a
 random part of the rest:
 
-    with latency_store("/data/empty", read_s=0, metadata_s=0, writable=True, volatile=True) as store:
+    with latency_store("/data/empty", read_s=0, metadata_s=0, writable="volatile") as store:
         store.lose_power(after=37)      # the 38th change fails, and all that follows
         save_something(store.folder)    # raises OSError (EIO) somewhere
         store.lose_power()              # for the case that it made fewer changes
