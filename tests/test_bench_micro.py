@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -371,3 +373,20 @@ def test_what_is_saved_is_durable_and_whole_when_the_loop_has_ended(tmp_path, mo
         for name, array in first.items():
             assert (before[name][0], last[name][0]) == (array[0] + 1, array[0] + 1 + 1)
             assert (last[name][1:] == array[1:]).all()
+
+
+def test_a_sigterm_leaves_nothing_on_the_store(tmp_path):
+    command = [sys.executable, "-m", "pario", "bench", "checkpoint", "--slow", ".", "--bytes", "1000000"]
+    job = subprocess.Popen([*command, "--step-ms", "500"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("pario-checkpoints-*")):
+            assert time.monotonic() < end
+            assert job.poll() is None
+            time.sleep(0.01)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 128 + signal.SIGTERM
+    finally:
+        job.kill()
+        job.wait()
+    assert list(tmp_path.iterdir()) == []

@@ -198,6 +198,19 @@ def test_data_is_synced_before_the_manifest_and_the_manifest_before_the_name(
         at = names.index(each, at + 1)
 
 
+def test_a_checkpoint_is_deleted_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Durably: otherwise a loss of power may leave a checkpoint under its name, and without some of its files."""
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "data").touch()
+    calls: list[str] = []
+    for name in ("rename", "fsync", "unlink", "rmdir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(store.os, name, lambda *a, _n=name, _r=real, **k: (calls.append(_n), _r(*a, **k)))
+    store.discard(str(tmp_path / "step"))
+    assert calls == ["rename", "fsync", "unlink", "rmdir"]
+    assert not list(tmp_path.iterdir())
+
+
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 

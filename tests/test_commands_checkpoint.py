@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_list_and_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["checkpoint", "verify", str(folder)]) == 1
     assert "step 20: DAMAGED" in capsys.readouterr().out
     assert main(["checkpoint", "verify", str(folder), "--step", "30"]) == 0
-    with pytest.raises(pario.MissingError, match="step 40"):
+    with pytest.raises(pario.MissingError, match=r"step 40.*newest one is step 30"):
         main(["checkpoint", "verify", str(folder), "--step", "40"])
 
 
@@ -53,6 +54,24 @@ def test_restore_to_npz(folder: Path, tmp_path: Path) -> None:
         assert np.array_equal(saved["model/w"], TREE["model"]["w"])
         assert saved["model/b"].tolist() == [0, 1, 2, 3]
         assert "text" in str(saved["tree"])
+
+
+def test_restore_to_npz_takes_every_name_and_says_where_it_cannot_write(tmp_path: Path) -> None:
+    names = ("file", "tree", "allow_pickle", "args", "self")
+    with pario.Checkpointer("self", slow=tmp_path / "slow") as ckpt:
+        ckpt.save(1, {name: np.full(3, k) for k, name in enumerate(names)})
+    command = ["checkpoint", "restore-to-npz", str(tmp_path / "slow")]
+    assert main([*command, str(tmp_path / "x.npz")]) == 0
+    with np.load(tmp_path / "x.npz") as saved:
+        assert [saved[name].tolist() for name in names] == [[k] * 3 for k in range(len(names))]
+        assert json.loads(str(saved["tree_"]))
+    (tmp_path / "folder").mkdir()
+    for name in ("nowhere/x.npz", "folder"):
+        with pytest.raises(pario.errors.FileError, match=f"cannot write it: .*{name}"):
+            main([*command, str(tmp_path / name)])
+    with pytest.raises(pario.MissingError, match="no such folder"):
+        main(["checkpoint", "list", str(tmp_path / "nowhere")])
+    assert sorted(os.listdir(tmp_path)) == ["folder", "slow", "x.npz"]
 
 
 def test_prune_keeps_the_newest_that_is_undamaged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

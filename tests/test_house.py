@@ -96,7 +96,7 @@ SCREEN = ("cli.py", "commands/", "demo/")
 RUNS_SCRIPTS = ("commands/run.py", "commands/decoder.py")
 #: modules that a file starts in a process of their own, by name: nothing is imported
 STARTED = {
-    "bench/stores/latency.py": {"pario.bench.stores.latency"},
+    "bench/stores/latency.py": {"pario.bench.stores.latency", "pario.bench.stores.volatile"},
     "bench/study/jobs.py": {"pario.bench.study.worker"},
     "commands/demo.py": {"pario.demo.train_digits"},
 }
@@ -119,7 +119,7 @@ CONSTRUCTORS = (
 FOREIGN = {"lmdb Environment.__init__": "py-lmdb's"}
 #: classes with more than METHODS methods, and why
 LARGE = {
-    "bench _Operations": "a file system for FUSE: one method per operation, each a few lines",
+    "bench Operations": "a file system for FUSE: one method per operation, each a few lines",
     "control NodeAgent": "a plane to its processes and a client to its plane, with the numbers that the two agree on",
     "lmdb Cursor": "py-lmdb's interface",
     "lmdb Environment": "py-lmdb's interface",

@@ -117,13 +117,15 @@ def commit(attempt: str, final: str) -> None:
 
 
 def discard(path: str) -> None:
-    """Delete a checkpoint: first its name, so that nobody sees half of it. Best effort."""
+    """Delete a checkpoint: first its name, so that nobody sees half of it, nor after a loss of power. Best effort."""
     folder, name = os.path.split(path)
     trash = path
     with suppress(OSError):
         if not name.startswith(TRASH):
             trash = os.path.join(folder, f"{TRASH}{name.removeprefix(ATTEMPT)}-{secrets.token_hex(4)}")
             os.rename(path, trash)
+            if not name.startswith(ATTEMPT):
+                sync_folder(folder)
         fd = os.open(trash, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # not where a link leads
         try:
             for each in os.listdir(fd):

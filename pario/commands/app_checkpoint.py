@@ -55,8 +55,8 @@ def verify(folder: str, step: int | None) -> int:
 def restore_to_npz(folder: str, dst: str, step: int | None) -> int:
     """Write the whole arrays to a NumPy file; keys of the tree are joined by "/".
 
-    Other values of the tree go into the array "tree", as JSON. Types that NumPy does not know (bfloat16) are written
-    as integers.
+    Other values of the tree go into the array "tree" ("tree_" where one is called that), as JSON. Types that NumPy does
+    not know (bfloat16) are written as integers.
 
     \b
     Example:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,12 @@ __all__ = ["run_list", "run_prune", "run_to_npz", "run_verify"]
 
 def _all(folder: str, step: int | None = None) -> list[Name]:
     """The newest first. Raises MissingError if there are none."""
-    found = [name for name in listed(folder) if not name.nodes and step in (None, name.step)]
+    there = [name for name in listed(folder) if not name.nodes]
+    found = [name for name in there if step in (None, name.step)]
     if not found:
-        raise MissingError("no complete checkpoint" + ("" if step is None else f" of step {step}"), path=folder)
+        what = "no complete checkpoint" + ("" if step is None else f" of step {step}")
+        hint = f"The newest one is step {there[-1].step}" if there else "FOLDER is what the script passed as slow"
+        raise MissingError(what if os.path.isdir(folder) else "there is no such folder", path=folder, hint=hint)
     return found[::-1]
 
 
@@ -76,15 +80,34 @@ def run_to_npz(folder: str, dst: str, step: int | None) -> int:
         spec.path or "root": wish.memory.view(dtype_of(spec.dtype)).reshape(spec.shape)
         for spec, wish in zip(manifest.specs, wishes, strict=True)
     }
-    arrays["tree"] = np.array(json.dumps(manifest.description))
-    part = f"{dst}.part"
-    with open(part, "wb") as file:
-        np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, dst)
+    rest = "tree"
+    while rest in arrays:
+        rest += "_"
+    arrays[rest] = np.array(json.dumps(manifest.description))
+    _save(dst, arrays)
     screen.say(f"{dst}: {counted(len(manifest.specs), 'array')} of step {manifest.step}")
     return 0
+
+
+def _save(dst: str, arrays: dict[str, Any]) -> None:
+    """As np.savez, which takes no array named "file". Complete, or not there. Raises FileError."""
+    part = f"{dst}.{os.getpid()}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(part, flags, 0o666), "wb") as file:
+            try:
+                with zipfile.ZipFile(file, "w") as archive:
+                    for name, array in arrays.items():
+                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                            np.lib.format.write_array(member, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(part, dst)
+            except BaseException:
+                os.unlink(part)
+                raise
+    except OSError as e:
+        raise FileError(f"cannot write it: {e.strerror or e}", path=dst) from e
 
 
 def run_prune(folder: str, keep: int, yes: bool) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +26,7 @@ from pario.commands.decoder import find_decoder
 from pario.commands.screen import screen, seconds, table
 from pario.decode.base import Decoder
 
-__all__ = ["MOST_THREADS", "Data", "overlap", "refused", "tell", "threads"]
+__all__ = ["MOST_THREADS", "Data", "overlap", "refused", "tell", "threads", "tidy"]
 
 MOST_THREADS = 512
 
@@ -50,7 +52,7 @@ class Data:
     @contextmanager
     def opened(self, usual_bytes: int) -> Iterator[tuple[list[Items], str | None]]:
         """(what to read, the LMDB among it). Made data are removed afterwards. Raises ParioError, OSError."""
-        with ExitStack() as stack:
+        with tidy(), ExitStack() as stack:
             if self.path is not None:
                 items = [open_items(self.path, db=self.db, progress=screen.progress("leaf pages", "page"))]
             else:
@@ -63,6 +65,16 @@ class Data:
             for one in items:
                 stack.callback(one.close)
             yield items, next((one.path for one in items if one.kind == "records"), None)
+
+
+@contextmanager
+def tidy() -> Iterator[None]:
+    """A SIGTERM, as at a job's time limit, leaves no made data and no checkpoints on the store."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pario.bench.micro import checkpoint as micro
 from pario.bench.study.facts import machine
-from pario.commands.micro import refused, tell
+from pario.commands.micro import refused, tell, tidy
 from pario.commands.screen import decimal_bytes, screen, seconds
 
 __all__ = ["checkpoint"]
@@ -29,7 +29,7 @@ def checkpoint(
     if not as_json:
         screen.say(f"{words}; slow: {slow}, fast: {fast or 'none'}")
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    with screen.bar(rounds * len(ways), "checkpoint", "run") as bar:
+    with tidy(), screen.bar(rounds * len(ways), "checkpoint", "run") as bar:
         for number in range(rounds):
             for way in ways:
                 bar.set_postfix_str(way, refresh=False)

@@ -30,11 +30,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 from pario.bench.cache import Unavailable
 
-__all__ = ["METADATA", "LatencyStore", "latency_store"]
+__all__ = ["METADATA", "LatencyStore", "Operations", "latency_store", "serve"]
 
 #: Metadata operations. FUSE's high-level interface does not distinguish a look-up of a name from a stat: both are
 #: getattr.
@@ -127,6 +127,15 @@ class LatencyStore:
         """End all faults at once."""
         self._ask(do="heal")
 
+    def lose_power(self, after: int = 0, seed: int | None = None) -> None:
+        """Of a volatile store: after so many further changes and syncs all operations fail (EIO), and the source
+        folder has what was synced, with a `seed` also a random part of the other changes. Nothing if it is lost."""
+        self._ask(do="lose_power", after=after, seed=seed)
+
+    def power_on(self) -> None:
+        """Of a volatile store: go on with what the source folder has."""
+        self._ask(do="power_on")
+
     def _ask(self, **what: Any) -> Any:
         with self._lock:
             assert self._process.stdin is not None
@@ -144,7 +153,7 @@ def latency_store(
     bytes_per_s: float | None = 200_000_000,
     cache_s: float = 1.0,
     page_cache: bool = False,
-    writable: bool = False,
+    writable: bool | Literal["volatile"] = False,
     threads: int = 64,
 ) -> Iterator[LatencyStore]:
     """Mount `source` with latency in a temporary directory. Daemon and mount end with the context, even if this process
@@ -154,7 +163,8 @@ def latency_store(
     bytes_per_s : bandwidth of all reads together; None: no limit
     cache_s : how long the kernel caches look-ups (also failed ones) and attributes; 0: every one reaches the store
     page_cache : False: every read reaches the store
-    writable : pass writes and new files through; otherwise a read-only file system (EROFS)
+    writable : pass writes and new files through; "volatile": and it can lose power (volatile.py); False: a read-only
+        file system (EROFS)
     threads : operations that can sleep at once
     """
     _require()
@@ -167,12 +177,13 @@ def latency_store(
         "bytes_per_s": bytes_per_s,
         "cache_s": cache_s,
         "page_cache": page_cache,
-        "writable": writable,
+        "writable": bool(writable),
         "threads": threads,
     }
+    module = "pario.bench.stores.volatile" if writable == "volatile" else "pario.bench.stores.latency"
     said = tempfile.TemporaryFile()  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", "pario.bench.stores.latency", json.dumps(setup)],
+        [sys.executable, "-m", module, json.dumps(setup)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=said,
@@ -235,7 +246,7 @@ def _answer(process: subprocess.Popen[bytes], limit_s: float) -> Any:
 # -- the daemon -------------------------------------------------------------------------------------------------------
 
 
-class _Operations:
+class Operations:
     """The operations that libfuse calls, in many threads at once."""
 
     use_ns = True
@@ -420,10 +431,10 @@ def _refuse(*_: Any) -> int:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-def _serve(setup: dict[str, Any]) -> None:
+def serve(setup: dict[str, Any], operations: Operations) -> None:
+    """The daemon: until its standard input ends."""
     import mfusepy
 
-    operations = _Operations(setup)
     out = os.fdopen(os.dup(1), "w")  # libfuse and whatever it loads may print
     asked = os.fdopen(os.dup(0), "rb", buffering=0)
 
@@ -463,4 +474,5 @@ def _serve(setup: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    serve(given, Operations(given))
