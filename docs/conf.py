@@ -70,7 +70,14 @@ def read_page(app: Any, page: str, source: list[str]) -> None:
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
 
 
+def escape_underscores(app: Any, context: Any, lines: list[str]) -> None:
+    """Help texts are for terminals: a name in them that ends with an underscore is no reference."""
+    lines[:] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", line) for line in lines]
+
+
 def setup(app: Any) -> dict[str, Any]:
     app.connect("source-read", read_page)
+    for part in ("description", "options"):
+        app.connect(f"sphinx-click-process-{part}", escape_underscores)
     app.connect("autodoc-process-docstring", docstrings.process)
     return {"parallel_read_safe": True}
