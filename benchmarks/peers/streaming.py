@@ -30,8 +30,7 @@ class Streaming(Reader):
         import streaming.base.util
 
         meet(rank, ranks, port)
-        if rank == 0:
-            streaming.base.util.clean_stale_shared_memory()
+        streaming.base.util.clean_stale_shared_memory()  # has a barrier
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -69,8 +68,7 @@ class Streaming(Reader):
         import streaming.base.util
 
         gc.collect()
-        if self.job.rank == 0:
-            streaming.base.util.clean_stale_shared_memory()
+        streaming.base.util.clean_stale_shared_memory()
 
 
 if __name__ == "__main__":
