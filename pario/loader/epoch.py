@@ -57,7 +57,8 @@ class Epoch(Iterator[Batch]):
         self._alive_seconds = alive_seconds
         self._taken = taken
         self._at_end = complete
-        self._away = 0.0, 0.0  # the caller's seconds between its last two batches, and between the two before
+        # The caller's seconds between its last two batches, and between the two before. At the start one is enough.
+        self._away = math.inf, math.inf
         self._took = 0.0  # seconds that preparing the last step took
         self._step = 0
         self._ended = threading.Event()

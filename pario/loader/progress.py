@@ -129,6 +129,7 @@ class Progress:
         stats.batches += 1
         stats.records += len(batch.ids) + (0 if self._context.decode.substitutes else batch.skipped)
         stats.skipped += batch.skipped
+        self._supply.taken(self.position)
 
     def _complete(self) -> None:
         self.leave(complete=True)

@@ -184,6 +184,10 @@ class Supply(ABC):
         way : the proposal of this node's first rank
         """
 
+    def taken(self, position: int) -> None:
+        """This rank's loop is about to get a batch, the one that ends at this position of the epoch. Called for each
+        batch: it must take no time."""
+
     def settle(self, work: Work | None = None, way: str = "") -> None:
         """Called when all ranks have left the last source, before the next one and before `close`. Collective.
 

@@ -143,6 +143,10 @@ class Automatic(Supply):
         ahead = Ahead(self._preparer.call, context.decode.tuner.ahead) if self._decodes_apart else None
         return RingReader(context, work, writer, spills=not known, ahead=ahead, base=base)
 
+    def taken(self, position: int) -> None:
+        if self._sweep is not None:
+            self._sweep.look(position)
+
     def _follow(self, writer: ContinuingWriter) -> ContinuingWriter | None:
         """What reads the first groups of the next epoch, if that takes this way again."""
         if not self.context.options.next_epoch or self.propose():

@@ -4,7 +4,10 @@ order begins.
     first rank of the node, a thread   readahead(2), window after window --> page cache
     all ranks of the node              read their records as ever: out of the page cache, as soon as they are there
 
-The sweep delivers nothing, so that no batch depends on it. Where it is worth its time says plan/sweep.py.
+The sweep delivers nothing, so that no batch depends on it. Where it is worth its time says plan/sweep.py. Nothing is
+measured or swept for a loop that hardly waits: it would gain nothing, and its own reads would take longer. (DLIO, 7,680
+records of 147 KB, two ranks, steps of 39 ms, cold disk: utilisation 97.2 %, first batch 0.04 s; with the sweep from the
+beginning on 95.4 % and 0.40 s; medians of five runs in turn.)
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ _log = logging.getLogger("pario")
 
 #: its name among the published knobs; the value: bytes that are read so
 KNOB = "sweep_bytes"
+#: The loop waits if that takes this part of its time. The first batch does not count: everybody waits for that.
+_WAITS = 0.25
 #: The records whose places in the page cache are asked for, and those that are read at random.
 _SAMPLE = 64
 #: The long reads that are measured: so many of so many bytes.
@@ -44,46 +49,90 @@ _OBEYED = 0.5
 
 
 class Sweep:
-    """Of the first epoch that reads a cold file; on the first rank of a node. One thread calls the methods."""
+    """Of the first epoch that reads a cold file; on the first rank of a node. One thread calls the public methods."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._fetcher: Fetcher = context.reader.file.pool.fetcher
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._work: Work | None = None  # until it is decided
+        self._batches = 0
+        self._before = 0.0, 0.0  # seconds of waiting and of the caller, until the first batch was handed out
 
     def begin(self, work: Work) -> None:
-        """Measure, decide, publish the decision, and start reading if that is it."""
+        """A loop begins. Whether a sweep helps it is decided when it is seen to wait."""
+        if self._is_possible(work):
+            self._work = work
+            self._decided(0, "the loop does not wait for bytes")
+
+    def look(self, position: int) -> None:
+        """The loop has come to this position of its epoch: measure, decide and read, in a thread, if it waits."""
+        work, stats = self._work, self._context.stats
+        if work is None:
+            return
+        self._batches += 1
+        now = stats.waiting, stats.consumer  # until the batch before this one was handed out
+        if self._batches == 2:
+            self._before = now
+        waited, away = (now[0] - self._before[0], now[1] - self._before[1])
+        if self._batches > 3 and waited > _WAITS * (waited + away):
+            self._work = None
+            try:
+                self._thread = start_thread("pario-sweep", self._run, work, position)
+            except ParioError as e:
+                self._decided(0, f"it did not begin: {e}")
+
+    def _run(self, work: Work, position: int) -> None:
+        """The thread."""
         path, nbytes = self._context.reader.path, self._fetcher.nbytes
         try:
-            choice = self._choose(work)
-            if choice is None:
+            choice = self._choose(work, position)
+            if choice is None or self._stop.is_set():
                 return
             self._decided(nbytes if choice.sweep else 0, choice.reason)
             if choice.sweep:
                 _log.info("%s is read whole, %s: %s", path, decimal_bytes(nbytes), choice.reason)
-                self._thread = start_thread("pario-sweep", self._read)
-        except ParioError as e:  # of the store: whoever needs these bytes meets it again
+                self._read()
+        except ParioError as e:  # of the store: whoever needs these bytes meets it again; or the file was closed
             self._decided(0, f"it did not begin: {e}")
 
     def _decided(self, nbytes: int, reason: str) -> None:
         self._context.reader.file.knobs.decided(KNOB, nbytes, reason)
 
-    def _choose(self, work: Work) -> Choice | None:
-        """None: nothing to decide. The file is not on a disk of this node, or not cold, or it is not read at random."""
+    def _is_possible(self, work: Work) -> bool:
+        """False: the file is not on a disk of this node, or not cold, or it is not read at random."""
         context, fetcher = self._context, self._fetcher
-        index, options, world = context.reader.index, context.options, context.world
-        if context.stream.shuffle != "global" or not index.is_complete or not fetcher.read_ahead_bytes:
+        if context.stream.shuffle != "global" or not fetcher.read_ahead_bytes or not context.reader.index.is_complete:
+            return False
+        return self._left(work.start) > 2 * _SAMPLE and self._are_cold(self._places(work, work.start))
+
+    def _left(self, position: int) -> int:
+        """Records that this node still needs from this position of the epoch on."""
+        seats = self._context.seats
+        return (self._context.stream.n - position) * seats.here // seats.count
+
+    def _places(self, work: Work, position: int) -> np.ndarray:
+        """Of the records at this position of the epoch: in a permutation, as random a sample as any."""
+        numbers = work.order.ids(position, min(position + _SAMPLE, self._context.stream.n))
+        return self._context.reader.index.places(self._context.ids_of(numbers, work.order))
+
+    def _are_cold(self, places: np.ndarray) -> bool:
+        """False also if the system does not say. Asking makes the kernel begin to read them."""
+        share = self._fetcher.cached_share(np.ascontiguousarray(places["offset"]))
+        return share is not None and 1 - share >= _COLD
+
+    def _choose(self, work: Work, position: int) -> Choice | None:
+        """None: nothing to decide any more."""
+        context, fetcher, left = self._context, self._fetcher, self._left(position)
+        if left <= 2 * _SAMPLE:  # not worth a measurement
             return None
-        left = (context.stream.n - work.start) * context.seats.here // context.seats.count
-        if left <= _SAMPLE:  # not worth a measurement
+        # The epoch's last records are the last that anybody has asked for.
+        end = context.stream.n
+        if not self._are_cold(self._places(work, end - 2 * _SAMPLE)):
             return None
-        # The first numbers of a permutation are as random a sample as any; they are read next.
-        numbers = work.order.ids(work.start, min(work.start + _SAMPLE, context.stream.n))
-        places = index.places(context.ids_of(numbers, work.order))
-        share = fetcher.cached_share(np.ascontiguousarray(places["offset"]))
-        if share is None or 1 - share < _COLD:
-            return None
+        places = self._places(work, end - _SAMPLE)
+        options, world = context.options, context.world
         room = machine.memory(swap=False)[1] - world.node_size * options.held_bytes - options.slots * options.slot_bytes
         found = Figures(fetcher.nbytes, left * context.width, 0.0, 0.0, room)
         if fetcher.nbytes <= room:
