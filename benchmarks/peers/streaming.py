@@ -34,15 +34,18 @@ class Streaming(Reader):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
+        import torch
         from streaming import StreamingDataLoader, StreamingDataset
 
-        def collate(values: list[dict[str, bytes]]) -> np.ndarray:
+        def collate(values: list[dict[str, bytes]]) -> Any:
+            """A tensor: of an array, the loader's state counts the bytes of a row as its samples."""
             if not job.jpeg:
-                return np.frombuffer(b"".join(one["x"] for one in values), np.uint8).reshape(-1, *job.shape)
-            out = np.empty((len(values), *job.shape), np.uint8)
-            for row, one in zip(out, values, strict=True):
-                decode_into(one["x"], row)
-            return out
+                out = np.frombuffer(bytearray().join(one["x"] for one in values), np.uint8).reshape(-1, *job.shape)
+            else:
+                out = np.empty((len(values), *job.shape), np.uint8)
+                for row, one in zip(out, values, strict=True):
+                    decode_into(one["x"], row)
+            return torch.from_numpy(out)
 
         self._data = StreamingDataset(
             local=job.own("streaming"), shuffle=True, batch_size=job.batch, shuffle_seed=job.seed
