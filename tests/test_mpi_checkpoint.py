@@ -157,6 +157,19 @@ def test_a_damaged_checkpoint_is_passed_over_on_all_ranks(world, folder):
         assert np.array_equal(ckpt.restore()["rows"], whole())
 
 
+def test_another_step_on_one_rank_is_refused_on_all(world, folder):
+    tree = tree_of(world.rank, world.size)
+    with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
+        ckpt.save(1, tree)
+        ckpt.save(2, tree).wait()
+        if world.size > 1:
+            with pytest.raises(pario.ParioError, match="step differs between ranks: 1 and 2"):
+                ckpt.restore(1 if world.rank == 0 else 2)
+            with pytest.raises(pario.ParioError, match="step differs between ranks"):
+                ckpt.restore(None if world.rank == 0 else 2)
+        assert np.array_equal(ckpt.restore(1)["rows"], whole())
+
+
 def test_a_rank_that_does_not_come_is_named(world, folder):
     """The last rank shares its node with rank 0, or is the only one of its node."""
     if world.size == 1:

@@ -11,13 +11,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-
 from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
 from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.finding import Finder
-from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, sweep_folders
+from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, step_error, sweep_folders
 from pario.checkpoint.handle import Handle
 from pario.checkpoint.manifest import Manifest, pario_version
 from pario.checkpoint.partner import open_partner
@@ -152,10 +150,15 @@ class Checkpointer:
         self._stack.callback(bucket.close)
         agent = self._stack.enter_context(store_agent())
 
-        def take(nbytes: int) -> None:
-            bucket.take(nbytes, 1)
+        def ask_plane(nbytes: int) -> None:
             if agent is not None:
                 agent.take(nbytes, 1)
+
+        def take(nbytes: int) -> None:
+            bucket.take(nbytes, 1)
+            ask_plane(nbytes)
+
+        self._ask_plane = ask_plane
 
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
@@ -191,15 +194,13 @@ class Checkpointer:
         began = time.monotonic()
         self._check_open()
         self._roll_call("saving a checkpoint")
-        error: BaseException | None = None
+        error: BaseException | None = step_error(step)
         flat, known = Flat(None, [], [], []), None
         try:
-            if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
-                raise OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
             known = None if self._template is None else self._template.flatten(tree)
             flat = flatten(tree, self.leaves) if known is None else known
         except Exception as e:
-            error = e
+            error = error or e
         self._meet(error, "saving a checkpoint")
         if self._number == 0:
             sweep_folders(self._world, self.slow, self.fast)
@@ -391,6 +392,7 @@ class Checkpointer:
     def restore(self, step: int | None = None, like: Any = None) -> Any:
         """The tree of the newest complete checkpoint, or of that step. Collective; on any number of ranks.
 
+        step : the same on all ranks; None: the newest
         like : a tree that says what is wanted: whole arrays where it has arrays, this rank's part where it has a
             `Shard`; what it leaves out is not read. None: the whole tree, with whole arrays.
 
@@ -403,17 +405,20 @@ class Checkpointer:
         # What is drained or copied now may be deleted from the fast tier while it is read there.
         drained = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
         copied = lambda: self._partner is None or self._partner.idle  # noqa: E731
-        self._settle(lambda: drained() and copied(), "restoring a checkpoint")
-        found = [each for each in self._finder.find() if step is None or each.step == step]
+        error: Exception | None = None if step is None else step_error(step)
+        self._meet(error or self._until(lambda: drained() and copied()), "restoring a checkpoint")
+        self._same(-1 if step is None else int(step), "step")
+        everything = self._finder.find()
+        found = [each for each in everything if step in (None, each.step)]
         if not found:
-            what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
-            raise self._world.raised_by_all(MissingError(what, path=self.slow))
+            what = "no complete checkpoint" + ("" if step is None else f" of step {step}")
+            hint = f"The newest one is step {everything[0].step}" if everything else "Ask latest() first: None says so"
+            raise self._world.raised_by_all(MissingError(what, path=self.slow, hint=hint))
         first: Exception | None = None
         for each in found:
-            error: Exception | None = None
-            tree = None
+            error, tree = None, None
             try:
-                tree = restored(self._world, each, (self.slow, self.fast), like, self.leaves)
+                tree = restored(self._world, each, (self.slow, self.fast), like, self.leaves, self._ask_plane)
             except Exception as e:  # all ranks raise together
                 error = e
             kinds = self._world.allgather(_kind(error))

@@ -16,10 +16,17 @@ from pario.errors import StateError
 __all__ = ["restored"]
 
 
-def restored(world: AnyWorld, found: Found, tiers: tuple[str, str | None], like: Any, leaves: Leaves) -> Any:
+def restored(
+    world: AnyWorld,
+    found: Found,
+    tiers: tuple[str, str | None],
+    like: Any,
+    leaves: Leaves,
+    take: Callable[[int], None] | None = None,
+) -> Any:
     """The tree, or what `like` asks for of it. Collective.
 
-    tiers : the slow folder and the fast one
+    tiers : the slow folder and the fast one; take(nbytes) : returns when so many may be read from the slow one
     Raises on all ranks: CorruptedError, MissingError, ReadError for damage, StateError if `like` does not fit.
     """
     opened = open_found(world, found, *tiers)
@@ -48,7 +55,7 @@ def restored(world: AnyWorld, found: Found, tiers: tuple[str, str | None], like:
     # A world of its own: the memory that its ranks share goes back when it ends.
     twin = same_ranks(world)
     try:
-        read_all(twin, opened, wishes)
+        read_all(twin, opened, wishes, None if found.fast else take)
     except BaseException as e:
         twin.abandon(e)
         raise
