@@ -11,9 +11,12 @@ from pario.checkpoint.restoring import Wish, empty_bytes, read_all
 from pario.checkpoint.tree import Leaves, Shard, Spec, item_bytes, pick, unflatten
 from pario.comm.base import AnyWorld, together
 from pario.comm.world import same_ranks
-from pario.errors import StateError
+from pario.errors import CorruptedError, MissingError, PeerError, ReadError, StateError
 
-__all__ = ["restored"]
+__all__ = ["kind_of", "restored"]
+
+#: What makes `Checkpointer.restore` try an older checkpoint.
+_DAMAGE = (CorruptedError, MissingError, ReadError)
 
 
 def restored(
@@ -62,6 +65,13 @@ def restored(
     twin.free()
     results = iter(wishes)
     return tree(built)
+
+
+def kind_of(error: Exception | None) -> str:
+    """Of an error of `restored`: "damage" of the checkpoint, "peer", "other"; "" without one."""
+    if error is None or isinstance(error, PeerError):
+        return "" if error is None else "peer"
+    return "damage" if isinstance(error, _DAMAGE) else "other"
 
 
 def _wanted(leaf: Any, spec: Spec, leaves: Leaves, path: str) -> Box:
