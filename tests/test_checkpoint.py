@@ -235,6 +235,14 @@ def test_options_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
         checkpointer(tmp_path, **options)
 
 
+@pytest.mark.parametrize("tier", ["slow", "fast"])
+def test_a_tier_that_is_a_file_is_refused_at_once(tmp_path: Path, tier: str) -> None:
+    (tmp_path / tier).write_text("mine")
+    with pytest.raises(pario.CheckpointError, match="Not a directory"):
+        checkpointer(tmp_path, fast=True)
+    assert (tmp_path / tier).read_text() == "mine"
+
+
 def test_a_second_save_uses_the_same_memory_and_ends_its_threads(tmp_path: Path) -> None:
     before = threading.active_count()
     with checkpointer(tmp_path, fast=True) as ckpt:

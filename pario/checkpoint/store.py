@@ -75,8 +75,11 @@ def make_folder(path: str) -> None:
         return
     above = os.path.dirname(os.path.abspath(path))
     make_folder(above)
-    with suppress(FileExistsError):
+    try:
         os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):  # nor has another rank just made it
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
     sync_folder(above)
 
 
