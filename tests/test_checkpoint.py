@@ -7,6 +7,8 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from checkpoints import equal, rich_tree
 
 import pario
+from pario.checkpoint import checkpointer as room
 from pario.checkpoint.tree import Bits
 
 BIG = 300_000  # f8: 2.4 MB, a dataset of its own
@@ -232,6 +235,14 @@ def test_options_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
         checkpointer(tmp_path, **options)
 
 
+@pytest.mark.parametrize("tier", ["slow", "fast"])
+def test_a_tier_that_is_a_file_is_refused_at_once(tmp_path: Path, tier: str) -> None:
+    (tmp_path / tier).write_text("mine")
+    with pytest.raises(pario.CheckpointError, match="Not a directory"):
+        checkpointer(tmp_path, fast=True)
+    assert (tmp_path / tier).read_text() == "mine"
+
+
 def test_a_second_save_uses_the_same_memory_and_ends_its_threads(tmp_path: Path) -> None:
     before = threading.active_count()
     with checkpointer(tmp_path, fast=True) as ckpt:
@@ -255,3 +266,45 @@ def test_the_rate_limits_the_drain_and_not_the_fast_tier(tmp_path: Path) -> None
         assert ckpt.latest() == 0
         handle.wait()
         assert handle.done
+
+
+def test_a_control_plane_is_asked_for_what_the_slow_tier_carries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Gate:
+        def take(self, nbytes: int, operations: int) -> None:
+            asked.append(nbytes)
+
+    @contextmanager
+    def agent() -> Iterator[Gate]:
+        yield Gate()
+
+    monkeypatch.setattr(room, "store_agent", agent)
+    tree = {"a": np.arange(float(BIG)), "b": np.ones(3)}
+    with checkpointer(tmp_path, fast=True) as ckpt:
+        ckpt.save(0, tree).wait("fast")
+        ckpt.save(1, tree).wait()
+        assert 16 * BIG <= sum(asked) < 17 * BIG  # both drains
+        asked.clear()
+        assert equal(tree, ckpt.restore(1))  # from the fast tier
+        assert not asked
+    with checkpointer(tmp_path) as ckpt:
+        assert equal(tree, ckpt.restore(1))
+        assert 8 * BIG <= sum(asked) < 9 * BIG
+        asked.clear()
+        ckpt.save(2, tree).wait()  # straight to the slow tier
+        assert 8 * BIG <= sum(asked) < 9 * BIG
+
+
+def test_a_step_that_is_not_there(tmp_path: Path) -> None:
+    with checkpointer(tmp_path) as ckpt:
+        with pytest.raises(pario.MissingError, match="Ask latest"):
+            ckpt.restore()
+        ckpt.save(4, np.ones(3)).wait()
+        with pytest.raises(pario.MissingError, match=r"of step 3.*The newest one is step 4"):
+            ckpt.restore(3)
+        with pytest.raises(pario.OptionError, match="step must be"):
+            ckpt.restore("4")  # type: ignore[arg-type]
+        assert ckpt.restore(np.int64(4)) is not None

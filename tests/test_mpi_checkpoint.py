@@ -157,6 +157,50 @@ def test_a_damaged_checkpoint_is_passed_over_on_all_ranks(world, folder):
         assert np.array_equal(ckpt.restore()["rows"], whole())
 
 
+def test_another_step_on_one_rank_is_refused_on_all(world, folder):
+    tree = tree_of(world.rank, world.size)
+    with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
+        ckpt.save(1, tree)
+        ckpt.save(2, tree).wait()
+        if world.size > 1:
+            with pytest.raises(pario.ParioError, match="step differs between ranks: 1 and 2"):
+                ckpt.restore(1 if world.rank == 0 else 2)
+            with pytest.raises(pario.ParioError, match="step differs between ranks"):
+                ckpt.restore(None if world.rank == 0 else 2)
+        assert np.array_equal(ckpt.restore(1)["rows"], whole())
+
+
+@pytest.mark.parametrize("alone", ["latest", "restore", "wait", "save", "seconds_needed"])
+def test_a_call_that_one_rank_alone_makes_is_refused_on_all(world, folder, alone):
+    """`if rank == 0: print(ckpt.latest())`, and then everybody goes on: nobody hangs, whatever the others call."""
+    if world.size == 1:
+        return
+    tree = tree_of(world.rank, world.size)
+    ckpt = pario.Checkpointer(world, slow=folder / "slow")
+    handle = ckpt.save(1, tree)
+    handle.wait()
+    calls = {"latest": ckpt.latest, "restore": ckpt.restore, "wait": handle.wait, "seconds_needed": ckpt.seconds_needed}
+    calls["save"] = lambda: ckpt.save(2, tree)
+    with pytest.raises(pario.CheckpointError, match=r"different methods: rank 0 is .*rank 1 is closing"):
+        (calls[alone] if world.rank == 0 else ckpt.close)()
+    with pytest.raises(pario.ClosedError):
+        ckpt.latest()
+    with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
+        assert ckpt.latest() == 1
+
+
+def test_a_rank_that_closes_late_is_named_and_waited_for(world, folder, caplog):
+    late = world.size - 1
+    with pario.Checkpointer(world, slow=folder / "slow", timeout_s=0.2) as ckpt:
+        ckpt.save(1, tree_of(world.rank, world.size)).wait()
+        if world.rank == late:
+            time.sleep(0.9)
+    if world.rank != late:
+        assert sum("did not come" in each.message for each in caplog.records) == 1
+    with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
+        assert ckpt.latest() == 1
+
+
 def test_a_rank_that_does_not_come_is_named(world, folder):
     """The last rank shares its node with rank 0, or is the only one of its node."""
     if world.size == 1:

@@ -16,7 +16,9 @@ from pario.comm.base import AnyWorld
 from pario.comm.memory import shared_parts
 from pario.errors import CheckpointError
 
-__all__ = ["TAKEN", "Board", "Limits"]
+__all__ = ["ALIKE", "TAKEN", "Board", "Limits", "apart"]
+
+ALIKE = "All ranks must call the same methods in the same order"
 
 #: Bytes of an error's text.
 _NOTE = 2048
@@ -146,3 +148,10 @@ class Board:
 
     def _rank(self, seat: int) -> int:
         return self._world.node_ranks[seat]
+
+
+def apart(doing: list[str]) -> CheckpointError:
+    """Ranks have come to different calls. doing : of each rank"""
+    first = {words: rank for rank, words in reversed(list(enumerate(doing)))}
+    said = ", ".join(f"rank {rank} is {words}" for words, rank in sorted(first.items(), key=lambda each: each[1]))
+    return CheckpointError(f"ranks call different methods: {said}", hint=ALIKE)

@@ -7,21 +7,20 @@ import logging
 import os
 import secrets
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-
-from pario.checkpoint.board import BUSY, CALLED, DRAINED, Board
+from pario.checkpoint.board import ALIKE, BUSY, CALLED, DRAINED, Board, apart
 from pario.checkpoint.budget import Budget
 from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.finding import Finder
-from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, sweep_folders
+from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, step_error, sweep_folders
 from pario.checkpoint.handle import Handle
 from pario.checkpoint.manifest import Manifest, pario_version
 from pario.checkpoint.partner import open_partner
-from pario.checkpoint.restore import restored
+from pario.checkpoint.restore import kind_of, restored
 from pario.checkpoint.staging import Staging
 from pario.checkpoint.tree import Flat, Leaves, Template, flatten
 from pario.checkpoint.varying import Varying
@@ -31,22 +30,11 @@ from pario.comm.launcher import job_end
 from pario.comm.world import get_world
 from pario.control.bucket import Bucket
 from pario.control.joining import store_agent
-from pario.errors import (
-    CheckpointError,
-    ClosedError,
-    CorruptedError,
-    MissingError,
-    OptionError,
-    PeerError,
-    ReadError,
-)
+from pario.errors import CheckpointError, ClosedError, MissingError, OptionError, PeerError
 
 __all__ = ["Checkpointer", "Handle"]
 
 _log = logging.getLogger("pario")
-
-#: What makes `restore` try an older checkpoint.
-_DAMAGE = (CorruptedError, MissingError, ReadError)
 
 
 class _LateError(CheckpointError):
@@ -83,12 +71,13 @@ class Checkpointer:
         a node before the drain loses nothing. The fast tiers need room for twice as much.
     timeout_s : float
         After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
-        than another one of its node ends the work on all of them. The error says who is late.
+        than another one of its node ends the work on all of them. The error says who is late; in `close` a warning.
     version : str
         Yours: it is written into the manifest.
 
-    All methods are collective. A checkpoint that could not be saved in the background is reported by the next call, by
-    CheckpointError on all ranks; saving may go on after it.
+    All methods are collective; where ranks come to different ones, all raise CheckpointError and are closed. A
+    checkpoint that could not be saved in the background is reported by the next call, by CheckpointError on all ranks;
+    saving may go on after it.
     """
 
     #: what is an array; the checkpointers of pario/adapters know others
@@ -152,10 +141,15 @@ class Checkpointer:
         self._stack.callback(bucket.close)
         agent = self._stack.enter_context(store_agent())
 
-        def take(nbytes: int) -> None:
-            bucket.take(nbytes, 1)
+        def ask_plane(nbytes: int) -> None:
             if agent is not None:
                 agent.take(nbytes, 1)
+
+        def take(nbytes: int) -> None:
+            bucket.take(nbytes, 1)
+            ask_plane(nbytes)
+
+        self._ask_plane = ask_plane
 
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
@@ -191,21 +185,20 @@ class Checkpointer:
         began = time.monotonic()
         self._check_open()
         self._roll_call("saving a checkpoint")
-        error: BaseException | None = None
+        error: BaseException | None = step_error(step)
         flat, known = Flat(None, [], [], []), None
         try:
-            if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
-                raise OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
             known = None if self._template is None else self._template.flatten(tree)
             flat = flatten(tree, self.leaves) if known is None else known
         except Exception as e:
-            error = e
+            error = error or e
         self._meet(error, "saving a checkpoint")
         if self._number == 0:
             sweep_folders(self._world, self.slow, self.fast)
         if self._world.allreduce_max(known is None):
             self._template = None
-            self._settle(lambda: all(attempt.written.is_set() for attempt in self._attempts), "saving a checkpoint")
+            late = self._held_up(lambda: all(attempt.written.is_set() for attempt in self._attempts))
+            self._meet(late, "saving a checkpoint")
             self._staging.lay_out(self._world, flat)
             self._board.fit(len(self._staging.file.blocks))
             self._template = Template(tree, flat, self.leaves)
@@ -242,16 +235,17 @@ class Checkpointer:
                 return False
             return self._number - self._board.get(DRAINED) < self._pending
 
-        self._board.mine(BUSY, self._calls)  # the others may come to the next call meanwhile
-        self._settle(is_free, "saving a checkpoint")
-        self._board.mine(BUSY, 0)
+        self._meet(self._held_up(is_free), "saving a checkpoint")
         waited = time.monotonic() - began
         if waited > 0.1:
             _log.warning("save waited %.1f s: checkpoints are written more slowly than they are made", waited)
 
-    def _settle(self, ready: Callable[[], bool], doing: str) -> None:
-        """Wait for the threads of all ranks; then all continue, or raise what went wrong. Collective."""
-        self._meet(self._until(ready), doing)
+    def _held_up(self, ready: Callable[[], bool]) -> Exception | None:
+        """As `_until`. The others, who may come to the next call meanwhile, do not take this rank for late."""
+        self._board.mine(BUSY, self._calls)
+        late = self._until(ready)
+        self._board.mine(BUSY, 0)
+        return late
 
     def _until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> Exception | None:
         """Wait for this rank's threads; what is wrong if it is not `ready` in time. Raises PeerError, DeadRankError."""
@@ -277,7 +271,9 @@ class Checkpointer:
     def _wait(self, attempt: Attempt, tier: str, timeout_s: float | None) -> None:
         if tier == "partner" and not self._partners:
             raise OptionError('waiting for "partner" needs Checkpointer(..., partner=True)')
+        doing = f"waiting for the checkpoint of step {attempt.manifest.step}"
         if not self._closed:
+            self._roll_call(doing)
             end = None if timeout_s is None else time.monotonic() + timeout_s
             on_slow = tier == "slow" or self.fast is None
             late = None if on_slow else self._until(attempt.written.is_set, timeout_s)
@@ -289,37 +285,46 @@ class Checkpointer:
                 late = late or self._until(attempt.committed.is_set, left())
             if isinstance(late, TimeoutError):
                 late = TimeoutError(f"step {attempt.manifest.step} is not complete after {timeout_s} s")
-            self._meet(attempt.error or late, f"waiting for the checkpoint of step {attempt.manifest.step}")
+            self._meet(attempt.error or late, doing)
         elif attempt.error is not None:
             raise attempt.error
         elif not attempt.committed.is_set():
             raise CheckpointError(f"the checkpoint of step {attempt.manifest.step} was given up when the script ended")
 
-    def _roll_call(self, doing: str) -> None:
-        """All ranks come to the same call. Collective. Raises CheckpointError, and ends everything, if one of this node
-        does not come within the time limit, or one of another node in three times that; PeerError on the others."""
+    def _roll_call(self, doing: str, *, warns: bool = False) -> None:
+        """All ranks come to the same call. Collective. Else everything ends: CheckpointError on all ranks if they come
+        to different ones, and on this one if one of its node does not come within the time limit, or one of another
+        node in three times that (PeerError on the others); warns : a warning in place of the latter."""
         self._calls += 1
         self._board.mine(CALLED, self._calls)
-        began = time.monotonic()
+        began, told = time.monotonic(), False
 
         def check() -> None:
+            nonlocal told
             waited = time.monotonic() - began
             late = self._board.late(self._calls) if waited > self._timeout_s else []
-            if late or waited > 3 * self._timeout_s:
-                who = ", ".join(f"rank {rank}" for rank in late) or "a rank of another node"
-                raise _LateError(
-                    f"{who} did not come within {waited:.0f} s while rank {self._world.rank} is {doing}",
-                    hint="All ranks must call the same methods in the same order; or raise timeout_s",
-                )
+            if told or not (late or waited > 3 * self._timeout_s):
+                return
+            who = ", ".join(f"rank {rank}" for rank in late) or "a rank of another node"
+            said = f"{who} did not come within {waited:.0f} s while rank {self._world.rank} is {doing}"
+            if not warns:
+                raise _LateError(said, hint=f"{ALIKE}; or raise timeout_s")
+            told = True
+            _log.warning("%s. %s", said, ALIKE)
 
         before, self._world.on_wait = self._world.on_wait, check
+        code = zlib.crc32(doing.encode())
+        error: BaseException | None = None
         try:
-            self._world.barrier()
+            if self._world.allreduce_min(code) != self._world.allreduce_max(code):
+                error = self._world.raised_by_all(apart(self._world.allgather(doing)))
         except _LateError as e:
-            self._end(e)
-            raise
+            error = e
         finally:
             self._world.on_wait = before
+        if error is not None:
+            self.__exit__(type(error), error, None)
+            raise error
 
     def _meet(self, error: BaseException | None, doing: str) -> None:
         """All ranks continue, or all raise: `error`, or what went wrong in the background. Collective."""
@@ -391,6 +396,7 @@ class Checkpointer:
     def restore(self, step: int | None = None, like: Any = None) -> Any:
         """The tree of the newest complete checkpoint, or of that step. Collective; on any number of ranks.
 
+        step : the same on all ranks; None: the newest
         like : a tree that says what is wanted: whole arrays where it has arrays, this rank's part where it has a
             `Shard`; what it leaves out is not read. None: the whole tree, with whole arrays.
 
@@ -403,20 +409,23 @@ class Checkpointer:
         # What is drained or copied now may be deleted from the fast tier while it is read there.
         drained = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
         copied = lambda: self._partner is None or self._partner.idle  # noqa: E731
-        self._settle(lambda: drained() and copied(), "restoring a checkpoint")
-        found = [each for each in self._finder.find() if step is None or each.step == step]
+        error: Exception | None = None if step is None else step_error(step)
+        self._meet(error or self._held_up(lambda: drained() and copied()), "restoring a checkpoint")
+        self._same(-1 if step is None else int(step), "step")
+        everything = self._finder.find()
+        found = [each for each in everything if step in (None, each.step)]
         if not found:
-            what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
-            raise self._world.raised_by_all(MissingError(what, path=self.slow))
+            what = "no complete checkpoint" + ("" if step is None else f" of step {step}")
+            hint = f"The newest one is step {everything[0].step}" if everything else "Ask latest() first: None says so"
+            raise self._world.raised_by_all(MissingError(what, path=self.slow, hint=hint))
         first: Exception | None = None
         for each in found:
-            error: Exception | None = None
-            tree = None
+            error, tree = None, None
             try:
-                tree = restored(self._world, each, (self.slow, self.fast), like, self.leaves)
+                tree = restored(self._world, each, (self.slow, self.fast), like, self.leaves, self._ask_plane)
             except Exception as e:  # all ranks raise together
                 error = e
-            kinds = self._world.allgather(_kind(error))
+            kinds = self._world.allgather(kind_of(error))
             if not any(kinds):
                 if first is not None:
                     _log.warning("restored %s instead", each.words)
@@ -440,10 +449,12 @@ class Checkpointer:
         if self._closed:
             return
         try:
-            everything = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
-            self._settle(everything, "closing a checkpointer")
+            late = self._held_up(lambda: all(attempt.drained.is_set() for attempt in self._attempts))
+            self._roll_call("closing a checkpointer", warns=True)  # all is saved: nothing is lost by waiting
+            self._meet(late, "closing a checkpointer")
         except BaseException as e:
-            self._end(e)
+            if not self._closed:
+                self._end(e)
             raise
         self._end(None)
 
@@ -481,9 +492,3 @@ class Checkpointer:
 
 #: Seconds that threads get to end after close, and what is under way when the script has failed.
 _END_S, _GRACE_S = 5.0, 10.0
-
-
-def _kind(error: Exception | None) -> str:
-    if error is None or isinstance(error, PeerError):
-        return "" if error is None else "peer"
-    return "damage" if isinstance(error, _DAMAGE) else "other"

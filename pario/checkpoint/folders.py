@@ -9,13 +9,15 @@ import stat
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from pario.checkpoint.store import ATTEMPT, TRASH, discard, make_folder
 from pario.codec.base import Codec
 from pario.codec.registry import parse
 from pario.comm.base import AnyWorld, together
 from pario.errors import CheckpointError, OptionError
 
-__all__ = ["check_apart", "check_options", "codec_of", "open_folders", "run_of", "sweep_folders"]
+__all__ = ["check_apart", "check_options", "codec_of", "open_folders", "run_of", "step_error", "sweep_folders"]
 
 
 def check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any, alone: bool) -> None:
@@ -32,6 +34,13 @@ def check_options(keep: Any, rate: Any, full: Any, pending: Any, timeout_s: Any,
         raise OptionError(f"timeout_s must be seconds above 0, got {timeout_s!r}")
     if alone:
         raise OptionError("partner=True copies what is on the nodes' fast tiers, and there are none", hint="Give fast=")
+
+
+def step_error(step: Any) -> OptionError | None:
+    """What is wrong with it."""
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
+        return OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
+    return None
 
 
 def codec_of(compress: str | None) -> Codec | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,9 +21,9 @@ __all__ = ["PartReader"]
 class PartReader:
     """Any thread may read. Files are opened when they are needed."""
 
-    def __init__(self, folder: str, part: Part) -> None:
-        """Raises OptionError where the codec's package is missing."""
-        self._folder, self.part = folder, part
+    def __init__(self, folder: str, part: Part, take: Callable[[int], None] | None = None) -> None:
+        """take : of `store.Reader`. Raises OptionError where the codec's package is missing."""
+        self._folder, self.part, self._take = folder, part, take
         self._codec = make(part.codec) if part.codec else None
         self._readers: dict[int, Reader] = {}
         self._lock = threading.Lock()
@@ -32,7 +33,7 @@ class PartReader:
         with self._lock:
             if file not in self._readers:
                 name, size = self.part.files[file]
-                self._readers[file] = Reader(os.path.join(self._folder, name), size)
+                self._readers[file] = Reader(os.path.join(self._folder, name), size, take=self._take)
             return self._readers[file]
 
     def read(self, number: int, out: np.ndarray) -> None:

@@ -11,15 +11,25 @@ from pario.checkpoint.restoring import Wish, empty_bytes, read_all
 from pario.checkpoint.tree import Leaves, Shard, Spec, item_bytes, pick, unflatten
 from pario.comm.base import AnyWorld, together
 from pario.comm.world import same_ranks
-from pario.errors import StateError
+from pario.errors import CorruptedError, MissingError, PeerError, ReadError, StateError
 
-__all__ = ["restored"]
+__all__ = ["kind_of", "restored"]
+
+#: What makes `Checkpointer.restore` try an older checkpoint.
+_DAMAGE = (CorruptedError, MissingError, ReadError)
 
 
-def restored(world: AnyWorld, found: Found, tiers: tuple[str, str | None], like: Any, leaves: Leaves) -> Any:
+def restored(
+    world: AnyWorld,
+    found: Found,
+    tiers: tuple[str, str | None],
+    like: Any,
+    leaves: Leaves,
+    take: Callable[[int], None] | None = None,
+) -> Any:
     """The tree, or what `like` asks for of it. Collective.
 
-    tiers : the slow folder and the fast one
+    tiers : the slow folder and the fast one; take(nbytes) : returns when so many may be read from the slow one
     Raises on all ranks: CorruptedError, MissingError, ReadError for damage, StateError if `like` does not fit.
     """
     opened = open_found(world, found, *tiers)
@@ -48,13 +58,20 @@ def restored(world: AnyWorld, found: Found, tiers: tuple[str, str | None], like:
     # A world of its own: the memory that its ranks share goes back when it ends.
     twin = same_ranks(world)
     try:
-        read_all(twin, opened, wishes)
+        read_all(twin, opened, wishes, None if found.fast else take)
     except BaseException as e:
         twin.abandon(e)
         raise
     twin.free()
     results = iter(wishes)
     return tree(built)
+
+
+def kind_of(error: Exception | None) -> str:
+    """Of an error of `restored`: "damage" of the checkpoint, "peer", "other"; "" without one."""
+    if error is None or isinstance(error, PeerError):
+        return "" if error is None else "peer"
+    return "damage" if isinstance(error, _DAMAGE) else "other"
 
 
 def _wanted(leaf: Any, spec: Spec, leaves: Leaves, path: str) -> Box:

@@ -78,9 +78,10 @@ def empty_bytes(nbytes: int) -> np.ndarray:
     return raw[start : start + nbytes]
 
 
-def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish]) -> None:
+def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish], take: Callable[[int], None] | None = None) -> None:
     """Fill the memory of all wishes. Collective over `world`.
 
+    take(nbytes) : returns when so many may be read; None: at once
     Raises ChecksumError, CorruptedError, ReadError on the rank where it happens, PeerError on the others.
     """
     manifest, parts, where = opened
@@ -89,7 +90,7 @@ def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish]) -> None:
 
         def reader(part: int) -> PartReader:
             if part not in readers:
-                readers[part] = stack.enter_context(PartReader(where[world.node][part], parts[part]))
+                readers[part] = stack.enter_context(PartReader(where[world.node][part], parts[part], take))
             return readers[part]
 
         if world.size == 1:  # which reads while it still plans

@@ -18,6 +18,7 @@ import re
 import secrets
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -74,8 +75,11 @@ def make_folder(path: str) -> None:
         return
     above = os.path.dirname(os.path.abspath(path))
     make_folder(above)
-    with suppress(FileExistsError):
+    try:
         os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):  # nor has another rank just made it
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
     sync_folder(above)
 
 
@@ -161,9 +165,10 @@ def _opened(path: str, flags: int = 0) -> tuple[int, os.stat_result]:
 class Reader:
     """A node's file: whole pages past the page cache where the store can. Any thread. Raises ReadError and the like."""
 
-    def __init__(self, path: str, size: int, *, direct: bool = True) -> None:
-        """size : that it must have"""
+    def __init__(self, path: str, size: int, *, direct: bool = True, take: Callable[[int], None] | None = None) -> None:
+        """size : that it must have; take(nbytes) : returns when so many may be read"""
         self.path = path
+        self._take = take
         self._fd, status = _opened(path)
         self._direct = -1
         if status.st_size != size:
@@ -190,7 +195,10 @@ class Reader:
         done = 0
         try:
             while done < block.size:
-                n = os.preadv(fd, [block[done : done + _REQUEST].data], offset + done)
+                request = block[done : done + _REQUEST]
+                if self._take is not None:
+                    self._take(request.size)
+                n = os.preadv(fd, [request.data], offset + done)
                 if n <= 0:
                     raise ReadError("the file ends before its data", path=self.path, offset=offset + done)
                 done += n

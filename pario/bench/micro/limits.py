@@ -129,6 +129,6 @@ def advice(findings: Mapping[Key, Finding]) -> list[str]:
             break
     for (way, _, decode), found in findings.items():
         if decode and found.limit == "processor":
-            said.append(f"decoding ({way}) takes all cores: use more of them per rank, smaller images, or fast=True")
+            said.append(f"more cores per rank, smaller images, or fast=True: decoding ({way}) takes all cores")
             break
     return said
