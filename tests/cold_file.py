@@ -21,12 +21,12 @@ def cached(path: str) -> float:
 
 def why_not_cold(path: str) -> str:
     """Drop the file from the page cache. Returns why that is not possible here, or nothing."""
+    store = PosixFetcher(path)
+    store.close()
+    if not store.read_ahead_bytes:
+        return "the folder for temporary files is on no disk"
     try:
         drop_file(path)
-        store = PosixFetcher(path)
-        store.close()
-        if not store.read_ahead_bytes:
-            return "the folder for temporary files is on no disk"
         if cached(path) > 0.1:
             return "the pages of files in the folder for temporary files stay in memory"
         drop_file(path)
