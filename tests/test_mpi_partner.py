@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import shutil
 import time
@@ -48,7 +49,7 @@ class Job(NamedTuple):
 
 
 @pytest.fixture
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def any_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
@@ -58,6 +59,14 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     comm.Barrier()
     if comm.rank == 0:
         shutil.rmtree(made)
+
+
+@pytest.fixture
+def job(any_job: Job) -> Job:
+    """Of several nodes."""
+    if any_job.nodes == 1:
+        pytest.skip("needs a second node, which keeps the copies")
+    return any_job
 
 
 def tree_of(rank: int, ranks: int, step: int) -> dict[str, Any]:
@@ -76,15 +85,11 @@ def is_tree_of(ranks: int, step: int, got: dict[str, Any]) -> bool:
     return same and np.array_equal(got["kept"], rows[0]["kept"]) and got["small"][0].tolist() == [step] * 9
 
 
-def save_undrained(
-    job: Job, monkeypatch: pytest.MonkeyPatch, steps: list[int], more: np.ndarray | None = None, drained: int = 0,
-    **options: Any,
-) -> None:  # fmt: skip
-    """A job that ends when the copies stand and the slow store has nothing, or only the first `drained` checkpoints.
-    more : of this rank, the same each time"""
+def copy_before_draining(patch: pytest.MonkeyPatch, drained: float = math.inf) -> None:
+    """A drain begins when the attempt to copy is over. Only the first `drained` checkpoints get to the slow store."""
     real = DrainThread._copy
 
-    def copy(self: DrainThread, attempt: Any, folder: str) -> None:
+    def later(self: DrainThread, attempt: Any, folder: str) -> None:
         if attempt.number <= drained:
             attempt.copied.wait(60)
             real(self, attempt, folder)
@@ -93,8 +98,17 @@ def save_undrained(
             time.sleep(0.01)
         raise OSError(errno.EIO, "the job was killed")
 
+    patch.setattr(DrainThread, "_copy", later)
+
+
+def save_undrained(
+    job: Job, monkeypatch: pytest.MonkeyPatch, steps: list[int], more: np.ndarray | None = None, drained: int = 0,
+    **options: Any,
+) -> None:  # fmt: skip
+    """A job that ends when the copies stand and the slow store has nothing, or only the first `drained` checkpoints.
+    more : of this rank, the same each time"""
     with monkeypatch.context() as patch:
-        patch.setattr(DrainThread, "_copy", copy)
+        copy_before_draining(patch, drained)
         ckpt = job.checkpointer(partner=True, pending=len(steps) + 1, **options)
         for step in steps:
             tree = tree_of(job.comm.rank, job.comm.size, step)
@@ -105,17 +119,6 @@ def save_undrained(
             if handle._attempt.number <= drained:
                 handle.wait()
         ckpt._end(None)
-
-
-def copy_before_draining(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain begins when the attempt to copy is over."""
-    real = DrainThread._copy
-
-    def later(self: DrainThread, attempt: Any, folder: str) -> None:
-        attempt.copied.wait(60)
-        real(self, attempt, folder)
-
-    monkeypatch.setattr(DrainThread, "_copy", later)
 
 
 def copies(job: Job) -> list[Path]:
@@ -134,8 +137,6 @@ def flip(path: Path) -> None:
 def test_any_one_node_may_be_lost_before_the_drain(
     job: Job, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    if job.nodes == 1:
-        return
     save_undrained(job, monkeypatch, [1, 2], **options)
     for lost in range(job.nodes):
         also = (lost + 2) % job.nodes if job.nodes > 3 else lost  # no neighbour
@@ -155,8 +156,6 @@ def test_any_one_node_may_be_lost_before_the_drain(
 
 def test_a_job_goes_on_after_the_loss(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Restored from a copy, the next job saves, drains and deletes as ever."""
-    if job.nodes == 1:
-        return
     save_undrained(job, monkeypatch, [1, 2])
     job.alone(job.leads and job.node == 1, lambda: shutil.rmtree(job.fast))
     with job.checkpointer(partner=True) as ckpt:
@@ -172,8 +171,6 @@ def test_a_job_goes_on_after_the_loss(job: Job, monkeypatch: pytest.MonkeyPatch)
 def test_a_damaged_copy_is_found_and_an_older_one_taken(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if job.nodes == 1:
-        return
     save_undrained(job, monkeypatch, [1, 2])
     job.alone(job.leads and job.node == 0, lambda: shutil.rmtree(job.fast))
     keeper = job.leads and job.node == 1
@@ -191,8 +188,6 @@ def test_a_damaged_copy_is_found_and_an_older_one_taken(
 def test_a_copy_stands_in_for_a_damaged_part(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if job.nodes == 1:
-        return
     save_undrained(job, monkeypatch, [1])
     job.alone(job.leads, lambda: flip(next(copies(job)[0].glob("*.h5"))))
     with job.checkpointer() as ckpt:  # nobody needs the copies
@@ -207,8 +202,6 @@ def test_a_copy_stands_in_for_a_damaged_part(
 def test_without_copies_the_loss_of_a_node_is_told(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if job.nodes == 1:
-        return
     with job.checkpointer() as ckpt:
         ckpt.save(1, tree_of(job.comm.rank, job.comm.size, 1)).wait()
     save_undrained(job, monkeypatch, [2])
@@ -225,8 +218,6 @@ def test_without_copies_the_loss_of_a_node_is_told(
 
 def test_copies_link_what_has_not_changed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not written again is not sent again, though the checkpoint that had it is drained and deleted."""
-    if job.nodes == 1:
-        return
     sent = []
     real = Offers._read
 
@@ -249,8 +240,6 @@ def test_no_room_for_a_copy_is_said_once_and_saving_goes_on(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One node has none. `wait("partner")` then waits for the slow store."""
-    if job.nodes == 1:
-        return
     real = store.reserve
 
     def reserve(fd: int, size: int, path: str) -> None:
@@ -277,8 +266,6 @@ def test_no_room_for_a_copy_is_said_once_and_saving_goes_on(
 def test_a_partner_that_fails_in_the_middle_of_a_copy_harms_nobody(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
-    if job.nodes == 1:
-        return
     real = Offers._read
     asked = []
 
@@ -308,8 +295,9 @@ def test_a_partner_that_fails_in_the_middle_of_a_copy_harms_nobody(
     assert not list(job.fast.rglob(".attempt*"))
 
 
-def test_where_copies_make_no_sense(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_copies_make_no_sense(any_job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """On one node the script runs, with a warning; without fast tiers of their own it is refused, on all ranks."""
+    job = any_job
     with pytest.raises(pario.ParioError, match="fast"):
         pario.Checkpointer(job.comm, slow=job.folder / "slow", partner=True)
     with job.checkpointer() as ckpt:

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import lmdb
 import numpy as np
 import pytest
+from cold_file import cached, why_not_cold
 
 import pario
-from pario.bench.cache import drop_file
 from pario.decode import Raw
-from pario.fetch.posix import PosixFetcher
 from pario.plan.sweep import Figures
 from pario.supply import sweep as module
 from pario.supply.sweep import KNOB, Sweep
@@ -35,19 +34,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def cold(path: str) -> str:
     """Nothing of the file in the page cache."""
-    drop_file(path)
-    if not PosixFetcher(path).read_ahead_bytes or cached(path) > 0.1:
-        pytest.skip("the folder for temporary files is on no disk, or its pages stay in memory")
-    drop_file(path)
+    why = why_not_cold(path)
+    if why:
+        pytest.skip(why)
     return path
-
-
-def cached(path: str) -> float:
-    store = PosixFetcher(path)
-    try:
-        return store.cached_share(np.arange(0, store.nbytes, 64 << 10)) or 0.0
-    finally:
-        store.close()
 
 
 def costs(monkeypatch: pytest.MonkeyPatch, record_s: float, byte_s: float) -> list[Figures]:

@@ -14,10 +14,11 @@ __all__ = ["advise", "trace"]
 @click.option("-n", "--ranks", type=click.IntRange(1, 1024), help="Start this many MPI ranks with mpiexec.")
 @click.option("-m", "module", is_flag=True, help="TARGET is a module, as for python -m.")
 @click.option("--merge", "merges", is_flag=True, help="Run nothing: TARGET is a trace whose ranks have left parts.")
+@click.option("--part", is_flag=True, hidden=True)  # of the ranks that --ranks starts
 @click.argument("target")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def trace(
-    output: str, ranks: int | None, module: bool, merges: bool, target: str, arguments: tuple[str, ...]
+    output: str, ranks: int | None, module: bool, merges: bool, part: bool, target: str, arguments: tuple[str, ...]
 ) -> int | Callable[[], int]:
     """Run a script unchanged, and write what each rank did, and when.
 
@@ -39,7 +40,7 @@ def trace(
     if ranks is not None:
         return room.launch(ranks, output, module, target, arguments)
     # Called after click has returned, since click would change some of the script's exceptions.
-    return lambda: room.trace(output, module, target, arguments)
+    return lambda: room.trace(output, module, target, arguments, part=part)
 
 
 @click.command()

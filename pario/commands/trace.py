@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pario.comm.launcher import rank_and_size
@@ -14,7 +16,6 @@ from pario.commands import run as script
 from pario.commands.screen import screen
 from pario.errors import FileError
 from pario.stats.advise import Job, advise
-from pario.stats.trace import Recorder
 from pario.stats.trace_file import check_writable, join_parts, part_path, read_head, take_parts, write_part
 from pario.stats.trace_summary import RankSummary, read_ranks
 from pario.stats.tracing import begin_process_trace
@@ -28,22 +29,53 @@ def launch(ranks: int, output: str, module: bool, target: str, arguments: Sequen
     for earlier in (*parts_of(output), output):
         with contextlib.suppress(OSError):
             os.unlink(earlier)
-    status = script.launch(ranks, module, target, arguments, command=("trace", "-o", output))
+    status = script.launch(ranks, module, target, arguments, command=("trace", "--part", "-o", output))
     parts = [part_path(output, rank, ranks) for rank in range(ranks)]
     there = [part for part in parts if os.path.exists(part)]
     # An error, or a rank without a loader, has kept rank 0 from it. (Or it was done, and one has written more since.)
     if ranks > 1 and there and (len(there) == ranks or not os.path.exists(output)):
         take_parts(there, output)
+    if os.path.exists(output):
+        screen.say(_where(output), err=True)
     return status
 
 
-def trace(output: str, module: bool, target: str, arguments: Sequence[str]) -> int:
-    """Run a script as `run` does, with all its loaders traced. Raises OptionError, and what the script raises."""
+def trace(output: str, module: bool, target: str, arguments: Sequence[str], *, part: bool = False) -> int:
+    """Run a script as `run` does, with all its loaders traced, and say at its end where the trace is.
+
+    part : say nothing, since somebody else will join the ranks' parts
+    Raises OptionError, and what the script raises.
+    """
     output = check_writable(output)
+    earlier = _file_number(output)
     recorder = begin_process_trace(output, *rank_and_size())
     recorder.dirty = True  # what the kernel counts is there in any case
-    _write_on_sigterm(recorder)
-    return script.run(module, target, arguments)
+
+    def end() -> None:
+        if recorder.pid != os.getpid():  # a forked child, which would replace its parent's file
+            return
+        try:
+            if recorder.dirty:
+                write_part(recorder)
+        except Exception as e:  # the script has ended, and its exit status stays
+            screen.say(f"pario: the trace is not written: {e}", err=True)
+            return
+        own = part_path(recorder.path, recorder.rank, recorder.size)
+        if part:
+            return
+        if own != output and os.path.exists(own):
+            join = f"python -m pario trace --merge {shlex.quote(output)}"
+            screen.say(f"pario: this rank's part of the trace is in {own}; `{join}` joins those of all ranks", err=True)
+        elif _file_number(output) != earlier:
+            screen.say(_where(output), err=True)
+
+    _end_on_sigterm(end)
+    atexit.register(end)
+    status = script.run(module, target, arguments)
+    if status:  # there is no such script: an earlier trace stays
+        atexit.unregister(end)
+        recorder.dirty = False
+    return status
 
 
 def merge(output: str) -> int:
@@ -93,17 +125,30 @@ def _part(output: str) -> str:
     return os.path.basename(part_path(output, 0, 2))
 
 
-def _write_on_sigterm(recorder: Recorder) -> None:
+def _where(output: str) -> str:
+    """Where the trace is, and what to do with it. Not for stdout, which is the script's."""
+    advice = f"python -m pario advise {shlex.quote(output)}"
+    return f"pario: the trace is in {output}; `{advice}` says what it means, and https://ui.perfetto.dev shows it"
+
+
+def _file_number(path: str) -> int | None:
+    """Another one after the file was replaced; None: there is no file."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+def _end_on_sigterm(end: Callable[[], None]) -> None:
     """A scheduler that ends the job gets the trace of what was done, unless the script handles the signal itself."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
 
-    def end(number: int, _: object) -> None:
-        if recorder.pid == os.getpid():  # not a forked child, which would replace its parent's file
-            with contextlib.suppress(Exception):
-                write_part(recorder)
+    def stop(number: int, _: object) -> None:
+        with contextlib.suppress(Exception):
+            end()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     with contextlib.suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGTERM, stop)

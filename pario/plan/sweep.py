@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pario.text import counted, decimal_bytes, seconds
 
-__all__ = ["Choice", "Figures", "choose"]
+__all__ = ["Choice", "Figures", "choose", "no_room"]
 
 
 class Figures(NamedTuple):
@@ -21,14 +21,12 @@ class Figures(NamedTuple):
     records : that the node's ranks still need
     record_s : mean seconds of one of them, read at random, with several in flight
     byte_s : mean seconds of a byte of long reads all over the file, with as many in flight
-    room_bytes : memory that the page cache may take
     """
 
     file_bytes: int
     records: int
     record_s: float
     byte_s: float
-    room_bytes: int
 
 
 class Choice(NamedTuple):
@@ -38,14 +36,20 @@ class Choice(NamedTuple):
     reason: str
 
 
+def no_room(file_bytes: int, room_bytes: int) -> Choice | None:
+    """The choice that needs no measurement: not to sweep a file that is larger than the memory that the page cache may
+    take. None: there is room."""
+    if file_bytes <= room_bytes:
+        return None
+    return Choice(
+        False,
+        f"{decimal_bytes(file_bytes)} do not fit beside the batches: the page cache may take "
+        f"{decimal_bytes(max(0, room_bytes))}",
+    )
+
+
 def choose(found: Figures) -> Choice:
-    """Sweep if that takes less time than the single records, and if memory has room for the whole file."""
-    if found.file_bytes > found.room_bytes:
-        return Choice(
-            False,
-            f"{decimal_bytes(found.file_bytes)} do not fit beside the batches: the page cache may take "
-            f"{decimal_bytes(max(0, found.room_bytes))}",
-        )
+    """Sweep a file for which memory has room, if that takes less time than the single records."""
     sweep, single = found.file_bytes * found.byte_s, found.records * found.record_s
     records = counted(found.records, "record")
     words = f"from beginning to end it takes {seconds(sweep)}, {records} at random {seconds(single)}"

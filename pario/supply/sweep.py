@@ -23,7 +23,7 @@ from pario import machine
 from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.plan.stream import Work
-from pario.plan.sweep import Choice, Figures, choose
+from pario.plan.sweep import Choice, Figures, choose, no_room
 from pario.supply.base import Context
 from pario.text import decimal_bytes
 from pario.threads import start_thread
@@ -134,11 +134,9 @@ class Sweep:
         places = self._places(work, end - _SAMPLE)
         options, world = context.options, context.world
         room = machine.memory(swap=False)[1] - world.node_size * options.held_bytes - options.slots * options.slot_bytes
-        found = Figures(fetcher.nbytes, left * context.width, 0.0, 0.0, room)
-        if fetcher.nbytes <= room:
-            record_s, byte_s = self._measure(places)
-            found = found._replace(record_s=record_s, byte_s=byte_s)
-        return choose(found)
+        return no_room(fetcher.nbytes, room) or choose(
+            Figures(fetcher.nbytes, left * context.width, *self._measure(places))
+        )
 
     def _measure(self, places: np.ndarray) -> tuple[float, float]:
         """(seconds of a record at random, seconds of a byte of a long read). Raises ReadError.

@@ -1,0 +1,35 @@
+"""A file none of whose bytes is in the page cache, where the folder for temporary files allows that."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pario.bench.cache import Unavailable, drop_file
+from pario.fetch.posix import PosixFetcher
+
+__all__ = ["cached", "why_not_cold"]
+
+
+def cached(path: str) -> float:
+    """The part of the file that is in the page cache. Asking makes the kernel begin to read the rest."""
+    store = PosixFetcher(path)
+    try:
+        return store.cached_share(np.arange(0, store.nbytes, 64 << 10)) or 0.0
+    finally:
+        store.close()
+
+
+def why_not_cold(path: str) -> str:
+    """Drop the file from the page cache. Returns why that is not possible here, or nothing."""
+    store = PosixFetcher(path)
+    store.close()
+    if not store.read_ahead_bytes:
+        return "the folder for temporary files is on no disk"
+    try:
+        drop_file(path)
+        if cached(path) > 0.1:
+            return "the pages of files in the folder for temporary files stay in memory"
+        drop_file(path)
+    except Unavailable as e:
+        return str(e)
+    return ""
