@@ -31,14 +31,17 @@ class Pario(Reader):
             comm = MPI.COMM_WORLD
         recipe = job.variant in RECIPES
         shuffle: Any = False if recipe else "block" if job.variant == "block" else "global"
-        tiers: Any = (pario.Tier("memory", "4 GiB"),) if job.variant == "memory" else ()
+        # By default pario keeps a file of a shared file system in memory; LMDBIO's ways do not.
+        tiers: dict[str, Any] = {"tiers": ()} if recipe else {}
+        if job.variant == "memory":
+            tiers = {"tiers": (pario.Tier("memory", "4 GiB"),)}
         # The fast transform, which FFCV's decoder uses, too.
         decoder = pario.decode.Image(fast=True) if job.jpeg else pario.decode.Raw(shape=job.shape)
         self._loader = pario.Loader(
             job.own("source"), job.batch, decoder, shuffle=shuffle, seed=job.seed, comm=comm,
             recipe=job.variant if recipe else "auto",
             on_error="skip" if job.variant == "skip" else "raise", verify=job.variant == "verify",
-            options=pario.Options(decode_threads=job.threads, tiers=tiers),
+            options=pario.Options(decode_threads=job.threads, **tiers),
         )  # fmt: skip
 
     def epoch(self, epoch: int) -> Iterator[np.ndarray]:
