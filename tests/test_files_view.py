@@ -190,9 +190,7 @@ def test_a_shell_and_its_programs(shown: tuple[str, Path, Path]) -> None:
     assert "nothing" in done.stderr
 
 
-def test_wrong_arguments(
-    shown: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_arguments(shown: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairing, _, real = shown
     with pytest.raises(OptionError, match="exists and is no empty folder"):
         checked_prefix(str(real))
@@ -213,7 +211,7 @@ def test_wrong_arguments(
         with pytest.raises(OptionError, match=why):
             run(words, False, "1GiB")
     for held in ("auto", "10%"):
-        with pytest.raises(OptionError, match="--held .* is not a size"):
+        with pytest.raises(OptionError, match=r"--held .* is not a size"):
             run([pairing, "true"], False, held)
     with pytest.raises(OptionError, match="--output DIR"):
         run([pairing, "true"], False, "1GiB", local=str(tmp_path))
