@@ -14,7 +14,7 @@ from pario.codec import trial
 from pario.codec.packing import Packing
 from pario.codec.registry import parse
 from pario.codec.select import Application, Candidate, Store, limit, read_seconds, select
-from pario.codec.trial import choose_for, measure, number_sizes
+from pario.codec.trial import choose_for, measure, measure_all, number_sizes
 from pario.errors import OptionError
 
 # Tables V and VI: records per second and bytes per second, of 512 KB and 2 MB files; of 1 KB files for FRNN.
@@ -154,6 +154,15 @@ def test_measured() -> None:
     assert (with_words.ratio > plain.ratio, str(with_words)) == (True, "zstd + dictionary")
     with pytest.raises(OptionError, match="no samples"):
         measure("zstd", [])
+
+
+def test_dictionaries_are_tried_unless_there_shall_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "CANDIDATES", ("raw",))
+    monkeypatch.setattr(trial, "DICTIONARIES", ("zstd:3",))
+    values = [b'{"id": %d, "name": "horse", "tags": ["one", "two"]}' % i for i in range(3000)]
+    for wanted in (True, False):
+        found = measure_all(values, seconds=0.005, dictionaries=wanted)
+        assert any(one.dictionary for one in found) == wanted
 
 
 def test_kinds_of_numbers() -> None:

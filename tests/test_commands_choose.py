@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pario.codec import trial
+from pario.codec import lz4, trial
 from pario.codec.select import Application, Candidate, Store, select
 from pario.commands import choose
 from pario.commands.app import group
@@ -42,6 +42,8 @@ def test_a_choice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Choice: zstd:3, ratio" in out
     assert "Runner-up: lz4" in out
     assert "pack SRC DST --codec zstd:3" in out
+    assert "Foretold: 1 records/s per node" in out
+    assert "not tried" not in out
     assert "codec" in out.splitlines()[3]
 
 
@@ -52,6 +54,16 @@ def test_nothing_keeps_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "20 records sampled" in out
     assert "No codec is admissible" in out
     assert "Choice" not in out
+    assert " none " in out  # the limit
+
+
+def test_codecs_that_are_not_tried_are_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "CANDIDATES", ("raw", "lz4"))
+    monkeypatch.setattr(trial, "DICTIONARIES", ())
+    monkeypatch.setattr(lz4, "_library", lambda: None)
+    monkeypatch.setattr(lz4, "_package", lambda: None)
+    out = run(path, "--iteration", "10", "--samples", "20")
+    assert "not tried: lz4. codec lz4 needs the package lz4" in out
 
 
 def test_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

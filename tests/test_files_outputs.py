@@ -157,3 +157,5 @@ def test_two_nodes_want_one_name(tmp_path: Path) -> None:
     }
     with pytest.raises(OptionError, match="cannot be the folder of the outputs"):
         Outputs(str(tmp_path / "no" / "such"))
+    with pytest.raises(OptionError, match=r"no outputs can be kept in .*none': No such file.*--local"):
+        Outputs(str(tmp_path / "out"), str(tmp_path / "none"))

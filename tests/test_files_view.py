@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -189,9 +190,7 @@ def test_a_shell_and_its_programs(shown: tuple[str, Path, Path]) -> None:
     assert "nothing" in done.stderr
 
 
-def test_wrong_arguments(
-    shown: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_arguments(shown: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairing, _, real = shown
     with pytest.raises(OptionError, match="exists and is no empty folder"):
         checked_prefix(str(real))
@@ -211,6 +210,15 @@ def test_wrong_arguments(
     ]:
         with pytest.raises(OptionError, match=why):
             run(words, False, "1GiB")
+    for held in ("auto", "10%"):
+        with pytest.raises(OptionError, match=r"--held .* is not a size"):
+            run([pairing, "true"], False, held)
+    with pytest.raises(OptionError, match="--output DIR"):
+        run([pairing, "true"], False, "1GiB", local=str(tmp_path))
+    (tmp_path / "local").mkdir()
+    with pytest.raises(OptionError, match="no program under a view may gain privileges"):
+        run([pairing, str(tmp_path / "setuid")], False, "1GiB", str(tmp_path / "out"), str(tmp_path / "local"))
+    assert os.listdir(tmp_path / "local") == []
 
 
 @pytest.mark.full
@@ -385,6 +393,21 @@ def test_two_ranks(shown: tuple[str, Path, Path]) -> None:
     done = under(shown[0], *mpiexec, "-n", "2", sys.executable, "-c", RANKS, str(shown[1]), stdin=subprocess.DEVNULL)
     expected = sorted(hashlib.md5(data).hexdigest() for data in FILES.values())
     assert done.stdout.split() == ["2", *expected], done.stderr
+
+
+@pytest.mark.full
+def test_a_static_program(tmp_path: Path) -> None:
+    """glibc's ldconfig, which always is one, maps the file that it reads."""
+    ldconfig, cache, top = shutil.which("ldconfig", path="/sbin:/usr/sbin"), "/etc/ld.so.cache", tmp_path.resolve()
+    if ldconfig is None or not os.path.exists(cache):
+        skip_or_fail("no ldconfig of glibc here")
+        return
+    linked = subprocess.run(["ldd", ldconfig], capture_output=True, text=True)
+    assert "statically" in linked.stdout or "not a dynamic" in linked.stderr, linked
+    write_lmdb(top / "set.lmdb", {"cache": Path(cache).read_bytes()})
+    natively = subprocess.run([ldconfig, "-p", "-C", cache], capture_output=True, text=True, check=True).stdout
+    done = under(f"{top}/set.lmdb={top}/data", ldconfig, "-p", "-C", f"{top}/data/cache")
+    assert done.stdout == natively.replace(cache, f"{top}/data/cache"), done.stderr
 
 
 @pytest.mark.full

@@ -160,6 +160,18 @@ def test_several_files_each_with_its_own_codecs(pair: tuple[str, str], tmp_path:
         assert reader.keys([N + 89, N + 90]) == [others[-1][0], more[0][0]]
 
 
+def test_a_prediction_is_judged_for_its_own_file_alone(pair: tuple[str, str], tmp_path: Path) -> None:
+    told = {"prediction": {"codec": "zstd:3", "records_per_second": 1.0, "decode_seconds": 1.0}}
+    path = os.fspath(pack_copy(tmp_path / "p", ITEMS, more=told))
+    for paths, judged in ((path, True), ([path, pair[1]], False), (pair[1], False)):
+        with Loader(paths, 33, comm="self", save_index=False) as loader:
+            for _ in loader:
+                pass
+            report = str(loader.report())
+        assert "unpacked " in report
+        assert ("the prediction for zstd:3 held" in report) == judged
+
+
 def test_fields(tmp_path: Path) -> None:
     items = []
     for i in range(40):

@@ -20,6 +20,7 @@ from datasets import MAKERS, Made
 from layouts import LAYOUTS, write
 from pack_sources import FOLDERS, LMDBS, TARS, lmdb_truth, packed, tree_truth, unpacked
 
+from pario import Loader, Reader
 from pario.comm.base import AnyWorld
 from pario.errors import FileError, OptionError, SnapshotError
 from pario.packing import sources
@@ -186,6 +187,12 @@ def test_other_codecs(codec: str, tmp_path: Path) -> None:
     said: list[str] = []
     packed([str(tmp_path / "source")], str(tmp_path / "packed"), said, codec=codec)
     assert (codec == "auto") == any("choose" in line for line in said), said
+    with Reader(str(tmp_path / "packed")) as reader:
+        assert reader.packing is not None
+        assert (codec == "auto") == ("prediction" in reader.packing.more)
+    with Loader(str(tmp_path / "packed"), 16) as loader:
+        assert sum(len(batch.ids) for batch in loader) == 603
+        assert (codec == "auto") == ("the prediction for" in str(loader.report()))
     unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
     assert lmdb_truth(str(tmp_path / "back")) == lmdb_truth(str(tmp_path / "source"))
     with pytest.raises(OptionError, match="no codec is called"):

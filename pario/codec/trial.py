@@ -16,7 +16,10 @@ from pario.codec.zstd import train
 from pario.errors import OptionError
 from pario.records import Records
 
-__all__ = ["CANDIDATES", "DICTIONARIES", "choose_for", "measure", "measure_all", "number_sizes"]
+__all__ = [
+    "CANDIDATES", "DICTIONARIES", "choose_for", "measure", "measure_all", "missing_packages", "number_sizes",
+    "selection_for",
+]  # fmt: skip
 
 #: What is tried: from fast to small.
 CANDIDATES = (
@@ -94,15 +97,19 @@ def measure_all(
     *,
     threads: int = 1,
     seconds: float = _SECONDS,
+    dictionaries: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> list[Candidate]:
     """All candidates whose packages are installed, with a dictionary where records are small, and blosc2 where their
-    bytes look like numbers. Dictionaries are trained on every second sample and measured on the others."""
+    bytes look like numbers. Dictionaries are trained on every second sample and measured on the others.
+
+    dictionaries : False: none is tried
+    """
     found, held = list[Candidate](), list(samples[1::2]) or list(samples)
     specs = [(spec, b"") for spec in CANDIDATES]
     specs += [(f"blosc2:5,typesize={size},filter={how}", b"") for size in number_sizes(held) for how in _FILTERS]
     mean = sum(map(len, samples)) / max(len(samples), 1)
-    if mean <= _SMALL:
+    if dictionaries and mean <= _SMALL:
         try:
             trained = train(samples[::2], _DICTIONARY)
         except OptionError:
@@ -115,6 +122,17 @@ def measure_all(
             found.append(measure(spec, held, threads=threads, seconds=seconds, dictionary=dictionary))
         except OptionError:  # a package is missing
             continue
+    return found
+
+
+def missing_packages() -> dict[str, str]:
+    """The codecs of candidates that are not measured, since their package is not installed: name -> the error."""
+    found: dict[str, str] = {}
+    for spec in (*CANDIDATES, "blosc2"):
+        try:
+            parse(spec)
+        except OptionError as e:
+            found[spec.partition(":")[0]] = str(e)
     return found
 
 
@@ -160,16 +178,23 @@ def choose_for(
 
 
 def selection_for(
-    samples: Sequence[bytes], *, iteration: float | None, batch: int, threads: int | None, store: float, seconds: float
+    samples: Sequence[bytes],
+    *,
+    iteration: float | None,
+    batch: int,
+    threads: int | None,
+    store: float,
+    seconds: float,
+    dictionaries: bool = True,
 ) -> Selection:
-    """`choose_for`, with everything that was measured."""
+    """`choose_for`, with everything that was measured. dictionaries : as for `measure_all`"""
     cores = threads or len(machine.allowed_cores()) or 1
     kept = [bytes(sample) for sample in samples if len(sample)]
     if not kept:
         return select(Application(batch, 0, iteration or 0.0), [Candidate("raw", 1.0, 0.0)], Store(store, store))
     mean = sum(map(len, kept)) / len(kept)
     application = Application(batch, batch * mean, iteration or 0.0, cores, sync=iteration is None)
-    found = measure_all(kept, threads=cores, seconds=seconds)
+    found = measure_all(kept, threads=cores, seconds=seconds, dictionaries=dictionaries)
     return select(application, found, Store(float("inf"), store))
 
 

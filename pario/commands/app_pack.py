@@ -9,8 +9,6 @@ import click
 __all__ = ["pack", "unpack"]
 
 _folder = click.option("--folder", "in_folder", is_flag=True, help="DST is a folder with data.mdb, as SRC may be.")
-_force = click.option("--force", is_flag=True, help="Replace DST, when the new one is complete.")
-_no_verify = click.option("--no-verify", is_flag=True, help="Do not read DST back and compare it with SRC.")
 
 
 @click.command()
@@ -22,8 +20,8 @@ _no_verify = click.option("--no-verify", is_flag=True, help="Do not read DST bac
 @click.option("--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="For small records: 32k.")
 @click.option("--no-prefix", is_flag=True, help="Of several SRC, take the keys as they are.")
 @_folder
-@_force
-@_no_verify
+@click.option("--force", is_flag=True, help="Replace DST, when the new one is complete.")
+@click.option("--no-verify", is_flag=True, help="Do not read DST back and compare it with SRC.")
 def pack(sources: tuple[str, ...], dst: str, no_prefix: bool, no_verify: bool, **options: Any) -> int:
     """Make a compressed dataset.
 
@@ -47,8 +45,10 @@ def pack(sources: tuple[str, ...], dst: str, no_prefix: bool, no_verify: bool, *
 @click.argument("source", metavar="SRC")
 @click.argument("dst")
 @_folder
-@_force
-@_no_verify
+@click.option("--force", is_flag=True, help="Replace DST, an LMDB or a tar, when the new one is complete.")
+@click.option(
+    "--no-verify", is_flag=True, help="Of an LMDB: do not read DST back. (Values have checksums in any case.)"
+)
 def unpack(source: str, dst: str, in_folder: bool, force: bool, no_verify: bool) -> int:
     """Give back what a dataset was packed from: the LMDB, the folder or the tar.
 

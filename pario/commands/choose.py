@@ -10,7 +10,7 @@ import numpy as np
 
 from pario import machine
 from pario.codec.select import Application, Candidate, Selection, Store, Verdict, limit, select
-from pario.codec.trial import measure_all
+from pario.codec.trial import measure_all, missing_packages
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.dataset.reader import Reader
 from pario.errors import EmptyError, ParioError
@@ -51,6 +51,8 @@ def run_choose(
     )
     with screen.bar(0, "measuring codecs", "codec") as bar:
         found = measure_all(values, threads=cores, seconds=seconds, progress=lambda spec: bar.update(1))
+    for name, why in missing_packages().items():
+        screen.say(f"not tried: {name}. {why}")
     raw, sized, how = _stores(path, mean, found, seconds)
     rate = f"{decimal_bytes(raw.nbytes)}/s and {raw.records:,.0f} reads/s of {decimal_bytes(mean)}"
     screen.say(f"the store, {how}: {rate}")
@@ -131,7 +133,8 @@ def _table(chosen: Selection) -> str:
         speed = chosen.application.nbytes / chosen.application.batch / one.seconds if one.seconds else math.inf
         rows.append(
             [
-                str(one), f"{one.ratio:.2f}", _time(one.seconds), f"{decimal_bytes(speed)}/s", _time(verdict.limit),
+                str(one), f"{one.ratio:.2f}", _time(one.seconds), f"{decimal_bytes(speed)}/s",
+                _time(verdict.limit) if verdict.limit > 0 else "none",
                 seconds(verdict.step), _mark(verdict, chosen),
             ]
         )  # fmt: skip
@@ -213,13 +216,19 @@ def _words(chosen: Selection, margin: float) -> list[str]:
     if chosen.tighter is not None:
         other = chosen.tighter
         longer = f"; an iteration would take {other.slower:.0%} longer" if other.slower > 0.005 else ""
+        bound = f"the limit, without the margin, is {_time(other.limit)}"
+        bound = bound if other.limit > 0 else "reading alone takes longer than is allowed"
         lines.append(
             f"The next higher ratio, {other.candidate} with {other.candidate.ratio:.2f}, takes "
-            f"{_time(other.candidate.seconds)} per record; the limit, without the margin, is {_time(other.limit)}"
-            f"{longer}."
+            f"{_time(other.candidate.seconds)} per record; {bound}{longer}."
         )
     if one.name != "raw":
         lines.append(f"Next: python -m pario pack SRC DST --codec {one.name}" + _dictionary(one))
+    if mine.step:
+        lines.append(
+            f"Foretold: {app.batch / mine.step:,.0f} records/s per node, {_time(one.seconds)} per record in a thread. "
+            "No file keeps that: compare it with loader.report()."
+        )
     lines.append("Not in the figures: what else the cores do meanwhile. The margin stands for it.")
     return lines
 

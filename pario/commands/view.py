@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from pario.commands.run_service import script_tiers, use_own_service
 from pario.errors import OptionError
@@ -20,11 +21,14 @@ def view(words: Sequence[str], extensions: bool, held: str, output: str | None =
     Raises OptionError."""
     shown, command = _divided(words)
     roots = [(folder, _opener(path, extensions)) for path, folder in shown]
+    limits = Limits(held_bytes=_size(held))
+    if local and not output:
+        raise OptionError("--local says where outputs stay, and there are none", hint="Name their folder: --output DIR")
     tiers = script_tiers()
     if tiers:
         use_own_service(tiers)
     outputs = Outputs(output, local) if output else None
-    return run_under_view(Plan(roots, command, Limits(held_bytes=_size(held)), outputs))
+    return run_under_view(Plan(roots, command, limits, outputs))
 
 
 def _opener(path: str, extensions: bool) -> Callable[[], Tree]:
@@ -48,7 +52,8 @@ def _divided(words: Sequence[str]) -> tuple[list[tuple[str, str]], Sequence[str]
 
 
 def _size(held: str) -> int:
-    found = Tier("memory", held).quota_bytes
-    if found is None:
-        raise OptionError(f"--held {held!r} is not a size", hint='Write "1GiB", for example.')
-    return found
+    with suppress(OptionError):  # which speaks of tiers
+        found = Tier("memory", held).quota_bytes
+        if found is not None:
+            return found
+    raise OptionError(f"--held {held!r} is not a size", hint='Write "1GiB", for example.')

@@ -70,6 +70,14 @@ def run_under_view(plan: Plan) -> int:
 
     Raises OptionError for a folder that cannot be, ParioError where the kernel cannot do it, and what opening raises.
     """
+    try:
+        return _run(plan)
+    finally:
+        if plan.outputs:
+            plan.outputs.leave()
+
+
+def _run(plan: Plan) -> int:
     check_kernel()
     _check_program(plan.command[0])
     outputs = [plan.outputs.folder] if plan.outputs else []
@@ -88,9 +96,6 @@ def run_under_view(plan: Plan) -> int:
         return _follow(reads, supervisor, plan.outputs)
     finally:
         os.close(reads)
-        if plan.outputs:
-            with contextlib.suppress(OSError):
-                os.rmdir(plan.outputs.local)  # if it is empty
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -47,8 +47,17 @@ class Outputs:
         if not os.path.isdir(os.path.dirname(self.folder)) or (
             os.path.lexists(self.folder) and not os.path.isdir(self.folder)
         ):
-            raise OptionError(f"{folder!r} cannot be the folder of the outputs: it is no folder, and lies in none")
-        self.local = os.path.realpath(tempfile.mkdtemp(prefix="pario-output-", dir=local))
+            raise OptionError(
+                f"{folder!r} cannot be the folder of the outputs: it is no folder, or lies in none",
+                hint="Name a folder, or a new one below a folder that exists.",
+            )
+        try:
+            self.local = os.path.realpath(tempfile.mkdtemp(prefix="pario-output-", dir=local))
+        except OSError as e:
+            raise OptionError(
+                f"no outputs can be kept in {os.fspath(local or tempfile.gettempdir())!r}: {e.strerror}",
+                hint="Name a folder of this node that exists and that you may write to, with --local.",
+            ) from None
         if not _has_leases(self.local):
             os.rmdir(self.local)
             raise OptionError(
@@ -88,6 +97,11 @@ class Outputs:
         if not self.is_folder(above):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         os.makedirs(self.here(above), exist_ok=True)
+
+    def leave(self) -> None:
+        """Remove this node's folder, if nothing is in it."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self.local)
 
     # -- who writes --
 

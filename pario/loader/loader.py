@@ -258,8 +258,10 @@ class Loader:
 
         Collective over `comm`, at any time between two batches.
         """
-        report, packing = self._progress.meet("report").report, self._life.reader.packing
-        return report if packing is None else replace(report, prediction=packing.more.get("prediction"))
+        report, reader = self._progress.meet("report").report, self._life.reader
+        if reader.packing is None or reader.unpacking is None or len(reader.unpacking.packings) > 1:
+            return report  # a prediction speaks of one file
+        return replace(report, prediction=reader.packing.more.get("prediction"))
 
     @property
     def skipped(self) -> int:

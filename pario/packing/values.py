@@ -52,7 +52,7 @@ def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[
     """
     more: dict[str, Any] = {}
     if spec == "auto":
-        chosen = _chosen(items)
+        chosen = _chosen(items, dictionary != 0)
         spec, more["prediction"] = chosen.chosen.candidate.name, chosen.prediction()
         say(f"codec {spec}, chosen for samples of {counted(items.n, 'record')}; `python -m pario choose` says why")
     codec = registry.parse(spec)
@@ -64,10 +64,15 @@ def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[
     return Packing([registry.parse(spec, trained)], more=more)
 
 
-def _chosen(items: Items) -> Selection:
-    """What FanStore's equations say of these records, if nothing is known of the application."""
+def _chosen(items: Items, dictionaries: bool) -> Selection:
+    """What FanStore's equations say of these records, if nothing is known of the application.
+
+    dictionaries : whether values may be packed with one
+    """
     samples = [value.tobytes() for value in _samples(items, np.arange(items.n), _CHOICE_BYTES)[0]]
-    return selection_for(samples, iteration=None, batch=_BATCH, threads=None, store=_STORE, seconds=0.1)
+    return selection_for(
+        samples, iteration=None, batch=_BATCH, threads=None, store=_STORE, seconds=0.1, dictionaries=dictionaries
+    )
 
 
 def _dictionary(items: Items, codec: Codec, nbytes: int | None, say: Callable[[str], None]) -> bytes:
