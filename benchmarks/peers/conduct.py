@@ -33,8 +33,9 @@ from pario.bench.stores.latency import latency_store
 __all__ = ["CELLS", "Bench", "Cell", "check", "opened", "write"]
 
 STATES = ("warm", "cold", "slow")
-#: seconds of a turn at most and, if warm, at least; of a turn that only warms up
-MOST_S, LEAST_S, WARM_UP_S = 1.5, 0.5, 1.0
+#: seconds of a turn at most (on a slow store a batch alone may take longer than elsewhere an epoch) and, if warm, at
+#: least; of a turn that only warms up
+MOST_S, LEAST_S, WARM_UP_S = {"warm": 1.5, "cold": 1.5, "slow": 5.0}, 0.5, 1.0
 READ_S, BYTES_PER_S = 0.020, 200_000_000
 _RECIPES = ("lmm", "dio", "coal", "stag")
 #: the cell of a smoke test
@@ -239,7 +240,7 @@ def measure(bench: Bench, cell: Cell, running: dict[str, Running]) -> None:
                             running[variant.key] = bench.start(variant, cell.ranks)
                             running[variant.key].ready()
                             drop(files)
-                    ranks = running[variant.key].ask(**asked, seconds=MOST_S, least=LEAST_S if is_warm else 0.0)
+                    ranks = running[variant.key].ask(**asked, seconds=MOST_S[cell.state], least=LEAST_S if is_warm else 0.0)
                 except (WorkerError, cache.Unavailable) as e:
                     bench.found["errors"][error] = str(e)[-300:]
                     print(f"{error}: {e}", file=sys.stderr, flush=True)
