@@ -240,7 +240,8 @@ def measure(bench: Bench, cell: Cell, running: dict[str, Running]) -> None:
                             running[variant.key] = bench.start(variant, cell.ranks)
                             running[variant.key].ready()
                             drop(files)
-                    ranks = running[variant.key].ask(**asked, seconds=MOST_S[cell.state], least=LEAST_S if is_warm else 0.0)
+                    limits = {"seconds": MOST_S[cell.state], "least": LEAST_S if is_warm else 0.0}
+                    ranks = running[variant.key].ask(**asked, **limits)
                 except (WorkerError, cache.Unavailable) as e:
                     bench.found["errors"][error] = str(e)[-300:]
                     print(f"{error}: {e}", file=sys.stderr, flush=True)
