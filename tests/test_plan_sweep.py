@@ -31,8 +31,9 @@ def test_a_sweep_must_repay_itself(change: dict) -> None:
     assert not choose(SMALL._replace(**change)).sweep
 
 
-def test_what_takes_as_long_is_left_alone() -> None:
-    assert not choose(Figures(1000, 10, 100.0, 1.0)).sweep
+@pytest.mark.parametrize(("record_s", "sweeps"), [(100.0, False), (200.0, False), (201.0, True)])
+def test_the_loop_and_the_sweep_share_the_disk(record_s: float, sweeps: bool) -> None:
+    assert choose(Figures(1000, 10, record_s, 1.0)).sweep is sweeps
 
 
 @pytest.mark.parametrize(("room", "fits"), [(168_000_000, True), (167_999_999, False), (-5, False)])
