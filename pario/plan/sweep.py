@@ -49,9 +49,9 @@ def no_room(file_bytes: int, room_bytes: int) -> Choice | None:
 
 
 def choose(found: Figures) -> Choice:
-    """Sweep a file for which memory has room, if that takes less than half the time of the single records: the loop goes
-    on reading its records meanwhile, and the two share the disk. (DLIO without computing, 7,680 records of 147 KB on two
-    ranks, foretold at 0.53 s against 0.96 s: a step took 19.3 ms with the sweep and 16.2 ms without it.)"""
+    """Sweep a file for which memory has room, if that takes less than half the time of the single records: the loop
+    goes on reading its records meanwhile, and the two share the disk. (DLIO without computing, 7,680 records of 147 KB
+    on two ranks, foretold at 0.53 s against 0.96 s: a step took 19.3 ms with the sweep and 16.2 ms without it.)"""
     sweep, single = found.file_bytes * found.byte_s, found.records * found.record_s
     records = counted(found.records, "record")
     words = f"from beginning to end it takes {seconds(sweep)}, {records} at random {seconds(single)}"

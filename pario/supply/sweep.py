@@ -144,8 +144,7 @@ class Sweep:
         All ranges are asked for before the first is waited for: this is the best that reading at random can come to.
         (Through a pool of 8 threads the sample took 94 us per record of 3 KB and 485 us per record of 150 KB, while
         epochs took 20 and 120 us, beside other work: the sweep seemed too good, and made those of 150 KB slower.)
-        So short a sample still makes reading at random look twice as slow as it is, or more: where both ways take
-        about as long, the sweep may lose some hundredths of a second.
+        So short a sample still makes reading at random look slower than it is.
         """
         fetcher = self._fetcher
         long_bytes = min(_LONG_BYTES, max(1, fetcher.nbytes // _LONG))
