@@ -214,7 +214,7 @@ def _once(said: Sequence[Found]) -> str:
 
 
 def _short(error: str) -> str:
-    words = " ".join(error.split()).replace("|", "/")
+    words = " ".join(error.split()).replace("|", "/").replace("`", "'")
     return f"`{words[:110]}`"
 
 
