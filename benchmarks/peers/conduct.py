@@ -208,13 +208,20 @@ def measure(bench: Bench, cell: Cell, running: dict[str, Running]) -> None:
     taking = [one for one in bench.variants if cell.has(one) and f"{cell.name}/{one.key}" not in bench.found["errors"]]
     if not any(len(held.get(one.key, [])) < bench.rounds for one in taking):
         return
+    is_warm = cell.state == "warm"
+    for name in dict.fromkeys(variant.peer.folder for variant in taking) if is_warm else ():
+        files = files_of(str(path / name))
+        try:
+            warm(files)
+        except cache.Unavailable:  # some loaders keep their files mapped until their process ends
+            for one in running.values():
+                one.end()
+            running.clear()
+            warm(files)
     for variant in taking:  # all at once: starting takes longest
         if variant.key not in running:
             running[variant.key] = bench.start(variant, cell.ranks)
-    is_warm, ready = cell.state == "warm", set()  # ready: open, and warmed up
-    if is_warm:
-        for name in dict.fromkeys(variant.peer.folder for variant in taking):
-            warm(files_of(str(path / name)))
+    ready = set()  # open, and warmed up
     with opened(cell, path) as folder:
         for k in range(bench.rounds):
             for variant in taking:
@@ -235,7 +242,7 @@ def measure(bench: Bench, cell: Cell, running: dict[str, Running]) -> None:
                         files = files_of(os.path.join(folder, variant.peer.folder))
                         try:
                             drop(files)
-                        except cache.Unavailable:  # some loaders keep their files mapped until their process ends
+                        except cache.Unavailable:  # as above
                             running[variant.key].end()
                             running[variant.key] = bench.start(variant, cell.ranks)
                             running[variant.key].ready()
