@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import queue
 import resource
 import threading
@@ -48,10 +49,19 @@ class Workers:
     If the system refuses another thread, fewer do the work, and a warning says so once per process.
 
     name : name of the threads; a number is appended
+    computes : the threads compute rather than wait for storage: one that wakes up for work does not take the core
+        from a thread that runs, such as the training loop (SCHED_BATCH). Where a thread waits for reads, it must do so:
+        the sooner it asks for the next one the better
     """
 
-    def __init__(self, name: str, most: int) -> None:
+    # DLIO on two cores and two ranks, steps of 41 ms, cold disk, 6 and 7 runs in turn, median AU: decoding threads as
+    # all others 97.1 and 96.7 %, SCHED_BATCH 97.8 %; reading ones only 96.9 %, all of pario's 97.7 and 97.7 %; nice 19
+    # for all 97.0 %, nice 10 96.8 %, slices of 0.1 ms 96.2 %. Two ranks that compute without a pause on both cores, 4
+    # runs: 3 KB 7.8 -> 6.9 ms per step, 147 KB 34.6 -> 36.6 ms (single runs 32 to 40 ms either way).
+
+    def __init__(self, name: str, most: int, *, computes: bool = False) -> None:
         self._name = name
+        self._computes = computes
         self._most = most
         self._granted: int | None = None
         self._queue: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
@@ -197,6 +207,8 @@ class Workers:
                 self._most = self._granted = len(self._threads)
 
     def _work(self) -> None:
+        if self._computes:
+            _stand_back()
         while (unit := self._queue.get()) is not None:
             self._run_urgent()
             unit()
@@ -215,6 +227,13 @@ class Workers:
 
 def _nothing() -> None:
     """Stands in the queue for an urgent unit."""
+
+
+def _stand_back() -> None:
+    """Make the calling thread one of SCHED_BATCH, unless the user has chosen another policy for the process."""
+    with suppress(OSError):  # a sandbox may refuse it
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _warn(text: str) -> None:

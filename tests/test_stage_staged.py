@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tiers import CHUNKS, DATA, GRID
 
+from pario.control.knobs import Knob
 from pario.errors import ReadError, SnapshotError
 from pario.fetch.posix import PosixFetcher
 from pario.records import EXTENT
@@ -19,6 +20,7 @@ from pario.stage import disk as disk_module
 from pario.stage.base import AnyTier
 from pario.stage.disk import DiskTier
 from pario.stage.fill import Filler
+from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
 from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
@@ -62,11 +64,11 @@ def staged(store: CountingStore, *tiers: AnyTier) -> StagedFetcher:
     return StagedFetcher(store, None, tiers, grid=tiers[0].grid, read_bytes=1 << 20, count=store.count)  # type: ignore[arg-type]
 
 
-def filled(
-    store: CountingStore, memory: MemoryTier, chunks: list[int], threads: int, errors: list[BaseException]
-) -> Filler:
-    used, stats = np.array(sorted(chunks)), RankStats()
-    return Filler(staged(store, memory), memory, iter(chunks), used, threads=threads, stats=stats, failed=errors.append)
+def filled(fetcher: StagedFetcher, chunks: list[int], inflight: int | Knob, errors: list[BaseException]) -> Filler:
+    """A filler of the fetcher's first tier."""
+    used, stats, memory = np.array(sorted(chunks)), RankStats(), fetcher.tiers[0]
+    assert isinstance(memory, MemoryTier)
+    return Filler(fetcher, memory, iter(chunks), used, inflight=inflight, stats=stats, failed=errors.append)
 
 
 def get(fetcher: StagedFetcher, *ranges: tuple[int, int]) -> list[bytes]:
@@ -264,15 +266,7 @@ def test_an_error_of_the_store_keeps_nothing(store: CountingStore, monkeypatch: 
 def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: CountingStore) -> None:
     memory = MemoryTier.made(GRID, 1 << 30)
     errors: list[BaseException] = []
-    filler = Filler(
-        staged(store, memory),
-        memory,
-        iter([3, 1, 0]),
-        np.array([0, 1, 3]),
-        threads=1,
-        stats=RankStats(),
-        failed=errors.append,
-    )
+    filler = filled(staged(store, memory), [3, 1, 0], 1, errors)
     assert memory.states.wait(np.array([0, 1, 3]), lambda: None, 0.01)
     assert not memory.states.wait(np.array([2]), lambda: None, 0.01), "nothing is on its way any more"
     before = memory.states.whole()
@@ -287,6 +281,74 @@ def test_the_filler_brings_chunks_in_order_and_says_when_it_ends(store: Counting
     assert errors == []
 
 
+LONG = np.arange(1 << 20, dtype=np.uint32).view(np.uint8)
+
+
+@pytest.fixture
+def long_store(tmp_path: Path) -> CountingStore:
+    """256 chunks of 16 KiB in a store that answers each read after 10 ms, however many there are."""
+    LONG.tofile(tmp_path / "long.mdb")
+    store = CountingStore(str(tmp_path / "long.mdb"))
+    store.before = lambda offset: time.sleep(0.01)
+    return store
+
+
+def test_the_filler_finds_its_depth(long_store: CountingStore) -> None:
+    grid = Grid(LONG.nbytes, 16384)
+    memory, errors, knob = MemoryTier.made(grid, 1 << 30), [], Knob("reads", 1, 64, 2)  # type: ignore[var-annotated]
+    chunks = list(range(grid.chunks))[::-1]
+    filler = filled(staged(long_store, memory), chunks, knob, errors)
+    began, most = time.monotonic(), 0
+    while not filler.is_over and time.monotonic() - began < 60:
+        most = max(most, knob.value)
+        time.sleep(0.005)
+    assert filler.stop(10)
+    assert errors == []
+    assert most >= 8, "a store that serves any number of reads at once is asked for many"
+    assert memory.states.whole() is not None
+    assert sorted(offset for offset, _ in long_store.seen) == [16384 * k for k in range(grid.chunks)], "each once"
+    held = np.zeros(LONG.nbytes, np.uint8)
+    assert memory.read(0, held[:16384])
+    assert all(memory.read(16384 * k, held[16384 * k : 16384 * (k + 1)]) for k in chunks)
+    assert np.array_equal(held, LONG)
+
+
+@pytest.mark.parametrize("inflight", [3, Knob("reads", 3, 3, 3)])
+def test_a_pinned_depth_of_the_filler_stays(long_store: CountingStore, inflight: int | Knob) -> None:
+    grid = Grid(LONG.nbytes, 16384)
+    memory, errors = MemoryTier.made(grid, 1 << 30), []  # type: ignore[var-annotated]
+    lock, now, most = threading.Lock(), 0, 0
+
+    def slow(offset: int) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.01)
+        with lock:
+            now -= 1
+
+    long_store.before = slow
+    filler = filled(staged(long_store, memory), list(range(96)), inflight, errors)
+    assert memory.states.wait(np.arange(96), lambda: None, 0.01)
+    assert filler.stop(10)
+    assert errors == []
+    assert most == 3
+
+
+def test_what_another_tier_has_says_nothing_about_the_depth(long_store: CountingStore) -> None:
+    grid = Grid(LONG.nbytes, 16384)
+    near, far, knob = MemoryTier.made(grid, 1 << 30), MemoryTier.made(grid, 1 << 30), Knob("reads", 1, 64, 4)
+    for chunk in range(grid.chunks):
+        far.put(chunk, LONG[16384 * chunk : 16384 * (chunk + 1)])
+    errors: list[BaseException] = []
+    filler = filled(staged(long_store, near, far), list(range(grid.chunks)), knob, errors)
+    assert near.states.wait(np.arange(grid.chunks), lambda: None, 0.01)
+    assert filler.stop(10)
+    assert (long_store.seen, errors) == ([], [])
+    assert knob.setting == (4, "nothing is measured yet")
+
+
 def test_the_filler_fails_once(store: CountingStore) -> None:
     memory = MemoryTier.made(GRID, 1 << 30)
     errors: list[BaseException] = []
@@ -295,15 +357,7 @@ def test_the_filler_fails_once(store: CountingStore) -> None:
         raise ReadError("broken")
 
     store.before = refuse
-    filler = Filler(
-        staged(store, memory),
-        memory,
-        iter(range(CHUNKS)),
-        np.arange(CHUNKS),
-        threads=3,
-        stats=RankStats(),
-        failed=errors.append,
-    )
+    filler = filled(staged(store, memory), list(range(CHUNKS)), 3, errors)
     assert not memory.states.wait(np.array([0]), lambda: None, 0.01)
     assert filler.stop(10)
     assert errors == [filler.error]

@@ -172,3 +172,31 @@ def test_parts_are_shared_with_idle_threads_and_nobody_waits_for_busy_ones() -> 
             workers.share(fails, [(k,) for k in range(5)], 2)
     finally:
         assert workers.end(30)
+
+
+def policies(workers: Workers) -> list[int]:
+    """What the scheduler does with this thread, one of the workers, and this thread again."""
+    before = os.sched_getscheduler(0)
+    theirs = workers.call(os.sched_getscheduler, 0).result(10)
+    assert workers.end(10)
+    return [before, theirs, os.sched_getscheduler(0)]
+
+
+def test_only_threads_that_compute_stand_back() -> None:
+    assert policies(Workers("reads", 1)) == [os.SCHED_OTHER] * 3
+    assert policies(Workers("computes", 1, computes=True)) == [os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_OTHER]
+
+
+@pytest.mark.parametrize("chosen", [os.SCHED_IDLE, os.SCHED_FIFO])
+def test_another_policy_of_the_user_stays(chosen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getscheduler", lambda thread: chosen)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("it was changed"))
+    assert Workers("computes", 1, computes=True).call(int, "7").result(10) == 7
+
+
+def test_a_refused_policy_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    assert Workers("computes", 1, computes=True).call(int, "7").result(10) == 7

@@ -1,8 +1,9 @@
 """How well each reader hides its reading in DLIO: AU over the step time, on a cold disk and on a slow store.
 
 1. `find`: every one of DLIO's readers with a step of one millisecond; what is left is the time that it takes per step.
-2. `seek`: the step time at which the best of them falls to 90 % AU, by two times three more runs: a cold disk gives one
-   run a fifth more or less than the next.
+2. `seek`: the step time at which the best of them falls to 90 % AU, by the median of three more runs per attempt, until
+   it is there: a cold disk gives one run a fifth more or less than the next, and a worker needs more time per step if
+   the step takes longer.
 3. `round`: all at that step time, in turn.
 4. `sweep`: the same with shorter and longer steps.
 
@@ -32,6 +33,7 @@ __all__ = ["balance", "best", "measure", "needs", "publish", "tables"]
 
 SAMPLES, IMAGE = 7_680, 384  # 1.1 GB of samples of 147,456 bytes, about ResNet50's in MLPerf Storage
 ASKED, BAR = 90.0, 97.0  # per cent: AU that MLPerf Storage asks for, AU that pario is to have there
+NEAR, ATTEMPTS = 0.5, 6  # of `seek`: per cent
 TINY_S = 0.001
 FACTORS = (0.5, 0.75, 1.5, 2.0)
 CEILING = "nothing"
@@ -135,8 +137,10 @@ def _place(runs: Runs, part: str, data: Path, out: Path, rounds: int, factors: S
         strongest = best(needed)
         step_s = needed[strongest]
         workers = SIDES[strongest].threads
-        for number in range(2):
+        for number in range(ATTEMPTS):
             told = [au(f"seek {number}.{again}", strongest, step_s) for again in range(3)]
+            if abs(statistics.median(one["au"] for one in told) - ASKED) <= NEAR:
+                break
             read_s = statistics.median(balance(one) if workers else balance(one) - step_s for one in told)
             step_s = needs(workers, read_s)
         everyone = (strongest, *place.pario, CEILING)

@@ -29,6 +29,7 @@ from pario import machine
 from pario.comm.base import AnyWorld, together
 from pario.comm.sockets import Client
 from pario.comm.solo import Solo
+from pario.control.knobs import Knob
 from pario.dataset.file import DataFile
 from pario.dataset.staging import COPIES, MOST_BITS, Stage, kept_chunks, open_stage
 from pario.dataset.tiers import automatic_bytes, wanted_tiers
@@ -360,7 +361,7 @@ class Host:
             stage.memory,
             iter(chunks.tolist()),
             np.flatnonzero(stage.keeps),
-            threads=self._options.usual_inflight,
+            inflight=Knob("reads in flight", *self._options.inflight_bounds, self._options.usual_inflight),
             stats=RankStats(),
             failed=failed,
         )

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from pario.control.depth import Depth
+from pario.control.knobs import Knob
 from pario.errors import ClosedError
 from pario.stage.memory import MemoryTier
 from pario.stage.staged import StagedFetcher
@@ -23,7 +25,7 @@ class Filler:
 
     chunks : the chunks in the order in which they are needed
     used : i64[n], all chunks that hold records
-    threads : reads in flight
+    inflight : reads in flight, a fixed number, or a knob that follows what the reads of the store take
     stats : counts the time of these reads
     failed(error) : called once, by a thread, if a chunk cannot be read; no more are brought then
     """
@@ -35,7 +37,7 @@ class Filler:
         chunks: Iterator[int],
         used: np.ndarray,
         *,
-        threads: int,
+        inflight: int | Knob,
         stats: RankStats,
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -47,22 +49,39 @@ class Filler:
         self._stats = stats
         self._under_way = 0
         self._busy_since = 0.0
-        self._lock = threading.Lock()  # guards the iterator, the two above and the three below
-        self._active = threads
+        self._knob = Knob("inflight", inflight, inflight, inflight) if isinstance(inflight, int) else inflight
+        self._depth = Depth(self._knob, day=time.time() - time.perf_counter())
+        self._lock = threading.Lock()  # guards the iterator, the depth but its knob, the two above, the three below
+        self._active = 0  # threads that bring, or will when they have started
         self._stopped = False
         self.error: BaseException | None = None
-        self._workers = Workers("pario-stage", threads)
+        self._workers = Workers("pario-stage", self._knob.value)
         memory.announce(True)
         try:
-            self._workers.put(*[self._run] * threads)
+            self._let_more_come()
         except BaseException:
             memory.announce(False)
             raise
 
+    def _let_more_come(self) -> None:
+        """Until as many bring as the knob says. Raises ParioError if not even one can."""
+        self._workers.resize(self._knob.value)
+        with self._lock:
+            more = max(0, self._knob.value - self._active)
+            self._active += more
+        came = False
+        try:
+            came = self._workers.put(*[self._run] * more)
+        finally:
+            if not came:
+                with self._lock:
+                    self._active -= more
+
     def _run(self) -> None:
         try:
             while (chunk := self._next()) is not None:
-                self._bring(chunk)
+                if self._bring(chunk):
+                    self._let_more_come()
         except BaseException as e:
             self._fail(e)
         with self._lock:
@@ -71,14 +90,17 @@ class Filler:
                 self._memory.say_whole(self._used)
                 self._memory.announce(False)
 
-    def _bring(self, chunk: int) -> None:
+    def _bring(self, chunk: int) -> bool:
+        """Returns whether the depth has changed."""
+        stored = turned = False
         begin = time.perf_counter()
         with self._lock:
             if not self._under_way:
                 self._busy_since = begin
             self._under_way += 1
+            self._depth.begin(begin, self._under_way)
         try:
-            self._staged.bring(chunk)
+            stored = self._staged.bring(chunk)
         finally:
             now = time.perf_counter()
             with self._lock:
@@ -86,10 +108,13 @@ class Filler:
                 self._stats.read += now - self._busy_since
                 self._stats.reading += now - begin
                 self._busy_since = now
+                if stored:  # what other tiers, nodes and processes bring says nothing about the store
+                    turned = self._depth.end(begin, now, 1, self._memory.grid.chunk_bytes)
+        return turned
 
     def _next(self) -> int | None:
         with self._lock:
-            if self._stopped or self._memory.is_full:
+            if self._stopped or self._memory.is_full or self._active > self._knob.value:
                 return None
             return next(self._chunks, None)
 

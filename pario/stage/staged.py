@@ -173,9 +173,10 @@ class StagedFetcher(Fetcher):
         cuts = np.concatenate([[0], ends]).tolist()
         return here, [Part(memory[cuts[a] : cuts[b]]) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
 
-    def bring(self, chunk: int, *, ask_peers: bool = True) -> None:
+    def bring(self, chunk: int, *, ask_peers: bool = True) -> bool:
         """Bring a chunk into the nearest tier that has room, unless that one or a nearer one has it. If others are at
-        it, wait for them. Raises ReadError, SnapshotError, ClosedError.
+        it, wait for them. Returns whether this call has read it from the store. Raises ReadError, SnapshotError,
+        ClosedError.
 
         ask_peers : other nodes may have it, or are to bring it
         """
@@ -185,19 +186,21 @@ class StagedFetcher(Fetcher):
                 self._on_their_way[chunk] = threading.Event()
         if others is not None:
             others.wait()
-            return
+            return False
+        stored: list[int] = []
         try:
             for k, tier in enumerate(self.tiers):
-                load = partial(self._load, chunk, k, ask_peers)
+                load = partial(self._load, chunk, k, ask_peers, stored)
                 if tier.has(chunk) or (not tier.is_full and tier.fill(chunk, load)):
                     break
         finally:
             with self._lock:
                 self._on_their_way.pop(chunk).set()
+        return bool(stored)
 
-    def _load(self, chunk: int, number: int, ask_peers: bool, out: np.ndarray) -> None:
-        """Read a chunk for the tier of this number: from those behind it, from another node or from the store. It and
-        the tiers behind it keep the chunk."""
+    def _load(self, chunk: int, number: int, ask_peers: bool, stored: list[int], out: np.ndarray) -> None:
+        """Read a chunk for the tier of this number: from those behind it, from another node or from the store, and
+        then append it to `stored`. It and the tiers behind it keep the chunk."""
         offset, nbytes = self.grid.span(chunk)
         data, tiers = out[:nbytes], self.tiers[number:]
         if any(tier.read(offset, data) for tier in tiers[1:]):
@@ -213,6 +216,7 @@ class StagedFetcher(Fetcher):
                 stack.enter_context(tier.bringing(chunk))
             if not any(tier.read(offset, data) for tier in tiers):  # which another process has just brought
                 self._load_from_store(offset, nbytes, out)
+                stored.append(chunk)
             self._keep(tiers, chunk, data)
 
     def _keep(self, tiers: Sequence[AnyTier], chunk: int, data: np.ndarray) -> None:

@@ -96,7 +96,7 @@ class DecodeStep:
         self.reasons: Counter[str] = Counter()
         self.tuner = tuner
         #: threads for decoders that work record by record, else None
-        self.workers = Workers("pario-decode", tuner.threads.value) if decoder.parallel else None
+        self.workers = Workers("pario-decode", tuner.threads.value, computes=True) if decoder.parallel else None
         self._counting = threading.Lock()
         self._decoded = 0.0  # seconds of the threads
         self._batch_bytes = 1  # of the largest batch

@@ -89,8 +89,10 @@ class MemorySource(SeatSource):
                 context.ring.fail(context.world.rank, describe(error))
 
         chunks = self._first_uses(work, held)
-        threads, stats = context.options.usual_inflight, context.stats
-        return Filler(stage.fetcher, memory, chunks, used, threads=threads, stats=stats, failed=failed)
+        inflight, usual = reader.file.knobs["inflight"], context.options.usual_inflight
+        if inflight.value < usual:  # chunks are longer than the reads that begin with one or two in flight
+            inflight.turn(usual, "nothing is measured yet")
+        return Filler(stage.fetcher, memory, chunks, used, inflight=inflight, stats=context.stats, failed=failed)
 
     def _first_uses(self, work: Work, seen: np.ndarray) -> Iterator[int]:
         """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group
