@@ -188,9 +188,9 @@ if world.rank == 1:
 """
     done = job(code)
     assert done.status not in (0, None), done.output
-    assert "CorruptedError: bad page [page 7]" in done.output
-    assert "RuntimeError: the user's own words" in done.output
-    assert "MPI_Abort ends the whole job" in done.output
+    assert "CorruptedError: bad page [page 7]" in done.output, done.output
+    assert "RuntimeError: the user's own words" in done.output, done.output
+    assert "MPI_Abort ends the whole job" in done.output, done.output
     assert done.seconds < 30 * done.slowness
 
 

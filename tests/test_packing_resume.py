@@ -201,6 +201,46 @@ def test_nobody_elses_partial_file_is_used(source: str, tmp_path: Path, monkeypa
     assert "others could write to it" in said[0]
 
 
+@pytest.mark.parametrize("left", ["all", "state", "nothing"])
+def test_what_was_killed_after_the_name_was_given_is_tidied_up(
+    left: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, part = str(tmp_path / "target"), tmp_path / "target.part"
+    with monkeypatch.context() as patch:
+        patch.setattr(partial.Partial, "remove", partial.Partial.close)
+        packed([source], target)
+    before = lmdb_truth(target)
+    assert (part / "data.mdb").samefile(os.path.join(target, "data.mdb"))
+    for name in {"all": [], "state": ["data.mdb"], "nothing": os.listdir(part)}[left]:
+        (part / name).unlink()
+    with pytest.raises(FileError, match="it exists already"):
+        packed([source], target)
+    assert not part.exists()
+    assert lmdb_truth(target) == before
+
+
+def test_a_refusal_leaves_what_is_not_pario_s_or_not_done(
+    source: str, tmp_path: Path, stops: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, part = tmp_path / "target", tmp_path / "target.part"
+    target.mkdir()
+    (target / "data.mdb").write_bytes(b"precious")
+    stops(2)
+    with pytest.raises(FileError, match="Input/output error"):
+        packed([source], str(target), force=True)
+    monkeypatch.undo()
+    kept = sorted(os.listdir(part))
+    with pytest.raises(FileError, match="it exists already"):
+        packed([source], str(target))
+    assert sorted(os.listdir(part)) == kept
+    for name in kept:
+        (part / name).unlink()
+    (part / "notes.txt").write_text("mine")
+    with pytest.raises(FileError, match="it exists already"):
+        packed([source], str(target))
+    assert os.listdir(part) == ["notes.txt"]
+
+
 def test_two_at_once_are_refused(source: str, tmp_path: Path) -> None:
     part = tmp_path / "packed.part"
     part.mkdir(mode=0o700)
@@ -399,8 +439,8 @@ def _run(command: str, given: Path, target: Path, limit: float | None) -> bool:
     """Run it, and kill it after `limit` seconds; returns whether it came to its end."""
     argv = [sys.executable, "-c", SLOW, command, str(given), str(target)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if target.exists():  # the last kill came after the end of the work
-        return True
+    existed = target.exists()  # the last kill came after the end of the work: this run only tidies up
+    limit = None if existed else limit
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(argv, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -410,5 +450,6 @@ def _run(command: str, given: Path, target: Path, limit: float | None) -> bool:
             process.wait()
             return False
         output.seek(0)
-        assert status == 0, output.read().decode()
+        said = output.read().decode()
+        assert "it exists already" in said if existed else status == 0, said
     return True

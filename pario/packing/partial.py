@@ -19,7 +19,7 @@ from typing import Any
 
 from pario.errors import FileError, OptionError
 
-__all__ = ["Partial", "Target", "refused"]
+__all__ = ["Partial", "Target", "exists", "refused"]
 
 _STATE = "state.json"
 #: what a file system says that cannot rename without replacing, by a second name
@@ -55,7 +55,7 @@ class Target:
         if self.in_folder and os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise FileError("it exists already, and is no folder", path=self.path, hint="Choose another DST.")
         if os.path.lexists(self.file) and not self.force:
-            raise FileError("it exists already", path=self.file, hint="Choose another DST, or replace it by --force.")
+            raise exists(self.path, self.file, "Choose another DST, or replace it by --force.")
 
 
 class Partial:
@@ -81,15 +81,7 @@ class Partial:
         except OSError as e:
             raise FileError(f"cannot make the folder for the unfinished dataset: {e.strerror}", path=self.path) from e
         try:
-            status = os.lstat(self.path)
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-                raise FileError(
-                    "the unfinished dataset is not yours",
-                    path=self.path,
-                    hint="Have it removed, or choose another DST.",
-                )
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            self._claim()
+            status = self._enter()
             before = self._state()
             wanted = json.loads(json.dumps(state))
             if status.st_mode & 0o022:
@@ -107,6 +99,16 @@ class Partial:
         except OSError as e:
             raise FileError(f"cannot use the folder for the unfinished dataset: {e.strerror}", path=self.path) from e
         return False
+
+    def _enter(self) -> os.stat_result:
+        """Nobody else works in it from here on, until `close`."""
+        status = os.lstat(self.path)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            hint = "Have it removed, or choose another DST."
+            raise FileError("the unfinished dataset is not yours", path=self.path, hint=hint)
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._claim()
+        return status
 
     def _claim(self) -> None:
         try:
@@ -129,13 +131,16 @@ class Partial:
             say(f"{self.path} is thrown away, and the work starts anew: {reason}")
         # The state first, for good: what a killed run leaves of the rest must not be gone on with.
         for name in sorted(names, key=lambda name: name != _STATE):
-            path = os.path.join(self.path, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                _remove_tree(path)
-            else:
-                os.unlink(path)
+            self._delete(name)
             if name == _STATE:
                 _sync(self.path)
+
+    def _delete(self, name: str) -> None:
+        path = os.path.join(self.path, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            _remove_tree(path)
+        else:
+            os.unlink(path)
 
     def restart(self, reason: str, say: Callable[[str], None]) -> None:
         """Throw away all but the state."""
@@ -181,9 +186,27 @@ class Partial:
             raise FileError(f"cannot give the new dataset its name: {e.strerror}", path=final) from e
         self.remove()
 
+    def tidy(self, final: str) -> None:
+        """Remove what a run has left that was killed after its result, `final`, had its name. Never raises."""
+        try:
+            self._enter()
+            made = [os.path.join(self.path, name) for name in ("data.mdb", "made")]
+            # A second name of `final` itself is no result that waits for its name.
+            waits = [path for path in made if os.path.lexists(path) and not os.path.samefile(path, final)]
+            ours = self._state() is not None or not os.listdir(self.path)
+            if ours and not waits:
+                self.remove()
+        except (OSError, FileError):
+            pass  # there is none, or it is not ours, or another process works in it
+        finally:
+            self.close()
+
     def remove(self) -> None:
         with suppress(OSError):
-            _remove_tree(self.path)
+            # The state last: it says that the folder is pario's, should this run be killed here.
+            for name in sorted(os.listdir(self.path), key=lambda name: name == _STATE):
+                self._delete(name)
+            os.rmdir(self.path)
         self.close()
 
     def close(self) -> None:
@@ -191,6 +214,12 @@ class Partial:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
+
+
+def exists(target: str, final: str, hint: str) -> FileError:
+    """The error of a result, `final`, that is there already."""
+    Partial(target).tidy(final)
+    return FileError("it exists already", path=final, hint=hint)
 
 
 def refused(e: OSError, path: str) -> FileError:

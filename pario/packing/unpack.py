@@ -11,13 +11,13 @@ import numpy as np
 
 from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, together
-from pario.errors import CorruptedError, FileError, OptionError, ParioError
+from pario.errors import CorruptedError, OptionError, ParioError
 from pario.packing.flow import Crew
 from pario.packing.folder import Restorer
 from pario.packing.inflated import inflated
 from pario.packing.items import Items
 from pario.packing.pack import Summary, Talk, make_lmdb
-from pario.packing.partial import Partial, Target, refused
+from pario.packing.partial import Partial, Target, exists, refused
 from pario.packing.several import Subset, own_names
 from pario.packing.sources import Source, describe
 from pario.packing.tars import TarRestorer, opener_for
@@ -122,9 +122,9 @@ class _Restored:
             return
         if os.path.isdir(self.dst):
             if kind == "tar" or os.listdir(self.dst):
-                raise FileError("it exists already", path=self.dst, hint="Choose another DST.")
+                raise exists(self.dst, self.dst, "Choose another DST.")
         elif kind != "tar" or not self.force:
-            raise FileError("it exists already", path=self.dst, hint="Choose another DST, or remove it.")
+            raise exists(self.dst, self.dst, "Choose another DST, or remove it.")
 
     def _several(self, crew: Crew, items: Items, packing: Packing, made: str, moved: Any) -> None:
         with together(self.world, "making the folder"):
