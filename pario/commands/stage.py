@@ -82,7 +82,7 @@ def _bring(reader: Reader, chunks: np.ndarray) -> None:
     assert fetcher is not None
     (disk,) = reader.stage.tiers
     bar = screen.bar(len(chunks) * disk.grid.chunk_bytes, "staging", "B")
-    under_way: deque[Future[None]] = deque()
+    under_way: deque[Future[bool]] = deque()
     for chunk in chunks.tolist():
         if disk.is_full:
             break
