@@ -23,7 +23,7 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from benchmarks import data
+from benchmarks import cache, data
 from benchmarks.measure import Row, Section, WorkerError, interleave, launch, save, spread
 from benchmarks.sides import (
     BATCH,
@@ -34,9 +34,8 @@ from benchmarks.sides import (
     from_cold,
     records_of,
 )
+from benchmarks.stores import throttled
 from benchmarks.worker_lmdb import BARE, REUSING, VARIANTS
-from pario.bench import cache
-from pario.bench.stores import throttled
 
 MB = 1e6
 STORE_BYTES_PER_S = 200_000_000  # the slow shared store
@@ -250,7 +249,7 @@ def warm(bench: Bench, section: Section) -> None:
                     return bench.py_lmdb(which, "--order", order, "--variant", variant, "--epochs", WARM_EPOCHS)
 
                 def by_pario(which: str = which, shuffle: str = shuffle, path: str = held.path) -> dict[str, Any]:
-                    return bench.pario(path, which, shuffle, "--epochs", WARM_EPOCHS)
+                    return bench.pario(path, which, shuffle, "--epochs", WARM_EPOCHS, "--tiers", "default")
 
                 group = (
                     max(1, (8 << 20) // held.value_bytes)

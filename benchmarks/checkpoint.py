@@ -38,7 +38,7 @@ import numpy as np
 
 import pario
 from benchmarks.measure import launch
-from pario.bench.stores.latency import latency_store
+from benchmarks.stores.latency import latency_store
 
 SLOW_RATE = 100e6
 BLOCK = "4m"

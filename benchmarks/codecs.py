@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.bench.marked import fill_marked
+from benchmarks.marked import fill_marked
 from pario.codec import trial
 from pario.codec.packing import Packing
 from pario.codec.registry import parse
@@ -283,8 +283,9 @@ def _ways(spec: str, values: list[bytes]) -> Iterator[tuple[str, Callable[[np.nd
 
         yield "zstandard decompress, copied", single
     else:
-        yield "cramjam decompress_block_into", into(
-            lambda v, out: cramjam.lz4.decompress_block_into(v, out, output_len=len(out)), packed
+        yield (
+            "cramjam decompress_block_into",
+            into(lambda v, out: cramjam.lz4.decompress_block_into(v, out, output_len=len(out)), packed),
         )
         yield "imagecodecs lz4_decode(out=)", into(lambda v, out: imagecodecs.lz4_decode(v, out=out), packed)
 

@@ -45,11 +45,11 @@ import numpy as np
 from benchmarks import control_cost, control_jobs, control_nodes, control_storm, data
 from benchmarks.control_plane import SECRET, USER, plane, processor_s
 from benchmarks.measure import Row, Section, interleave, machine, ratios, save
+from benchmarks.stores.throttled import throttled_disk
 from pario.bench.cache import Unavailable
-from pario.bench.stores.throttled import throttled_disk
 from pario.control.agent import Agent
-from pario.control.line import Line, Who
-from pario.control.wire import Address
+from pario.control.session import Session, Who
+from pario.control.words import PlaneAddress
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
@@ -92,9 +92,9 @@ def cycle(folder: Path, clients: int, rounds: int) -> dict[str, Any]:
     return found
 
 
-def _join(address: Address, clients: int) -> list[Line]:
+def _join(address: PlaneAddress, clients: int) -> list[Session]:
     return [
-        Line(
+        Session(
             address,
             Who(USER, SECRET, str(k), str(k), "node"),
             {"do": "join", "member": f"{k:032x}", "job": str(k), "name": str(k), "node": "node", "holds": None},
@@ -104,19 +104,19 @@ def _join(address: Address, clients: int) -> list[Line]:
     ]
 
 
-def _close(lines: list[Line]) -> None:
+def _close(lines: list[Session]) -> None:
     for line in lines:
         line.close()
 
 
-def _round(lines: list[Line], number: int, over_s: float) -> float:
+def _round(lines: list[Session], number: int, over_s: float) -> float:
     """All report; seconds until all have a grant. Every third one wants more than it gets, each time another one."""
     poll = select.epoll()
     by_fd = {line.sock.fileno(): line for line in lines}
     for line in lines:  # what has come since
         poll.register(line.sock.fileno(), select.EPOLLIN)
     for fd, _ in poll.poll(0, len(lines)):
-        by_fd[fd].sock.recv(1 << 16)
+        by_fd[fd].come()
     begin = time.monotonic()
     for k, line in enumerate(lines):
         hungry = (k + number) % 3 == 0

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.control_plane import end, plane
 from benchmarks.measure import ROOT
-from pario.bench.stores.throttled import Group
+from benchmarks.stores.throttled import Group
 
 #: bytes per second
 STORE = 100e6
@@ -33,9 +33,11 @@ MET = 0.95
 def work(path: str, nbytes: int) -> int:
     """A job: waits for a line, then reads so much, in "global" order past the page cache, and ends."""
     from pario import Loader, Options
+    from pario.options import Recipe
 
-    options = Options(fetch="direct", slot_bytes=2 << 20, slots=4)
-    with Loader(path, 16, shuffle="global", options=options, comm="self") as loader:
+    options = Options(slot_bytes=2 << 20, slots=4)
+    recipe = Recipe(fetch="direct")
+    with Loader(path, 16, shuffle="global", options=options, recipe=recipe, comm="self") as loader:
         print("ready", flush=True)
         sys.stdin.readline()
         left = nbytes
@@ -127,9 +129,7 @@ def windows(run: dict[str, Any]) -> list[list[float]]:
 
 def met(run: dict[str, Any]) -> float:
     """The part of all windows in which a job got what is guaranteed to it. All jobs want more than that."""
-    good = [
-        rate >= MET * part * STORE for (part, _), rates in zip(JOBS, windows(run), strict=True) for rate in rates
-    ]
+    good = [rate >= MET * part * STORE for (part, _), rates in zip(JOBS, windows(run), strict=True) for rate in rates]
     return sum(good) / len(good)
 
 

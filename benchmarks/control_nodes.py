@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.control_plane import SECRET, USER, plane, processor_s
-from pario.control.line import Line, Who
-from pario.control.wire import Address, Usage, usage_line
+from pario.control.session import Session, Who
+from pario.control.words import PlaneAddress, Usage, usage_message
 
 #: seconds of a cycle
 CYCLE_S = 0.100
@@ -53,16 +53,16 @@ def cycle(folder: Path, nodes: int, jobs: int, rounds: int) -> dict[str, Any]:
     return found
 
 
-def _join(address: Address, nodes: int, jobs: int) -> list[Line]:
+def _join(address: PlaneAddress, nodes: int, jobs: int) -> list[Session]:
     lines = []
     nothing = Usage(*(np.zeros((0, *shape)) for shape in ((), (), (2,), (2,))))
     for node in range(nodes):
         words = {"do": "agent", "member": f"{node:032x}", "node": f"node{node}"}
-        line = Line(address, Who(USER, SECRET, "-", "-", f"node{node}"), words, 16 << 20)
+        line = Session(address, Who(USER, SECRET, "-", "-", f"node{node}"), words, 16 << 20)
         for first in range(0, jobs, _JOINS):
             names = [f"{node * jobs + k}" for k in range(first, min(first + _JOINS, jobs))]
             joins = [[first + k, USER, name, name, None] for k, name in enumerate(names)]
-            line.sock.sendall(usage_line(0.0, nothing, {"join": joins}))
+            line.say(usage_message(0.0, nothing, {"join": joins}))
             while not line.come():
                 pass
         lines.append(line)
@@ -77,11 +77,11 @@ def _reports(nodes: int, jobs: int, number: int) -> list[bytes]:
         demand = np.tile([1.25e6, 12.5], (jobs, 1))
         demand[(which + node + number) % 3 == 0, 0] = np.inf
         used = np.tile([1e6 * number / 4, 10.0 * number / 4], (jobs, 1))
-        found.append(usage_line(number / 4 + 1e-3, Usage(which, np.ones(jobs, np.int64), used, demand), {}))
+        found.append(usage_message(number / 4 + 1e-3, Usage(which, np.ones(jobs, np.int64), used, demand), {}))
     return found
 
 
-def _round(lines: list[Line], said: list[bytes], jobs: int) -> float:
+def _round(lines: list[Session], said: list[bytes], jobs: int) -> float:
     """All report; seconds until all have the grants of all their jobs."""
     poll = select.epoll()
     by_fd = {line.sock.fileno(): line for line in lines}
@@ -92,7 +92,7 @@ def _round(lines: list[Line], said: list[bytes], jobs: int) -> float:
             by_fd[fd].come()
     begin = time.monotonic()
     for line, report in zip(lines, said, strict=True):
-        line.sock.sendall(report)
+        line.say(report)
     left = set(by_fd)
     while left:
         for fd, _ in poll.poll(5, len(lines)):

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from benchmarks.measure import ROOT
 from pario.control.joining import user_name
-from pario.control.wire import Address
+from pario.control.words import PlaneAddress
 
 SECRET = b"benchmark" * 4
 USER = user_name()
 
 
 @contextmanager
-def plane(folder: Path, rules: str) -> Iterator[tuple[Address, int]]:
+def plane(folder: Path, rules: str) -> Iterator[tuple[PlaneAddress, int]]:
     """A control plane in a process of its own; yields its address and its process."""
     (folder / "token").write_bytes(SECRET)
     (folder / "token").chmod(0o600)
@@ -37,7 +37,7 @@ def plane(folder: Path, rules: str) -> Iterator[tuple[Address, int]]:
                 raise RuntimeError("the control plane did not start")
             time.sleep(0.02)
         host, _, port = told.read_text().strip().rpartition(":")
-        yield Address(host, int(port)), child.pid
+        yield PlaneAddress(host, int(port)), child.pid
     finally:
         child.terminate()
         child.wait(10)

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.control_plane import end, plane
 from benchmarks.measure import ROOT
-from pario.bench.stores.latency import LatencyStore, latency_store
+from benchmarks.stores.latency import LatencyStore, latency_store
 from pario.control.joining import store_agent
 from pario.errors import FileError
 from pario.fetch.limited import open_limited

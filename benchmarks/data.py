@@ -2,7 +2,7 @@
 
     python -m benchmarks.data DIR [--only 3k|197k] [--records N]
 
-They are made by pario/bench/study/sets.py, which the study of the recipes uses too.
+They are made by benchmarks/study/sets.py, which the study of the recipes uses too.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from pario.bench.study import sets
-from pario.bench.study.sets import SETS, DataSet, record_digest
+from benchmarks.study import sets
+from benchmarks.study.sets import SETS, DataSet, record_digest
 
 __all__ = ["SETS", "DataSet", "make", "record_digest"]
 
 
 def make(folder: str | Path, which: str, records: int | None = None, log: bool = True) -> DataSet:
-    """Make one of `SETS` below `folder`, or return the one that is there; see `pario.bench.study.sets.make`."""
+    """Make one of `SETS` below `folder`, or return the one that is there; see `benchmarks.study.sets.make`."""
     return sets.make(folder, which, records, (lambda line: print(line, file=sys.stderr)) if log else lambda _: None)
 
 

@@ -1,8 +1,8 @@
 """At most 36 cells in which every two levels of any two factors meet: what "auto" loses against the best by hand.
 
-`python -m benchmarks.tuning --design` measures them. Factors: the six stores of benchmarks/stores.py, the orders, the
-seconds of computing per record (sleep), ranks and nodes; records of 197 KB, batches of 8. Where a cell has one rank,
-each node has one.
+`python -m benchmarks.tuning --design` measures them. Factors: the six stores of benchmarks/stores/kinds.py, the orders,
+the seconds of computing per record (sleep), ranks and nodes; records of 197 KB, batches of 8. Where a cell has one
+rank, each node has one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import data
 from benchmarks.measure import launch
-from benchmarks.stores import STORES, opened
+from benchmarks.stores.kinds import STORES, opened
 
 __all__ = ["SEED", "Cell", "cells", "interval", "measure", "summary"]
 
@@ -130,8 +130,7 @@ def summary(found: dict[str, Any], bar: float = 1.05) -> str:
             above[epoch] += least > bar
             texts.append(f"{middle:.2f} ({least:.2f} … {most:.2f}){' **above**' if least > bar else ''}")
         seconds = statistics.median(run["seconds"][-1] for run in cell["runs"]["hand"])
-        ring = ", whole ring" if cell.get("ring", "auto") != "auto" else ""
-        lines.append(f"| {name} | {cell['hand']}{ring} | {seconds:.2f} | {texts[0]} | {texts[1]} |")
+        lines.append(f"| {name} | {cell['hand']} | {seconds:.2f} | {texts[0]} | {texts[1]} |")
     for epoch, said in enumerate(("first epoch", "second epoch")):
         if means[epoch]:
             middle = math.exp(statistics.fmean(math.log(mean) for mean in means[epoch]))

@@ -24,9 +24,8 @@ from typing import Any
 
 import lmdb
 
-from benchmarks import data
+from benchmarks import cache, data
 from benchmarks.measure import Row, Section, WorkerError, interleave, launch, ratios, save
-from pario.bench import cache
 
 SMALL = "small-100b"
 SMALL_RECORDS, SMALL_BYTES = 300_000, 100

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pario.bench.marked import fill_marked
+from benchmarks.marked import fill_marked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "failures.md"

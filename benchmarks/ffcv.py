@@ -14,11 +14,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks import data
+from benchmarks import cache, data
 from benchmarks.measure import Section, interleave, launch, save
 from benchmarks.sides import BATCH, Bench, compare
 from benchmarks.tiers import BARS, TIERS, UNIT, rate_of
-from pario.bench import cache
 
 WHICH = "3k"
 THREADS = (1, 2)

@@ -85,13 +85,13 @@ def run(before: list[str], folder: Path) -> dict[str, float]:
 
 BY_DEFAULT = """
 import sys, mfusepy
-from pario.commands.mount import run_mount
+from pario.commands.files import mount
 from pario.files import fuse
 made = mfusepy.FUSE
 kept = ("kernel_cache", "entry_timeout", "attr_timeout", "negative_timeout")
 mfusepy.FUSE = lambda *words, **more: made(*words, **{k: v for k, v in more.items() if k not in kept})
 fuse._Operations.open = lambda self, path, flags: 0
-run_mount((sys.argv[1],), sys.argv[2], False, False)
+mount.callback((sys.argv[1],), sys.argv[2], False, False)
 """
 
 

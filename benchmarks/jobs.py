@@ -30,7 +30,7 @@ from benchmarks import data
 from benchmarks.measure import ROOT, Row, Section, interleave, job_environment, kill_tree, mpiexec, save
 from benchmarks.nodes import room_of
 from benchmarks.sides import BATCH, SHUFFLES, Bench
-from pario.bench.stores.latency import LatencyStore, latency_store
+from benchmarks.stores.latency import LatencyStore, latency_store
 
 JOBS, EPOCHS = 4, 5
 RECORDS = {"3k": 60_000, "197k": 1_000}

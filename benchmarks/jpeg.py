@@ -25,8 +25,8 @@ import numpy as np
 
 from benchmarks.measure import ROOT, Section, WorkerError, mpiexec, save
 from benchmarks.sides import compare
-from pario.bench.study.jobs import job_environment, kill_tree
-from pario.bench.study.numbers import Row, ratios
+from benchmarks.study.jobs import job_environment, kill_tree
+from benchmarks.study.numbers import Row, ratios
 
 PIXELS = 256
 QUALITY = 90

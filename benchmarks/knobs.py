@@ -1,22 +1,19 @@
-"""The knobs besides the prefetch depth: what they settle on, what they cost, and the two that stay where they are.
+"""The knobs: what they settle on, and what they cost.
 
-    python -m benchmarks.knobs --data DIR [--parts consumer,cost,lengths,readers] [--rounds 5] [--records N]
+    python -m benchmarks.knobs --data DIR [--parts consumer,cost] [--records N]
 
 consumer   197 KB records in "global" order from the store of 20 ms and 200 MB/s, one rank, a step that takes so many
-           milliseconds per sample: reads in flight and bytes of the ring at the end, and seconds that the step waited
+           milliseconds per sample: reads in flight at the end, and seconds that the step waited
 cost       processor time of everything that measures and turns knobs, as a share of a core: this process's own clock
            around each of those calls, less what the clock takes, on that store and out of the page cache
-lengths    epochs with reads of at most 256 KiB, 1 MiB and 4 MiB: times ÷ those of 1 MiB, pair by pair
-readers    epochs of four ranks on one node with one and with two reading ranks: the same ratio
 
-Needs root, fuse3 and mfusepy. Rounds are interleaved.
+Needs root, fuse3 and mfusepy.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import sys
 import threading
 import time
@@ -26,23 +23,19 @@ from typing import Any
 
 import pario
 from benchmarks import data
-from benchmarks.measure import interleave
-from benchmarks.sides import Bench, epoch_seconds
-from pario.bench.stores.latency import latency_store
-from pario.control.bridge import RingTuner
+from benchmarks.sides import Bench
+from benchmarks.stores.latency import latency_store
 from pario.control.depth import Depth
-from pario.supply.decode_step import DecodeStep
-from pario.supply.ring_room import RingRoom
+from pario.feed.decode_step import DecodeStep
+from pario.feed.ring_writer import RingWriter
 
 #: seconds of a read, bytes/s of all
-STORES = {"20 ms, 200 MB/s": (0.020, 200e6), "5 ms, 1.5 GB/s": (0.005, 1.5e9)}
+STORE = 0.020, 200e6
 STEPS_MS = (40.0, 12.0, 2.0, 0.0)
 BATCH = 8
-LENGTHS = {"256 KiB": 256 << 10, "1 MiB": 1 << 20, "4 MiB": 4 << 20}
 #: everything that runs for the knobs alone
 CALLS = {
-    RingTuner: ("filled", "turn", "took"),
-    RingRoom: ("filled", "begin", "may_begin", "is_full", "_look"),
+    RingWriter: ("is_full",),
     Depth: ("begin", "end", "note_full"),
     DecodeStep: ("taken",),
 }
@@ -50,8 +43,8 @@ CALLS = {
 
 def steps(path: str, ms: float, seconds: float, shuffle: str = "global", decoder: Any = None) -> dict[str, Any]:
     """Epochs for so long, with a step of so many milliseconds per sample; what the knobs were at the end."""
-    options = pario.Options(own_rows="never", tiers=())
-    with pario.Loader(path, BATCH, decoder, shuffle=shuffle, options=options) as loader:
+    options = pario.Options(tiers=())
+    with pario.Loader(path, BATCH, decoder, shuffle=shuffle, recipe="ring", options=options) as loader:
         begin, cpu = time.perf_counter(), time.process_time()
         wait_at_half = 0.0
         for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
@@ -67,19 +60,18 @@ def steps(path: str, ms: float, seconds: float, shuffle: str = "global", decoder
             "rate": found["node_bytes"] / (time.perf_counter() - begin),
             "cpu": (time.process_time() - cpu) / (time.perf_counter() - begin),
             "waited": (found["waiting"] - wait_at_half) / (seconds / 2),
-            "ring": found["knobs"]["ring_bytes"]["value"] / (found["slots"] * found["slot_bytes"]),
             "depth": found["depth"],
             "seconds": time.perf_counter() - begin,
         }
 
 
 def consumer(held: data.DataSet, seconds: float) -> None:
-    read_s, bytes_per_s = STORES["20 ms, 200 MB/s"]
+    read_s, bytes_per_s = STORE
     with latency_store(held.path, read_s=read_s, bytes_per_s=bytes_per_s) as store:
         for ms in STEPS_MS:
             one = steps(store.folder, ms, seconds)
             print(
-                f"consumer {ms:4.0f} ms: depth {one['depth']:2d}, ring {one['ring']:4.0%} of its bytes, the step "
+                f"consumer {ms:4.0f} ms: depth {one['depth']:2d}, the step "
                 f"waited {one['waited']:.1%} of the second half, {one['rate'] / 1e6:.0f} MB/s",
                 flush=True,
             )
@@ -125,7 +117,7 @@ def cost(held: data.DataSet, seconds: float) -> None:
             ("20 ms, 200 MB/s, 40 ms per sample", 40.0, None),
             ("20 ms, 200 MB/s, 2 ms, a decoder of threads", 2.0, len),
         ]
-        read_s, bytes_per_s = STORES["20 ms, 200 MB/s"]
+        read_s, bytes_per_s = STORE
         with latency_store(held.path, read_s=read_s, bytes_per_s=bytes_per_s) as store:
             for name, ms, decoder in cells:
                 _cost(clock, name, partial(steps, store.folder, ms, seconds, decoder=decoder))
@@ -147,49 +139,20 @@ def _cost(clock: Clock, name: str, run: Callable[[], dict[str, Any]]) -> None:
     )
 
 
-def compared(bench: Bench, held: data.DataSet, which: str, sides: dict[str, str], base: str, **how: Any) -> None:
-    """Second epochs, side by side: times ÷ those of `base`."""
-    for store, shuffle in itertools.product(STORES, ("none", "global")):
-        read_s, bytes_per_s = STORES[store]
-        with latency_store(held.path, read_s=read_s, bytes_per_s=bytes_per_s) as mount:
-
-            def run(knob: str, folder: str = mount.folder, shuffle: str = shuffle) -> float:
-                more = ("--epochs", "2", "--set", "own_rows=never", "--set", knob)
-                return epoch_seconds(bench.pario(folder, which, shuffle, *more, **how))
-
-            runs = interleave({name: partial(run, knob) for name, knob in sides.items()}, bench.rounds)
-        for name in sides:
-            ratio = [mine / usual for mine, usual in zip(runs[name], runs[base], strict=True)]
-            rate = statistics.median(held.record_bytes / mine for mine in runs[name])
-            print(
-                f"{store}, {which}, {shuffle}, {name}: time {statistics.median(ratio):.2f} ({min(ratio):.2f} … "
-                f"{max(ratio):.2f}) of that with {base}; {rate / 1e6:,.0f} MB/s",
-                flush=True,
-            )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.knobs", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
-    parser.add_argument("--parts", default="consumer,cost,lengths,readers")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", default="consumer,cost")
     parser.add_argument("--records", type=int, default=1000, help="of 197 KB")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run of consumer and cost")
     options = parser.parse_args()
-    bench = Bench(options.data, options.rounds, False, False, [])
     held = data.make(options.data, "197k", options.records)
-    bench.index(held.path)
+    Bench(options.data, 1, False, False, []).index(held.path)
     parts = options.parts.split(",")
     if "consumer" in parts:
         consumer(held, options.seconds)
     if "cost" in parts:
         cost(held, options.seconds)
-    if "lengths" in parts:
-        sides = {name: f"read_bytes={value}" for name, value in LENGTHS.items()}
-        compared(bench, held, "197k", sides, "1 MiB")
-    if "readers" in parts:
-        sides = {f"{n} reading": f"readers_per_node={n}" for n in (1, 2)}
-        compared(bench, held, "197k", sides, "1 reading", ranks=4)
     return 0
 
 

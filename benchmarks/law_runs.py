@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import data
 from benchmarks.laws import LAWS
 from benchmarks.measure import launch
-from benchmarks.stores import STORES, Opened, opened
+from benchmarks.stores.kinds import STORES, Opened, opened
 from benchmarks.worker_laws import BIN_S
 
 __all__ = ["jain", "mean_depth", "plot", "smallest", "summary", "time_to", "units"]

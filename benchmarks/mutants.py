@@ -29,10 +29,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.marked import fill_marked
 from benchmarks.mutation.defects import Defect, planted, read_all
 from benchmarks.mutation.jobs import OTHERS, QUICK, SERIAL, Copy, Notice, Setting, end_all, kernels_of, run
 from benchmarks.mutation.reach import Kernels, Reach, Witness, in_order, is_recorded, record
-from pario.bench.marked import fill_marked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "mutants.md"
@@ -57,7 +57,7 @@ def phases(tests: Sequence[Witness], rooms: set[str]) -> Iterator[tuple[str, Set
     yield "default", SERIAL, first
     rest = ("default", SERIAL, [test for test in serial if test not in first])
     ranks = [("default", setting, [test for test in quick if test.setting == setting]) for setting in QUICK]
-    yield from [*ranks, rest] if rooms & {"comm", "supply"} else [rest, *ranks]
+    yield from [*ranks, rest] if rooms & {"comm", "feed"} else [rest, *ranks]
     others = in_order([test for test in tests if not test.quick], rooms)
     for setting in (SERIAL, *QUICK, *OTHERS):
         yield "full", setting, [test for test in others if test.setting == setting]

@@ -25,8 +25,6 @@ import numpy as np
 
 from benchmarks.measure import Row, Section, interleave, save
 from benchmarks.sides import compare
-from pario.comm.sockets import Address
-from pario.comm.sockets import tune as pario_tune
 from pario.fetch.base import Fetcher
 from pario.plan.placement import Placement
 from pario.records import EXTENT
@@ -35,6 +33,11 @@ from pario.stage.memory import MemoryTier
 from pario.stage.peers import Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
+from pario.wire.client import Address
+from pario.wire.frames import tune as pario_tune
+
+#: of files that are no LMDBs
+SNAPSHOTS: list[Any] = [SimpleNamespace(page_size=0, stamp=b"")]
 
 GRID = Grid(256 << 20, 1 << 20)
 IDENTITY, SECRET = bytes(32), b"s" * 32
@@ -71,7 +74,7 @@ def filled() -> MemoryTier:
 def serve(pipe: Connection) -> None:
     """The other process: a service, and bare sockets that send the whole file at each byte they get."""
     tier = filled()
-    staged = StagedFetcher(NoStore(), None, [tier], grid=tier.grid, read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
+    staged = StagedFetcher(NoStore(), SNAPSHOTS, [tier], grid=tier.grid, read_bytes=1 << 20, count=lambda *_: None)
     service = Service({IDENTITY: staged}.get, SECRET, threads=8, clients=4, network=True)
     local = socket.socket(socket.AF_UNIX)
     local.bind("")  # the system finds a name
@@ -156,7 +159,7 @@ def main() -> int:
     out = np.zeros(BUFFER_BYTES, np.uint8)
     section = Section("peers", "Out of another process's memory tier", "in memory")
     own = filled()
-    staged = StagedFetcher(NoStore(), None, [own], grid=own.grid, read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
+    staged = StagedFetcher(NoStore(), SNAPSHOTS, [own], grid=own.grid, read_bytes=1 << 20, count=lambda *_: None)
     for name, where, bare_address in (
         ("Unix socket", address, local),
         ("TCP, loopback", Address("another machine", *address[1:]), there),

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import data
 from benchmarks.measure import Row, Section, interleave, save
 from benchmarks.sides import BATCH, SHUFFLES, Bench, epoch_seconds
-from pario.bench.stores.latency import LatencyStore, latency_store
+from benchmarks.stores.latency import LatencyStore, latency_store
 
 EPOCHS = 5
 RECORDS = {"3k": 60_000, "197k": 1_000}

@@ -31,7 +31,7 @@ import numpy as np
 
 import pario
 from benchmarks.codecs import kinds
-from pario.bench.stores.latency import latency_store
+from benchmarks.stores.latency import latency_store
 from pario.codec.packing import Packing, reserved_key
 from pario.codec.registry import parse
 from pario.comm.solo import Solo

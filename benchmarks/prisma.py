@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.design import interval
 from benchmarks.measure import Section, launch, save
-from pario.bench.stores.latency import LatencyStore, latency_store
+from benchmarks.stores.latency import LatencyStore, latency_store
 
 RECORDS, NBYTES = 512, 112 << 10
 READ_S, BYTES_PER_S = 0.005, 100e6

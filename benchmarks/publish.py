@@ -27,9 +27,9 @@ _TIERS = ("{dir}/tiers.json", "{dir}/nodes.json", "{dir}/jobs.json", "{dir}/node
 #: part -> (what measures it, what fills the pages from its JSON); {dir} is DIR
 PARTS: dict[str, tuple[Command, Command]] = {
     "study": (
-        ("pario", "bench", "study", "--out", "{dir}/study", "--data", "{dir}/sets"),
+        ("benchmarks.study", "--out", "{dir}/study", "--data", "{dir}/sets"),
         (
-            *("benchmarks.study", "{dir}/study/study.json", "--figures", "docs/figures"),
+            *("benchmarks.study.page", "{dir}/study/study.json", "--figures", "docs/figures"),
             *("--into", "README.md", "--into", "docs/study.md", "--into", "docs/first-epoch.md"),
         ),
     ),

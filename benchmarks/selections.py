@@ -24,7 +24,8 @@ import numpy as np
 
 import pario
 from benchmarks.measure import interleave, machine
-from pario.bench.stores.latency import LatencyStore, latency_store
+from benchmarks.stores.latency import LatencyStore, latency_store
+from pario.options import Recipe
 
 STORE_S, STORE_BYTES_PER_S = 0.020, 200_000_000
 VALUE_BYTES = 8000
@@ -44,8 +45,8 @@ def made(folder: str, name: str, n: int, value: Callable[[int], bytes]) -> str:
 
 def epoch(store: LatencyStore, shuffle: Any, select: Any) -> tuple[float, int, float]:
     """(seconds, reads, bytes read ÷ pages of the values)"""
-    options = pario.Options(tiers=(), fetch="direct")
-    with pario.Loader(store.folder, 64, shuffle=shuffle, select=select, options=options, comm="self") as loader:
+    how: dict[str, Any] = {"options": pario.Options(tiers=()), "recipe": Recipe(fetch="direct"), "comm": "self"}
+    with pario.Loader(store.folder, 64, shuffle=shuffle, select=select, **how) as loader:
         before = loader.stats()
         begin = time.perf_counter()
         for _ in loader:
@@ -68,7 +69,7 @@ def epochs(folder: str, n: int, rounds: int) -> None:
     for share in (0.9, 0.5, 0.1):
         chosen[f"{share:.0%} at random"] = np.flatnonzero(random.random(n) < share)
     chosen["a range of a tenth"] = range(n // 2, n // 2 + n // 10)
-    print("| selection | `shuffle=False` | bytes read ÷ wanted | `\"block\"` |\n|---|---|---|---|")
+    print('| selection | `shuffle=False` | bytes read ÷ wanted | `"block"` |\n|---|---|---|---|')
     with latency_store(path, read_s=STORE_S, bytes_per_s=STORE_BYTES_PER_S) as store:
         epoch(store, False, "all")  # compiles
         orders: tuple[Any, ...] = (False, "block")

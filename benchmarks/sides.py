@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks import data
+from benchmarks import cache, data
 from benchmarks.measure import Row, Section, launch, ratios
-from pario.bench import cache
-from pario.bench.stores import throttled
+from benchmarks.stores import throttled
 
 GB = 1e9
 BATCH = {"100b": 1024, "3k": 256, "197k": 64}  # records per rank and step

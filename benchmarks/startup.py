@@ -7,7 +7,7 @@ The clock starts after `import mpi4py.MPI` and a barrier, and stops on each rank
 that of its last rank. Beside it, started in turn, a control: the same number of ranks that import numpy, numba and
 h5py and call one function that Numba has cached, which is what any program with these libraries does before its first
 result. Both with warm caches: the kernels compiled, the index saved. --slow: through a store of 20 ms per read and
-2 ms per metadata operation (see pario/bench/stores/latency.py).
+2 ms per metadata operation (see benchmarks/stores/latency.py).
 
 With more ranks than cores the ranks' imports queue for the cores. So beside the seconds stands the processor time of a
 rank, which other ranks do not lengthen by much.
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
+from benchmarks.marked import fill_marked
 from benchmarks.worker import Team, run
-from pario.bench.marked import fill_marked
 
 SIDES = ("control", "pario")
 
@@ -112,7 +112,7 @@ def main() -> None:
 def measured(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pario-startup-")))
-        from pario.bench.stores.latency import latency_store
+        from benchmarks.stores.latency import latency_store
 
         _make(folder / "set" / "data.mdb")
         os.environ["NUMBA_CACHE_DIR"] = str(folder / "numba")

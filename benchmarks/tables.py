@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pario.bench.marked import fill_marked
+from benchmarks.marked import fill_marked
 
 __all__ = ["fill", "machine_lines", "summary", "table"]
 

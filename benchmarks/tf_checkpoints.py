@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Row, Section
+from benchmarks.stores.latency import latency_store
+from benchmarks.study.numbers import spread
 from pario.bench.drawing import COLOURS, HEIGHT, WIDTH, errors
 from pario.bench.micro.checkpoint import Training, run_way, ways_here
-from pario.bench.stores.latency import latency_store
-from pario.bench.study.numbers import spread
 
 __all__ = ["figure", "plan", "section"]
 

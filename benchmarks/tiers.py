@@ -18,13 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import data
+from benchmarks import cache, data
 from benchmarks.measure import Section, interleave, save
 from benchmarks.sides import BATCH, SHUFFLES, Bench, compare, epoch_seconds, from_cold, records_of
-from pario.bench import cache
-from pario.bench.stores import throttled
-from pario.bench.stores.throttled import Group
-from pario.bench.study.sets import DataSet
+from benchmarks.stores import throttled
+from benchmarks.stores.throttled import Group
+from benchmarks.study.sets import DataSet
 
 #: The loops that reuse an array; in key order a walk over a shard's keys in a row, which a cursor does no faster.
 TIGHT = ("slice-buffers", "whole-buffers")

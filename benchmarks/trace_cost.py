@@ -30,20 +30,21 @@ import numpy as np
 
 import pario
 from benchmarks import data
-from pario.bench.stores.latency import LatencyStore, latency_store
+from benchmarks.stores.latency import LatencyStore, latency_store
+from pario.options import Recipe
 from pario.stats.trace import Recorder
 from pario.stats.trace_file import read_head, write_part
 from pario.stats.trace_summary import read_ranks
 from pario.stats.tracing import recorder_of
 
-#: case -> (set, order, Options.own_rows, slow store)
+#: case -> (set, order, recipe, slow store)
 CASES = {
-    "3 KB, ring": ("3k", "block", "never", False),
-    "3 KB, straight": ("3k", False, "always", False),
-    "197 KB, ring": ("197k", "block", "never", False),
-    "197 KB, straight": ("197k", "global", "always", False),
-    "197 KB, slow store": ("197k", "global", "never", True),
-    "3 KB, slow store": ("3k", "block", "never", True),
+    "3 KB, ring": ("3k", "block", "ring", False),
+    "3 KB, straight": ("3k", False, "auto", False),
+    "197 KB, ring": ("197k", "block", "ring", False),
+    "197 KB, straight": ("197k", "global", "auto", False),
+    "197 KB, slow store": ("197k", "global", "ring", True),
+    "3 KB, slow store": ("3k", "block", "ring", True),
 }
 BATCH = {"3k": 64, "197k": 16}
 RECORDS = {"3k": 40_000, "197k": 1_500}
@@ -66,12 +67,12 @@ def _folder(path: Path, slow: bool) -> Iterator[tuple[str, LatencyStore | None]]
 
 def _loader(path: str, case: str, trace: str | None) -> pario.Loader:
     """A loader after its first epoch, which starts threads and finds the depth."""
-    which, order, own, slow = CASES[case]
+    which, order, recipe, slow = CASES[case]
     n = (SLOW_RECORDS if slow else RECORDS)[which]
-    options = pario.Options(trace=trace, own_rows=own, tiers=(), fetch="posix", next_epoch=False)
-    loader = pario.Loader(
-        path, BATCH[which], pario.decode.Datum(), shuffle=order, options=options, select=slice(0, n), comm="self"
-    )
+    options = pario.Options(trace=trace, tiers=(), once=True)
+    given: dict[str, Any] = {"shuffle": order, "options": options, "select": slice(0, n)}
+    way = Recipe("ring" if recipe == "ring" else "auto", fetch="posix")
+    loader = pario.Loader(path, BATCH[which], pario.decode.Datum(), comm="self", recipe=way, **given)
     _epoch(loader)
     return loader
 

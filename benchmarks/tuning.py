@@ -29,11 +29,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import data, design, law_runs
+from benchmarks import cache, data, design, law_runs
 from benchmarks.measure import ROOT, Row, Section, interleave, machine, save
 from benchmarks.sides import BATCH, SHUFFLES, Bench, epoch_seconds
-from pario.bench import cache
-from pario.bench.stores.latency import latency_store
+from benchmarks.stores.latency import latency_store
 
 EPOCHS = 2
 HAND = (1, 2, 4, 8, 16, 32, 64)
@@ -93,16 +92,21 @@ def mounted(kind: Kind, held: data.DataSet) -> Iterator[str]:
             yield store.folder
 
 
-def measure(bench: Bench, cell: Cell, held: data.DataSet, search: tuple[int, ...]) -> dict[str, Any]:
-    """Seconds of every epoch: {"hand": depth, "search": {depth: seconds}, "runs": {side: [run]}}"""
+def measure(
+    bench: Bench, cell: Cell, held: data.DataSet, search: tuple[int, ...], tiers: str = ""
+) -> dict[str, Any]:
+    """Seconds of every epoch: {"hand": depth, "search": {depth: seconds}, "runs": {side: [run]}}. With tiers, of the
+    first one: later ones need not read."""
     kind = STORES[cell.store]
     with mounted(kind, held) as folder:
 
         def run(inflight: int | str) -> dict[str, Any]:
             if kind.read_s is None:
                 cache.drop_file(held.file)
-            epochs = EPOCHS if kind.read_s is not None else 1
-            more = ("--epochs", str(epochs), "--warmup", bench.small[cell.which].path, "--set", f"inflight={inflight}")
+            epochs = EPOCHS if kind.read_s is not None and not tiers else 1
+            more = ["--epochs", str(epochs), "--warmup", bench.small[cell.which].path, "--tiers", tiers]
+            if inflight != "auto":
+                more += ["--set", f"inflight={inflight}"]
             found = bench.pario(folder, cell.which, cell.shuffle, *more, ranks=cell.nodes, nodes=cell.nodes)
             readers = [rank["stats"] for rank in found["ranks"]]
             return {
@@ -186,6 +190,7 @@ def main() -> int:
     parser.add_argument("--stores", default=",".join(STORES).replace(", ", " "), help="names without commas")
     parser.add_argument("--whole", action="store_true", help="all records of the sets: epochs of ten seconds or more")
     parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand; none: only auto")
+    parser.add_argument("--tiers", default="", help="as in PARIO_TIERS, or default: what people get who set nothing")
     parser.add_argument("--times", type=int, default=1, help="epochs of so many times the usual records")
     parser.add_argument("--out", help="JSON file (default: tuning.json in the data folder)")
     parser.add_argument("--smoke", action="store_true", help="tiny data, one store, once: does it run at all?")
@@ -219,7 +224,7 @@ def main() -> int:
                 else data.make(options.data, cell.which, None if options.whole else options.times * cell.records)
             )
             bench.index(held.path)
-            add(cell, held, measure(bench, cell, held, search), section)
+            add(cell, held, measure(bench, cell, held, search, options.tiers), section)
         section.seconds = time.monotonic() - begin
         sections.append(section)
     out = options.out or Path(options.data) / "tuning.json"

@@ -20,12 +20,11 @@ from statistics import median
 from typing import Any
 
 import pario
-from benchmarks import data
+from benchmarks import cache, data
 from benchmarks.measure import interleave, machine
 from benchmarks.sides import BATCH, SHUFFLES
-from pario.bench import cache
-from pario.commands.checksum import checksum
 from pario.commands.screen import screen
+from pario.commands.sidecars import checksum
 from pario.errors import MissingError
 
 #: state of the page cache -> the most that an epoch may take with checksums, as a ratio
@@ -39,7 +38,7 @@ def with_checksums(folder: str, which: str, records: int | None) -> data.DataSet
         pario.Reader(held.path, comm="self", verify=True).close()
     except MissingError:
         screen.rank = 1  # silent
-        checksum(held.path, None)
+        checksum.callback(held.path, None)
     return held
 
 

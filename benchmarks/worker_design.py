@@ -1,10 +1,9 @@
 """One cell of the design: the best by hand and "auto", in turns, in one job of one or more ranks; one JSON line.
 
-By hand, the depth is searched first, and then whether the whole ring is better than as much of it as "auto" fills. (The
-decoder of these records has no threads to search for.) The job starts once. In each round a new Loader with the best by
-hand reads two epochs, and so does a new one with "auto", which begins with two reads in flight. First epochs are
-compared with first ones: second ones find what was read ahead of them. Between epochs the pages of the file are dropped
-where a page cache holds them.
+By hand, the depth is searched first. (The decoder of these records has no threads to search for.) The job starts once.
+In each round a new Loader with the best by hand reads two epochs, and so does a new one with "auto", which begins with
+two reads in flight. First epochs are compared with first ones: second ones find what was read ahead of them. Between
+epochs the pages of the file are dropped where a page cache holds them.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ import time
 from typing import Any
 
 from benchmarks.worker import Team, run
-
-#: Of `ring_bytes`: more than there is.
-WHOLE = 1 << 40
 
 
 def main() -> None:
@@ -35,9 +31,9 @@ def main() -> None:
     team = Team()
 
     import pario
-    from pario.bench import cache
+    from benchmarks import cache
 
-    def loader(path: str, inflight: int | str, ring_bytes: int | str = "auto") -> Any:
+    def loader(path: str, inflight: int | str) -> Any:
         return pario.Loader(
             path,
             options.batch,
@@ -45,7 +41,7 @@ def main() -> None:
             shuffle=False if options.shuffle == "none" else options.shuffle,
             seed=1,
             comm=team.comm or "self",
-            options=pario.Options(inflight=inflight, ring_bytes=ring_bytes, tiers=()),
+            options=pario.Options(inflight=inflight, tiers=()),
         )
 
     def epoch(reading: Any) -> float:
@@ -59,8 +55,8 @@ def main() -> None:
                 time.sleep(options.compute * len(batch.ids))
         return max(team.gather(time.perf_counter() - begin))
 
-    def side(inflight: int | str, epochs: int, ring_bytes: int | str = "auto") -> dict[str, Any]:
-        with loader(options.path, inflight, ring_bytes) as reading:
+    def side(inflight: int | str, epochs: int) -> dict[str, Any]:
+        with loader(options.path, inflight) as reading:
             seconds = [epoch(reading) for _ in range(epochs)]
             depths = team.gather(reading.stats().get("depth", 0))
         return {"seconds": seconds, "depth": depths}
@@ -76,13 +72,11 @@ def main() -> None:
     for depth in {max(1, best // 2), min(options.most, best * 2)} - set(tried):
         tried[depth] = side(depth, 1)["seconds"][0]
     best = min(tried, key=tried.__getitem__)
-    whole = side(best, 1, WHOLE)["seconds"][0]
-    ring: int | str = WHOLE if whole < tried[best] else "auto"
     runs: dict[str, list[Any]] = {"hand": [], "auto": []}
     for _ in range(options.rounds):
-        runs["hand"].append(side(best, options.epochs, ring))
+        runs["hand"].append(side(best, options.epochs))
         runs["auto"].append(side("auto", options.epochs))
-    found = {"hand": best, "ring": ring, "search": tried, "whole": whole, "runs": runs}
+    found = {"hand": best, "search": tried, "runs": runs}
     team.report(found, {"side": "design", "version": pario.__version__})
 
 

@@ -120,13 +120,14 @@ def main() -> None:
     team = Team()
 
     import pario
-    from pario.bench import cache
+    from benchmarks import cache
     from pario.fetch import pool
 
     # Through the pool of reading threads on every store: what the depth is about.
-    choice = pario.Options(inflight=options.pin or (1, options.most), tiers=(), own_rows="never")
+    choice = pario.Options(inflight=options.pin or (1, options.most), tiers=())
     shuffle = False if options.shuffle == "none" else options.shuffle
-    arguments: dict[str, Any] = {"batch_size": options.batch, "shuffle": shuffle, "seed": 1, "comm": "self"}
+    arguments: dict[str, Any] = {"batch_size": options.batch, "shuffle": shuffle, "seed": 1}
+    arguments |= {"comm": "self", "recipe": "ring"}
 
     def loader(path: str) -> Any:
         return pario.Loader(path, decoder=pario.decode.Datum(), options=choice, **arguments)

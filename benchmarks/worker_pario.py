@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--warmup", help="a small data set of the same kind, read before the clock starts")
     parser.add_argument("--index-only", action="store_true", help="open (and so build) the index, read no record")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of pario.Options")
-    parser.add_argument("--tiers", default="", help="as in PARIO_TIERS, for what is read on the clock")
+    parser.add_argument("--recipe", default="auto")
+    what = "as in PARIO_TIERS, for what is read on the clock; default: the Loader's own choice"
+    parser.add_argument("--tiers", default="", help=what)
     parser.add_argument("--service", help="as in PARIO_SERVICE, instead of tiers")
     parser.add_argument("--jobs", action="store_true", help="each rank is a job by itself; they begin together")
     parser.add_argument("--differ", help="per rank EPOCHS:COMPUTE_S:START_S, with commas between ranks")
@@ -52,7 +54,8 @@ def main() -> None:
             knobs[name] = value
     if options.service:
         os.environ["PARIO_SERVICE"] = options.service
-    choice = pario.Options(**knobs, tiers=None if options.service else read_tiers(options.tiers))
+    tiers = None if options.service or options.tiers == "default" else read_tiers(options.tiers)
+    choice = pario.Options(**knobs, tiers=tiers)
     import_seconds = time.perf_counter() - begin
 
     if options.index_only:
@@ -69,6 +72,7 @@ def main() -> None:
         "shuffle": False if options.shuffle == "none" else options.shuffle,
         "seed": options.seed,
         "comm": "self" if options.jobs else team.comm,
+        "recipe": options.recipe,
         "options": choice,
     }
     if options.differ:

@@ -13,7 +13,8 @@ What it checks, on Linux with pip, and no package beside Python's own:
    packaging/smoke.py imports every module and runs a loop without an MPI library, then the command line and the demo.
 3. The same with the oldest releases of the required packages that pyproject.toml allows, in the oldest Python.
 
-Exit status 1 if anything fails; a failure in one environment does not keep it from trying the others.
+Two environments are tried at a time: pip and the compiler of the kernels keep one core busy each. Exit status 1 if
+anything fails; a failure in one environment does not keep it from trying the others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from email.parser import BytesParser
 from functools import partial
@@ -36,6 +38,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = (3, 10)
+AT_ONCE = 2
 #: what the sdist has besides the package and its own metadata
 SOURCES = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
 #: the wheel's own files
@@ -65,6 +68,10 @@ def run(*command: str | Path, cwd: Path, seconds: int = 300) -> str:
     if done.returncode != 0:
         raise Failed(f"{' '.join(words)}: status {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}")
     return done.stdout
+
+
+#: How often each end of a script that closes nothing is tried (tests/exits.py).
+REPEATS = os.environ.get("PARIO_EXITS", "1")
 
 
 # -- the two files ----------------------------------------------------------------------------------------------------
@@ -199,6 +206,9 @@ def try_wheel(python: Path, wheel: Path, folder: Path, version: str, options: It
     run(*install, f"{wheel}[demo,mpich]", cwd=empty, seconds=600)
     run(fresh, "-I", "-m", "pip", "check", cwd=empty)
     run(*smoke, "commands", version, cwd=empty)
+    (sets := folder / "sets").mkdir()
+    cells = [f"{what}:{way}" for what in ("key", "together") for way in ("break", "exception", "whole epoch", "Ctrl-C")]
+    run(fresh, "-I", ROOT / "tests/exits.py", sets, REPEATS, "30", *cells, cwd=empty, seconds=900)
     return said.strip()
 
 
@@ -235,7 +245,7 @@ class Results:
             words = work()
         except (Failed, OSError, ValueError) as e:
             self.failed = True
-            print(f"{type(e).__name__}: {e}", file=sys.stderr, flush=True)
+            print(f"{name}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         self.rows.append((name, time.monotonic() - begin, words))
 
     def show(self) -> None:
@@ -293,15 +303,20 @@ def check_files(results: Results, tools: Path, source: Path, built: Path) -> Non
 def try_everywhere(results: Results, pythons: dict[tuple[int, int], Path], wheel: Path, work: Path) -> None:
     told = metadata_of(wheel)
     version = str(told["Version"])
-    for (a, b), python in pythons.items():
-        folder = work / f"{a}.{b}"
-        results.attempt(f"Python {a}.{b}", partial(try_wheel, python, wheel, folder, version))
+
+    def attempt(name: str, python: Path, folder: Path, *options: str | Path) -> None:
+        results.attempt(name, partial(try_wheel, python, wheel, folder, version, options))
         shutil.rmtree(folder, ignore_errors=True)
-    if OLDEST in pythons:  # newer ones have no wheels of these
-        oldest = ("-c", oldest_releases(told, work / "oldest.txt"))
-        results.attempt("oldest releases", partial(try_wheel, pythons[OLDEST], wheel, work / "oldest", version, oldest))
-    else:
-        print("!!!!! Python 3.10 was not found, and so the oldest releases of the required packages were not tried")
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tries = [pool.submit(attempt, f"Python {a}.{b}", path, work / f"{a}.{b}") for (a, b), path in pythons.items()]
+        if OLDEST in pythons:  # newer ones have no wheels of these
+            oldest = ("-c", oldest_releases(told, work / "oldest.txt"))
+            tries.append(pool.submit(attempt, "oldest releases", pythons[OLDEST], work / "oldest", *oldest))
+        else:
+            print("!!!!! Python 3.10 was not found, and so the oldest releases of the required packages were not tried")
+    for each in tries:
+        each.result()  # what no attempt catches
     tried = {f"{a}.{b}" for a, b in pythons}
     for versions, why in ((claimed(told) - tried, "claimed, not found here"), (tried - claimed(told), "not claimed")):
         if versions:

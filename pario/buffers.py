@@ -64,13 +64,10 @@ class BatchBuffers:
             size = dtype.itemsize
             for extent in shape:
                 size *= extent
-            places[name] = (total, size)
+            places[name] = total
             total += -(-size // _ALIGN) * _ALIGN
         root = np.asarray(_Lease(self._block(total), self))
-        arrays = {
-            name: root[start : start + size].view(shapes[name][1]).reshape(shapes[name][0])
-            for name, (start, size) in places.items()
-        }
+        arrays = {name: np.ndarray(*shapes[name], root, start) for name, start in places.items()}
         return arrays | objects if objects else arrays
 
     def _block(self, nbytes: int) -> np.ndarray:
@@ -79,7 +76,8 @@ class BatchBuffers:
                 self._free.append(self._returned.popleft())
             fitting = [i for i, block in enumerate(self._free) if nbytes <= block.nbytes <= 4 * nbytes + 4096]
             if fitting:
-                return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+                # Of those of one size the one that came back last: a core's cache may still hold it.
+                return self._free.pop(min(fitting, key=lambda i: (self._free[i].nbytes, -i)))
             # One eighth more than requested, so that batches of variable size fit each other's blocks.
             size = (nbytes + nbytes // 8 + _ALIGN + 4095) // 4096 * 4096
             while self._free and self._allocated + size > self.held_bytes:

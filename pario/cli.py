@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
 
-from pario.comm.launcher import launched_rank
+from pario.comm.launcher import forget_launcher, inherited, launched_rank
 from pario.errors import ParioError, PeerError
 
 __all__ = ["main"]
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
+    if inherited():  # a rank started this command: it needs no MPI, and prints
+        forget_launcher()
     rank = launched_rank()
     missing = [name for name in ("click", "tqdm") if importlib.util.find_spec(name) is None]
     if missing:
@@ -50,10 +53,13 @@ def _main(argv: Sequence[str] | None) -> int:
     screen.launched = rank is not None
     # Set this first: pario.comm.farewell wraps the hook that it finds with its message to the other ranks.
     sys.excepthook = _hook
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8
+    # The shell's completion goes by this name.
+    name = "pario" if os.path.basename(sys.argv[0]) == "pario" else "python -m pario"
     try:
-        status = group.main(
-            args=None if argv is None else list(argv), prog_name="python -m pario", standalone_mode=False
-        )
+        status = group.main(args=None if argv is None else list(argv), prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.ClickException as e:

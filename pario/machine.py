@@ -14,6 +14,7 @@ __all__ = [
     "FileSystem",
     "MemoryGauge",
     "Share",
+    "absolute",
     "allowed_cores",
     "boot",
     "core_quota",
@@ -26,8 +27,6 @@ __all__ = [
     "memory",
     "memory_limits",
     "my_share",
-    "read_ahead_bytes",
-    "shared_memory",
     "task_limits",
 ]  # fmt: skip
 
@@ -110,19 +109,6 @@ def boot() -> str:
     return next(iter(_lines("/proc/sys/kernel/random/boot_id")), "") or os.uname().nodename
 
 
-def read_ahead_bytes(device: int) -> int | None:
-    """How far the kernel reads ahead on a block device of this node, in bytes.
-
-    device : `st_dev` of a file
-    Returns None if that is not a block device (network or parallel file system, FUSE, memory), or if it is unknown.
-    """
-    sysfs = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
-    for queue in ("queue", "../queue"):  # a disk; a part of one
-        for line in _lines(f"{sysfs}/{queue}/read_ahead_kb"):
-            return int(line) << 10
-    return None
-
-
 def is_rotating(device: int) -> bool | None:
     """Whether a block device of this node is a rotating disk. device : `st_dev` of a file; None: unknown, or no block
     device."""
@@ -142,15 +128,6 @@ def last_cache_bytes() -> int | None:
             if line.endswith("K") and line[:-1].isdigit():
                 sizes.append(int(line[:-1]) << 10)
     return max(sizes, default=None)
-
-
-def shared_memory() -> tuple[int, int] | None:
-    """(bytes of /dev/shm, bytes free), None without one."""
-    try:
-        room = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
 
 
 def free_memory(*, swap: bool = True) -> int | None:
@@ -311,11 +288,18 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+def absolute(path: str) -> str:
+    """The path from the root on, which means the same after the script has gone to another folder. What its ".." lead
+    to stays for links to say."""
+    if not os.path.isabs(path):
+        with suppress(OSError):  # this folder was removed
+            return os.path.join(os.getcwd(), path.removeprefix("./"))
+    return path
+
+
 def allowed_cores() -> list[int]:
     """The cores on which this process may run."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def fair_threads(mine: list[int], everyones: list[list[int]]) -> int:

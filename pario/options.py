@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, get_args
+from functools import wraps
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from pario.errors import OptionError
 
 __all__ = [
     "KNOBS",
     "MOST_INFLIGHT",
+    "READ_BYTES",
     "RECIPES",
     "USUAL_INFLIGHT",
     "KiB",
@@ -26,21 +28,22 @@ __all__ = [
     "read_tiers",
 ]
 
+T = TypeVar("T")
+
 KiB = 1 << 10
 MiB = 1 << 20
 
-FETCHERS = ("auto", "posix", "direct")
 #: what `Loader(shuffle=)` takes; True means "global"
 Shuffle = bool | Literal["global", "block"]
 #: what `Loader(on_error=)` takes
 Policy = Literal["raise", "skip", "substitute"]
 ORDERS = (False, "global", "block")
 POLICIES = ("raise", "skip", "substitute")
-OWN_ROWS = ("auto", "never", "always")
 
 #: what `Recipe` takes
-Supplies = Literal["auto", "synchronous", "per_rank"]
+Supplies = Literal["auto", "ring", "synchronous", "per_rank"]
 Locate = Literal["auto", "walk", "sidecar", "cursor", "speculate"]
+Fetch = Literal["posix", "direct", "mapped"]
 
 #: Reads in flight that are tried with `inflight="auto"`: one thread each, which costs address space for its stack.
 MOST_INFLIGHT = 64
@@ -48,15 +51,18 @@ MOST_INFLIGHT = 64
 #: Reads in flight, with `inflight="auto"`, where nothing is tuned: of tiers and services.
 USUAL_INFLIGHT = 8
 
+#: The longest single read, if no fetcher wants longer ones. FUSE and many network file systems carry 1 MiB in one
+#: request, and a group of 8 MiB then occupies all threads. (A store that answers in 20 ms, 3 KB records: 0.93 of its
+#: bandwidth, with 4 MiB 0.85; local disks showed no difference.)
+READ_BYTES = MiB
 
 
 class Turns(NamedTuple):
-    """A knob: an option whose value may change while epochs run, if it is "auto" or a pair (least, most).
+    """A knob: a value that may change while epochs run, unless an option of its name pins it.
 
     words : what it is, in plain words
     floor : no user may ask for less
     least, most, start : "auto": its bounds, and its value before anything is measured
-    reason : "auto": why it is that value, if nothing turns it
     """
 
     words: str
@@ -64,7 +70,6 @@ class Turns(NamedTuple):
     least: int
     most: int
     start: int
-    reason: str = ""
 
 
 #: All knobs; control/knobs.py has their values, docs/tuning.md what turns them.
@@ -72,16 +77,6 @@ KNOBS: dict[str, Turns] = {
     # Doubling finds a large depth within a few latencies, while a latency that was measured with a queue in front of
     # the store is found out only by probes.
     "inflight": Turns("reads in flight", 1, 1, MOST_INFLIGHT, 2),
-    # Least and start are those of two slots, most the whole ring (Knobs.ring).
-    "ring_bytes": Turns("bytes of the ring in use", 64 * KiB, 64 * KiB, 1 << 62, 16 * MiB),
-    "read_bytes": Turns(
-        *("bytes of the longest read", 4 * KiB, MiB, MiB, MiB),
-        "fixed: with 4 MiB a store of 20 ms gave 0.85 of its bandwidth, with 1 MiB 0.93",
-    ),
-    "readers_per_node": Turns(
-        *("ranks of this node that read", 1, 1, 1, 1),
-        "fixed: one gave 0.93 to 1.00 of a store of 20 ms and 200 MB/s",
-    ),
     # Most and start are the cores of the rank (Knobs.decode).
     "decode_threads": Turns("threads that decode", 0, 1, 1 << 10, 1),
     "decode_ahead": Turns("batches prepared ahead", 1, 1, 16, 2),
@@ -144,6 +139,36 @@ def read_tiers(text: str) -> tuple[Tier, ...]:
     return tuple(Tier(where, quota) if where else Tier(quota) for where, _, quota in parts)
 
 
+#: What old scripts may still set -> what to do instead.
+GONE = {
+    "copies": "Leave it out: up to four nodes keep a chunk, as the quotas have room.",
+    "decode_ahead": "Leave it out: as many batches are prepared as the loop takes; held_bytes limits their memory.",
+    "fetch": "Leave it out, or pass Loader(recipe=pario.options.Recipe(fetch=...)).",
+    "next_epoch": "Write once=True in place of next_epoch=False.",
+    "own_rows": "Leave it out, or pass Loader(recipe=\"ring\") to read through the ring of the node.",
+    "read_bytes": "Leave it out: reads are of 1 MiB at most.",
+    "readers_per_node": "Leave it out: one rank of a node reads.",
+    "ring_bytes": "Leave it out: the whole ring is used; slots and slot_bytes say how large it is.",
+}
+
+
+def _tells_what_is_gone(made: type[T]) -> type[T]:
+    init = made.__init__
+
+    @wraps(init)
+    def checked(self: T, *given: Any, **named: Any) -> None:
+        unknown = [name for name in named if name not in made.__dataclass_fields__]  # type: ignore[attr-defined]
+        if unknown:
+            raise OptionError(
+                f"Options has no {unknown[0]!r}", hint=GONE.get(unknown[0], "help(pario.Options) has all options.")
+            )
+        init(self, *given, **named)
+
+    made.__init__ = checked  # type: ignore[assignment, method-assign]
+    return made
+
+
+@_tells_what_is_gone
 @dataclass(frozen=True)
 class Options:
     """How to read, shuffle and hand out. The defaults suit a training job. No option changes which records are
@@ -153,33 +178,19 @@ class Options:
         slot_bytes: target size of a slot of the ring (8 MiB: enough for all reads in flight).
         slots: slots in the ring of one node; one is consumed while the others fill. `shuffle="block"` always has 3,
             each for at least a whole pool (`block_bytes * mix_blocks`, divided among the nodes).
-        ring_bytes: how much of the ring may be full or filling at once; one slot always may. "auto": as much as the
-            consumer needs to bridge the time that the store takes for a slot, up to all of it, and less where the
-            node's or the control group's memory is short.
-        readers_per_node: ranks of one node that read. "auto": one (LMDBIO found one enough up to 16 cores; for what was
-            measured here see docs/tuning.md).
-        inflight: prefetch depth: reads in flight at once per reading rank, one thread each. "auto": as many, up to 64,
-            as keep the store busy or the consumer supplied, found by measuring while epochs run (docs/tuning.md). A
-            number pins it, a pair (least, most) gives bounds. This holds for all options that may be "auto" and that
-            docs/tuning.md calls knobs.
-        read_bytes: the longest single read. "auto": 1 MiB. FUSE and many network file systems carry 1 MiB in one
-            request, and a group of 8 MiB then occupies all threads. Measured on a store that answers in 20 ms: 3 KB
-            records came at 0.93 of its bandwidth, with 4 MiB at 0.85; local disks showed no difference.
+        inflight: prefetch depth: reads in flight at once on the rank of a node that reads, one thread each. "auto": as
+            many, up to 64, as keep the store busy or the consumer supplied, found by measuring while epochs run
+            (docs/tuning.md). A number pins it, a pair (least, most) gives bounds. This holds for all options that may
+            be "auto" and that docs/tuning.md calls knobs.
         gap_bytes: one read covers two extents of a group if at most this many unwanted bytes lie between them (a leaf
             page or two between runs of overflow pages).
-        fetch: "posix" reads through the page cache, "direct" bypasses it (O_DIRECT). "auto" means "posix", so that
-            later epochs hit the page cache, but "direct" for a rank alone on its node that reads a file of 512 MiB or
-            more, of which the page cache holds less than half, from a disk of this node that is measured to be fast;
-            not for records below 64 KiB in `shuffle="global"`.
         tiers: copies of the dataset on the node, nearest first, so that every byte leaves the store once: `Tier`s
             (docs/tiers.md). (): none. None: as the environment variable PARIO_TIERS says; without it one of memory for
             a file that other nodes see, too, if a quarter of the nodes' memory has room for it.
         peers: with tiers on several nodes, nodes read from each other what another one keeps, so that every byte leaves
             the store once per job. False: each node for itself.
-        copies: how many nodes keep a chunk, with `peers`. "auto": as many as the quotas have room for, so that a node
-            with room for everything reads only its own copy.
-        next_epoch: while an epoch ends, the next one's first groups are read, up to the ring's bytes. False: not, for a
-            loader that goes through its dataset once.
+        once: the loader goes through its dataset once, so nothing is read for a next epoch. False: while an epoch ends,
+            the next one's first groups are read, up to the ring's bytes.
 
     Order
         block_bytes: bytes of neighbouring records that `shuffle="block"` moves as one block.
@@ -189,15 +200,6 @@ class Options:
         decode_threads: threads for decoders that work record by record (images, Python functions). "auto" (or 0): as
             many as keep the training step supplied, up to one per core that this rank may use; ranks of a node divide
             the cores that they share.
-        decode_ahead: batches that such a decoder prepares ahead of the training step. "auto": as many as the step takes
-            in bursts, up to 16 and a quarter of `held_bytes`. Also batches that a rank fills straight from the page
-            cache or a memory tier, in as much memory as the node's ring has, and at least one for each of its cores.
-        own_rows: whether each rank fills its batches straight from the page cache (pario/supply/page_cache.py) instead
-            of the node's ring. "auto": if the page cache holds the records when an epoch begins, and on a local disk
-            where the kernel can read ahead: in key order if the file is in that order, and in "global" order with
-            records of 64 KiB or more. Not with decoders that use a thread per record; in a shuffled order not for
-            records below half a page, and not for small ones on a node with a single rank. "never": always through the
-            ring. "always": whenever the decoder and the fetcher allow it.
         held_bytes: memory of batch arrays in use at once, including those that the user still refers to. Batches that
             are prepared ahead straight from the page cache may take as much memory again as the node's ring.
         max_bad: with on_error="skip" or "substitute": the most records that the decoder cannot read, per rank and
@@ -216,23 +218,16 @@ class Options:
 
     slot_bytes: int = 8 * MiB
     slots: int = 6
-    ring_bytes: int | str | tuple[int, int] = "auto"
-    readers_per_node: int | str | tuple[int, int] = "auto"
     inflight: int | str | tuple[int, int] = "auto"
-    read_bytes: int | str | tuple[int, int] = "auto"
     gap_bytes: int = 16 * KiB
-    fetch: str = "auto"
     tiers: tuple[Tier, ...] | None = None
     peers: bool = True
-    copies: int | str = "auto"
-    next_epoch: bool = True
+    once: bool = False
 
     block_bytes: int = 2 * MiB
     mix_blocks: int = 32
 
     decode_threads: int | str | tuple[int, int] = "auto"
-    decode_ahead: int | str | tuple[int, int] = "auto"
-    own_rows: str = "auto"
     held_bytes: int = 2048 * MiB
     max_bad: int | None = None
 
@@ -265,24 +260,17 @@ class Options:
             isinstance(self.max_bad, bool) or not isinstance(self.max_bad, int) or self.max_bad < 0
         ):
             raise OptionError(f"max_bad must be a number of records or None, got {self.max_bad!r}")
-        if self.fetch not in FETCHERS:
-            raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, got {self.fetch!r}")
-        if self.own_rows not in OWN_ROWS:
-            raise OptionError(f"own_rows must be one of {', '.join(OWN_ROWS)}, got {self.own_rows!r}")
         if self.tiers is not None:
             tiers = tuple(self.tiers) if isinstance(self.tiers, (tuple, list)) else (self.tiers,)
             if not all(isinstance(tier, Tier) for tier in tiers):
                 raise OptionError(f"tiers must be pario.Tier objects, got {self.tiers!r}")
             object.__setattr__(self, "tiers", tiers)
-        copies = self.copies
-        if copies != "auto" and (not isinstance(copies, int) or isinstance(copies, bool) or copies < 1):
-            raise OptionError(f'copies must be a number of nodes from 1 on, or "auto", got {copies!r}')
         if not self.alive_seconds > 0:
             raise OptionError(f"alive_seconds must be above 0, got {self.alive_seconds!r}")
 
     def bounds(self, name: str) -> tuple[int, int] | None:
         """Least and most of a knob, equal if the user pins it; None: it is "auto". Raises OptionError."""
-        given, floor = getattr(self, name), KNOBS[name].floor
+        given, floor = getattr(self, name, "auto"), KNOBS[name].floor  # not every knob is an option
         if given == "auto" or (given == 0 == floor and not isinstance(given, bool)):
             return None
         pair = (given, given) if isinstance(given, int) else given
@@ -294,50 +282,43 @@ class Options:
             f'{name} must be "auto", an integer of at least {floor}, or a pair (least, most) of them, got {given!r}'
         )
 
-    def usual(self, name: str) -> int:
-        """The value of a knob where no measurement decides: what is pinned, or within the bounds the one nearest to
-        where "auto" begins."""
-        start = USUAL_INFLIGHT if name == "inflight" else KNOBS[name].start
-        least, most = self.bounds(name) or (start, start)
-        return max(least, min(start, most))
-
     @property
     def inflight_bounds(self) -> tuple[int, int]:
         """The fewest and the most reads in flight of a reading rank; equal if the number is pinned."""
         return self.bounds("inflight") or (KNOBS["inflight"].least, KNOBS["inflight"].most)
 
     @property
-    def chooses_fetch(self) -> bool:
-        """Nothing says whether the page cache is to be used."""
-        return self.fetch == "auto" and self.own_rows == "auto"
-
-    @property
     def usual_inflight(self) -> int:
         """Reads in flight where no measurement decides: what is pinned, or 8 if the bounds permit that."""
-        return self.usual("inflight")
+        least, most = self.inflight_bounds
+        return max(least, min(USUAL_INFLIGHT, most))
 
 
 @dataclass(frozen=True)
 class Recipe:
     """One way of reading a dataset, for studies: one setting per room that takes part.
 
-    source: where a rank's records come from. "auto": chosen by dataset, order and storage; groups are prefetched in the
-        background. "synchronous": from the node's ring, which the reading rank fills in the caller's thread when a step
-        is asked for. "per_rank": every rank reads alone with the real py-lmdb; the index supplies only the keys.
+    source: where a rank's records come from. "auto": chosen by dataset and storage. "ring": from the node's ring, which
+        the reading rank fills in the background. "synchronous": from the same ring, which it fills in the caller's
+        thread when a step is asked for. "per_rank": every rank reads alone with the real py-lmdb; the index supplies
+        only the keys.
     locate: how extents become known. "walk": exactly, from branch and leaf pages, by rank 0 alone at every start.
         "sidecar": from an earlier run; if there is none, all ranks walk together. "cursor": leaf after leaf in key
         order, each reader for itself, as far as needed. "speculate": page ranges are guessed and read, and settled by
         the leaf pages inside them. "auto": chosen by dataset and order.
-    fetch: the fetcher; None: as `Options.fetch` says.
+    fetch: "posix" reads through the page cache, "direct" past it (O_DIRECT), "mapped" copies out of a mapping. None: as
+        "posix", so that later epochs hit the page cache; but as "direct" for a rank alone on its node that reads a file
+        of 512 MiB or more, of which the page cache holds less than half, from a disk of this node that is measured to
+        be fast; not for records below 64 KiB in `shuffle="global"`.
     span: one read from a step's first record to its last, including everything between, instead of merged extents.
     fill: read as many steps at once as fill a slot; False: one step.
-    stagger: at most this many readers of all nodes read at once, in the order of the file. 0: a trial before the first
-        epoch finds the number. None: no reader waits for another.
+    stagger: at most this many nodes read at once, in the order of the file. 0: a trial before the first
+        epoch finds the number. None: no node waits for another.
     """
 
     source: Supplies = "auto"
     locate: Locate = "auto"
-    fetch: str | None = None
+    fetch: Fetch | None = None
     span: bool = False
     fill: bool = True
     stagger: int | None = None
@@ -348,15 +329,15 @@ class Recipe:
         for name, names in (("source", get_args(Supplies)), ("locate", get_args(Locate))):
             if getattr(self, name) not in names:
                 raise OptionError(f"{name} must be one of {', '.join(names)}, got {getattr(self, name)!r}")
-        if self.fetch not in (None, "mapped", *FETCHERS):
-            raise OptionError(f"fetch must be one of {', '.join(FETCHERS)}, mapped or None, got {self.fetch!r}")
+        if self.fetch not in (None, *get_args(Fetch)):
+            raise OptionError(f"fetch must be one of {', '.join(get_args(Fetch))}, or None, got {self.fetch!r}")
         if self.locate in ("cursor", "speculate") and (self.stagger is not None or self.span):
             raise OptionError(f"locate={self.locate!r} takes neither stagger nor span: it reads what it guesses")
 
     @property
     def ahead(self) -> bool:
         """Groups are prefetched in the background."""
-        return self.source == "auto"
+        return self.source in ("auto", "ring")
 
 
 #: All recipes but "auto" re-create a step of LMDBIO (Pumma, Si, Feng, Balaji, "Scalable Deep Learning via I/O Analysis
@@ -364,6 +345,7 @@ class Recipe:
 #: which is a branch of its own. All recipes deliver the same records in every order.
 RECIPES: dict[str, Recipe] = {
     "auto": Recipe(),
+    "ring": Recipe("ring"),
     "plain": Recipe("per_rank", "sidecar"),
     "lmm": Recipe("synchronous", "cursor", "mapped", fill=False),
     "dm": Recipe("synchronous", "speculate", "posix", fill=False),

@@ -1,10 +1,28 @@
-"""Numbers and tables as text, for screen and log."""
+"""Numbers and tables as text, for screen and log; JSON that anybody may have written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
 
-__all__ = ["counted", "decimal_bytes", "seconds", "table"]
+__all__ = ["DAMAGED", "counted", "decimal_bytes", "read_json", "seconds", "table"]
+
+#: What a look at JSON raises whose writer is not known: a number that is infinite, an object where a list should be.
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError)
+
+
+def read_json(text: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """The value of JSON that anybody may have written. Raises ValueError.
+
+    hook : what becomes of an object
+    """
+    try:
+        return json.loads(text, object_hook=hook)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    except MemoryError:
+        raise ValueError(f"no memory for the {len(text):,} bytes of JSON") from None
 
 
 def decimal_bytes(nbytes: float) -> str:

@@ -1,11 +1,14 @@
 """Background threads that take calls from a queue: as many as are asked for, or as many as the system grants.
 
-All are daemon threads. The interpreter does not wait for them when it exits: a thread may be inside a read of a stalled
-store, or waiting for bytes from another rank.
+All are daemon threads: one may be inside a read of a stalled store, and the interpreter would wait for it for ever. But
+none of them should run when the interpreter ends, because it freezes them wherever they are, with the locks that they
+hold, and the main thread may wait for one of these. So when the script has ended (`_end_all`) each is told to end, and
+waited for, but not for long.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import math
@@ -14,32 +17,94 @@ import queue
 import resource
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 from pario import machine
 from pario.errors import ParioError
 
-__all__ = ["Workers", "start_thread"]
+__all__ = ["Workers", "at_end", "start_thread"]
 
 _log = logging.getLogger("pario")
 
 Unit = Callable[[], None]
 
+#: Seconds, when the script has ended, for all threads together to come back from what they are at.
+_END_S = 5.0
+
 _warned = False
+_over = False
+_started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_stops: dict[weakref.WeakMethod[Any], tuple[Any, ...]] = {}
 
 
-def start_thread(name: str, target: Callable[..., None], *arguments: Any) -> threading.Thread:
-    """A daemon thread that runs target(*arguments). Raises ParioError if the system refuses it."""
+def start_thread(
+    name: str, target: Callable[..., None], *arguments: Any, stop: Callable[[], object] | None
+) -> threading.Thread:
+    """A daemon thread that runs target(*arguments). Raises ParioError if the system refuses it.
+
+    stop : what `at_end` takes; None: the thread ends by itself, soon or when another one does
+    """
+    if _over:  # called by `__del__`: such a thread would never run, and `start` wait for it for ever
+        raise ParioError(f"the script has ended: no thread ({name}) can be started")
     thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
     try:
         thread.start()
     except (RuntimeError, MemoryError) as e:
         raise _refused(name) from e
+    _started.add(thread)
+    if stop is not None:
+        at_end(stop)
     return thread
+
+
+def at_end(stop: Callable[[], object]) -> None:
+    """When the script has ended, call this bound method, if its object still lives, until all threads have ended. It
+    lets threads end, and does not wait for them.
+
+    stop : a bound method, or a partial of one with arguments
+    """
+    if _over:
+        return
+    method, arguments = (stop.func, stop.args) if isinstance(stop, functools.partial) else (stop, ())
+    _stops[weakref.WeakMethod(method, _forget)] = arguments
+
+
+def _forget(stop: Any) -> None:
+    _stops.pop(stop, None)
+
+
+@atexit.register
+def _end_all() -> None:
+    """After all other exit handlers of pario (the first to be registered is the last to be called), which may still
+    need the threads: other ranks may wait for what they read."""
+    global _over
+    until = time.monotonic() + _END_S
+    while True:
+        # Repeatedly: a thread may have tested whether to end just before, and another one may have been started since.
+        for reference, arguments in list(_stops.items()):
+            if (stop := reference()) is not None:
+                with suppress(Exception):
+                    stop(*arguments)
+        alive = [each for each in list(_started) if each.is_alive()]
+        if not alive or time.monotonic() > until:
+            break
+        alive[0].join(0.05)
+    _over = True
+    _stops.clear()  # weak references that call back later find a module weakref that is gone
+
+
+def _forked() -> None:
+    """The threads, and what they work for, belong to the parent."""
+    _started.clear()
+    _stops.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Workers:
@@ -84,14 +149,21 @@ class Workers:
             self._under_way += len(units)
             try:
                 self._grow()
-            except BaseException:
+            except BaseException as e:
                 self._under_way -= len(units)
-                raise
-            for unit in units:
-                if urgent:
-                    self._urgent.append(unit)
-                    unit = _nothing  # wakes a waiting thread; a busy one checks `_urgent` first
-                self._queue.put(unit)
+                # From Python 3.12 on none can be when the script has ended: a thread then does itself what it hands on.
+                main = threading.main_thread()
+                if main.is_alive() or threading.current_thread() is main or not isinstance(e, ParioError):
+                    raise
+            else:
+                for unit in units:
+                    if urgent:
+                        self._urgent.append(unit)
+                        unit = _nothing  # wakes a waiting thread; a busy one checks `_urgent` first
+                    self._queue.put(unit)
+                return True
+        for unit in units:
+            unit()
         return True
 
     def resize(self, most: int) -> None:
@@ -109,39 +181,6 @@ class Workers:
 
     def call(self, function: Callable[..., Any], *arguments: Any, **more: Any) -> Future[Any]:
         """Call function(*arguments, **more) in a thread. After `end` the future is cancelled."""
-        return self._call(functools.partial(function, *arguments, **more), urgent=False)
-
-    def share(self, function: Callable[..., Any], parts: Iterable[tuple[Any, ...]], threads: int) -> None:
-        """Call function(*part) for each of these parts: in this thread, and in up to `threads` - 1 others that are
-        free before it is done. One of these threads may be the caller: nobody waits for a thread that has not begun.
-
-        Raises what a call raised, when no other call is under way; the parts behind it may be left out.
-        """
-        left = deque(parts)
-        if len(left) == 1 or threads == 1:
-            for part in left:
-                function(*part)
-            return
-
-        def work() -> None:
-            while True:
-                try:
-                    part = left.popleft()
-                except IndexError:
-                    return
-                function(*part)
-
-        helpers = [self._call(work, urgent=True) for _ in range(min(threads, len(left)) - 1)]
-        try:
-            work()
-        finally:
-            left.clear()
-            begun = [helper for helper in helpers if not helper.cancel()]
-            wait(begun)
-        for helper in begun:
-            helper.result()
-
-    def _call(self, function: Callable[[], Any], *, urgent: bool) -> Future[Any]:
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -149,13 +188,13 @@ class Workers:
                 future.cancel()
             if future.set_running_or_notify_cancel():
                 try:
-                    result = function()
+                    result = function(*arguments, **more)
                 except BaseException as e:
                     future.set_exception(e)
                 else:
                     future.set_result(result)
 
-        if not self.put(run, urgent=urgent):
+        if not self.put(run):
             future.cancel()
             future.set_running_or_notify_cancel()
         return future
@@ -199,7 +238,7 @@ class Workers:
         while len(self._threads) < min(self._under_way, self._most):
             name = f"{self._name}-{len(self._threads)}"  # may be that of one which is just ending
             try:
-                self._threads.append(start_thread(name, self._work))
+                self._threads.append(start_thread(name, self._work, stop=functools.partial(self.end, 0, True)))
             except ParioError as e:
                 if not self._threads:
                     raise

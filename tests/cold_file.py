@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import numpy as np
+import os
 
 from pario.bench.cache import Unavailable, drop_file
 from pario.fetch.posix import PosixFetcher
+from pario.machine import is_rotating
 
 __all__ = ["cached", "why_not_cold"]
 
 
 def cached(path: str) -> float:
-    """The part of the file that is in the page cache. Asking makes the kernel begin to read the rest."""
+    """The part of the file that is in the page cache."""
     store = PosixFetcher(path)
     try:
-        return store.cached_share(np.arange(0, store.nbytes, 64 << 10)) or 0.0
+        return store.cached_share(0, store.nbytes) or 0.0
     finally:
         store.close()
 
 
 def why_not_cold(path: str) -> str:
     """Drop the file from the page cache. Returns why that is not possible here, or nothing."""
-    store = PosixFetcher(path)
-    store.close()
-    if not store.read_ahead_bytes:
+    if is_rotating(os.stat(path).st_dev) is None:
         return "the folder for temporary files is on no disk"
     try:
         drop_file(path)

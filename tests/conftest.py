@@ -59,9 +59,10 @@ def any_dataset(request: pytest.FixtureRequest, dataset: Callable[[str], Made]) 
 
 @pytest.fixture
 def through_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaders of this process read through their node's ring, as from a parallel file system: a local disk and memory
-    do without it."""
-    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_, **__: "")
+    """Loaders of this process take a file of this node for one of a parallel file system, whose records come through
+    the node's ring unless tiers are named."""
+    monkeypatch.setattr("pario.dataset.file.DataFile.is_local", False)
+    monkeypatch.setattr("pario.dataset.staging.tiers_by_default", lambda *_: ((), False))
 
 
 @pytest.fixture(scope="session")
@@ -74,3 +75,21 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.fail(f"PARIO_SHARED_DATA names {path}, which is no folder")
     return path
+
+
+#: By default a parametrized test runs at most this many of its cases, evenly spread; `-m full` runs the others.
+_MOST_CASES = 3
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        other = {"full", "system", "frameworks", "site", "mpi"} & {mark.name for mark in item.iter_markers()}
+        if not other and item.path.name != "test_mpi.py":  # which starts one job for all files of MPI tests
+            cases.setdefault((item.nodeid.split("::")[0], item.nodeid.split("[")[0]), []).append(item)
+    for group in cases.values():
+        kept = {len(group) * k // _MOST_CASES for k in range(_MOST_CASES)}
+        for number, item in enumerate(group):
+            if len(group) > _MOST_CASES and number not in kept:
+                item.add_marker("full")

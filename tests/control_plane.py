@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pario.control.agent import Agent
-from pario.control.line import Who
 from pario.control.node import NodeAgent
 from pario.control.plane import Plane
 from pario.control.rules import Rules
-from pario.control.wire import Address
+from pario.control.session import Who
+from pario.control.words import PlaneAddress
+from pario.wire import frames
+from pario.wire.frames import Link, Word
 
 SECRET = b"s" * 32
-LOCAL = Address("127.0.0.1", 0)
+LOCAL = PlaneAddress("127.0.0.1", 0)
 
 
 def who(job: str = "a", user: str = "me", secret: bytes | None = SECRET) -> Who:
@@ -30,7 +32,7 @@ def who(job: str = "a", user: str = "me", secret: bytes | None = SECRET) -> Who:
 
 
 @contextlib.contextmanager
-def running(rules: Rules, address: Address = LOCAL, **more: object) -> Iterator[Plane]:
+def running(rules: Rules, address: PlaneAddress = LOCAL, **more: object) -> Iterator[Plane]:
     plane = Plane(address, rules, **more)  # type: ignore[arg-type]
     thread = threading.Thread(target=plane.run, daemon=True)
     thread.start()
@@ -43,7 +45,9 @@ def running(rules: Rules, address: Address = LOCAL, **more: object) -> Iterator[
 
 
 @contextlib.contextmanager
-def agent_running(plane: Address, as_whom: Who, rules: Rules, address: Address = LOCAL) -> Iterator[NodeAgent]:
+def agent_running(
+    plane: PlaneAddress, as_whom: Who, rules: Rules, address: PlaneAddress = LOCAL
+) -> Iterator[NodeAgent]:
     """A node agent in a thread."""
     agent = NodeAgent(address, plane, as_whom, rules)
     thread = threading.Thread(target=agent.run, daemon=True)
@@ -56,11 +60,15 @@ def agent_running(plane: Address, as_whom: Who, rules: Rules, address: Address =
         assert not thread.is_alive()
 
 
-def until(true: Callable[[], object], limit_s: float = 5.0) -> None:
-    end = time.monotonic() + limit_s
+def until(true: Callable[[], object], limit_s: float = 5.0) -> float:
+    """Seconds until it was true, without those that the machine did not give to this process."""
+    begin, lost = time.monotonic(), 0.0
     while not true():
-        assert time.monotonic() < end, f"not within {limit_s} s"
+        before = time.monotonic()
+        assert before - begin - lost < limit_s, f"not within {limit_s} s"
         time.sleep(0.002)
+        lost += max(0.0, time.monotonic() - before - 0.01)
+    return time.monotonic() - begin - lost
 
 
 class Reader:
@@ -120,7 +128,7 @@ class Process:
         assert told.exists(), self._child.communicate()[0]
         self.at = told.read_text().strip()
         host, _, port = self.at.rpartition(":")
-        self.address = Address(host, int(port))
+        self.address = PlaneAddress(host, int(port))
 
     def signal(self, number: signal.Signals) -> None:
         self._child.send_signal(number)
@@ -137,14 +145,41 @@ class Process:
         return said
 
 
+def played(sock: socket.socket, answer: bytes = frames.KNOWN) -> Link:
+    """A plane that the test plays: the greeting of a connection. answer : in the place of a proof"""
+    link = Link(sock, 1 << 20)
+    sock.settimeout(5)
+    sock.sendall(frames.GREETING + bytes(32))
+    hello = frames.exactly(sock, len(frames.GREETING) + 33, time.monotonic() + 5)
+    frames.exactly(sock, hello[-1] + frames.MAC_BYTES, time.monotonic() + 5)
+    link.use(*frames.UNPROVEN, mine=frames.SERVER)
+    sock.sendall(answer)
+    return link
+
+
+def say(link: Link, *messages: bytes) -> None:
+    """All at once."""
+    for each in messages:
+        link.put(Word.WORDS, each)
+    while link.flush():
+        pass
+
+
+def heard(link: Link) -> bytes:
+    """The next message."""
+    while (frame := link.next()) is None:
+        link.receive()
+    return frame[1]
+
+
 class Wire:
     """A network between two Unix sockets that can be cut: then nothing is lost and nothing comes, as if a switch died.
 
     Everybody who passes is the same system user, which both ends see.
     """
 
-    def __init__(self, path: Path, to: Address) -> None:
-        self.address = Address("", 0, str(path))
+    def __init__(self, path: Path, to: PlaneAddress) -> None:
+        self.address = PlaneAddress("", 0, str(path))
         self._to = to
         self.cut = threading.Event()
         self._over = False

@@ -35,7 +35,6 @@ ELSEWHERE = {
 #: Commands that a block starts and that are not run there: their own parsers read the arguments, and no more happens.
 PARSED = {
     "python -m benchmarks.": "minutes to hours; .ci/run starts them with --smoke",
-    "python -m pario bench study": "minutes to hours; tests/test_bench_study.py",
     "python -m pario bench threads": "writes and reads gigabytes; tests/test_tf_study.py",
     "python -m pario bench overlap": "measures for a minute; tests/test_tf_study.py",
     "python -m pario bench checkpoint": "writes gigabytes; tests/test_tf_study.py",

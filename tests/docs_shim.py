@@ -145,9 +145,11 @@ def sbatch(words: list[str]) -> NoReturn:
 
 
 def torchrun(words: list[str]) -> NoReturn:
-    if words[0] != "--no-python":
+    if words[0] == "--no-python":
+        os.execvp(words[1], words[1:])
+    if words[0] != "--nproc-per-node" or not words[1].isdigit():
         wrong(f"torchrun {words[0]}")
-    os.execvp(words[1], words[1:])
+    os.execv(sys.executable, [sys.executable, *words[2:]])
 
 
 def apptainer(words: list[str]) -> NoReturn:

@@ -65,7 +65,7 @@ def pausing(call, place):
         return call(*args, **options)
     return paused
 # Through the ring, as from a parallel file system, unless a test says otherwise.
-small = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 64 << 10, "own_rows": "never"}
+small = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 64 << 10}
 options = pario.Options(**{"tiers": (), **small, **job["options"]})
 decode = None
 epochs, pause = job["epochs"], job["pause_s"]
@@ -73,7 +73,8 @@ note("start")
 def run():
     records = 0
     pario.dataset.reader.open_index = pausing(pario.dataset.reader.open_index, "start-up")
-    with pario.Loader(job["path"], job["batch"], decode, comm=comm, options=options, shuffle="global") as loader:
+    how = {"recipe": job["recipe"], "options": options, "shuffle": "global"}
+    with pario.Loader(job["path"], job["batch"], decode, comm=comm, **how) as loader:
         note("open")
         for epoch in range(epochs):
             for batch in loader:
@@ -84,7 +85,7 @@ def run():
                     here("mid-epoch", wait=False)
                     note("step 7")
         loader._progress.meet = pausing(loader._progress.meet, "close")
-        loader._life.reader.close = pausing(loader._life.reader.close, "the end of close")
+        loader._life.world.free = pausing(loader._life.world.free, "the end of close")
     return records
 def check(batch):
     offsets, data = batch["offsets"], batch["data"]
@@ -169,6 +170,7 @@ def run(
     pause_s: float = 0.002,
     batch: int = BATCH,
     options: dict | None = None,
+    recipe: str = "ring",
     env: dict[str, str] | None = None,
     rc: str = "",
     prefix: tuple[str, ...] = (),
@@ -197,6 +199,7 @@ def run(
         "pause_s": pause_s,
         "batch": batch,
         "options": options or {},
+        "recipe": recipe,
     }
     times = []
 

@@ -11,8 +11,8 @@ import numpy as np
 from datasets import datum, truth_of
 
 import pario
-from pario.commands.checksum import checksum
 from pario.commands.screen import screen
+from pario.commands.sidecars import checksum
 
 #: pixels of a Datum that is read straight into the batch, and of one that is decoded
 STRAIGHT, DECODED = (3, 80, 96), (3, 9, 11)
@@ -48,7 +48,7 @@ def written(folder: str, kind: str, n: int) -> list[bytes]:
 def checksums(folder: str, db: str | None = None) -> None:
     """What `python -m pario checksum` does, without a word. Collective."""
     before, screen.rank = screen.rank, 1
-    assert checksum(folder, db) == 0
+    assert checksum.callback(folder, db) == 0
     screen.rank = before
 
 

@@ -20,6 +20,7 @@ _MODULE = re.compile(r"pario(\.\w+)+")
 _LOADERS = {"import_module", "__import__", "spec_from_file_location", "run_module", "run_path", "exec", "eval"}
 #: attributes of sys that change where imports look
 _SEARCH = {"path", "meta_path", "path_hooks", "path_importer_cache"}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPILED = {"kernel", "inner"}
 
 
@@ -41,6 +42,16 @@ class File:
     @functools.cached_property
     def nodes(self) -> list[ast.AST]:
         return list(ast.walk(self.tree))
+
+    @functools.cached_property
+    def code_lines(self) -> int:
+        """Lines that are not empty, nor a comment, nor part of a docstring."""
+        told: set[int] = set()
+        for node in self.nodes:
+            if isinstance(node, (ast.Module, ast.ClassDef, *_FUNCTIONS)) and ast.get_docstring(node, False) is not None:
+                told.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+        lines = enumerate(map(str.strip, self.text.splitlines()), 1)
+        return sum(bool(line) and line[0] != "#" and number not in told for number, line in lines)
 
 
 class House:

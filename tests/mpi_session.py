@@ -17,18 +17,23 @@ HERE = Path(__file__).resolve().parent
 FILES = sorted(path.name for path in HERE.glob("test_mpi_*.py"))
 
 #: Whatever happens, the job has ended by then.
-LIMIT_S = 600
+LIMIT_S = 900
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks, and on how many nodes MPI shows them (MPICH; with other libraries it is one node)."""
+    """How many ranks, and on how many nodes MPI shows them (MPICH; with other libraries it is one node).
+
+    mpi : False: they find each other without it
+    """
 
     ranks: int
     nodes: int = 1
+    mpi: bool = True
 
     def __str__(self) -> str:
-        return " on ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((self.ranks, "rank"), (self.nodes, "node")))
+        words = (f"{n} {what}{'s' * (n > 1)}" for n, what in ((self.ranks, "rank"), (self.nodes, "node")))
+        return " on ".join(words) + " without MPI" * (not self.mpi)
 
 
 @dataclass
@@ -110,7 +115,8 @@ def run_tests(
     test_limit_s : for each test. On 5 ranks of 2 cores it takes seconds, and half a minute where kernels must be
         compiled first.
     """
-    argv = ["-m", "pytest", "--with-mpi", "-q", "-x", "-p", "rank_reports", "--color=no"]
+    stand_in = [] if world.mpi else ["-p", "no_mpi"]
+    argv = ["-m", "pytest", *stand_in, "--with-mpi", "-q", "-x", "-p", "rank_reports", "--color=no"]
     # Ranks would write the cache's files at once; and the plugin has a limit per test of its own.
     argv += ["-p", "no:cacheprovider", "-p", "no:faulthandler", *more]
     # Without a root pytest takes the folder that the working directory and the files have in common, and looks at all
@@ -124,4 +130,6 @@ def run_tests(
     }
     if world.nodes > 1:
         env["MPIR_CVAR_NUM_CLIQUES"] = str(world.nodes)
-    return Session(world, run_job(world.ranks, argv, limit_s=LIMIT_S, env=env, python=python), folder)
+    launcher = None if world.mpi else str(HERE / "start_ranks.py")
+    job = run_job(world.ranks, argv, limit_s=LIMIT_S, env=env, python=python, launcher=launcher)
+    return Session(world, job, folder)

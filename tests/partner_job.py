@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 
 import pario
-from pario.checkpoint.draining import DrainThread
+from pario.checkpoint.writing import DrainThread
 from pario.comm.world import get_world
 
 COMM = MPI.COMM_WORLD

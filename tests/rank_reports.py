@@ -73,6 +73,18 @@ class Reports:
         self.end_within(END_S)  # atexit and MPI_Finalize can hang, too
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What each rank does alone, on COMM_SELF, is tried on 1 to 3 ranks: on more it is the same for all of them."""
+    if MPI.COMM_WORLD.size > 3:
+        together: list[pytest.Item] = []
+        alone: list[pytest.Item] = []
+        for each in items:
+            params = getattr(getattr(each, "callspec", None), "params", {})
+            (alone if "self" in params.values() else together).append(each)
+        config.hook.pytest_deselected(items=alone)
+        items[:] = together
+
+
 def pytest_configure(config: pytest.Config) -> None:
     folder, limit_s = os.environ["PARIO_RANK_REPORTS"], float(os.environ["PARIO_RANK_TEST_LIMIT_S"])
     config.pluginmanager.register(Reports(folder, limit_s), "rank-reports-of-this-rank")

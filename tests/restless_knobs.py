@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pario.control import bridge, decoding, depth
+from pario.control import decoding, depth
 from pario.control.knobs import Setting
 from pario.control.tuner import Law
-from pario.supply.ring_writer import RingWriter
+from pario.feed.ring_writer import RingWriter
 
 
 def restless(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> dict[str, list[int]]:
     """From now on, until the test ends. Returns what was asked for, by the names of options."""
-    said: dict[str, list[int]] = {"inflight": [], "ring_bytes": [], "decode_threads": [], "decode_ahead": []}
+    said: dict[str, list[int]] = {"inflight": [], "decode_threads": [], "decode_ahead": []}
     seeds = count(1000 * seed)
 
     def law(name: str, choices: list[int]) -> type:
@@ -31,13 +31,11 @@ def restless(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> dict[str, list[i
         return AtRandom
 
     monkeypatch.setattr(depth, "FastProbe", law("inflight", [0, 1, 2, 3, 8, 1000]))
-    monkeypatch.setattr(bridge, "RingLaw", law("ring_bytes", [0, 70_000, 150_000, 300_000, 1 << 40]))
     monkeypatch.setattr(decoding, "ThreadsLaw", law("decode_threads", [0, 1, 2, 5, 1000]))
     monkeypatch.setattr(decoding, "AheadLaw", law("decode_ahead", [0, 1, 2, 7, 1000]))
-    monkeypatch.setattr(depth, "_HURRIED_S", 0.0)
-    monkeypatch.setattr(depth, "_LATENCIES", 0.0)
+    monkeypatch.setattr(depth, "_HURRIED", (0.0, 0.0))
+    monkeypatch.setattr(depth, "_PROBE", (0.0, 0.0))
     monkeypatch.setattr(depth.Depth, "_enough", lambda self: 1)
-    monkeypatch.setattr(bridge, "WINDOW_S", 0.0)
     monkeypatch.setattr(decoding, "WINDOW_S", 0.0)
     monkeypatch.setattr(decoding, "_LEAST_BATCHES", 1)
     lengths = random.Random(seed)

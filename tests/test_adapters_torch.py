@@ -169,7 +169,8 @@ def test_a_loop_left_early_is_over(adapter: Any, path: str) -> None:
     with adapter.Loader(path, BATCH, both, shuffle="global", seed=1, ids="i") as loader:
         for _ in loader:
             break
-        assert (loader.epoch, loader.state_dict()["position"]) == (0, BATCH)
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"], loader.epoch) == (0, BATCH, 1)
         assert [batch["i"].tolist() for batch in loader] == order(path, 1)
 
 
@@ -264,7 +265,7 @@ def test_the_state_counts_what_the_loop_got(far: tuple[Any, Noting]) -> None:
     for _ in loader:
         break
     state = loader.state_dict()
-    assert (state["epoch"], state["position"]) == (2, BATCH)
+    assert (state["epoch"], state["position"], loader.epoch) == (2, BATCH, 3)
     loader.load_state_dict(state)
     assert loader.state_dict() == state
     assert next(iter(loader))["i"].tolist() == list(range(BATCH, 2 * BATCH))

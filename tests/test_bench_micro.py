@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from pario.bench.cache import Unavailable
-from pario.bench.micro import ceiling, checkpoint, limits, made
-from pario.bench.micro.decoding import Decoding
-from pario.bench.micro.items import FileItems, Items, open_items
+from pario.bench.micro import checkpoint, limits, made
+from pario.bench.micro.items import Decoding, FileItems, Items, open_items
 from pario.bench.micro.overlap import Application, hides, overlap, pipeline, small_network
 from pario.bench.micro.threads import Sweep, read_once, sweep
 from pario.checkpoint.checkpointer import Checkpointer
@@ -250,9 +249,9 @@ def test_advice_follows_from_the_findings():
 
 
 def test_without_fio_the_ceiling_is_unknown(sets, monkeypatch):
-    monkeypatch.setattr(ceiling.shutil, "which", lambda name: None)
+    monkeypatch.setattr(limits.shutil, "which", lambda name: None)
     with pytest.raises(Unavailable, match="fio is not installed"):
-        ceiling.measure_ceiling([str(sets["lmdb"] / "data.mdb")], 4096, 1)
+        limits.measure_ceiling([str(sets["lmdb"] / "data.mdb")], 4096, 1)
 
 
 # -- the commands ------------------------------------------------------------------------------------------------------
@@ -263,7 +262,7 @@ def call(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for name in ("rank", "launched", "running"):
         monkeypatch.setattr(screen, name, getattr(screen, name))
-    monkeypatch.setattr(ceiling.shutil, "which", lambda name: None)
+    monkeypatch.setattr(limits.shutil, "which", lambda name: None)
     monkeypatch.chdir(tmp_path)
 
     def run(*args: object) -> tuple[int, str, str]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.stores import throttled
+from benchmarks.study import stores
+from benchmarks.study.cells import PRESETS, Cell
+from benchmarks.study.jobs import Launcher
+from benchmarks.study.run import Study
+from benchmarks.study.stores import Store, open_store
 from pario.bench.cache import Unavailable
-from pario.bench.stores import throttled
-from pario.bench.study import stores
-from pario.bench.study.cells import PRESETS, Cell
-from pario.bench.study.jobs import Launcher
-from pario.bench.study.run import Study
-from pario.bench.study.stores import Store, open_store
 
 RECIPES = ("plain", "lmm", "dio", "auto")
 

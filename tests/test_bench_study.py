@@ -20,28 +20,26 @@ import pytest
 pytest.importorskip("click")
 pytest.importorskip("tqdm")
 
-from click.testing import CliRunner
 from launch import tree
 
+from benchmarks.study import __main__ as study_main
+from benchmarks.study import plots, stores, tables
+from benchmarks.study.__main__ import _tell, chosen, main
+from benchmarks.study.by_hand import HandLoop
+from benchmarks.study.cells import LOOPS, PRESETS, RECIPES, STORES, Cell, Preset
+from benchmarks.study.headline import headline
+from benchmarks.study.jobs import Launcher
+from benchmarks.study.numbers import ratios, spread
+from benchmarks.study.run import Study, Watcher
+from benchmarks.study.sets import held, record_digest
+from benchmarks.study.verdicts import BARS, best_loop, best_other, title, verdicts, worst
+from benchmarks.study.worker import COLLECTIVES
 from pario.bench.cache import Unavailable
-from pario.bench.study import plots, stores, tables
-from pario.bench.study.by_hand import HandLoop
-from pario.bench.study.cells import LOOPS, PRESETS, RECIPES, STORES, Cell, Preset
-from pario.bench.study.headline import headline
-from pario.bench.study.jobs import Launcher
-from pario.bench.study.numbers import ratios, spread
-from pario.bench.study.run import Study, Watcher
-from pario.bench.study.sets import held, record_digest
-from pario.bench.study.verdicts import BARS, best_loop, best_other, title, verdicts, worst
-from pario.bench.study.worker import COLLECTIVES
-from pario.cli import main
+from pario.comm import memory
 from pario.comm.base import AnyWorld
-from pario.comm.memory import Windows
 from pario.comm.messages import Messages
 from pario.comm.solo import Solo
 from pario.comm.world import World
-from pario.commands.app import group
-from pario.commands.study import _tell, chosen
 from pario.locate.sidecar import sidecar_places
 
 ROOT = Path(__file__).parents[1]
@@ -367,7 +365,7 @@ def test_an_index_is_hidden_wherever_it_lies_and_a_killed_study_leaves_none_hidd
 def test_every_call_in_which_ranks_meet_is_counted():
     """All of the contract that wait for others in MPI, however deep in what World is made of; not those that end it."""
     names: dict[str, set[str]] = {}
-    for part in (World, Messages, Windows):
+    for part in (World, Messages, memory):
         for name, one in vars(part).items():
             if inspect.isfunction(one):
                 names.setdefault(name, set()).update(one.__code__.co_names)
@@ -417,7 +415,7 @@ def test_what_a_machine_cannot_do_is_told_and_left_out(tmp_path, monkeypatch):
 
 
 def start(*args: object, **how: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "pario", "bench", "study", "--preset", "tiny", *map(str, args)]
+    command = [sys.executable, "-m", "benchmarks.study", "--preset", "tiny", *map(str, args)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **how)
 
@@ -467,8 +465,8 @@ def test_ctrl_c_keeps_what_is_measured_and_leaves_nothing(data, tmp_path):
     end = time.monotonic() + 120
     while time.monotonic() < end and child.poll() is None:
         mine = set(tree(child.pid))
-        commands = [command(pid) for pid in mine]
-        if sum("pario.bench.study.worker" in text and "-n" not in text for text in commands) >= 2:
+        # The launcher has these words, too, further on.
+        if sum(command(pid).split()[1:3] == ["-m", "benchmarks.study.worker"] for pid in mine) >= 2:
             break
         time.sleep(0.1)
     time.sleep(2)
@@ -479,7 +477,7 @@ def test_ctrl_c_keeps_what_is_measured_and_leaves_nothing(data, tmp_path):
     document = json.loads((out / "study.json").read_text())
     assert not document["complete"]
     assert "Cut short" in said
-    assert not [pid for pid in mine if "pario.bench.study" in command(pid)]
+    assert not [pid for pid in mine if "benchmarks.study" in command(pid)]
 
 
 def command(pid: int) -> str:
@@ -489,13 +487,25 @@ def command(pid: int) -> str:
         return ""
 
 
-def test_wrong_arguments():
-    run = CliRunner().invoke(group, ["bench", "study", "--recipes", "plain,best"])
-    assert run.exit_code == 2
-    assert "'best' is no recipe" in run.output
-    run = CliRunner().invoke(group, ["bench", "study", "--ranks", "1,x"])
-    assert run.exit_code == 2
-    assert "'x' is no number of ranks; there are 1, 2, 4" in run.output
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--recipes", "plain,best"], "'best' is no recipe"),
+        (["--ranks", "1,x"], "'x' is no number of ranks; there are 1, 2, 4"),
+        (["--rounds", "0"], "--rounds is at least 1"),
+        (["--seed", "-1"], "--seed at least 0"),
+        (["--preset", "large"], "invalid choice: 'large'"),
+    ],
+)
+def test_wrong_arguments(capsys, monkeypatch, words, said):
+    monkeypatch.setattr(study_main, "study", lambda **_: pytest.fail("a study has started"))
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_names_of_an_option():
     assert chosen(" plain, auto", RECIPES, "recipe") == ("plain", "auto")
     assert chosen(None, RECIPES, "recipe") == ()
 
@@ -508,17 +518,15 @@ def test_wrong_arguments():
         (["--out", "/dev/shm/pario-no-study/x"], "/dev/shm/pario-no-study/x is kept in memory"),
     ],
 )
-def test_what_cannot_be_is_one_line(capsys, monkeypatch, how, said):
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    assert main(["bench", "study", *how]) == 2
+def test_what_cannot_be_is_one_line(capsys, how, said):
+    assert main(how) == 2
     complained = capsys.readouterr().err
     assert said in complained
     assert complained.count("\n") == 1
     assert not Path("/dev/shm/pario-no-study").exists()
 
 
-def test_help_of_the_study_stands_beside_that_of_bench():
-    assert "--preset" in CliRunner().invoke(group, ["bench", "study", "--help"]).output
-    of_bench = CliRunner().invoke(group, ["bench", "--help"]).output
-    assert "--preset" not in of_bench
-    assert "bench study" in of_bench
+def test_no_job_of_ranks_starts_a_study(capsys, monkeypatch):
+    monkeypatch.setattr(study_main, "launched_rank", lambda: 0)
+    assert main([]) == 2
+    assert "without mpiexec" in capsys.readouterr().err

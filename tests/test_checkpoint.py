@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from checkpoints import equal, rich_tree
 
 import pario
 from pario.checkpoint import checkpointer as room
+from pario.checkpoint.store import Claim
 from pario.checkpoint.tree import Bits
 
 BIG = 300_000  # f8: 2.4 MB, a dataset of its own
@@ -74,12 +76,12 @@ def test_changes_after_save_are_not_saved(tmp_path: Path) -> None:
             assert equal({"a": np.full(BIG, float(step)), "b": [np.full(5, 2.0 * step)]}, ckpt.restore(step))
 
 
-def test_keep_deletes_older_ones_and_never_the_one_just_saved(tmp_path: Path) -> None:
+def test_keep_deletes_what_was_saved_earlier_whatever_the_step(tmp_path: Path) -> None:
     with checkpointer(tmp_path, fast=True, keep=2) as ckpt:
         for step in (10, 20, 30, 40, 5):
             ckpt.save(step, [np.arange(step)]).wait()
-        assert ckpt.latest() == 40
-    assert [int(name.split("-")[1]) for name in names(tmp_path / "slow")] == [5, 30, 40]
+        assert ckpt.latest() == 5
+    assert [int(name.split("-")[1]) for name in names(tmp_path / "slow")] == [5, 40]
     assert all(name.startswith("step-") for name in names(fast_of(tmp_path)))
 
 
@@ -170,7 +172,7 @@ def test_like_asks_for_a_part(tmp_path: Path) -> None:
             ({"b": [np.ones(3, "i8"), "x"]}, "<i8"),
             ({"a": pario.Shard(np.empty((7, 3, 31)), whole.shape, (0, 0, 0))}, "does not lie"),
             ({"a": pario.Shard(np.empty((7, 3, 30)), (1000, 20, 31), (0, 0, 0))}, "31"),
-            ({"c": [1]}, "something else"),
+            ({"c": [1]}, "1 items at 'c', and the checkpoint a dict"),
         ):
             with pytest.raises(pario.StateError, match=why):
                 ckpt.restore(like=wrong)
@@ -308,3 +310,85 @@ def test_a_step_that_is_not_there(tmp_path: Path) -> None:
         with pytest.raises(pario.OptionError, match="step must be"):
             ckpt.restore("4")  # type: ignore[arg-type]
         assert ckpt.restore(np.int64(4)) is not None
+
+
+HOLDS = """
+import sys, pario
+ckpt = pario.Checkpointer("self", slow=sys.argv[1])
+ckpt.save(1, {"a": 1}).wait()
+print("saved", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A job that has saved into tmp_path/slow, and goes on."""
+    argv = [sys.executable, "-c", HOLDS, str(tmp_path / "slow")]
+    env = {**os.environ, "PYTHONPATH": str(Path(pario.__file__).parents[1]), "PARIO_JOB": "the other job"}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "saved\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_job_in_a_folder_is_told_who_has_it(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    with checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore() == {"a": 1}, "reading is not saving"
+        with pytest.raises(pario.CheckpointError, match=rf"the other job, process {other.pid} on .*, since 20") as told:
+            ckpt.save(2, {"a": 2})
+        assert "folder of its own" in str(told.value)
+        other.kill()  # as a scheduler does before it starts the job again
+        other.wait()
+        ckpt.save(2, {"a": 2}).wait()
+        assert ckpt.restore() == {"a": 2}
+    assert not [name for name in names(tmp_path / "slow") if not name.startswith("step-")]
+
+
+def test_two_checkpointers_of_one_process(tmp_path: Path) -> None:
+    with checkpointer(tmp_path) as one, checkpointer(tmp_path) as two:
+        one.save(1, {"a": 1}).wait()
+        with pytest.raises(pario.CheckpointError, match=f"process {os.getpid()} on"):
+            two.save(2, {"a": 2})
+        one.close()
+        two.save(2, {"a": 2}).wait()
+
+
+@pytest.mark.parametrize("what", ["a link", "a folder"])
+def test_what_is_no_file_of_a_job_keeps_nobody_out(tmp_path: Path, what: str) -> None:
+    (tmp_path / "slow").mkdir()
+    if what == "a link":
+        (tmp_path / "kept").write_text("mine")
+        (tmp_path / "slow/.job").symlink_to(tmp_path / "kept")
+    else:
+        (tmp_path / "slow/.job").mkdir()
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"a": 1}).wait()
+        assert ckpt.restore() == {"a": 1}
+    assert what == "a folder" or (tmp_path / "kept").read_text() == "mine"
+
+
+def test_a_script_that_closes_nothing_gives_its_folder_back(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(pario.__file__).parents[1])}
+    argv = [sys.executable, "-c", HOLDS, str(tmp_path / "slow")]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
+    assert not [name for name in names(tmp_path / "slow") if not name.startswith("step-")]
+
+
+def test_a_forked_process_leaves_its_parent_the_folder(tmp_path: Path) -> None:
+    claim = Claim(str(tmp_path))
+    assert claim.take() is claim.take() is None
+    pid = os.fork()
+    if not pid:
+        claim.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert names(tmp_path) == [".job"]
+    assert f"process {os.getpid()} on" in str(Claim(str(tmp_path)).take())
+    claim.close()
+    assert names(tmp_path) == []
+    assert Claim(str(tmp_path)).take() is None

@@ -15,7 +15,7 @@ import pytest
 
 import pario
 from pario.checkpoint import checkpointer
-from pario.checkpoint.budget import Budget
+from pario.checkpoint.attempts import Budget
 from pario.comm.launcher import job_end
 
 

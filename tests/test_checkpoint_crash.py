@@ -24,8 +24,8 @@ from checkpoints import equal, rich_tree
 
 import pario
 from pario.checkpoint import store, writing
-from pario.checkpoint.folders import sweep_folders
-from pario.checkpoint.verifying import problems
+from pario.checkpoint.finding import problems
+from pario.checkpoint.tiers import sweep
 
 HERE = Path(__file__).resolve().parent
 
@@ -67,8 +67,10 @@ def check_restart(folder: Path, said: dict[str, int], *, with_fast: bool) -> Non
         assert (latest if latest is not None else -1) >= known
         if latest is not None:
             assert equal(tree_of(latest), ckpt.restore())
-        sweep_folders(ckpt._world, ckpt.slow, ckpt.fast)  # as the first save does
-        assert not [name for name in os.listdir(folder / "slow") if name.startswith(".")]
+        sweep(ckpt._world, ckpt.slow, ckpt.fast)  # as the first save does
+        assert ckpt._claim.take() is None
+        assert [name for name in os.listdir(folder / "slow") if name.startswith(".")] == [".job"]
+    assert not [name for name in os.listdir(folder / "slow") if name.startswith(".")]
 
 
 def kill_and_restart(folder: Path, moments: int, seed: int, ranks: int = 1) -> None:
@@ -332,16 +334,62 @@ def test_a_full_fast_tier(
             assert equal(tree, ckpt.restore(step))
 
 
-def test_a_fast_tier_in_which_nothing_can_be_deleted_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_the_fast_tier_never_has_room_the_slow_one_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    real = store.reserve
+
     def reserve(fd: int, size: int, path: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if "/fast/" in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, size, path)
 
     with checkpointer(tmp_path, fast=tmp_path / "fast") as ckpt:
         monkeypatch.setattr(store, "reserve", reserve)
-        with pytest.raises(pario.CheckpointError, match="nothing there can be deleted"):
-            ckpt.save(0, [np.zeros(9)]).wait()
+        ckpt.save(0, [np.zeros(9)]).wait()
+    assert "straight to" in caplog.text
+    with checkpointer(tmp_path) as ckpt:
+        assert equal([np.zeros(9)], ckpt.restore())
+
+
+@pytest.mark.parametrize("keep", [pytest.param(1, marks=pytest.mark.full), 2])
+def test_jobs_that_are_killed_before_their_drain_leave_a_tier_that_serves(tmp_path: Path, keep: int) -> None:
+    """Each restores, saves to the fast tier, which has room for four, and is killed; none loses what was there."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+
+    def job(step: int, ends: str) -> None:
+        code = f"""
+import os, sys
+import numpy as np, pario
+from pario.checkpoint import store
+real = store.reserve
+def reserve(fd, size, path):
+    if "/fast/" in path and len([each for each in os.listdir({str(fast)!r} + "/" + os.listdir({str(fast)!r})[0])]) > 4:
+        raise OSError(28, "No space left on device")
+    real(fd, size, path)
+store.reserve = reserve
+rate = 1e5 if {ends!r} == "kill" else None
+ckpt = pario.Checkpointer("self", slow={str(slow)!r}, fast={str(fast)!r}, keep={keep}, rate=rate)
+if {step}:
+    assert ckpt.restore()["a"][0] == {step} - 1
+ckpt.save({step}, {{"a": np.full(100_000, {step}.0)}}).wait("fast")
+if {ends!r} == "kill":
+    os.kill(os.getpid(), 9)
+ckpt.close()
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == (-signal.SIGKILL if ends == "kill" else 0), done.stderr
+
+    for step in range(8):
+        job(step, "kill")
+    job(8, "close")
+    left = [name for folder in fast.iterdir() for name in os.listdir(folder) if not name.startswith(".")]
+    assert len(left) <= 2
+    with checkpointer(tmp_path, fast=fast) as ckpt:
+        assert ckpt.restore()["a"][0] == 8
 
 
 def test_saves_faster_than_the_drain_wait_and_stay_bounded(

@@ -4,6 +4,7 @@ files and reads of each rank one after another."""
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pario.checkpoint import layout
-from pario.checkpoint.boxes import Box, cover, meet, runs, slices, volume
 from pario.checkpoint.finding import Opened
-from pario.checkpoint.hdf5 import skeleton
-from pario.checkpoint.layout import arrange, finish, share_out
-from pario.checkpoint.manifest import Manifest, Part, check_parts, part_name, read_manifest, read_part, sum_of, text_of
-from pario.checkpoint.restoring import Wish, empty_bytes, read_all
+from pario.checkpoint.layout import arrange, finish, share_out, skeleton
+from pario.checkpoint.manifest import (
+    Manifest,
+    Part,
+    arrays_text,
+    check_parts,
+    cover,
+    manifest_text,
+    part_name,
+    part_text,
+    pieces_text,
+    read_manifest,
+    read_part,
+    sum_of,
+)
+from pario.checkpoint.restoring import Wish, empty_bytes, meet, read_all, runs, slices
 from pario.checkpoint.store import Writer
-from pario.checkpoint.tree import Bits, Flat, Leaves, Shard, flatten
+from pario.checkpoint.tree import Bits, Box, Flat, Leaves, Shard, flatten
 from pario.comm.solo import Solo
 
 LEAVES = Leaves()
@@ -72,14 +84,12 @@ def saved(folder: Path, nodes: list[list[int]]) -> Opened:
     flats: list[Flat] = [flatten(tree_of(rank, ranks), LEAVES) for rank in range(ranks)]
     specs = flats[0].specs
     assert all(flat.specs == specs for flat in flats)
-    shards = [{n: leaf.box for n, leaf in enumerate(flat.leaves) if specs[n].kind == "shard"} for flat in flats]
+    shards = [{n: box for n, box in enumerate(flat.boxes) if specs[n].kind == "shard"} for flat in flats]
     parts = []
     for node, own in enumerate(nodes):
         arranged = arrange(share_out(specs, shards, nodes)[node], len(own))
         large = [(specs[piece.array], piece.box) for piece in arranged.large]
-        made = skeleton(
-            large, [piece.nbytes for piece in arranged.large], arranged.rows(specs), arranged.packed_bytes
-        )
+        made = skeleton(large, [piece.nbytes for piece in arranged.large], arranged.rows(specs), arranged.packed_bytes)
         path = str(folder / (part_name(node) + ".h5"))
         writer = Writer(path, made.size)
         done: dict[int, int] = {}
@@ -88,8 +98,8 @@ def saved(folder: Path, nodes: list[list[int]]) -> Opened:
             memory = np.zeros(file.staging_bytes, np.uint8)
             for array, box, start, stop, at, nbytes in file.copies:
                 target = LEAVES.target(memory[at : at + nbytes], specs[array].dtype, (stop - start,))
-                assert flats[rank].leaves[array].box == box
-                LEAVES.copy_run(flats[rank].leaves[array].value, start, stop, target)
+                assert flats[rank].boxes[array] == box
+                LEAVES.copy_run(flats[rank].values[array], start, stop, target)
             for block, at in file.puts:
                 offset, nbytes = file.blocks[block]
                 writer.write(memory[at : at + nbytes], offset)
@@ -102,11 +112,11 @@ def saved(folder: Path, nodes: list[list[int]]) -> Opened:
         whole = [(*block, done[n]) for n, block in enumerate(file.blocks)]
         whole = sorted([*whole, *((offset, len(data), sum_of(data)) for offset, data in made.rest)])
         part = Part(0, "0" * 16, node, made.size, file.pieces, [b[:2] for b in whole], [b[2] for b in whole])
-        parts.append(read_part(text_of(part), path))
+        parts.append(read_part(part_text(part, pieces_text(part.pieces)), path))
         assert parts[-1] == part
     sums = ["0" * 16] * len(nodes)
     manifest = Manifest(0, "0" * 16, 1.5, ranks, len(nodes), "", "", flats[0].description, specs, sums)
-    assert read_manifest(text_of(manifest), "") == manifest
+    assert read_manifest(manifest_text(manifest, arrays_text(manifest.specs)), "") == manifest
     check_parts(manifest, parts, "")
     return Opened(manifest, parts, [dict.fromkeys(range(len(nodes)), str(folder))])
 
@@ -140,8 +150,8 @@ def test_saved_on_some_ranks_restored_on_others(tmp_path: Path, ranks: int) -> N
             wanted = flatten(tree_of(rank, others), LEAVES)
             assert [spec.path for spec in wanted.specs] == list(numbers)
             wishes = [
-                Wish(n, leaf.box, empty_bytes(volume(leaf.box[1]) * everything[spec.path].itemsize))
-                for n, (spec, leaf) in enumerate(zip(wanted.specs, wanted.leaves, strict=True))
+                Wish(n, box, empty_bytes(math.prod(box[1]) * everything[spec.path].itemsize))
+                for n, (spec, box) in enumerate(zip(wanted.specs, wanted.boxes, strict=True))
             ]
             read_all(Solo(), opened, wishes)
             for spec, wish in zip(wanted.specs, wishes, strict=True):
@@ -174,7 +184,7 @@ shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 @given(shapes, st.data())
 @settings(deadline=None, max_examples=200)
 def test_runs_are_the_elements_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
-    array = np.arange(volume(shape)).reshape(shape)
+    array = np.arange(math.prod(shape)).reshape(shape)
     start = data.draw(st.integers(0, array.size))
     stop = data.draw(st.integers(start, array.size))
     found = list(runs(shape, start, stop))
@@ -204,4 +214,4 @@ def test_cover_counts_every_element(parts: list[Box]) -> None:
     a, b = np.zeros_like(count), np.zeros_like(count)
     a[slices(parts[0], (0,) * len(shape))] = 1
     b[slices(parts[-1], (0,) * len(shape))] = 1
-    assert volume(both[1]) == (a & b).sum() if both else not (a & b).any()
+    assert math.prod(both[1]) == (a & b).sum() if both else not (a & b).any()

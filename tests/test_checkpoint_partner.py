@@ -18,9 +18,10 @@ import pytest
 from launch import run_job
 
 import pario
-from pario.checkpoint.partner import _BYTES, _WHICH, ABSENT, DESCRIBE, HERE, LATER, READ, Offers
-from pario.checkpoint.writing import Places
-from pario.comm.sockets import Client
+from pario.checkpoint.partner import _BYTES, _WHICH, DESCRIBE, READ, Offers
+from pario.checkpoint.tiers import Places
+from pario.wire.client import Client
+from pario.wire.frames import Word
 
 JOB = str(Path(__file__).resolve().parent / "partner_job.py")
 LIMIT_S = 60
@@ -45,20 +46,20 @@ def test_only_what_is_offered_is_sent(tmp_path: Path) -> None:
         which = _WHICH.pack(3, name.id.encode())
         size = next(run.glob("*/node-00000.h5")).stat().st_size
         whole = _BYTES.pack(3, name.id.encode(), 0, 0, size)
-        assert kind_of(DESCRIBE, which) == LATER
+        assert kind_of(DESCRIBE, which) == Word.LATER
         offers.put(name._replace(step=4), False)
-        assert kind_of(DESCRIBE, _WHICH.pack(4, name.id.encode())) == ABSENT
+        assert kind_of(DESCRIBE, _WHICH.pack(4, name.id.encode())) == Word.ABSENT
         with pytest.raises(OSError, match="closed"):
             kind_of(READ, whole)  # not described yet
         offers.put(name, True)
-        assert [kind_of(DESCRIBE, which), kind_of(READ, whole)] == [HERE, HERE]
+        assert [kind_of(DESCRIBE, which), kind_of(READ, whole)] == [Word.HERE, Word.HERE]
         for number, offset, nbytes in ((1, 0, 1), (0, 1, size), (0, size, 1), (0, 0, 9 << 20), (0, 1 << 63, 1)):
             with pytest.raises(OSError, match="closed"):
                 kind_of(READ, _BYTES.pack(3, name.id.encode(), number, offset, nbytes))
         for kind, body in ((READ, which), (DESCRIBE, b""), (7, b"x"), (DESCRIBE, which[:-1] + b"\xff")):
             with pytest.raises(OSError, match="closed"):
                 kind_of(kind, body)
-        assert kind_of(DESCRIBE, _WHICH.pack(3, b"../../../../etc/")) == LATER
+        assert kind_of(DESCRIBE, _WHICH.pack(3, b"../../../../etc/")) == Word.LATER
         with pytest.raises(OSError):
             clients[1].ask(DESCRIBE, which)
     finally:

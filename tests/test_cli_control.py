@@ -18,8 +18,8 @@ from control_plane import SECRET, Process, until
 from pario.cli import main
 from pario.control import joining
 from pario.control.agent import Agent
-from pario.control.line import Who
-from pario.control.wire import Address
+from pario.control.session import Who
+from pario.control.words import PlaneAddress
 from pario.errors import OptionError, ParioError
 
 RULES = f"""
@@ -120,7 +120,7 @@ def test_a_node_agent(process: Process, tmp_path: Path, capsys: pytest.CaptureFi
     )
     try:
         until(Path(at).exists, 30)
-        agent = Agent(Address("", 0, at), Who(joining.user_name(), None, "12.0", "train", "n"))
+        agent = Agent(PlaneAddress("", 0, at), Who(joining.user_name(), None, "12.0", "train", "n"))
         agent.hold()
         agent.take(1, 1)
         until(lambda: agent.joined)

@@ -82,7 +82,6 @@ def sound() -> dict:
             "name": f"host{n}",
             "machine_cores": 8,
             "memory": [100 * GB, 50 * GB],
-            "shared_memory": [50 * GB, 50 * GB],
             "core_quota": None,
             "versions": {"pario": "1", "numpy": "2"},
             "kernels": {"place": "/tmp/k", "problem": "", "file_system": "ext4", "shared": False, "compiled": 9},
@@ -126,9 +125,6 @@ def test_a_sound_cluster_gets_no_advice() -> None:
         (("nodes", 1, "ranks", 0, "name"), "host0", ["ranks of host0 as 2 nodes"]),
         (("nodes", 1, "ranks", 3, "cores"), [4], ["node 1 (host1)", "rank 7 may use one core", "--cpus-per-task"]),
         (("nodes", 0, "core_quota"), 1.5, ["node 0 (host0)", "1.5 cores", "4 ranks", "--cpus"]),
-        (("nodes", 0, "shared_memory"), None, ["no /dev/shm"]),
-        (("nodes", 0, "shared_memory"), [64 * 10**6, 40 * 10**6], ["40 MB free", "a Loader of", "51 MB", "--shm-size"]),
-        (("nodes", 0, "shared_memory"), [GB, 100 * 10**6], ["100 MB free", 'shuffle="block"', "201 MB"]),
         (("nodes", 0, "memory"), [GB, 100 * 10**6], ["100 MB of memory", "--mem"]),
         (("nodes", 0, "kernels", "problem"), "/tmp is a link", ["/tmp/k", "/tmp is a link", "PARIO_NUMBA_CACHE"]),
         (("nodes", 0, "kernels", "shared"), True, ["/tmp/k", "all nodes", "PARIO_NUMBA_CACHE"]),
@@ -186,7 +182,7 @@ def test_alone(dataset) -> None:
 
 def test_text(dataset) -> None:
     done = alone(dataset)
-    for word in ("launcher", "none: one process", "not started", "/dev/shm", "kernels", "300 entries", "file system"):
+    for word in ("launcher", "none: one process", "not started", "kernels", "300 entries", "file system"):
         assert word in done.stdout
     assert ("Nothing is off." in done.stdout) == (done.returncode == 0)
     assert done.stderr == ""

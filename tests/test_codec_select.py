@@ -14,7 +14,7 @@ from pario.codec import trial
 from pario.codec.packing import Packing
 from pario.codec.registry import parse
 from pario.codec.select import Application, Candidate, Store, limit, read_seconds, select
-from pario.codec.trial import choose_for, measure, measure_all, number_sizes
+from pario.codec.trial import measure, measure_all, number_sizes, selection_for
 from pario.errors import OptionError
 
 # Tables V and VI: records per second and bytes per second, of 512 KB and 2 MB files; of 1 KB files for FRNN.
@@ -175,10 +175,14 @@ def test_kinds_of_numbers() -> None:
 
 
 def test_chosen_for_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose_for(samples: list[bytes], iteration: float | None = None) -> str:
+        how = {"batch": 256, "threads": None, "store": 200e6, "seconds": 0.01}
+        return selection_for(samples, iteration=iteration, **how).chosen.candidate.name
+
     monkeypatch.setattr(trial, "CANDIDATES", ("raw", "lz4", "zstd:3"))
     rng = np.random.default_rng(2)
-    assert choose_for([], seconds=0.01) == "raw"
-    assert choose_for([b"", b""], seconds=0.01) == "raw"
-    assert choose_for([rng.bytes(20_000) for _ in range(9)], seconds=0.01) == "raw"
+    assert choose_for([]) == "raw"
+    assert choose_for([b"", b""]) == "raw"
+    assert choose_for([rng.bytes(20_000) for _ in range(9)]) == "raw"
     words = [b"".join(b"%d %s " % (k, rng.choice([b"one", b"two"])) for k in range(5000)) for _ in range(4)]
-    assert choose_for(words, seconds=0.01, iteration=60.0) == "zstd:3"
+    assert choose_for(words, iteration=60.0) == "zstd:3"

@@ -23,6 +23,9 @@ PROMISED_S = 10.0
 
 LIMIT_S = 100
 
+#: starts ranks that find each other without MPI
+NO_MPI = os.path.join(ROOT, "tests", "start_ranks.py")
+
 START = """
 import os, sys, time
 from mpi4py import MPI
@@ -58,9 +61,9 @@ LOADER = (
     START
     + """
 import gc, pario
-options = pario.Options(slot_bytes=64 << 10, slots=3, block_bytes=64 << 10, own_rows="never")
+options = pario.Options(slot_bytes=64 << 10, slots=3, block_bytes=64 << 10)
 def make():
-    return pario.Loader(sys.argv[1], 5, comm=comm, options=options, shuffle="global")
+    return pario.Loader(sys.argv[1], 5, comm=comm, recipe="ring", options=options, shuffle="global")
 """
 )
 
@@ -168,16 +171,18 @@ class Ended(NamedTuple):
     at: float
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+@pytest.fixture(scope="module", params=[None, pytest.param(NO_MPI, marks=pytest.mark.full)], ids=["MPI", "without MPI"])
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     path = str(tmp_path_factory.mktemp("exit") / "x.lmdb")
     with lmdb.open(path, map_size=1 << 26) as env, env.begin(write=True) as txn:
         for i in range(1000):
             txn.put(b"%06d" % i, bytes([i % 251]) * 5000)
-    env = {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH", "")]))}
+    env = {"PYTHONPATH": os.pathsep.join([ROOT, os.path.join(ROOT, "tests"), os.environ.get("PYTHONPATH", "")])}
 
     def run(ranks: int, code: str) -> Ended:
-        return Ended(run_job(ranks, ["-c", code, path], limit_s=LIMIT_S, env=env), time.monotonic())
+        code = code if request.param is None else f"import no_mpi{code}"
+        job = run_job(ranks, ["-c", code, path], limit_s=LIMIT_S, env=env, launcher=request.param)
+        return Ended(job, time.monotonic())
 
     with ThreadPoolExecutor(len(JOBS)) as pool:
         ends = {name: pool.submit(run, *job) for name, job in JOBS.items()}
@@ -208,7 +213,9 @@ def test_others_that_wait_in_pario_raise(jobs: dict[str, Ended], name: str) -> N
     ],
 )
 def test_others_that_wait_elsewhere_are_ended(jobs: dict[str, Ended], name: str) -> None:
-    assert "MPI_Abort ends the whole job" in check_soon(jobs[name])
+    """Without MPI they are left to the launcher, and to whatever they wait in."""
+    output = check_soon(jobs[name])
+    assert ("MPI_Abort ends the whole job" in output) != ("this one still waits for it [rank 1]" in output)
 
 
 def test_an_exit_in_order_fails_those_who_wait(jobs: dict[str, Ended]) -> None:

@@ -1,12 +1,11 @@
-"""Is there memory for the ring: what the kernel's files say, and a window whose pages cannot be had."""
+"""Is there memory for the ring: what the kernel's files say, and shared memory whose pages cannot be had."""
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pario import machine as kernel
@@ -41,12 +40,12 @@ def group(folder: Path, **files: object) -> None:
         (folder / name.replace("__", ".")).write_text(f"{content}\n")
 
 
-def free(shared: bool = False) -> int:
+def free() -> int:
     """The largest size that is not refused."""
     low, high = 0, 1 << 50
     while high - low > 1:
         middle = (low + high) // 2
-        if memory.refusal(middle, shared=shared) is None:
+        if memory.refusal(middle) is None:
             low = middle
         else:
             high = middle
@@ -56,7 +55,7 @@ def free(shared: bool = False) -> int:
 def test_the_machine(machine: Path) -> None:
     assert free() == 10 * GIB
     (machine / "proc" / "meminfo").unlink()
-    assert memory.refusal(1 << 60, shared=False) is None  # nothing is known: nothing is refused
+    assert memory.refusal(1 << 60) is None  # nothing is known: nothing is refused
 
 
 def test_limits_of_version_2(machine: Path) -> None:
@@ -69,7 +68,7 @@ def test_limits_of_version_2(machine: Path) -> None:
         (above / name).write_text(f"{content}\n")
     assert free() == 2 * GIB + (2 << 20)
     with pytest.raises(memory.ParioError, match=r"memory limit is too small: 4,294,967,296 bytes wanted.*--mem"):
-        raise memory.refusal(4 * GIB, shared=False)
+        raise memory.refusal(4 * GIB)
 
 
 def test_limits_of_version_1(machine: Path) -> None:
@@ -79,26 +78,32 @@ def test_limits_of_version_1(machine: Path) -> None:
     assert free() == GIB + 5
 
 
-def test_shared_memory(machine: Path) -> None:
-    assert free(shared=True) <= 10 * GIB
-    error = memory.refusal(1 << 50, shared=True)
-    assert "shared memory is too small" in str(error)
-    assert "--shm-size" in str(error)
+def test_memory_is_whole_and_its_size_stays() -> None:
+    fd = memory.sealed_memory("test", 8 * memory.PAGE, whole=True)
+    try:
+        assert os.fstat(fd).st_blocks * 512 == 8 * memory.PAGE  # no page can be missing later
+        assert memory.is_sealed(fd, 8 * memory.PAGE)
+        assert not memory.is_sealed(fd, memory.PAGE)
+        for nbytes in (memory.PAGE, 9 * memory.PAGE):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, nbytes)
+        with open("/dev/null") as other:
+            assert not memory.is_sealed(other.fileno(), 0)
+    finally:
+        os.close(fd)
 
 
-def test_pages_that_cannot_be_had(tmp_path: Path) -> None:
-    """A mapping beyond the end of its file: a store there would be a bus error."""
-    with open(tmp_path / "window", "w+b") as file:
-        file.truncate(64 << 10)
-        window = np.frombuffer(mmap.mmap(file.fileno(), 64 << 10), np.uint8)
-        window[:] = 1
-        assert memory.reserve(window) is None
-        assert not window.any()
-        file.truncate(16 << 10)
-        assert "of 65,536 bytes only 16,384 could be had" in str(memory.reserve(window))
-        file.truncate(0)
-        assert "only 0 could be had" in str(memory.reserve(window))
-    assert memory.reserve(np.empty(0, np.uint8)) is None
+def test_what_cannot_be_had_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, offset: int, nbytes: int) -> None:  # really trying takes the machine's memory
+        raise OSError(errno.ENOSPC, "no page is left")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="no page is left"):
+        memory.sealed_memory("test", memory.PAGE, whole=True)
+    with pytest.raises(FileNotFoundError):
+        memory.with_files(tuple, [lambda: os.open("/dev/null", os.O_RDONLY), lambda: os.open("/nowhere", os.O_RDONLY)])
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_gauge_says_what_a_look_says(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

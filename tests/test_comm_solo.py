@@ -224,7 +224,7 @@ def test_processes_of_torchrun_do_not_read_everything_each(more) -> None:
     code = "from pario.comm.world import get_world\nget_world()"
     done = python(code, WORLD_SIZE="2", RANK="1", **more)
     assert done.returncode == 1
-    for part in ("LauncherError", "torchrun", "WORLD_SIZE=2, RANK=1", "mpiexec -n 2 python", 'comm="self"'):
+    for part in ("LauncherError", "WORLD_SIZE=2, RANK=1", "MASTER_ADDR", "torchrun, mpiexec or srun", 'comm="self"'):
         assert part in done.stderr, done.stderr
 
 
@@ -238,7 +238,6 @@ from pario.comm.solo import Solo
 from pario.comm.world import get_world
 assert type(get_world("self")) is Solo
 del os.environ["PMI_SIZE"]
-assert type(get_world(each_alone=True)) is Solo
 os.environ["WORLD_SIZE"] = "1"
 assert type(get_world()) is Solo
 try:

@@ -31,32 +31,41 @@ class Peers:
         pass
 
 
-def test_partners_alternate_by_round() -> None:
+def test_each_round_is_heard_once_and_passed_on() -> None:
     world = Peers()
-    turns = Turns(world, [None, 3, 4], [1, 2])
-    world.says = {3: [1, 4], 4: [2, 5]}
-    for j, source in enumerate([None, 3, 4, None, 3, 4]):
+    turns = Turns(world, 3, 1)
+    world.says = {3: [0, 2]}  # round 1 was passed on, too, with round 2
+    for j, messages in enumerate([1, 2, 2]):
         turns.wait(j)
-        assert world.heard == ([] if source is None else [source])
-        world.heard.clear()
+        assert world.heard == [3] * messages
         turns.pass_on(j)
-    assert world.sent == [(1, 0), (2, 1), (1, 2), (2, 3), (1, 4), (2, 5)]
+    assert world.sent == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_everybody_who_waits_hears_that_a_rank_left() -> None:
+def test_the_first_waits_for_nobody_and_the_last_tells_nobody() -> None:
     world = Peers()
-    turns = Turns(world, [None], [1, None, 2])
+    turns = Turns(world, None, None)
+    turns.wait(0)
+    turns.pass_on(0)
+    turns.leave()
+    turns.settle()
+    assert world.heard == world.sent == []
+
+
+def test_who_waits_hears_once_that_a_rank_left() -> None:
+    world = Peers()
+    turns = Turns(world, None, 1)
     turns.leave()
     turns.leave()
-    (first, number), (second, same) = world.sent
-    assert (first, second) == (1, 2)
-    assert number == same > 1 << 60
+    ((rank, number),) = world.sent
+    assert rank == 1
+    assert number > 1 << 60
 
 
 def test_a_farewell_is_no_turn_of_the_next_epoch() -> None:
     world = Peers()
     left = 1 << 62
-    turns = Turns(world, [3], [None])
+    turns = Turns(world, 3, None)
     world.says = {3: [left, 0]}
     turns.wait(0)
     turns.leave()

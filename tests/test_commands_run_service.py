@@ -256,11 +256,29 @@ def test_an_unsafe_folder_is_not_used(
     assert "PARIO_SERVICE" not in os.environ
 
 
+def test_another_user_has_taken_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All scripts agree on another folder, which he cannot foretell."""
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+    taken = run_service._folder([pario.Tier("memory")])
+    os.mkdir(taken)
+    if os.geteuid():
+        monkeypatch.setattr("pario.commands.run_service.os.lstat", lambda path: os.stat("/"))
+    else:
+        os.chown(taken, 12345, 12345)
+        os.mkdir(taken + "-")
+        os.chown(taken + "-", 12345, 12345)
+    folder = run_service._folder([pario.Tier("memory")])
+    assert os.path.dirname(folder) == os.path.dirname(taken)
+    assert folder not in (taken, taken + "-")
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    assert run_service._folder([pario.Tier("memory")]) == folder
+
+
 @pytest.mark.parametrize("ranks", [[], ["-n", "2"]])
 def test_tiers_that_mean_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: list[str]) -> None:
     (tmp_path / "script.py").write_text("raise ValueError('it has started')")
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr("pario.commands.run.find_mpiexec", lambda: pytest.fail("something has started"))
+    monkeypatch.setattr("pario.commands.mpiexec.find_mpiexec", lambda: pytest.fail("something has started"))
     monkeypatch.delenv("PARIO_SERVICE", raising=False)
     monkeypatch.setenv("PARIO_TIERS", "memory:lots")
     with pytest.raises(OptionError, match="PARIO_TIERS='memory:lots': the quota of tier 'memory' is no size"):

@@ -14,15 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from control_plane import LOCAL, SECRET, Process, Reader, Wire, agent_running, running, until, who
+from control_plane import LOCAL, SECRET, Process, Reader, Wire, agent_running, heard, played, running, say, until, who
 
 from pario.control import agent as agent_module
 from pario.control import joining
-from pario.control import line as line_module
+from pario.control import session as session_module
 from pario.control.agent import Agent
 from pario.control.rules import JobRule, Rules
-from pario.control.wire import Address
+from pario.control.session import Session
+from pario.control.words import PlaneAddress
 from pario.errors import OptionError
+from pario.wire.frames import CLIENT, UNPROVEN, Link
 
 RULES = Rules(
     (10e6, None),
@@ -89,9 +91,7 @@ def test_a_plane_that_is_killed(
     monkeypatch.setattr(agent_module, "_MOST_PAUSE_S", 0.3)
     process.kill()
     assert rates(readers) == pytest.approx([3.5e6, 6.5e6]), "a lease outlives the plane"
-    begin = time.monotonic()
-    until(lambda: rates(readers) == [3e6, 1e6], 2)
-    assert time.monotonic() - begin <= RULES.lease_s + 0.2
+    assert until(lambda: rates(readers) == [3e6, 1e6], 2) <= RULES.lease_s + 0.2
     assert readers[1].rate() == pytest.approx(1e6, rel=0.3)
     messages = [record.message for record in caplog.records]
     assert messages.count("without the control plane this process reads at most 1 MB/s") == 1
@@ -124,26 +124,24 @@ def test_a_plane_that_is_started_again_at_once(process: Process, readers: list[R
 @pytest.mark.parametrize("node", [False, pytest.param(True, marks=pytest.mark.full)], ids=["alone", "behind an agent"])
 def test_a_plane_that_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: bool) -> None:
     """No end of a connection, just silence; then everything that was sent meanwhile arrives."""
-    monkeypatch.setattr(line_module, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(session_module, "_ANSWER_S", 0.3)
     monkeypatch.setattr(agent_module, "_MOST_PAUSE_S", 0.3)
     with contextlib.ExitStack() as stack:
-        plane = stack.enter_context(running(RULES, Address("", 0, str(tmp_path / "plane"))))
+        plane = stack.enter_context(running(RULES, PlaneAddress("", 0, str(tmp_path / "plane"))))
         wire = Wire(tmp_path / "wire", plane.address)
         stack.callback(wire.close)
         address = wire.address
         if node:
-            address = Address("", 0, str(tmp_path / "agent"))
+            address = PlaneAddress("", 0, str(tmp_path / "agent"))
             stack.enter_context(agent_running(wire.address, who(secret=None), Rules((None, None)), address))
         made = [Reader(Agent(address, who(job, secret=None))) for job in ("a", "b")]
         until(lambda: rates(made) == pytest.approx([3.5e6, 6.5e6]))
         wire.cut.set()
         begin = time.monotonic()
-        until(lambda: rates(made) == [3e6, 1e6], 2)
-        assert RULES.lease_s - 0.3 <= time.monotonic() - begin <= RULES.lease_s + 0.4
+        assert until(lambda: rates(made) == [3e6, 1e6], 2) <= RULES.lease_s + 0.4
+        assert time.monotonic() - begin >= RULES.lease_s - 0.3
         wire.cut.clear()
-        begin = time.monotonic()
-        until(lambda: rates(made) == pytest.approx([3.5e6, 6.5e6]), 5)
-        assert time.monotonic() - begin <= 2 * RULES.lease_s + 0.6
+        assert until(lambda: rates(made) == pytest.approx([3.5e6, 6.5e6]), 5) <= 2 * RULES.lease_s + 0.6
         for each in made:
             each.close()
             assert each.longest <= STALL_S
@@ -163,16 +161,14 @@ def test_a_job_that_is_killed_with_its_tokens() -> None:
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        begin = time.monotonic()
-        until(lambda: b.agent.bucket.rates[0] == pytest.approx(10e6))
-        assert time.monotonic() - begin <= RULES.lease_s + 0.3
+        assert until(lambda: b.agent.bucket.rates[0] == pytest.approx(10e6)) <= RULES.lease_s + 0.3
         b.close()
 
 
 def test_without_a_plane_nothing_is_limited(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    agent = Agent(Address("127.0.0.1", port), who())
+    agent = Agent(PlaneAddress("127.0.0.1", port), who())
     agent.hold()
     begin = time.monotonic()
     for _ in range(1000):
@@ -187,9 +183,9 @@ def test_without_a_plane_nothing_is_limited(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_plane_that_says_nothing_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes connections, as a process that was stopped does."""
-    monkeypatch.setattr(line_module, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(session_module, "_ANSWER_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        reader = Reader(Agent(Address("127.0.0.1", server.getsockname()[1]), who()), 1 << 30)
+        reader = Reader(Agent(PlaneAddress("127.0.0.1", server.getsockname()[1]), who()), 1 << 30)
         server.accept()
         time.sleep(0.2)
         reader.close()
@@ -230,15 +226,16 @@ def test_a_grant_that_is_none(tmp_path: Path, words: bytes) -> None:
 
         def plane() -> None:
             sock, _ = server.accept()
-            with sock, sock.makefile("rb") as file:
-                sock.sendall(b'{"pario-control":1,"number":"' + b"00" * 32 + b'"}\n')
-                file.readline()
-                sock.sendall(words + b"\n")
-                file.read()
+            with sock:
+                link = played(sock)
+                heard(link)
+                say(link, words)
+                while sock.recv(1 << 16):
+                    pass
 
         thread = threading.Thread(target=plane, daemon=True)
         thread.start()
-        agent = Agent(Address("", 0, path), who(secret=None))
+        agent = Agent(PlaneAddress("", 0, path), who(secret=None))
         agent.hold()
         agent.take(1, 1)
         thread.join(5)
@@ -294,7 +291,7 @@ def test_closing_lets_everybody_go_on() -> None:
 
 
 def test_a_system_without_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def refused(*arguments: object) -> None:
+    def refused(*arguments: object, **more: object) -> None:
         raise OptionError("no more threads")
 
     monkeypatch.setattr(agent_module, "start_thread", refused)
@@ -373,5 +370,31 @@ def test_what_a_process_says_of_itself(environment: pytest.MonkeyPatch, tmp_path
     ]:
         for key, value in variables.items():
             environment.setenv(key, value)
-        found = joining.who(Address("127.0.0.1", 1))
+        found = joining.who(PlaneAddress("127.0.0.1", 1))
         assert (found.job, found.name, found.node, found.secret) == (job, name, "node7", SECRET)
+
+
+def test_a_plane_that_takes_a_few_bytes_now_and_then_holds_nobody() -> None:
+    here, there = socket.socketpair()
+    over = threading.Event()
+
+    def drips() -> None:
+        while not over.wait(0.05):
+            there.recv(16 << 10)
+
+    session = Session.__new__(Session)
+    Link.__init__(session, here, 1 << 20)
+    session.use(*UNPROVEN, mine=CLIENT)
+    here.settimeout(1.0)
+    thread = threading.Thread(target=drips)
+    thread.start()
+    try:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match="too slowly"):
+            session.say(bytes(64 << 20))
+        assert time.monotonic() - began < 10
+    finally:
+        over.set()
+        thread.join()
+        here.close()
+        there.close()

@@ -10,7 +10,7 @@ import pytest
 
 from pario.control.book import Book, Hello, Member, RefusedError
 from pario.control.rules import JobRule, Limits, Rules
-from pario.control.wire import Report
+from pario.control.words import Report
 
 CAPACITY = 100e6
 #: PAIO's four jobs

@@ -44,12 +44,11 @@ def epoch(loader: pario.Loader) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("own_rows", ["auto", "never"])
+@pytest.mark.parametrize("recipe", ["auto", "ring"])
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
-def test_batches_of_bytes(path: str, sizes: list[int], shuffle: Any, own_rows: Any) -> None:
-    with pario.Loader(
-        path, pario.Budget(bytes=5000), shuffle=shuffle, options=pario.Options(own_rows=own_rows, **SMALL)
-    ) as loader:
+def test_batches_of_bytes(path: str, sizes: list[int], shuffle: Any, recipe: str) -> None:
+    given: dict[str, Any] = {"shuffle": shuffle, "recipe": recipe, "options": pario.Options(**SMALL)}
+    with pario.Loader(path, pario.Budget(bytes=5000), **given) as loader:
         for epochs in (1, 2):
             for batch in loader:
                 nbytes = np.diff(batch["offsets"]).tolist()

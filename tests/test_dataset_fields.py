@@ -137,6 +137,7 @@ def test_steps_larger_than_a_slot(
         assert sorted(epoch(loader, path, layout)) == layout.numbers
 
 
+@pytest.mark.usefixtures("through_the_ring")
 @pytest.mark.parametrize("name", ["apart", "in turn"])
 def test_blocks_are_read_in_long_stretches(tmp_path: Path, name: str) -> None:
     """Also where the labels lie far from the images."""

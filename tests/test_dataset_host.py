@@ -20,7 +20,6 @@ import pytest
 import pario
 import pario.lmdb
 from pario.cli import main
-from pario.comm.sockets import Address, Client, machine_id
 from pario.comm.solo import Solo
 from pario.dataset import host as host_module
 from pario.dataset.host import Host
@@ -30,6 +29,7 @@ from pario.stage import asking, service
 from pario.stage.asking import LOCK, WHERE, packed, read_servers, unpacked, written
 from pario.stage.disk_files import is_used
 from pario.stage.peers import OPEN, ROOM, Servers
+from pario.wire.client import Address, Client, machine_id
 
 N = 1500
 MiB = 1 << 20
@@ -279,7 +279,7 @@ def test_a_service_that_sees_another_file(path: str, start: Start) -> None:
     client = Client(address, servers.secret, 10.0)
     file = os.path.join(path, "data.mdb")
     for body, problem in ((look(file), "another state of the file"), (look(file + "x"), "no such file")):
-        found, _ = unpacked(client.call(OPEN, body))
+        found, _ = unpacked(client.call(OPEN, body)[1])
         assert problem in found["problem"]
     wrong = (look(file, identity=3), look(file, identity="zz"), look(file, file_bytes=-1), look(file, file_bytes="x"))
     for body in (b"", b"\xff" * 8, packed({}), *wrong):
@@ -345,6 +345,26 @@ def test_a_service_that_dies(path: str, process: subprocess.Popen[str], how: sig
         assert time.monotonic() - begin < 10 + 2
         if when == "later" and how != signal.SIGTERM:  # with which it gives its memory back
             assert loader.stats()["store_bytes"] == 0
+
+
+@pytest.mark.parametrize(("again", "kept_by"), [(False, "memory"), (True, "service")])
+def test_after_its_service_has_gone_a_job_keeps_the_dataset_by_other_means(
+    path: str, start: Start, again: bool, kept_by: str
+) -> None:
+    """From the next epoch on, in memory of its own or of a service that has come since."""
+    host = start()
+    with pario.Loader(path, 32, shuffle="global", options=options()) as loader:
+        check_epoch(loader)
+        assert [tier["name"] for tier in loader.stats()["tiers"]] == ["service"]
+        host.close()
+        for tier in loader._life.reader.stage.tiers:  # type: ignore[union-attr]  # what its end gives back
+            assert not tier.held().any()
+        if again:
+            start()
+        for _ in range(2):
+            check_epoch(loader)
+        assert [tier["name"] for tier in loader.stats()["tiers"]] == [kept_by]
+        assert loader.stats()["tiers"][0]["held_bytes"] > 0
 
 
 def test_nobody_waits_for_the_word_of_a_service_that_has_died(

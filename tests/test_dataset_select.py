@@ -19,7 +19,7 @@ import pytest
 import pario
 from pario.errors import DecodeError, OptionError, ParioError, StateError
 from pario.locate.growing import GrowingIndex
-from pario.options import RECIPES
+from pario.options import RECIPES, Recipe
 
 N = 307
 SMALL = pario.Options(slot_bytes=64 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4)
@@ -135,10 +135,10 @@ def test_all_records_have_the_order_that_they_have_without_a_selection(shuffle: 
 def ways() -> dict[str, dict[str, Any]]:
     small = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 32 << 10, "mix_blocks": 4}
     return {
-        "ring": {"options": pario.Options(**small, tiers=(), own_rows="never")},
-        "page cache": {"options": pario.Options(**small, tiers=(), own_rows="always")},
+        "seat": {"options": pario.Options(**small, tiers=())},
+        "tier by default": {"options": pario.Options(**small)},
         "memory tier": {"options": pario.Options(**small, tiers=(pario.Tier("memory", "64 MiB"),))},
-        "direct": {"options": pario.Options(**small, tiers=(), own_rows="never", fetch="direct")},
+        "direct": {"options": pario.Options(**small, tiers=()), "recipe": Recipe("ring", fetch="direct")},
         **{name: {"options": pario.Options(**small), "recipe": name} for name in RECIPES if name != "auto"},
     }
 
@@ -183,10 +183,10 @@ def test_blocks_are_neighbours_in_the_file_among_those_selected(path: str) -> No
 
 def test_a_dense_selection_is_read_in_long_reads_and_a_sparse_one_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "x", [(b"%05d" % i, bytes(3000)) for i in range(1000)], commit_every=1000)
-    options = pario.Options(tiers=(), own_rows="never", next_epoch=False)
+    options = pario.Options(tiers=(), once=True)
 
     def cost(select: Any) -> tuple[int, int]:
-        with pario.Loader(path, 100, select=select, options=options) as loader:
+        with pario.Loader(path, 100, select=select, recipe="ring", options=options) as loader:
             before = loader.stats()
             assert sum(len(batch.ids) for batch in loader) == loader.records
             after = loader.stats()
@@ -235,9 +235,9 @@ def test_meta_records_are_left_out_with_a_line_that_says_so(
 
 def test_while_the_index_grows(with_meta: str) -> None:
     Path(f"{with_meta}/data.mdb.pario.h5").unlink(missing_ok=True)
-    for own_rows in ("never", "always"):
-        options = pario.Options(slot_bytes=64 << 10, slots=3, tiers=(), own_rows=own_rows)
-        with pario.Loader(with_meta, 7, save_index=False, options=options) as loader:
+    options = pario.Options(slot_bytes=64 << 10, slots=3, tiers=())
+    for recipe in ("ring", "auto"):
+        with pario.Loader(with_meta, 7, save_index=False, recipe=recipe, options=options) as loader:
             assert isinstance(loader.index, GrowingIndex)
             for _ in range(2):
                 assert read(loader, truth(with_meta)) == list(range(100))

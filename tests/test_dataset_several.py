@@ -17,7 +17,7 @@ from several_sets import SHAPES, Pairs, break_record, name, paths_in, samples, t
 
 import pario
 from pario.errors import CorruptedError, DecodeError, FileError, MissingError, OptionError, ParioError, StateError
-from pario.options import RECIPES
+from pario.options import RECIPES, Recipe
 
 SMALL = pario.Options(slot_bytes=64 << 10, slots=3, block_bytes=32 << 10, mix_blocks=4)
 EDGES = np.cumsum([0, *(n + 1 for n, _ in SHAPES)]).tolist()
@@ -51,29 +51,28 @@ def read(loader: pario.Loader, pairs: Pairs, steps: int | None = None) -> list[i
     return seen
 
 
-@pytest.mark.parametrize("own", ["auto", "always", "never"])
+@pytest.mark.parametrize("recipe", ["auto", "ring"])
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
-def test_every_record_once(paths: list[str], pairs: Pairs, shuffle: Any, own: str) -> None:
-    with pario.Loader(paths, 7, shuffle=shuffle, options=replace(SMALL, own_rows=own)) as loader:
+def test_every_record_once(paths: list[str], pairs: Pairs, shuffle: Any, recipe: str) -> None:
+    with pario.Loader(paths, 7, shuffle=shuffle, recipe=recipe, options=SMALL) as loader:
         assert loader.records == len(samples(pairs))
         for _ in range(2):
             ids = read(loader, pairs)
             assert ids == samples(pairs) if not shuffle else sorted(ids) == samples(pairs)
-        if own != "auto":
-            assert loader.stats()["own"] == (own == "always")
+        assert ("tiers" in loader.stats()) == (recipe == "auto")
         assert loader.keys(range(len(pairs))) == [key for key, _ in pairs]
         assert loader.index.files.paths == tuple(paths)
         assert loader.index.files.of([0, EDGES[1] - 1, EDGES[1], EDGES[3] - 1]).tolist() == [0, 0, 1, 2]
 
 
-@pytest.mark.parametrize("own", ["always", "never"])
-def test_files_of_different_formats(dataset: Any, own: str) -> None:
+@pytest.mark.parametrize("recipe", ["auto", "ring"])
+def test_files_of_different_formats(dataset: Any, recipe: str) -> None:
     """Other headers of pages, values inside leaf pages and on pages of their own, and none at all."""
     made = [dataset(name) for name in ("format_3", "variable_sizes", "random_insertion")]
     pairs = [pair for one in made for pair in one.truth]
-    options = pario.Options(own_rows=own, slots=3, slot_bytes=1 << 20)
+    options = pario.Options(slots=3, slot_bytes=1 << 20)
     for _ in range(2):  # the second time the places come from the side-cars, and more of them is checked
-        with pario.Loader([one.path for one in made], 50, shuffle="global", options=options) as loader:
+        with pario.Loader([one.path for one in made], 50, shuffle="global", recipe=recipe, options=options) as loader:
             assert sorted(read(loader, pairs)) == list(range(len(pairs)))
     assert not loader.index.bytes_read
 
@@ -184,7 +183,7 @@ def test_the_recipe_that_reads_one_file(paths: list[str]) -> None:
 
 def test_past_the_page_cache(paths: list[str], pairs: Pairs) -> None:
     try:
-        reader = pario.Reader(paths, options=pario.Options(fetch="direct"))
+        reader = pario.Reader(paths, recipe=Recipe(fetch="direct"))
     except OptionError:
         pytest.skip("this file system has no O_DIRECT")
     with reader:
@@ -308,13 +307,15 @@ def test_the_order_of_the_files_is_part_of_the_state(paths: list[str], pairs: Pa
             loader.load_state_dict(state)
 
 
-def test_tiers(paths: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(OptionError, match="several LMDBs have no tiers"):
-        pario.Loader(paths, 5, options=pario.Options(tiers=(pario.Tier("memory"),)))
-    monkeypatch.setenv("PARIO_TIERS", "memory")
-    with caplog.at_level(logging.WARNING, "pario"), pario.Loader(paths, 5) as loader:
-        assert len(list(loader)) == len(loader)
-    assert "several LMDBs have no tiers" in caplog.text
+def test_tiers(paths: list[str], pairs: Pairs, tmp_path: Path) -> None:
+    """Each byte leaves the files once; a disk tier holds all of them for the next job."""
+    for tiers in ((pario.Tier("memory"),), (pario.Tier(str(tmp_path / "disk")),)):
+        for first in (True, False):
+            with pario.Loader(paths, 5, shuffle="global", options=replace(SMALL, tiers=tiers)) as loader:
+                for _ in range(2):
+                    assert sorted(read(loader, pairs)) == samples(pairs)
+                asked = loader.stats()["store_bytes"]
+            assert (asked > 0) == (first or tiers[0].where == "memory")
 
 
 # -- mixtures ----------------------------------------------------------------------------------------------------------
@@ -324,10 +325,11 @@ def sources(ids: list[int]) -> list[int]:
     return (np.searchsorted(EDGES, ids, side="right") - 1).tolist()
 
 
-@pytest.mark.parametrize(("shuffle", "own"), [(False, "never"), ("global", "never"), ("global", "always")])
-def test_a_mixture(paths: list[str], pairs: Pairs, shuffle: Any, own: str) -> None:
+@pytest.mark.parametrize(("shuffle", "recipe"), [(False, "ring"), ("global", "ring"), ("global", "auto")])
+def test_a_mixture(paths: list[str], pairs: Pairs, shuffle: Any, recipe: str) -> None:
     weights = [2, 1, 1]
-    with pario.Loader(paths, 7, shuffle=shuffle, weights=weights, options=replace(SMALL, own_rows=own)) as loader:
+    given: dict[str, Any] = {"shuffle": shuffle, "weights": weights, "recipe": recipe, "options": SMALL}
+    with pario.Loader(paths, 7, **given) as loader:
         first = loader.peek().ids.tolist()
         whole = [read(loader, pairs) for _ in range(3)]
         assert whole[0][:7] == first

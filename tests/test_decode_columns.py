@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pario.decode.columns import columns, flat
+from pario.decode.base import columns, flat
 from pario.records import Records
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import gzip
+import io
+import struct
 import tracemalloc
 import zlib
 
 import lmdb
 import numpy as np
 import pytest
+import zstandard
 from made_records import arrays, made
 
 import pario
@@ -162,3 +165,46 @@ def test_a_function_inside_gets_its_id_and_key() -> None:
     assert [i for i, _ in decoder.decode(records, out, draw)] == [1]
     assert out["id"][[0, 2, 3]].tolist() == [9, 7, 6]
     assert out["key"][[0, 2, 3]].tolist() == [b"9", b"7", b"6"]
+
+
+def skippable(content: bytes) -> bytes:
+    return struct.pack("<II", 0x184D2A50 + len(content) % 16, len(content)) + content
+
+
+def test_all_frames_of_a_zstd_value_are_joined() -> None:
+    """As RFC 8878 says, and the package's own stream reads them."""
+    rng = np.random.default_rng(3)
+    packs = [
+        zstandard.ZstdCompressor(write_content_size=size, write_checksum=checked, level=level).compress
+        for size in (False, True)
+        for checked in (False, True)
+        for level in (1, 19)
+    ]
+    contents = [b"", b"a", rng.bytes(5000), bytes(300_000), b"text " * 40_000, rng.bytes(200_000)]
+    decoder = Zstd()
+    for _ in range(60):
+        frames = [
+            skippable(rng.bytes(int(rng.integers(40))))
+            if rng.random() < 0.3
+            else packs[rng.integers(len(packs))](contents[rng.integers(len(contents))])
+            for _ in range(rng.integers(1, 5))
+        ]
+        value = b"".join(frames)
+        stream = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(value), read_across_frames=True)
+        assert decoder.unpack(value) == stream.read()
+        edges = {sum(map(len, frames[:k])) for k in range(len(frames) + 1)}
+        for cut in set(rng.integers(1, len(value), 3).tolist()) - edges:
+            with pytest.raises(Exception, match=r"end is missing|no frame begins|header size"):
+                decoder.unpack(value[:cut])
+        with pytest.raises(Exception, match="no frame begins"):
+            decoder.unpack(value + b"\0")
+
+
+def test_gzip_reads_what_python_reads() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(25):
+        parts = [gzip.compress(rng.bytes(int(rng.choice([0, 1, 700, 90_000]))) * 2) for _ in range(rng.integers(1, 6))]
+        value = b"".join(part + bytes(int(rng.choice([0, 0, 1, 511, 5000]))) for part in parts)
+        assert Gzip().unpack(value) == gzip.decompress(value)
+    with pytest.raises(Exception, match=r"header|missing"):
+        Gzip().unpack(value + b"\0x")

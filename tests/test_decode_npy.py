@@ -133,15 +133,14 @@ def test_rows_are_copied_as_they_lie() -> None:
         assert other.verbatim() is None
 
 
-@pytest.mark.parametrize("own_rows", ["always", "never"])
-def test_straight_into_the_batch(tmp_path, own_rows) -> None:
-    """Large rows come by the way that reads them into the batch, without a copy; one record differs in its header."""
+@pytest.mark.parametrize("how", [{}, {"options": pario.Options(tiers=())}, {"recipe": "ring"}])
+def test_straight_into_the_batch(tmp_path, how) -> None:
+    """Large rows, out of memory that the node has, or that the rank has read; one record differs in its header."""
     rows = RNG.random((30, 40, 64))
     with lmdb.open(str(tmp_path), map_size=1 << 24) as env, env.begin(write=True) as txn:
         for i, row in enumerate(rows):
             txn.put(b"%04d" % i, npy(row if i != 7 else np.asfortranarray(row)))
-    options = pario.Options(own_rows=own_rows)
-    with pario.Loader(tmp_path, 8, Npy(), shuffle="global", options=options) as loader:
+    with pario.Loader(tmp_path, 8, Npy(), shuffle="global", **how) as loader:
         for _ in range(2):
             for batch in loader:
                 np.testing.assert_array_equal(batch["data"], rows[batch.ids])
@@ -173,12 +172,11 @@ def test_zips_that_numpy_does_not_write() -> None:
         Npz().learn(u8(b'{"a": 1}'))
 
 
-@pytest.mark.parametrize("own_rows", ["always", "never"])
-def test_bytes_behind_an_array_are_noticed_on_every_way(tmp_path, own_rows) -> None:
+@pytest.mark.parametrize("how", [{}, {"options": pario.Options(tiers=())}, {"recipe": "ring"}])
+def test_bytes_behind_an_array_are_noticed_on_every_way(tmp_path, how) -> None:
     with lmdb.open(str(tmp_path), map_size=1 << 24) as env, env.begin(write=True) as txn:
         for i in range(30):
             txn.put(b"%04d" % i, npy(np.zeros((40, 64))) + bytes(i == 20))
-    options = pario.Options(own_rows=own_rows)
-    with pario.Loader(tmp_path, 8, Npy(), on_error="skip", options=options) as loader:
+    with pario.Loader(tmp_path, 8, Npy(), on_error="skip", **how) as loader:
         assert [i for batch in loader for i in batch.ids.tolist()] == [i for i in range(30) if i != 20]
         assert list(loader.stats()["bad"]) == ["floatn[n, n] are n bytes, the record has n"]

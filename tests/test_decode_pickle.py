@@ -256,3 +256,25 @@ def test_a_complete_array_takes_no_other_state() -> None:
     for dtype in (np.dtype([("a", "i4")]), np.dtype("M8[ns]"), np.dtype((np.void, 0))):
         with pytest.raises(pickle.UnpicklingError):
             unpickle(pickle.dumps(np.zeros(2, dtype)), ())
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.filterwarnings("ignore:Pickle")
+def test_what_follows_a_pickle_is_not_dropped(protocol: int) -> None:
+    one = pickle.dumps({"a": [1.5] * 5}, protocol)
+    for decoder in (Pickle(allow=[]), Pickle(allow_pickle=True)):
+        for value in (one, one + bytes(9)):
+            assert decoder.value(np.frombuffer(value, np.uint8), 0, Draw(), b"") == {"a": [1.5] * 5}
+        for value in (one * 2, one + b"\0x"):
+            with pytest.raises(pickle.UnpicklingError, match="bytes follow the end"):
+                decoder.value(np.frombuffer(value, np.uint8), 0, Draw(), b"")
+
+
+def test_keys_of_one_hash_are_few() -> None:
+    keys = [k * ((1 << 61) - 1) for k in range(1, 65)]
+    assert len({*map(hash, keys)}) == 1
+    assert unpickle(pickle.dumps(dict.fromkeys(keys)), ()) == dict.fromkeys(keys)
+    usual = [{-1: 0, -2: 1, (3, 4): k} for k in range(500)]
+    assert unpickle(pickle.dumps(usual), ()) == usual
+    with pytest.raises(pickle.UnpicklingError, match="too many keys of one hash"):
+        unpickle(pickle.dumps(dict.fromkeys([*keys, 65 * keys[0]])), ())

@@ -86,6 +86,11 @@ def test_learn_refuses_other_sizes(decoder: Raw, nbytes: int) -> None:
         decoder.learn(np.zeros(nbytes, np.uint8))
 
 
+def test_an_empty_record_is_told_which_sizes_there_are() -> None:
+    with pytest.raises(DecodeError, match=r"needs records of 1, 2, 3, \.\.\. bytes, this one has 0.*Text\(dtype="):
+        Raw("u1").learn(np.zeros(0, np.uint8))
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import pario.decode
+from pario.commands.decoder import named
 from pario.decode import Json, Raw, Zlib
-from pario.decode.named import named
 from pario.decode.registry import DECODERS, WRAPPERS, describe, find
 from pario.errors import OptionError
 

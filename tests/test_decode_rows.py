@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from itertools import pairwise
+
 import lmdb
 import numpy as np
 import pytest
@@ -194,3 +198,113 @@ def test_keys_through_the_loader(tmp_path) -> None:
     assert len(draws[0]) == 40
     assert draws[0] == draws[1]
     assert draws[0][9] == np.random.default_rng([4, 0, 9]).random()
+
+
+# -- lists without elements, integers that floats do not hold, numbers that do not fit ---------------------------------
+
+
+def written(path, documents):
+    with lmdb.open(str(path), subdir=False, lock=False) as env, env.begin(write=True) as txn:
+        for i, document in enumerate(documents):
+            txn.put(b"%06d" % i, json.dumps(document).encode())
+    return str(path)
+
+
+BOXES = [[], [], [[1, 2, 3, 4]], [], [[5, 6, 7, 8], [9, 10, 11, 2**53 + 1]]]
+
+
+@pytest.mark.parametrize("how", ["flat", "pad", "list"])
+@pytest.mark.parametrize("wrap", [lambda one: one, pario.decode.Gzip, None], ids=["plain", "gzip", "fields"])
+def test_images_without_boxes_stay_in_the_training(tmp_path, how, wrap) -> None:
+    path = written(tmp_path / "a.lmdb", [{"b": boxes} for boxes in BOXES])
+    decoder = Json(["b"], ragged=how)
+    given = {"decoder": decoder} if wrap else {"fields": {"s": ("%06d", decoder)}}
+    if wrap is pario.decode.Gzip:
+        with lmdb.open(path, subdir=False, lock=False) as env, env.begin(write=True) as txn:
+            for key, value in list(txn.cursor()):
+                txn.put(key, gzip.compress(value))
+        given = {"decoder": wrap(decoder)}
+    with pario.Loader(path, 5, comm="self", on_error="skip", **given) as loader:
+        (batch,) = loader
+    name = "b" if wrap else "s.b"
+    assert batch.skipped == 0
+    if how == "flat":
+        offsets = batch[f"{name}_offsets"].tolist()
+        found = [batch[name][a:b].tolist() for a, b in pairwise(offsets)]
+    elif how == "pad":
+        found = [row[:n].tolist() for row, (n, _) in zip(batch[name], batch[f"{name}_lengths"].tolist(), strict=True)]
+    else:
+        assert {row.dtype for row in batch[name]} == {np.dtype(np.int64)}
+        assert [row.shape for row in batch[name]] == [(len(boxes), 4) for boxes in BOXES]
+        found = [row.tolist() for row in batch[name]]
+    assert found == BOXES
+
+
+def test_a_batch_of_empty_lists_has_the_shape_of_the_others() -> None:
+    for how, shape in (("flat", (0, 2)), ("pad", (2, 0, 2))):
+        decoder = Json(["x"], ragged=how)
+        decoder.learn(made([b'{"x": [[1, 2]]}'])[0])
+        out = arrays(decoder, made([b'{"x": []}'] * 2))
+        assert decoder.decode(made([b'{"x": []}'] * 2), out, Draw()) == []
+        assert decoder.finish(out)["x"].shape == shape
+
+
+def test_one_late_record_says_what_a_column_is(tmp_path) -> None:
+    documents = [{"x": [], "y": []} for _ in range(3000)]
+    documents[2990:] = [{"x": [[7, 8]], "y": ["text"]}] * 10
+    path = written(tmp_path / "a.lmdb", documents)
+    with pario.Loader(path, 3000, Json(["x", "y"], ragged="flat"), comm="self") as loader:
+        (batch,) = loader
+    assert (batch["x"].dtype, batch["x"].tolist()) == (np.int64, [[7, 8]] * 10)
+    assert batch["y"].tolist() == [document["y"] for document in documents]
+
+
+def test_a_list_of_strings_is_no_empty_list() -> None:
+    decoder = Json(["x"], ragged="flat")
+    decoder.learn(made([b'{"x": [1]}'])[0])
+    records = made([b'{"x": ["a"]}', b'{"x": [18446744073709551616]}', b'{"x": null}', b'{"x": []}'])
+    assert [i for i, _ in decoder.decode(records, arrays(decoder, records), Draw())] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("documents", "fields", "why"),
+    [
+        ([0.5, 2**53 + 1], ["x"], "'x' holds 9007199254740993, which float64 would round"),
+        ([[0.5], [1, 2**53 + 1]], ["x"], "'x' holds 9007199254740993, which float64 would round"),
+        ([[1.5], [0.5, -(2**53) - 1]], ["x"], "'x' holds -9007199254740993, which float64 would round"),
+        ([1, 2**63], ["x"], "'x' holds 9223372036854775808 to 9223372036854775808, which does not fit int64"),
+        ([1.0, 1e300], {"x": "f4"}, r"'x' holds 1e\+300, which does not fit float32"),
+        ([1.0, -70000], {"x": "f2"}, "'x' holds -70000, which does not fit float16"),
+    ],
+)
+def test_the_error_names_record_and_field(tmp_path, documents, fields, why) -> None:
+    path = written(tmp_path / "a.lmdb", [{"x": document} for document in documents])
+    with (
+        pario.Loader(path, 2, Json(fields, ragged={"x": "list"}), comm="self") as loader,
+        pytest.raises(DecodeError, match=rf"{why}.*record 1"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("pad_value", "dtype"),
+    [
+        (-100, "uint16"),
+        (1.5, "int32"),
+        (np.nan, "int64"),
+        (1e300, "float32"),
+        (256, "uint8"),
+        (1j, "float32"),
+        (2, "?"),
+    ],
+)
+def test_a_pad_value_that_does_not_fit(tmp_path, pad_value, dtype) -> None:
+    path = written(tmp_path / "a.lmdb", [{"x": []}, {"x": [1]}])
+    for decoder in (
+        Json({"x": dtype}, ragged="pad", pad_value=pad_value),
+        Function(lambda _: {"x": np.zeros(1, dtype)}, ragged="pad", pad_value=pad_value),
+    ):
+        with pytest.raises(OptionError, match=rf"pad_value=.* is no {np.dtype(dtype)}, the dtype of 'x'"):
+            pario.Loader(path, 2, decoder, comm="self", on_error="skip")
+    with pytest.raises(OptionError, match="pad_value=-100 is no uint8, the dtype of 'data'"):
+        pario.Loader(path, 2, Text(dtype="u1", ragged="pad", pad_value=-100), comm="self")

@@ -17,7 +17,6 @@ pytest.importorskip("sklearn")
 from launch import POLITE
 
 from pario.commands import demo as demo_room
-from pario.commands.demo import demo
 from pario.commands.mpiexec import find_mpiexec
 from pario.commands.screen import screen
 
@@ -78,7 +77,7 @@ def no_run(monkeypatch):
 def test_without_mpiexec_it_runs_on_one_process(no_run, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert demo(2, None) == 0
+    assert demo_room.demo.callback(2, None) == 0
     out = capsys.readouterr().out
     assert "There is no mpiexec" in out
     assert "pip install 'pario[mpich]'" in out
@@ -119,19 +118,19 @@ def test_open_mpi_may_have_more_ranks_than_cores(tmp_path, monkeypatch):
 
 def test_failure_is_an_exit_status(no_run, monkeypatch, capsys):
     monkeypatch.setattr(demo_room, "_run", lambda command: 1)
-    assert demo(1, None) == 1
+    assert demo_room.demo.callback(1, None) == 1
     assert "did not learn" in capsys.readouterr().err
 
 
 def test_missing_packages_are_named(no_run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert demo(2, None) == 2
+    assert demo_room.demo.callback(2, None) == 2
     assert "needs scikit-learn: pip install 'pario[demo]'" in capsys.readouterr().err
     assert no_run == []
 
 
 def test_it_does_not_start_mpiexec_under_mpiexec(no_run, monkeypatch, capsys):
     monkeypatch.setattr(screen, "launched", True)
-    assert demo(2, None) == 2
+    assert demo_room.demo.callback(2, None) == 2
     assert "run it without mpiexec" in capsys.readouterr().err
     assert no_run == []

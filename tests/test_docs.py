@@ -20,7 +20,7 @@ PAGES = sorted([*(ROOT / name for name in HEADS), *(ROOT / "docs").glob("*.md")]
 FILLED_BY = {
     "peers": "benchmarks/peers/report.py",
     "codecs": "benchmarks/codecs.py",
-    "study": "benchmarks/study.py",
+    "study": "benchmarks/study/page.py",
     "bars": "benchmarks/tables.py",
     "model": "benchmarks/model/__main__.py",
     "model-tiers": "benchmarks/model/__main__.py",

@@ -145,20 +145,20 @@ def check(batch):
 # -- the file changes --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own_rows", ["never", "always"])
-def test_the_file_is_truncated(tmp_path: Path, own_rows: str) -> None:
+@pytest.mark.parametrize("recipe", ["ring", "auto"])
+def test_the_file_is_truncated(tmp_path: Path, recipe: str) -> None:
     path = make_set(tmp_path / "set")
 
     def harm(*_) -> None:
         os.truncate(f"{path}/data.mdb", 1 << 20)
 
-    ended = run(path, tmp_path, place="mid-epoch", victims=range(4), harm=harm, options={"own_rows": own_rows})
+    ended = run(path, tmp_path, place="mid-epoch", victims=range(4), harm=harm, recipe=recipe)
     # Whose turn it is at the storage first: one node's reading rank, or both; without the ring, any rank.
-    readers = range(4) if own_rows == "always" else [0, 1]
+    readers = range(4) if recipe == "auto" else [0, 1]
     others = dict.fromkeys(range(4), "PeerError")
     check(ended, {**others, **dict.fromkeys(readers, "ReadError|PeerError")}, "ended early.*offset")
     assert "ReadError" in {error["kind"] for error in ended.errors(readers).values()}
-    if own_rows == "never":
+    if recipe == "ring":
         what = "`ReadError` on a reading rank, `PeerError` elsewhere"
         table.row("the file is truncated", "mid-epoch", what, ended, range(4))
 

@@ -1,31 +1,39 @@
 """One contract, every fetcher. The oracle is the file's content as the test wrote it."""
 
+import ctypes
 import errno
+import mmap
 import os
 import threading
+import time
+from contextlib import closing
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from cold_file import why_not_cold
 
 from pario import options
+from pario.bench.cache import cached_bytes, drop_file
 from pario.control.agent import Agent
-from pario.control.line import Who
-from pario.control.wire import Address
+from pario.control.session import Who
+from pario.control.words import PlaneAddress
 from pario.errors import ClosedError, MissingError, OptionError, ReadError
-from pario.fetch.base import Form
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.joined import JoinedFetcher
 from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import FETCHERS, resolve
-from pario.kernels.reads import read_split
-from pario.plan.coalesce import coalesce
 from pario.records import EXTENT
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
 from pario.stage.staged import StagedFetcher
+
+#: of files that are no LMDBs
+SNAPSHOTS: list[Any] = [SimpleNamespace(page_size=0, stamp=b"")]
 
 SIZE = 3_000_001  # not a multiple of anything
 
@@ -42,8 +50,8 @@ def path(content, tmp_path_factory):
     return str(file)
 
 
-#: of SIZE bytes, what lies in each of three joined files; one of them is as short as can be
-CUTS = [0, 1 << 20, (1 << 20) + (64 << 10), SIZE]
+#: of SIZE bytes, what lies in each of three joined files, which begin at multiples of 1 MiB
+CUTS = [0, 1 << 20, 2 << 20, SIZE]
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +72,13 @@ OVER = ("joined", "staged", "limited")
 def fetcher(request, path, paths, monkeypatch):
     try:
         if request.param.startswith("staged"):
-            monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: None)  # these files are no LMDBs
+            monkeypatch.setattr("pario.fetch.snapshot.check_snapshot", lambda *_: None)  # these files are no LMDBs
             tiers = [MemoryTier.made(Grid(SIZE, 256 << 10), 1 << 20)]  # for a third of it
             store = FETCHERS["direct" if "direct" in request.param else "posix"](path)
-            one = StagedFetcher(store, None, tiers, grid=tiers[0].grid, read_bytes=64 << 10, count=lambda *_: None)
+            one = StagedFetcher(store, SNAPSHOTS, tiers, grid=tiers[0].grid, read_bytes=64 << 10, count=lambda *_: None)
         elif request.param.startswith("limited"):
             kind = FETCHERS["direct" if "direct" in request.param else "posix"]
-            one = open_limited(lambda: kind(path), Agent(Address("127.0.0.1", 1), Who("me", None, "a", "a", "n")))
+            one = open_limited(lambda: kind(path), Agent(PlaneAddress("127.0.0.1", 1), Who("me", None, "a", "a", "n")))
         elif request.param.startswith("joined"):
             one = JoinedFetcher([FETCHERS["direct" if "direct" in request.param else "posix"](file) for file in paths])
         else:
@@ -108,6 +116,59 @@ def test_every_byte_arrives(fetcher, content, inflight, count):
     for (offset, nbytes), start in zip(reads.tolist(), starts.tolist(), strict=True):
         wanted = content[offset : offset + nbytes]
         assert np.array_equal(out[start : start + len(wanted)], wanted)
+
+
+def test_what_need_not_be_waited_for_arrives_and_the_rest_is_told(fetcher, content):
+    reads, starts, total = some_reads(np.random.default_rng(7), fetcher.align, 200)
+    out = aligned(total)
+    there = fetcher.read_now(reads, out, starts)
+    assert there.dtype == bool
+    assert len(there) == len(reads)
+    for k in np.flatnonzero(there):
+        (offset, nbytes), start = reads[k], starts[k]
+        assert np.array_equal(out[start : start + nbytes], content[offset : offset + nbytes])
+
+
+def test_a_read_that_does_not_wait_fetches_nothing(path):
+    """RWF_NOWAIT alone starts read-ahead: a fill that asked so read a cold disk twice."""
+    why = why_not_cold(path) or ("" if cached_bytes(path) == 0 else "the kernel has no cachestat")
+    if why:
+        pytest.skip(why)
+    fetcher = PosixFetcher(path)
+    reads = np.array([(k << 20, 1 << 20) for k in range(2)], EXTENT)
+    assert not fetcher.read_now(reads, np.zeros(2 << 20, np.uint8), np.array([0, 1 << 20])).any()
+    fetcher.close()
+    time.sleep(0.1)
+    assert (cached_bytes(path) or 0) <= 1 << 16  # a page, by which the fetcher learns whether the file system tells
+
+
+def test_the_page_cache_need_not_be_waited_for(path, paths, content, tmp_path, monkeypatch):
+    """Of what it has, every byte arrives at once: also across a file system that does not tell."""
+    for fetcher in (PosixFetcher(path), JoinedFetcher([PosixFetcher(file) for file in paths])):
+        for file in fetcher.files:
+            with open(file.path, "rb") as opened:
+                opened.read()  # it is there
+        reads = np.array([(5, 4000), (0, 0), (SIZE - 10, 10), (1 << 20, 100), ((1 << 20) - 8, 16)], EXTENT)
+        starts = np.cumsum(reads["nbytes"]) - reads["nbytes"]
+        out = np.zeros(int(reads["nbytes"].sum()), np.uint8)
+        there = fetcher.read_now(reads, out, starts)
+        # What lies in two files is read by others.
+        assert there[[0, 2, 3]].all()
+        assert there[4] == (len(fetcher.files) == 1)
+        for (offset, nbytes), start in zip(reads[there].tolist(), starts[there].tolist(), strict=True):
+            assert np.array_equal(out[start : start + nbytes], content[offset : offset + nbytes])
+        beyond = fetcher.read_now(np.array([(SIZE - 10, 11)], EXTENT), out, np.zeros(1, np.int64))
+        assert not beyond.any()
+        fetcher.close()
+
+    def refused(*_):
+        raise OSError(errno.EOPNOTSUPP, "no such flag")
+
+    monkeypatch.setattr(os, "preadv", refused)
+    untold = PosixFetcher(path)
+    assert untold.read_now(reads, out, starts).all()
+    assert np.array_equal(out[4000:4010], content[-10:])
+    untold.close()
 
 
 def test_nothing_outside_the_reads_is_written(fetcher):
@@ -159,12 +220,10 @@ def test_what_is_open(fetcher, path, paths, content):
 
 def test_capabilities_may_be_asked_of_every_fetcher(fetcher):
     assert fetcher.align & (fetcher.align - 1) == 0
-    assert fetcher.read_ahead_bytes >= 0
-    pages = np.arange(0, SIZE, 4096)
-    fetcher.advise(pages, np.full(len(pages), 100), 0)
-    share = fetcher.cached_share(pages)
+    share = fetcher.cached_share(0, SIZE)
     assert share is None or 0 <= share <= 1
-    assert fetcher.rows is None or fetcher.align == 1
+    assert isinstance(fetcher.limited, bool)
+    assert isinstance(fetcher.watched, bool)
 
 
 def test_a_closed_file_says_so(fetcher):
@@ -182,21 +241,22 @@ def test_a_closed_file_says_so(fetcher):
 
 def test_a_read_over_the_end_of_a_joined_file(tmp_path, content):
     """Between two files there is nothing to be read, and nothing is written; an error names file and offset."""
+    MiB = 1 << 20
     sizes = [70_000, 5_000, 200_000]
     for k, size in enumerate(sizes):
         content[1000 * k :][:size].tofile(tmp_path / f"{k}")
     one = JoinedFetcher([PosixFetcher(str(tmp_path / f"{k}")) for k in range(3)])
-    assert one.bases.tolist() == [0, 128 << 10, 192 << 10]
-    assert one.nbytes == (192 << 10) + 200_000
-    assert one.file_of(np.array([0, 69_999, 128 << 10, (192 << 10) - 1, 192 << 10])).tolist() == [0, 0, 1, 1, 2]
+    assert one.bases.tolist() == [0, MiB, 2 * MiB]
+    assert one.nbytes == 2 * MiB + 200_000
+    assert one.file_of(np.array([0, 69_999, MiB, 2 * MiB - 1, 2 * MiB])).tolist() == [0, 0, 1, 1, 2]
     wanted = np.full(one.nbytes, 0xEE, np.uint8)
     for k, (base, size) in enumerate(zip(one.bases, sizes, strict=True)):
         wanted[base : base + size] = content[1000 * k :][:size]
     for reads in (
         [(0, one.nbytes)],
-        [(69_990, 100_000), (50, 60), (140_000, 70_000)],
-        [(100_000, 200_000), (0, 0), (300_000, 10)],
-        [(130_000, 2_000)],
+        [(69_990, 100_000), (50, 60), (MiB + 4_500, MiB + 100_000)],
+        [(MiB - 10, MiB + 100_000), (0, 0), (2 * MiB + 100_000, 10)],
+        [(MiB + 1_000, 2_000)],
     ):
         wide = np.array(reads, EXTENT)
         starts = np.cumsum(wide["nbytes"]) - wide["nbytes"]
@@ -205,13 +265,13 @@ def test_a_read_over_the_end_of_a_joined_file(tmp_path, content):
         assert np.array_equal(out, np.concatenate([wanted[at : at + nbytes] for at, nbytes in reads]))
     os.truncate(tmp_path / "1", 4_000)
     with pytest.raises(ReadError, match="ended early") as caught:
-        one.read(np.array([(135_000, 1_000)], EXTENT), aligned(4096), np.array([0]))
+        one.read(np.array([(MiB + 3_500, 1_000)], EXTENT), aligned(4096), np.array([0]))
     assert (caught.value.path, caught.value.offset) == (str(tmp_path / "1"), 4_000)
     one.close()
 
 
 def test_the_table_has_what_options_allow():
-    assert set(FETCHERS) == {*options.FETCHERS, "mapped"}
+    assert set(FETCHERS) == set(get_args(options.Fetch))
 
 
 def test_a_truncated_file_names_path_and_offset(content, tmp_path):
@@ -295,30 +355,35 @@ def test_a_file_system_without_direct_reads(path, monkeypatch, number, kind):
     assert len(os.listdir("/proc/self/fd")) == there
 
 
-def test_the_share_of_a_file_that_is_in_memory(path, monkeypatch):
-    """As the kernel says it: a read that does not wait brings bytes, or would have to wait, or is not known."""
-    one, asked, offsets = PosixFetcher(path), [], np.arange(0, 40 * 4096, 4096)
+def test_the_share_of_a_file_that_is_in_memory(tmp_path):
+    """As an oracle says it: mincore of a map. A part that is not there is none."""
+    path = tmp_path / "cold"
+    path.write_bytes(bytes(8 << 20))
+    why = why_not_cold(str(path))
+    if why:
+        pytest.skip(why)
+    drop_file(str(path))
+    with closing(PosixFetcher(str(path))) as one:
+        assert one.cached_share(0, 8 << 20) < 0.01
+        one.read(np.array([(1 << 20, 2 << 20)], EXTENT), np.empty(2 << 20, np.uint8), np.zeros(1, np.int64))
+        there = in_memory(str(path))
+        assert there.mean() == pytest.approx(one.cached_share(0, 8 << 20))
+        assert one.cached_share(1 << 20, 2 << 20) == 1.0 == there[256:768].mean()
+        assert one.cached_share((1 << 20) + 5000, 1) == 1.0
+        assert one.cached_share(7 << 20, 1 << 20) == there[7 * 256 :].mean() == 0
+    with pytest.raises(ClosedError):
+        one.cached_share(0, 1)
 
-    def preadv(fd, buffers, offset, flags):
-        assert flags == os.RWF_NOWAIT
-        asked.append(offset)
-        if offset % 8192:
-            raise BlockingIOError
-        return len(buffers[0])
 
-    monkeypatch.setattr(os, "preadv", preadv)
-    assert one.cached_share(offsets) == 0.5
-    assert asked == offsets.tolist()
-    asked.clear()
-    assert one.cached_share(offsets, 0.9) < 0.9
-    assert len(asked) == 10  # five of forty are missing: that is enough to know
-
-    def unknown(*_):
-        raise OSError(errno.EOPNOTSUPP, "no such flag")
-
-    monkeypatch.setattr(os, "preadv", unknown)
-    assert one.cached_share(offsets) is None
-    one.close()
+def in_memory(path):
+    """bool[pages], by mincore."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as held:
+        found = np.empty(-(-len(held) // 4096), np.uint8)
+        address = np.frombuffer(held, np.uint8).ctypes.data
+        where = ctypes.c_void_p(address), ctypes.c_size_t(len(held)), found.ctypes.data_as(ctypes.c_void_p)
+        assert libc.mincore(*where) == 0
+        return found & 1 == 1
 
 
 def test_what_somebody_waits_for_is_read_first(path):
@@ -364,107 +429,3 @@ def test_resolve(tmp_path):
         resolve(tmp_path / "nowhere" / "set.lmdb")
     with pytest.raises(MissingError, match="not a regular file"):
         resolve("/dev/null")
-
-
-@pytest.mark.parametrize("row", [900, -1], ids=["rows", "packed"])
-def test_values_read_apart(tmp_path, row):
-    data = np.random.default_rng(1).integers(0, 256, 400_000, dtype=np.uint8)
-    (tmp_path / "f").write_bytes(data.tobytes())
-    fetcher = PosixFetcher(str(tmp_path / "f"))
-    rng = np.random.default_rng(3)
-    lead, head, tail = 16, 7, 64
-    for begins in (
-        np.array([39_000, 0, 17]),
-        np.arange(0, 380_000, 1100),  # one behind the other: more parts than one call may have
-        np.cumsum(rng.integers(987, 1400, 200)),  # some with a gap that is too wide
-        rng.integers(0, 390_000, 50),
-    ):
-        nbytes = head + 900 + rng.integers(0, tail + 1, len(begins))
-        edges = np.zeros((len(begins), 90), np.uint8)
-        out = np.zeros(int((nbytes - head).sum()) if row < 0 else len(begins) * row, np.uint8)
-        reads, total = fetcher.rows.read_split(begins, nbytes, Form(lead, head, row, tail), 120, edges, out)
-        gaps = begins[1:] - begins[:-1] - lead - nbytes[:-1]
-        assert 1 + ((gaps < 0) | (gaps > 120)).sum() <= reads <= len(begins)
-        assert 0 <= total - (lead + nbytes).sum() <= gaps[(gaps > 0) & (gaps <= 120)].sum()
-        at = 0
-        for i, (begin, many) in enumerate(zip(begins, nbytes, strict=True)):
-            whole = data[begin : begin + lead + many]
-            size = many - head if row < 0 else row
-            assert np.array_equal(out[at : at + size], whole[lead + head :][:size])
-            rest = np.concatenate([whole[: lead + head], whole[lead + head + size :]])
-            assert np.array_equal(edges[i, : len(rest)], rest)
-            at += size
-        assert at == len(out)
-    assert len(begins) > 1
-    with pytest.raises(IndexError):
-        fetcher.rows.read_split(begins, nbytes, Form(lead, head, row, tail), 120, edges, out[:-1])
-    with pytest.raises(IndexError):
-        fetcher.rows.read_split(begins, nbytes, Form(lead, 90, row, tail), 120, edges, out)
-    if row > 0:  # a value with too little or too much behind its row
-        for wrong in (head + row - 1, head + row + tail + 1):
-            wrongs = np.array([wrong])
-            assert fetcher.rows.read_split(begins[:1], wrongs, Form(lead, head, row, tail), 120, edges, out) is None
-    with pytest.raises(ReadError, match="ended early"):
-        fetcher.rows.read_split(np.array([399_500]), nbytes[:1], Form(lead, head, row, tail), 120, edges, out)
-    fetcher.close()
-
-
-def test_one_call_has_no_more_parts_than_its_table(tmp_path):
-    data = np.random.default_rng(1).integers(0, 256, 10_000, dtype=np.uint8)
-    (tmp_path / "f").write_bytes(data.tobytes())
-    table = np.full((16, 2), 77, np.uint64)
-    begins, out = np.arange(0, 1000, 100), np.zeros(1000, np.uint8)
-    edges, trash = np.zeros((10, 8), np.uint8), np.zeros(8, np.uint8)
-    with open(tmp_path / "f", "rb") as file:
-        many = (file.fileno(), begins, np.full(10, 100), (0, 0, -1, 0), 8, edges, out, table[:8], trash)
-        many += (np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, bool))  # no checksums
-        assert read_split(*many) == (-1, 0, 0, 5, 1000)  # two values of 3 parts each, and the gap between them
-    assert np.array_equal(out, data[:1000])
-    assert (table[8:] == 77).all()
-
-
-def test_ranges_in_any_order(tmp_path):
-    data = np.random.default_rng(2).integers(0, 256, 300_000, dtype=np.uint8)
-    (tmp_path / "f").write_bytes(data.tobytes())
-    fetcher = PosixFetcher(str(tmp_path / "f"))
-    rng = np.random.default_rng(5)
-    for begins in (
-        np.arange(0, 90_000, 1000),  # ascending, close together
-        np.arange(0, 90_000, 1000)[::-1].copy(),  # small values in a page
-        rng.integers(0, 299_000, 50),  # anywhere, also the same twice
-        np.array([0, 0, 200_000, 90, 299_999], np.int64),
-    ):
-        nbytes = np.minimum(rng.integers(0, 900, len(begins)), 300_000 - begins)
-        out = np.empty(int(nbytes.sum()) + len(begins) * 100, np.uint8)
-        starts, reads, total = fetcher.rows.read_ranges(begins, nbytes, 100, out)
-        assert 1 <= reads <= len(begins)
-        assert total <= out.nbytes
-        for begin, size, start in zip(begins, nbytes, starts, strict=True):
-            assert np.array_equal(out[start : start + size], data[begin : begin + size])
-        assert fetcher.rows.read_ranges(begins, nbytes, 100, out[: total - 1]) is None
-        assert fetcher.rows.read_ranges(begins, nbytes, 100, out[:total]) is not None
-    with pytest.raises(ReadError, match="ended early"):
-        fetcher.rows.read_ranges(np.array([299_990]), np.array([11]), 100, out)
-    fetcher.close()
-
-
-def test_one_rule_for_gaps(tmp_path):
-    """A page between two ranges is read along, two are not, and no more than the gap that is allowed."""
-    (tmp_path / "f").write_bytes(bytes(100_000))
-    fetcher = PosixFetcher(str(tmp_path / "f"))
-    out, vector = np.empty(100_000, np.uint8), np.empty((2, 64), np.uint8)
-    for first, second, gap, reads in (
-        (100, 200, 0, 2),
-        (100, 200, 100, 1),
-        (4000, 8192, 1 << 14, 1),  # a page, and what is left of another
-        (1, 12_287, 1 << 14, 1),  # the longest
-        (1, 12_288, 1 << 14, 2),  # two pages
-        (1, 12_287, 12_285, 2),
-    ):
-        begins, nbytes = np.array([0, second]), np.array([first, 10])
-        assert fetcher.rows.read_ranges(begins, nbytes, gap, out)[1] == reads
-        assert fetcher.rows.read_ranges(begins[::-1].copy(), nbytes[::-1].copy(), gap, out)[1] == reads
-        assert fetcher.rows.read_split(begins, nbytes, Form(0, 0, -1, 0), gap, vector, out)[0] == reads
-        plan = coalesce(begins, nbytes, align=1, gap_bytes=gap, read_bytes=1 << 20, file_bytes=100_000)
-        assert len(plan.reads) == reads
-    fetcher.close()

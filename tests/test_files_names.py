@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pario.files.kinds import EXTENSIONS, LONGEST_EXTENSION, extension_of
-from pario.files.names import Part, digest_of, is_plain, name_of, part_of
+from pario.files.names import EXTENSIONS, LONGEST_EXTENSION, Part, digest_of, extension_of, is_plain, name_of, part_of
 
 MARKS = ["", "%", "%db"]
 

@@ -71,7 +71,7 @@ def test_awkward_keys(tmp_path_factory: pytest.TempPathFactory, numbers: list[li
 @pytest.mark.full
 def test_many_awkward_keys(tmp_path: Path) -> None:
     rng = random.Random(7)
-    for _ in range(400):
+    for _ in range(100):
         many = rng.choice([1, 5, 40, 400])
         numbers = [[rng.randrange(25) for _ in range(rng.randrange(1, 8))] for _ in range(many)]
         _check_awkward(numbers, tmp_path, rng.random() < 0.3)

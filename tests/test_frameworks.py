@@ -227,16 +227,23 @@ def test_processes_that_lightning_starts_itself_are_refused(when: str, data: str
     script.write_text(_OWN_PROCESSES)
     done = alone(sys.executable, str(script), data, when)
     assert done.returncode != 0
-    assert "mpiexec -n 2 python" in done.stdout, done.stdout
+    assert "LauncherError" in done.stdout, done.stdout
+    assert "start the script by torchrun, mpiexec or srun" in done.stdout, done.stdout
 
 
-def test_torchrun_is_told_what_to_type(data: str, tmp_path: Path) -> None:
+def test_torchrun_gives_every_rank_the_records_that_mpiexec_gives_it(data: str, tmp_path: Path) -> None:
+    """Also after an epoch that was interrupted."""
     words = ["--standalone", "--nproc-per-node", "2", JOB, "ddp", data, str(tmp_path)]
-    done = alone(sys.executable, "-m", "torch.distributed.run", *words)
-    assert done.returncode != 0
-    assert "LauncherError" in done.stdout
-    assert "mpiexec -n 2 python" in done.stdout
-    assert JOB in done.stdout
+    for more in (["--stop-after", str(STOP)], ["--resume"], []):
+        for old in tmp_path.glob("notes-*"):
+            old.unlink()
+        if not more:
+            (tmp_path / "ddp.pt").unlink()
+        done = alone(sys.executable, "-m", "torch.distributed.run", *words, *more)
+        assert done.returncode == 0, done.stdout
+        found = [(tmp_path / f"notes-{rank}.jsonl").read_text() for rank in range(2)]
+        run("ddp", 2, data, tmp_path / "mpi", *more)
+        assert found == [(tmp_path / "mpi" / f"notes-{rank}.jsonl").read_text() for rank in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +257,7 @@ def test_a_data_loader_over_announced_records(
 
     from pario.adapters.torch import prefetching
 
-    monkeypatch.setattr("pario.lmdb.store.DataFile.cached_share", lambda *_: None)  # else nothing need be brought
+    monkeypatch.setattr("pario.lmdb.store.DataFile.cached_share", lambda *_: 0.0)  # else nothing need be brought
     path = str(tmp_path / "set.lmdb")
     with lmdb.open(path, map_size=1 << 24) as env, env.begin(write=True) as txn:
         for i in range(N):

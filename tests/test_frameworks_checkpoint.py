@@ -9,6 +9,7 @@ import pytest
 from required import framework
 
 import pario
+from pario.checkpoint.tree import PAGE
 
 pytestmark = pytest.mark.frameworks
 
@@ -33,6 +34,15 @@ def test_tensors_of_torch(tmp_path: Path) -> None:
     }
     tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "tensors": tensors, "np": np.ones(3)}
     tree["shard"] = pario.Shard(torch.arange(300_000.0), (300_000,), (0,))
+    for tensor in [*tensors.values(), torch.randn(5, 9000).T, torch.ones(3, dtype=torch.complex64).conj()]:
+        flat = tensor.resolve_conj().contiguous().reshape(-1)
+        expected = flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        pages, rest = Checkpointer.leaves.held(tensor, 0, 1)  # what is compared between ranks
+        assert pages.tobytes() + rest.tobytes() == expected
+        pages, _ = Checkpointer.leaves.held(tensor, 2, 3)
+        assert pages.tobytes() == b"".join(
+            expected[k : k + PAGE] for k in range(2 * PAGE, len(expected) - PAGE + 1, 3 * PAGE)
+        )
     with Checkpointer("self", slow=tmp_path) as ckpt:
         for step in (1, 2):  # in new and in known memory
             ckpt.save(step, tree)

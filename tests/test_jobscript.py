@@ -168,3 +168,14 @@ def test_a_mistake_is_named(here: Path, capsys: pytest.CaptureFixture[str], word
     assert main(["jobscript", *words]) == 2
     assert said in capsys.readouterr().err
     assert list(here.iterdir()) == []
+
+
+def test_what_is_not_here_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "there.lmdb").mkdir()
+    for data, said in (("there.lmdb", ""), ("not.lmdb", f"note: there is no {here / 'not.lmdb'} here"), ("$DATA", "")):
+        assert main(["jobscript", "train", "--data", data, "-o", "-"]) == 0
+        found = capsys.readouterr().err
+        assert found.startswith(said)
+        assert bool(found) == bool(said)
+    assert main(["jobscript", "train", "--data", "not.lmdb"]) == 0
+    assert f"note: there is no {here / 'not.lmdb'} here" in capsys.readouterr().err

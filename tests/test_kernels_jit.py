@@ -12,11 +12,13 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numba
+import numpy as np
 import pytest
 
-from pario.kernels import cache, jit
+from pario.kernels import cache, jit, permute
 from pario.kernels.private import PrivateDirectory
 
 
@@ -144,6 +146,60 @@ def test_what_is_kept_is_loaded(tmp_path: Path) -> None:
         kept.write_bytes(whole[:cut])
         assert compiled(tmp_path) == (42, True)
         assert compiled(tmp_path) == (42, False)
+
+
+#: What only compiling needs.
+COMPILER = ("numba.np.arrayobj", "numba.cpython.unicode", "scipy.linalg")
+FRESH = f"""
+import json, sys
+import numpy as np
+from pario.kernels.permute import permute, stream_key
+out = np.empty(100, np.int64)
+permute(stream_key(1, 2, 3), out)
+loaded = [name for name in {COMPILER} if name in sys.modules]
+print(json.dumps([sorted(out.tolist()) == list(range(100)), loaded]))
+"""
+#: Numba's own functions are inlined into this one (slices, `min`); it allocates, and it may raise.
+KERNEL = f"""
+import json, sys
+import numpy as np
+from pario.kernels.jit import kernel
+
+@kernel
+def ends(values, count):
+    if count > len(values):
+        raise ValueError("too few values")
+    both = np.empty(2 * min(count, len(values)), values.dtype)
+    both[:count], both[count:] = values[:count], values[-count:]
+    return both
+
+if __name__ == "__main__":
+    own = ends(np.arange(10), 3)
+    try:
+        ends(np.arange(10), 11)
+    except ValueError as e:
+        print(json.dumps([own.tolist(), str(e), [name for name in {COMPILER} if name in sys.modules]]))
+"""
+
+
+def said(*words: str, **env: str) -> list[Any]:
+    output = subprocess.check_output([sys.executable, *words], env={**os.environ, **env}, timeout=120)
+    return list(json.loads(output))
+
+
+def test_a_kept_kernel_needs_no_compiler() -> None:
+    """Numba's implementations, and scipy with them, are half of a start."""
+    permute.permute(permute.stream_key(1, 2, 3), np.empty(100, np.int64))  # is kept now
+    assert said("-c", FRESH) == [True, []]
+
+
+@pytest.mark.full
+def test_a_kept_kernel_allocates_and_raises(tmp_path: Path) -> None:
+    script = tmp_path / "users_kernel.py"
+    script.write_text(KERNEL)
+    first, second = (said(str(script), PARIO_NUMBA_CACHE=str(tmp_path / "cache")) for _ in range(2))
+    assert first[:2] == second[:2] == [[0, 1, 2, 7, 8, 9], "too few values"]
+    assert (first[2], second[2]) == ([*COMPILER], [])
 
 
 class Payload:

@@ -1,15 +1,10 @@
-"""XXH3 in Numba against the xxhash package: values in one piece, and values that were read in pieces."""
+"""XXH3 in Numba against the xxhash package."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 from xxhash import xxh3_64_intdigest
 
-from pario.fetch.base import Compare, Form
-from pario.fetch.posix import PosixFetcher
 from pario.kernels.sums import check_sums, sum_values
 
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
@@ -51,47 +46,3 @@ def test_what_differs_is_named() -> None:
     assert check_sums(DATA, starts, nbytes, ids, sums, found, bad) == 2
     assert bad[:2].tolist() == [1, 4]
     assert found[0] == right[1]
-
-
-@pytest.mark.parametrize(
-    ("head", "row", "tail"),
-    [(0, 3000, 0), (10, 3000, 9), (63, 1024, 64), (64, 2048, 1), (5, 196_608, 3), (1, 100, 2), (3, 230, 8)],
-)
-def test_values_that_are_read_in_pieces(head: int, row: int, tail: int, tmp_path: Path) -> None:
-    """As `RowReader.read_split` leaves them: the middle in a row, what is beside it in an edge."""
-    (tmp_path / "file").write_bytes(DATA.tobytes())
-    lead, k = 16, 1 if row > 100_000 else 5
-    begins = np.arange(k) * (lead + head + row + tail + 300) + 77
-    nbytes = np.full(k, head + row + tail) - np.arange(k) % (tail + 1)
-    ids = np.arange(k)[::-1].copy()
-    sums = np.zeros(k, np.uint64)
-    sums[ids] = digests(begins + lead, nbytes)
-    fetcher = PosixFetcher(str(tmp_path / "file"))
-    try:
-        for wrong in range(-1, k):
-            other = sums.copy()
-            if wrong >= 0:
-                other[ids[wrong]] ^= np.uint64(1 << 63)
-            edges, out = np.zeros((k, lead + head + tail), np.uint8), np.zeros(k * row, np.uint8)
-            compare = Compare(ids, other, np.zeros(k, np.bool_))
-            done = fetcher.rows.read_split(begins, nbytes, Form(lead, head, row, tail), 4096, edges, out, compare)
-            assert done is not None
-            assert np.flatnonzero(compare.wrong).tolist() == ([] if wrong < 0 else [wrong])
-    finally:
-        fetcher.close()
-
-
-def test_packed_values_in_long_reads(tmp_path: Path) -> None:
-    """Values of any size, one after the other: reads end where the processor's cache is full."""
-    (tmp_path / "file").write_bytes(DATA.tobytes())
-    nbytes = np.array([1, 70_000, 0, 99_000, 5, 100_000])
-    begins = np.cumsum(nbytes) - nbytes
-    sums = np.array(digests(begins, nbytes), np.uint64)
-    sums[4] += np.uint64(1)
-    compare = Compare(np.arange(6), sums, np.zeros(6, np.bool_))
-    fetcher = PosixFetcher(str(tmp_path / "file"))
-    out = np.zeros(int(nbytes.sum()), np.uint8)
-    fetcher.rows.read_split(begins, nbytes, Form(0, 0, -1, 0), 4096, np.zeros((6, 1), np.uint8), out, compare)
-    fetcher.close()
-    assert compare.wrong.tolist() == [False, False, False, False, True, False]
-    assert np.array_equal(out, DATA[: len(out)])

@@ -48,7 +48,8 @@ def check(
 ) -> tuple[int, int]:
     ids = np.arange(len(starts)) if ids is None else ids
     file = words() if file is None else file
-    bad, fault = check_values(np.frombuffer(data, np.uint8), starts, offsets, nbytes, ids, nodes, dups, file)
+    none = np.empty(0, np.uint8)
+    bad, fault = check_values(np.frombuffer(data, np.uint8), starts, offsets, nbytes, ids, nodes, dups, file, none)
     return int(bad), int(fault)
 
 
@@ -67,6 +68,26 @@ def runs(data: bytes, nbytes: int = 5000) -> tuple[int, int]:
 
 def test_sound_runs() -> None:
     assert runs(SOUND) == GOOD
+
+
+def test_what_was_seen_is_not_checked_again() -> None:
+    """Records 9 and 11; the second one, damaged afterwards, is looked at again if its bit is gone."""
+    data = np.frombuffer(SOUND, np.uint8).copy()
+    starts, offsets, nbytes, ids = i64(16, 2 * P + 16), i64(RUN * P + 16, FIXED * P + 16), i64(5000, 8), i64(9, 11)
+
+    def found(seen: np.ndarray) -> tuple[int, int]:
+        bad, fault = check_values(data, starts, offsets, nbytes, ids, False, True, words(), seen)
+        return int(bad), int(fault)
+
+    seen = np.zeros(2, np.uint8)
+    assert found(seen) == GOOD
+    assert seen.tolist() == [0, 0b1010]
+    data[2 * P] ^= 1
+    assert found(seen) == GOOD
+    seen[1] = 0b10
+    assert found(seen)[0] == 1
+    assert seen[1] == 0b10, "what is wrong stays unseen"
+    assert found(np.empty(0, np.uint8))[0] == 1
     assert runs(SOUND, 2 * P - 16) == GOOD  # the value fills its pages
 
 

@@ -25,7 +25,8 @@ TRACES = sorted((Path(__file__).parent / "data" / "traces").glob("*.jsonl"))
 
 @pytest.mark.parametrize("file", TRACES, ids=[file.stem for file in TRACES])
 def test_a_recorded_run_replayed(file: Path) -> None:
-    """Real runs on real (emulated) stores: the same windows give the same depths, with the same reasons."""
+    """Real runs on real (emulated) stores: the same windows give the same depths, with the same reasons. (FAST's
+    windows are those of an earlier law; what it says to them was written anew on 2026-11-25.)"""
     name = next(name for name in LAWS if file.stem.endswith(name.replace(" ", "_")))
     pairs = list(replayed(LAWS[name](), file.read_text().splitlines()))
     assert len(pairs) >= 10

@@ -25,7 +25,7 @@ import pario.lmdb
 from pario import machine
 from pario.dataset.host import Host
 from pario.kernels import told
-from pario.lmdb import native, plain
+from pario.lmdb import native
 from pario.lmdb.store import DataFile
 from pario.stage import stock
 from pario.stage.ahead import Ahead
@@ -160,7 +160,7 @@ def test_as_often_as_announced(env: pario.lmdb.Environment, own: str) -> None:
         env.begin().get(key(2))
 
 
-def test_several_at_once_and_cursors_and_plain_python(env: pario.lmdb.Environment, own: str) -> None:
+def test_several_at_once_and_cursors(env: pario.lmdb.Environment, own: str) -> None:
     brought(env, [2, 4, 6, 8, 10])
     wipe(own, [2, 4, 6, 8])
     txn = env.begin()
@@ -168,8 +168,7 @@ def test_several_at_once_and_cursors_and_plain_python(env: pario.lmdb.Environmen
     cursor = txn.cursor()
     assert cursor.set_key(key(6))
     assert cursor.value() == value(6)
-    found = plain.run(native._FUNCTIONS["get"].call, txn._store.at, (txn._at, 0, key(8)))
-    assert found == value(8)
+    assert txn.get(key(8)) == value(8)
 
 
 def test_values_are_read_in_the_order_of_the_keys(env: pario.lmdb.Environment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pickle
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pairwise import pairwise
 
 import pario.lmdb as ours
 from pario.lmdb import native
+from pario.lmdb import store as store_module
 
 BOTH = [real, ours]
 
@@ -380,6 +382,56 @@ def test_writer_beside_reader(tmp_path: Path, version: int) -> None:
     assert raised
     with pytest.raises(ours.BadTxnError):
         old.get(b"0200")
+    writer.close()
+
+
+def test_looks_at_a_slow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a look at the meta page takes long, few transactions look; each sees what is older than 0.1 s."""
+    writer = opened(tmp_path, 1)
+
+    def commit(value: bytes) -> None:
+        with writer.begin(write=True) as txn:
+            txn.put(b"key", value * 1000)
+
+    commit(b"old")
+    env = read(ours, tmp_path)
+    env.begin()  # compiles
+    look, seconds, looks = store_module._is_newest, [0.0], [0]
+
+    def slowly(store_at: int) -> bool:
+        looks[0] += 1
+        time.sleep(seconds[0])
+        return look(store_at)
+
+    monkeypatch.setattr(store_module, "_is_newest", slowly)
+
+    def looks_of_30() -> int:
+        looks[0] = 0
+        for _ in range(30):
+            env.begin()
+        return looks[0]
+
+    assert any(looks_of_30() == 30 for _ in range(100))  # a busy machine may need a millisecond for any look
+    seconds[0] = 0.02
+    looks[0] = 0
+    began = time.perf_counter()
+    for _ in range(300):
+        env.begin()
+    assert 2 <= looks[0] <= 3 + (time.perf_counter() - began) / 0.1
+    commit(b"new")
+    time.sleep(0.1)
+    assert env.begin().get(b"key") == b"new" * 1000
+    # One that was overtaken makes the next one look, however little time has passed.
+    monkeypatch.setattr(store_module, "_SEEN_S", 600)
+    monkeypatch.setattr(store_module, "_LOOKING", 1e-6)
+    for _ in range(3):
+        old = env.begin()
+    for value in (b"newer", b"newest"):
+        commit(value)
+    assert env.begin().id() == old.id()
+    with pytest.raises(ours.BadTxnError):
+        old.get(b"key")
+    assert env.begin().get(b"key") == b"newest" * 1000
     writer.close()
 
 

@@ -122,8 +122,8 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         started.append("the probe of mpiexec")
         return ["mpiexec"], ""
 
-    monkeypatch.setattr("pario.commands.run.find_mpiexec", find)
-    monkeypatch.setattr("pario.commands.run.subprocess.run", start)
+    monkeypatch.setattr("pario.commands.mpiexec.find_mpiexec", find)
+    monkeypatch.setattr("subprocess.run", start)
     return started
 
 
@@ -170,7 +170,7 @@ def test_many_ranks_are_asked_about(
     monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path[1:]])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr("pario.commands.run.core_quota", lambda: 2.0)
+    monkeypatch.setattr("pario.machine.core_quota", lambda: 2.0)
     assert main(["run", "-n", "33", "script.py"]) == 2
     said = capsys.readouterr().err
     assert "33 ranks are more than 16 for each of this machine's 2 cores: add --oversubscribe" in said

@@ -28,6 +28,7 @@ from pario.errors import (
     StateError,
 )
 from pario.fetch.file import FileFetcher
+from pario.options import Recipe
 
 pytestmark = pytest.mark.usefixtures("through_the_ring")
 
@@ -82,8 +83,9 @@ def fixed(tmp_path_factory):
 @pytest.mark.parametrize("fetch", ["posix", "direct"])
 def test_every_record_once_and_every_byte_right(path, shuffle, fetch):
     expected = truth(path)
-    options = pario.Options(fetch=fetch, slot_bytes=256 << 10, block_bytes=64 << 10, mix_blocks=4)
-    with pario.Loader(path, 32, shuffle=shuffle, seed=3, options=options) as loader:
+    options = pario.Options(slot_bytes=256 << 10, block_bytes=64 << 10, mix_blocks=4)
+    recipe = Recipe(fetch=fetch)
+    with pario.Loader(path, 32, shuffle=shuffle, seed=3, options=options, recipe=recipe) as loader:
         assert len(loader) == -(-N // 32)
         orders = []
         for epoch in range(3):
@@ -568,7 +570,7 @@ def test_small_records_in_a_random_order_take_no_more_memory_than_twice_the_file
     """Every group of them touches every page: with 6 slots, a page for each record, it was 15 times the file."""
     path = write(tmp_path / "x.lmdb", ((b"%06d" % i, b"%0100d" % i) for i in range(20_000)))
     file_bytes = os.path.getsize(f"{path}/data.mdb")
-    options = pario.Options(own_rows="never", slot_bytes=512 << 10, slots=6)
+    options = pario.Options(slot_bytes=512 << 10, slots=6)
     with pario.Loader(path, 50, Raw("u1", 100), shuffle="global", options=options) as loader:
         rows = {int(bytes(row)): int(i) for batch in loader for i, row in zip(batch.ids, batch["data"], strict=True)}
         assert rows == {i: i for i in range(20_000)}

@@ -30,8 +30,8 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return Setting(said[-1], "at random")
 
     monkeypatch.setattr(depth, "FastProbe", AtRandom)
-    monkeypatch.setattr(depth, "_HURRIED_S", 0.0)
-    monkeypatch.setattr(depth, "_LATENCIES", 0.0)
+    monkeypatch.setattr(depth, "_HURRIED", (0.0, 0.0))
+    monkeypatch.setattr(depth, "_PROBE", (0.0, 0.0))
     monkeypatch.setattr(depth.Depth, "_enough", lambda self: 1)
     return said
 
@@ -41,9 +41,9 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_records_are_the_same(dataset, name, shuffle, restless) -> None:
     made = dataset(name)
     small = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 16 << 10, "mix_blocks": 4}
-    options = pario.Options(inflight=(1, 20), own_rows="never", **small)
+    options = pario.Options(inflight=(1, 20), **small)
     expected = [value for _, value in made.truth]
-    with pario.Loader(made.path, 7, shuffle=shuffle, db=made.db, options=options) as loader:
+    with pario.Loader(made.path, 7, shuffle=shuffle, db=made.db, recipe="ring", options=options) as loader:
         for _ in range(2):
             seen = []
             for batch in loader:
@@ -59,7 +59,7 @@ def test_the_records_are_the_same(dataset, name, shuffle, restless) -> None:
 
 def test_bounds_and_pins(caffe_datum) -> None:
     for given, allowed in ((3, {3}), ((2, 4), {2, 3, 4}), ("auto", set(range(1, 65)))):
-        with pario.Loader(caffe_datum.path, 16, options=pario.Options(inflight=given, own_rows="never")) as loader:
+        with pario.Loader(caffe_datum.path, 16, recipe="ring", options=pario.Options(inflight=given)) as loader:
             for _ in loader:
                 assert loader.stats()["depth"] in allowed
             report = loader.report()

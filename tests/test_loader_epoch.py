@@ -11,6 +11,7 @@ import pytest
 
 import pario
 from pario.decode import Raw
+from pario.options import KNOBS, Turns
 
 N, BYTES = 96, 1000
 
@@ -21,13 +22,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     with lmdb.open(str(place), subdir=False, map_size=1 << 24) as env, env.begin(write=True) as txn:
         for i in range(N):
             txn.put(b"%04d" % i, bytes([i]) * BYTES)
+    with pario.Reader(place):
+        pass  # saves the index: without one, the first epoch takes the ring
     return str(place)
 
 
-def own(path: str, **options) -> pario.Loader:
-    """Straight from the page cache, 12 steps."""
-    chosen = pario.Options(own_rows="always", **options)
-    return pario.Loader(path, 8, Raw(dtype="uint8", shape=(BYTES,)), options=chosen)
+def own(path: str, batch_size: int = 8, ahead: int | None = None, **options) -> pario.Loader:
+    """Without the ring, 12 steps. ahead : batches prepared ahead; None: as measured"""
+    chosen = pario.Options(tiers=(), **options)
+    with pytest.MonkeyPatch.context() as patch:
+        if ahead is not None:
+            patch.setitem(KNOBS, "decode_ahead", Turns("batches prepared ahead", 1, ahead, ahead, ahead))
+        return pario.Loader(path, batch_size, Raw(dtype="uint8", shape=(BYTES,)), options=chosen)
 
 
 def right(batch: pario.Batch) -> None:
@@ -42,7 +48,7 @@ def at_once(function, *arguments) -> Future:
 
 def test_a_batch_that_is_ready_is_taken_before_the_next_are_asked_for(path: str) -> None:
     with own(path) as loader:
-        epoch = iter(loader)
+        epoch = iter(loader)._epoch
         waiting: list[int] = []
 
         def submit(*call) -> Future:
@@ -58,8 +64,8 @@ def test_a_batch_that_is_ready_is_taken_before_the_next_are_asked_for(path: str)
 
 @pytest.mark.parametrize("ahead", [1, 3, 5])
 def test_as_many_are_ahead_as_the_knob_says(path: str, ahead: int) -> None:
-    with own(path, decode_ahead=ahead) as loader:
-        epoch = iter(loader)
+    with own(path, ahead=ahead) as loader:
+        epoch = iter(loader)._epoch
         epoch._ahead = replace(epoch._ahead, submit=at_once, eager=True)
         right(next(epoch))
         assert len(epoch._under_way) == ahead
@@ -69,23 +75,18 @@ def test_as_many_are_ahead_as_the_knob_says(path: str, ahead: int) -> None:
 
 
 def test_no_more_are_ahead_than_the_ring_would_hold(path: str) -> None:
-    with own(path, decode_ahead=16, slots=2, slot_bytes=64 << 10) as loader:
-        epoch = iter(loader)
+    with own(path, ahead=16, slots=2, slot_bytes=64 << 10) as loader:
+        epoch = iter(loader)._epoch
         most = 2 * (64 << 10) // (8 * BYTES)
         assert epoch._ahead.most == min(16, most)
         assert epoch._ahead.steps == min(16, most)
-    with pario.Loader(
-        path,
-        N,
-        Raw(dtype="uint8", shape=(BYTES,)),
-        options=pario.Options(own_rows="always", decode_ahead=16, slots=2, slot_bytes=64 << 10),
-    ) as loader:
-        assert iter(loader)._ahead.steps == 1
+    with own(path, N, ahead=16, slots=2, slot_bytes=64 << 10) as loader:
+        assert iter(loader)._epoch._ahead.steps == 1
 
 
 def test_at_most_a_thread_per_core_prepares(path: str) -> None:
-    with own(path, decode_ahead=8) as loader:
-        epoch = iter(loader)
+    with own(path, ahead=8) as loader:
+        epoch = iter(loader)._epoch
         cores = loader._supply.context.share.threads
         seen: set[str] = set()
         prepare = epoch._prepare

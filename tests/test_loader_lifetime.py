@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,13 +50,13 @@ def test_an_error_does_not_wait_for_a_function_of_the_user(tmp_path: Path) -> No
     begun, go = threading.Event(), threading.Event()
 
     def decode(record: np.ndarray) -> dict[str, int]:
-        if record[0] == 50:
+        if record[0] == 12:
             begun.set()
             go.wait()
         return {"first": record[0]}
 
     def train() -> None:
-        with pario.Loader(path, 8, decode, options=pario.Options(decode_ahead=16)) as loader:
+        with pario.Loader(path, 8, decode) as loader:
             for _ in loader:
                 assert begun.wait(20)
                 raise ValueError("diverged")
@@ -65,3 +67,35 @@ def test_an_error_does_not_wait_for_a_function_of_the_user(tmp_path: Path) -> No
         assert not go.is_set()
     finally:
         go.set()
+
+
+def test_a_loader_that_nobody_closes_warns(tmp_path: Path) -> None:
+    path = os.fspath(tmp_path / "x.lmdb")
+    with lmdb.open(path, map_size=1 << 24) as env, env.begin(write=True) as txn:
+        txn.put(b"key", b"value")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pario.Loader(path, 1) as closed:
+            list(closed)
+        dropped = pario.Loader(path, 1)
+        list(dropped)
+        del closed, dropped
+    told = [each for each in said if issubclass(each.category, ResourceWarning) and "Loader" in str(each.message)]
+    assert [path in str(each.message) for each in told] == [True]
+
+
+def test_a_ctrl_c_while_a_loader_is_dropped_is_not_lost() -> None:
+    """What is raised in a destructor goes nowhere."""
+    given = [KeyboardInterrupt()]
+
+    def abandon(limit_s: float) -> None:
+        if given:
+            raise given.pop()
+
+    life = [Lifetime(Solo(), SimpleNamespace(abandon=abandon, path="x"))]  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        life.clear()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(10)
+    assert not given

@@ -59,35 +59,41 @@ def test_batches_are_those_of_the_unpacked_file(pair: tuple[str, str], more: dic
     assert all(values == [VALUES[i] for i in ids] for ids, values in packed)
 
 
+#: Without a tier; with the one by default, in the second epoch out of it.
+SEATS: dict[str, dict[str, Any]] = {"scratch": {"tiers": ()}, "tier": {}}
+
+
 @pytest.mark.parametrize("shuffle", [False, "global", "block"])
-@pytest.mark.parametrize("way", ["cached", "advised"])
+@pytest.mark.parametrize("form", SEATS)
 @pytest.mark.parametrize("decoder", [Datum(), Datum(crop=3, crop_mode="random"), Raw()])
-def test_batches_out_of_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: Any, way: str, shuffle: Any
-) -> None:
+def test_batches_without_the_ring(tmp_path: Path, decoder: Any, form: str, shuffle: Any) -> None:
     """Threads that read, unpack and decode, several at one batch: the batches are those of the unpacked file."""
     rng = np.random.default_rng(2)
     items = [(b"%05d" % i, datum(rng.integers(0, 30, (3, 20, 20), np.uint8), i)) for i in range(700)]
     plain, packed = os.fspath(write(tmp_path / "raw", items)), os.fspath(pack_copy(tmp_path / "packed", items))
 
-    def batches(path: str, own: str) -> list[Any]:
-        options = Options(own_rows="always" if own else "never", decode_threads=3)
-        with Loader(path, 50, decoder, comm="self", shuffle=shuffle, seed=3, options=options) as loader:
-            found = [(b.ids.tolist(), *(b[name].tobytes() for name in sorted(b.keys()))) for b in loader]
-            assert loader.stats()["own"] == bool(own)
+    for path in (plain, packed):
+        Reader(path, comm="self").close()  # saves the index
+
+    def batches(path: str, recipe: str) -> list[Any]:
+        options = Options(decode_threads=3, **SEATS[form])
+        given: dict[str, Any] = {"shuffle": shuffle, "seed": 3, "recipe": recipe, "options": options}
+        with Loader(path, 50, decoder, comm="self", **given) as loader:
+            found = [
+                (b.ids.tolist(), *(b[name].tobytes() for name in sorted(b.keys()))) for _ in range(2) for b in loader
+            ]
+            assert loader.stats()["own"] == (recipe == "auto" and form == "scratch")
         return found
 
-    wanted = sorted(batches(plain, "")) if shuffle == "block" else batches(plain, "")
-    monkeypatch.setattr("pario.supply.page_cache._PACKED_UNIT_BYTES", 9000)
-    monkeypatch.setattr("pario.supply.choose.page_cache_way", lambda *_, **__: way)
-    found = batches(packed, way)
+    wanted, found = batches(plain, "ring"), batches(packed, "auto")
     if shuffle == "block":  # blocks are pieces of the file: other ones
-        assert sorted(i for ids, *_ in found for i in ids) == list(range(700))
+        assert sorted(i for ids, *_ in found for i in ids) == sorted([*range(700), *range(700)])
     else:
         assert found == wanted
 
 
-def test_a_damaged_value_out_of_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", SEATS)
+def test_a_damaged_value_without_the_ring(tmp_path: Path, form: str) -> None:
     rng = np.random.default_rng(2)
     items = [(b"%05d" % i, datum(rng.integers(0, 30, (3, 20, 20), np.uint8), i)) for i in range(200)]
     packed = pack_copy(tmp_path / "packed", items)
@@ -98,8 +104,7 @@ def test_a_damaged_value_out_of_the_page_cache(tmp_path: Path, monkeypatch: pyte
         byte = file.read(1)
         file.seek(offset + 40)
         file.write(bytes([byte[0] ^ 255]))
-    monkeypatch.setattr("pario.supply.page_cache._PACKED_UNIT_BYTES", 9000)
-    options = Options(own_rows="always", decode_threads=2)
+    options = Options(decode_threads=2, **SEATS[form])
     with Loader(os.fspath(packed), 50, Datum(), comm="self", options=options, on_error="skip") as loader:
         found = {int(i): row.copy() for b in loader for i, row in zip(b.ids, b["data"], strict=True)}
         assert loader.stats()["skipped"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,56 @@ def test_it_shows_a_selection(path: str, shuffle: Any) -> None:
         for batch in loader:
             assert said(batch) == shown
             shown = said(loader.peek())
+
+
+#: One size of batch, and one that makes epochs of different lengths.
+SIZES = [SIZE, pario.Budget(tokens=11, cost=np.arange(N) % 7 + 1)]
+
+
+def told(loader: pario.Loader) -> tuple[Any, ...]:
+    return loader.epoch, len(loader), loader.batches, content(loader.peek())
+
+
+def content(batch: pario.Batch) -> tuple[Any, ...]:
+    """All but the number of the step, which begins at 0 in the rest of an epoch, too."""
+    return said(batch)[2:]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=["records", "budget"])
+def test_after_a_break_everything_tells_of_the_next_loop(path: str, size: Any) -> None:
+    with pario.Loader(path, size, DRAWN, shuffle="global", comm="self") as loader:
+        expected = [[content(batch) for batch in loader] for _ in range(4)]
+        for epoch, after in enumerate((1, 3, 2)):
+            loader.set_epoch(epoch)
+            for step, _ in enumerate(loader, 1):
+                whole = len(expected[epoch])
+                assert told(loader) == (epoch, whole, whole, expected[epoch][step])  # while it runs
+                if step == after:
+                    state = loader.state_dict()
+                    break
+            whole = len(expected[epoch + 1])
+            assert told(loader) == (epoch + 1, whole, whole, expected[epoch + 1][0])
+            assert loader.state_dict() == state  # the place after the last batch that was taken: to go on there
+            assert [content(batch) for batch in loader] == expected[epoch + 1]
+            loader.load_state_dict(state)
+            rest = expected[epoch][after:]
+            assert told(loader) == (epoch, len(rest), len(expected[epoch]), rest[0])
+            for batch in loader:  # of the rest of an epoch, too
+                assert content(batch) == rest[0]
+                break
+            assert told(loader) == (epoch + 1, whole, whole, expected[epoch + 1][0])
+    assert len({len(one) for one in expected}) == 1 if size == SIZE else len({len(one) for one in expected}) > 1
+
+
+def test_a_loop_that_failed_or_was_dropped_is_left(path: str) -> None:
+    with pario.Loader(path, SIZE, DRAWN, comm="self") as loader:
+        for epoch in range(0, 6, 2):
+            with suppress(ValueError):
+                for _ in loader:
+                    raise ValueError
+            batches = iter(loader)
+            assert loader.epoch == epoch + 1
+            next(batches)
+            assert (loader.epoch, loader.peek().step) == (epoch + 1, 1)
+            del batches
+            assert (loader.epoch, loader.peek().step) == (epoch + 2, 0)

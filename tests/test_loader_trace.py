@@ -22,6 +22,7 @@ from pario.bench.cache import Unavailable
 from pario.cli import main
 from pario.errors import OptionError
 from pario.fetch.posix import PosixFetcher
+from pario.options import Recipe
 from pario.stats.rank import RankStats
 from pario.stats.trace_file import read_head
 from pario.stats.trace_summary import read_ranks
@@ -45,12 +46,13 @@ def io() -> dict[str, int]:
     return {name: int(value) for name, value in (line.split(": ") for line in lines)}
 
 
-@pytest.mark.parametrize(("own_rows", "order"), [("never", "block"), ("never", False), ("always", "global")])
-def test_requests_and_bytes_are_the_kernels(path: str, tmp_path: Path, own_rows: str, order: Any) -> None:
+@pytest.mark.parametrize(("recipe", "order"), [("ring", "block"), ("ring", False), ("auto", "global")])
+def test_requests_and_bytes_are_the_kernels(path: str, tmp_path: Path, recipe: str, order: Any) -> None:
     """From one loop to the next nothing else in this process reads but looks at /proc."""
     trace = str(tmp_path / "t.json")
-    options = pario.Options(trace=trace, own_rows=own_rows, next_epoch=False, fetch="posix", **SMALL)
-    with pario.Loader(path, 10, shuffle=order, options=options) as loader:
+    options = pario.Options(trace=trace, once=True, **SMALL)
+    way = Recipe(recipe, fetch="posix")
+    with pario.Loader(path, 10, shuffle=order, recipe=way, options=options) as loader:
         for _ in range(3):  # in which compiled functions are loaded
             for _ in loader:
                 pass
@@ -60,7 +62,7 @@ def test_requests_and_bytes_are_the_kernels(path: str, tmp_path: Path, own_rows:
 
         def counted() -> tuple[int, int]:
             found = [(event, track.requests()) for track in tracks for event in track.events()]
-            reads = [(event, extents) for event, extents in found if event["kind"] in (1, 2, 3)]
+            reads = [(event, extents) for event, extents in found if event["kind"] in (1, 3)]
             sizes = [
                 int(event["c"])
                 if event["c"] >= 0
@@ -84,8 +86,8 @@ def test_requests_and_bytes_are_the_kernels(path: str, tmp_path: Path, own_rows:
 
 def test_the_file_shows_threads_slots_and_counters(path: str, tmp_path: Path) -> None:
     trace = str(tmp_path / "t.json")
-    options = pario.Options(trace=trace, own_rows="never", **SMALL)
-    with pario.Loader(path, 10, shuffle="global", options=options) as loader:
+    options = pario.Options(trace=trace, **SMALL)
+    with pario.Loader(path, 10, shuffle="global", recipe="ring", options=options) as loader:
         for _ in range(2):
             for _ in loader:
                 pass
@@ -258,13 +260,14 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.full
 def test_requests_and_bytes_are_the_stores(path: str, tmp_path: Path) -> None:
-    from pario.bench.stores.latency import latency_store
+    from benchmarks.stores.latency import latency_store
 
     trace = str(tmp_path / "t.json")
     try:
         with latency_store(path, read_s=0.002, metadata_s=0.001, bytes_per_s=1e9) as store:
-            options = pario.Options(trace=trace, own_rows="never", **SMALL)
-            with pario.Loader(store.folder, 10, shuffle="block", options=options, save_index=False) as loader:
+            options = pario.Options(trace=trace, **SMALL)
+            more: dict[str, Any] = {"recipe": "ring", "options": options, "save_index": False}
+            with pario.Loader(store.folder, 10, shuffle="block", **more) as loader:
                 for _ in range(2):
                     for _ in loader:
                         pass
@@ -281,8 +284,9 @@ def test_requests_and_bytes_are_the_stores(path: str, tmp_path: Path) -> None:
 LOOP = """
 import sys
 import pario
-options = pario.Options(tiers=(), slot_bytes=1 << 18, own_rows=sys.argv[3], fetch="posix", trace=sys.argv[2])
-with pario.Loader(sys.argv[1], 10, shuffle="global", options=options, save_index=False) as loader:
+options = pario.Options(tiers=(), slot_bytes=1 << 18, trace=sys.argv[2])
+more = {"recipe": pario.options.Recipe(sys.argv[3], fetch="posix"), "options": options, "save_index": False}
+with pario.Loader(sys.argv[1], 10, shuffle="global", **more) as loader:
     for _ in range(3):
         for batch in loader:
             pass
@@ -290,14 +294,14 @@ with pario.Loader(sys.argv[1], 10, shuffle="global", options=options, save_index
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("own_rows", ["never", "always"])
-def test_requests_and_bytes_of_the_file_are_those_that_strace_sees(path: str, tmp_path: Path, own_rows: str) -> None:
+@pytest.mark.parametrize("recipe", ["ring", "auto"])
+def test_requests_and_bytes_of_the_file_are_those_that_strace_sees(path: str, tmp_path: Path, recipe: str) -> None:
     """Every system call that reads the data file, of all threads, from its opening to its end."""
     strace, trace = shutil.which("strace"), str(tmp_path / "t.json")
     if strace is None:
         skip_or_fail("strace is not installed")
         return
-    words = [sys.executable, "-c", LOOP, path, trace, own_rows]
+    words = [sys.executable, "-c", LOOP, path, trace, recipe]
     seen = tmp_path / "calls"
     calls = ["-f", "-y", "-qq", "-o", str(seen), "-e", "trace=read,pread64,preadv,preadv2,readv"]
     done = subprocess.run([strace, *calls, *words], capture_output=True, text=True, timeout=100)

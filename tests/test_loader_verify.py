@@ -15,10 +15,12 @@ from flips import Flipped, all_found, checksums, flip, written
 import pario
 from pario.decode import Datum, Raw
 from pario.errors import ChecksumError, CorruptedError, MissingError
+from pario.options import Recipe
 
 SMALL = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 32 << 10, "mix_blocks": 4}
-OWN = pario.Options(own_rows="always", **SMALL)  # type: ignore[arg-type]
-RING = pario.Options(own_rows="never", **SMALL)  # type: ignore[arg-type]
+OWN = pario.Options(tiers=(), **SMALL)  # type: ignore[arg-type]
+PLAIN = pario.Options(**SMALL)  # type: ignore[arg-type]
+RING: dict[str, Any] = {"recipe": "ring", "options": PLAIN}
 MEMORY = pario.Options(tiers=(pario.Tier("memory", "64MiB"),), **SMALL)  # type: ignore[arg-type]
 
 
@@ -46,14 +48,16 @@ WAYS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "own rows, straight": ("straight", Datum(), {"options": OWN, "shuffle": "global"}),
     "own rows, straight in key order": ("straight", Datum(), {"options": OWN}),
     "own rows, decoded": ("decoded", Datum(), {"options": OWN, "shuffle": "block"}),
-    "ring": ("packed", None, {"options": RING, "shuffle": "global"}),
-    "ring, a function": ("packed", nothing, {"options": RING, "shuffle": "block"}),
-    "ring, first epoch": ("decoded", Datum(), {"options": RING, "save_index": False}),
+    "tier by default": ("straight", Datum(), {"options": PLAIN, "shuffle": "global", "epochs": 2}),
+    "tier by default, packed": ("packed", None, {"options": PLAIN}),
+    "ring": ("packed", None, {**RING, "shuffle": "global"}),
+    "ring, a function": ("packed", nothing, {**RING, "shuffle": "block"}),
+    "ring, first epoch": ("decoded", Datum(), {**RING, "save_index": False}),
     "memory tier": ("straight", Datum(), {"options": MEMORY, "shuffle": "global", "epochs": 2}),
     "memory tier, packed": ("packed", None, {"options": MEMORY}),
-    "direct": ("decoded", Datum(), {"options": pario.Options(fetch="direct", **SMALL), "shuffle": "global"}),
+    "direct": ("decoded", Datum(), {"options": OWN, "recipe": Recipe("ring", fetch="direct"), "shuffle": "global"}),
     "plain": ("decoded", Datum(), {"recipe": "plain", "shuffle": "global"}),
-    "lmm": ("packed", None, {"recipe": "lmm", "options": RING}),
+    "lmm": ("packed", None, {"recipe": "lmm", "options": PLAIN}),
 }
 
 
@@ -68,7 +72,7 @@ def test_a_flipped_bit_never_passes(way: str, sets: dict[str, Flipped]) -> None:
         if "first epoch" in way:
             os.rename(sidecar + ".away", sidecar)
     assert stats["own"] == way.startswith("own")
-    assert stats["staged"] == way.startswith("memory")
+    assert stats["staged"] == way.startswith(("memory", "tier"))
 
 
 @pytest.mark.full

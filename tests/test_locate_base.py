@@ -61,7 +61,7 @@ def index(kind: str, file: tuple[str, Pairs]) -> Iterator[Index]:
     grow: Callable[[], ReadPool] | None = (lambda: pool) if kind.startswith("grow") else None
     one = open_index(database, pool, Solo(), save=kind in ("loaded", "grown"), grow=grow)
     if kind == "grown":
-        one.reach(np.arange(N), RankStats())
+        one.places(np.arange(N))
         one.save()
     yield one
     one.close()
@@ -93,27 +93,12 @@ def test_places_and_keys_in_any_order(index: Index, file: tuple[str, Pairs]) -> 
             index.keys([3, wrong])
 
 
-def test_reach_counts_its_reads(index: Index, kind: str) -> None:
-    stats = RankStats()
-    index.reach(np.array([], np.int64), stats)
-    assert (stats.reads, stats.bytes_read) == (0, 0)
-    index.reach(np.array([N // 2, 3]), stats)
-    first = stats.reads, stats.bytes_read
-    assert (first[0] > 0, first[1] > 0) == (kind == "growing", kind == "growing")
-    index.reach(np.array([N // 2]), stats)
-    assert (stats.reads, stats.bytes_read) == first
-    index.reach(np.array([N - 1]), stats)
-    assert index.is_complete
-    assert stats.bytes_read <= (index.snapshot.main.md_leaf_pages + 1) * index.page_size
-
-
-def test_reach_finds_every_record_that_it_is_asked_for(index: Index, kind: str) -> None:
+def test_places_finds_every_record_that_it_is_asked_for(index: Index) -> None:
     """Also the first one of a leaf page."""
     for i in range(N):
-        index.reach(np.array([i]), RankStats())
+        index.places(np.array([i]))
         if isinstance(index, GrowingIndex):
             assert index.growth.extents["offset"][i] > 0
-    assert index.is_complete
 
 
 def test_the_whole(index: Index, file: tuple[str, Pairs]) -> None:
@@ -128,7 +113,6 @@ def test_the_whole(index: Index, file: tuple[str, Pairs]) -> None:
     assert index.largest_bytes == max(len(value) for _, value in pairs)
     assert index.mean_bytes == pytest.approx(np.mean([len(value) for _, value in pairs]))
     assert estimate >= index.mean_bytes
-    assert index.in_file_order
     assert index.content_id == content_id_of(np.ascontiguousarray(index.extents))
 
 

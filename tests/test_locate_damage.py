@@ -194,7 +194,7 @@ DAMAGE: dict[str, tuple[Callable[[Image], bytes | None], type[ParioError], str]]
     "very many entries": (_main(32, "Q", 1 << 60), CorruptedError, "600 records"),
     "no entries": (_main(32, "Q", 0), CorruptedError, "0 entries"),
     "flags of duplicates only": (_main(4, "H", 0x10), CorruptedError, "impossible flags 0x10"),
-    "unknown flags": (_main(4, "H", 0x100), CorruptedError, "impossible flags 0x100"),
+    "unknown flags": (_main(4, "H", 0x200), CorruptedError, "impossible flags 0x200"),
     "leaf of zeros": (_leaf_bytes(lambda: bytes(P)), CorruptedError, "calls itself page 0"),
     "leaf of noise": (_leaf_bytes(lambda: np.random.default_rng(1).bytes(P)), CorruptedError, "calls itself page"),
     "page number": (_leaf("pgno", "Q", 3), CorruptedError, "calls itself page 3"),

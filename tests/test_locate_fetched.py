@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pario.locate.fetched import _SPARE_BYTES, Fetched, Spare
+from pario.locate.frontier import _SPARE_BYTES, Fetched, Spare
 from pario.plan.coalesce import Reads
 from pario.records import EXTENT
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -98,15 +97,13 @@ def entries_at(path: str) -> int:
     return at
 
 
-@pytest.mark.parametrize("own_rows", ["never", "always"])
+@pytest.mark.parametrize("recipe", ["ring", "auto"])
 @pytest.mark.parametrize("entries", [N - 1, N + 1, 1 << 40, 3])
-def test_a_wrong_number_of_records(
-    grown_set: Callable[[str], str], tmp_path: Path, entries: int, own_rows: str
-) -> None:
+def test_a_wrong_number_of_records(grown_set: Callable[[str], str], tmp_path: Path, entries: int, recipe: str) -> None:
     path = grown_set("one commit")
     wrong = damaged(path, tmp_path / "x.lmdb", entries_at(path), struct.pack("<Q", entries))
     with pytest.raises(CorruptedError, match="records") as caught:  # noqa: PT012, SIM117
-        with pario.Loader(wrong, 100, options=replace(SLOTS, own_rows=own_rows)) as loader:
+        with pario.Loader(wrong, 100, recipe=recipe, options=SLOTS) as loader:
             for _ in loader:
                 pass
     assert caught.value.path == f"{wrong}/data.mdb"

@@ -40,7 +40,7 @@ def test_an_epoch_reads_little_more_than_the_data(
 ) -> None:
     path = grown_set(name)
     if recipe != "lmm":  # which reads by a fetcher of its own
-        monkeypatch.setattr("pario.dataset.reader.FETCHERS", {"auto": Counting, "posix": Counting})
+        monkeypatch.setattr("pario.dataset.reader.FETCHERS", {"posix": Counting})
     Counting.bytes_read = 0
     expected = [value for _, value in truth_of(path)]
     with pario.Loader(path, 256, recipe=recipe, options=SLOTS) as loader:
@@ -74,7 +74,7 @@ def test_the_first_batch_comes_before_the_index(grown_set: Callable[[str], str])
     path = grown_set("one commit")
     Counting.bytes_read = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pario.dataset.reader.FETCHERS", {"auto": Counting})
+        patch.setattr("pario.dataset.reader.FETCHERS", {"posix": Counting})
         options = pario.Options(slot_bytes=128 << 10, slots=2)
         with pario.Loader(path, 16, options=options) as loader:
             opened = Counting.bytes_read

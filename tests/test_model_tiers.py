@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ is a folder of the repository, not of the installed package
 
+from benchmarks.marked import fill_marked  # noqa: E402
 from benchmarks.model import tier_report, tiers  # noqa: E402
 from benchmarks.model.tiers import WAYS, Job, Rates, hot_spot, seconds, simulate, store_passes  # noqa: E402
-from pario.bench.marked import fill_marked  # noqa: E402
 from pario.plan.placement import NOBODY, assign  # noqa: E402
 
 

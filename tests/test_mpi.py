@@ -1,11 +1,13 @@
 """The MPI tests, started from the serial ones: `python -m pytest` runs them on 3 ranks of two nodes, in one job;
-`python -m pytest -m full` on 1, 2, 3 and 5 ranks and on 5 of two nodes, and what is marked `full` on all of them.
+`python -m pytest -m full` on 1 and 2 ranks and on 5 of two nodes, and what is marked `full` on all of them; and on 3
+that find each other without MPI (no_mpi.py). PARIO_NO_MPI=1: all of it without MPI, too, on 2, 3 and 5 ranks.
 
 A file that did not pass in the common job runs once more in a job of its own, so that each failure has its file's name.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +16,14 @@ import pytest
 from mpi_session import FILES, Ranks, Session, run_tests
 
 QUICK = [Ranks(3, nodes=2)]
-OTHERS = [Ranks(1), Ranks(2), Ranks(3), Ranks(5), Ranks(5, nodes=2)]
+OTHERS = [Ranks(1), Ranks(2), Ranks(5, nodes=2)]
+#: Without MPI a single rank is alone (pario/comm/solo.py).
+NO_MPI = [Ranks(3, nodes=2, mpi=False)]
 
 EVERYTHING = ("-m", "full or not full")
+
+if os.environ.get("PARIO_NO_MPI") == "1":
+    OTHERS += [Ranks(2, mpi=False), *NO_MPI, Ranks(5, nodes=3, mpi=False)]
 
 Jobs = Callable[..., Session]
 
@@ -69,6 +76,19 @@ def test_more_ranks(job: Jobs, tmp_path: Path, world: Ranks, name: str) -> None:
 @pytest.mark.parametrize("world", OTHERS, ids=str)
 def test_jobs_of_more_ranks_end_well(job: Jobs, world: Ranks) -> None:
     assert job(world, *EVERYTHING).job.status == 0, job(world, *EVERYTHING).ended_where
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("world", NO_MPI, ids=str)
+def test_ranks_without_mpi(job: Jobs, tmp_path: Path, world: Ranks, name: str) -> None:
+    check(job, tmp_path, world, name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("world", NO_MPI, ids=str)
+def test_the_job_without_mpi_ends_well(job: Jobs, world: Ranks) -> None:
+    assert job(world).job.status == 0, job(world).ended_where
 
 
 @pytest.mark.full

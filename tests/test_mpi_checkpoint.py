@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from leftovers import open_things
 
 import pario
 from pario.checkpoint import store, writing
-from pario.comm import memory
 
 pytestmark = pytest.mark.mpi
 
@@ -127,15 +127,14 @@ def test_all_ranks_hear_the_same_of_the_time_limit(world, folder):
         assert not ckpt.must_save(time.time() + 1e6)
 
 
-def test_nothing_keeps_its_windows(world, folder):
-    """Some MPI libraries abort at the end of a job that has not freed them."""
-    before = len(memory._parked)
+def test_nothing_keeps_its_memory(world, folder):
+    _, before = open_things()
     tree = tree_of(world.rank, world.size)
     with pario.Checkpointer(world, slow=folder / "slow", fast=folder / "fast") as ckpt:
         ckpt.save(1, tree)
         ckpt.save(2, {**tree, "more": np.ones(3)})
         restored = ckpt.restore()
-    assert len(memory._parked) == before
+    assert open_things()[1] <= before
     assert np.array_equal(restored["rows"], whole())
 
 
@@ -228,3 +227,17 @@ def test_a_restore_reads_each_block_once_in_the_job(world, folder, monkeypatch):
         ckpt.restore()
         size = sum(path.stat().st_size for path in (folder / "slow").glob("*/*.h5"))
         assert sum(world.allgather(sum(read))) <= 1.02 * size
+
+
+def test_a_folder_that_another_job_has_is_refused_on_all_ranks(world, folder):
+    claim = store.Claim(str(folder / "slow"))
+    if world.rank == 0:
+        (folder / "slow").mkdir()
+        assert claim.take() is None
+    world.barrier()
+    with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
+        with pytest.raises(pario.CheckpointError, match="another job saves its checkpoints here"):
+            ckpt.save(1, {"a": 1})
+        claim.close()
+        ckpt.save(1, {"a": 1}).wait()
+        assert ckpt.restore() == {"a": 1}

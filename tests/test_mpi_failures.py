@@ -3,14 +3,19 @@ job; test_comm_jobs.py starts such jobs and looks at how they end.)"""
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 mpi4py_MPI = pytest.importorskip("mpi4py.MPI")
 
+from pario.comm import memory  # noqa: E402
 from pario.comm.agree import Alarm  # noqa: E402
 from pario.comm.slots import Slots  # noqa: E402
 from pario.comm.window import Ring  # noqa: E402
@@ -169,25 +174,50 @@ def test_a_ring_that_does_not_fit_fails_everywhere(world) -> None:
     assert world.allreduce_sum(1) == world.size
 
 
-def test_a_window_that_one_rank_is_refused_fails_everywhere(world, monkeypatch) -> None:
+@pytest.mark.parametrize("what", ["memfd_create", "mmap"])
+def test_memory_that_one_rank_is_refused_fails_everywhere(world, monkeypatch, what) -> None:
     if world.node_size == 1:
         pytest.skip("one rank per node has private memory")
-    MPI = world.mpi
 
-    class Win:
-        @staticmethod
-        def Allocate_shared(nbytes, unit, comm):
-            if world.node_rank == 1:
-                raise MPI.Exception(MPI.ERR_NO_MEM)
-            return MPI.Win.Allocate_shared(1 << 16, unit, comm=MPI.COMM_SELF)  # as if all had one
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "no map is left")
 
-    fake = SimpleNamespace(Win=Win, Exception=MPI.Exception, MIN=MPI.MIN, BYTE=MPI.BYTE)
-    monkeypatch.setattr(world._node, "mpi", fake)
-    with pytest.raises(ParioError, match="found no memory for 8,192 bytes"):
+    if world.node_rank == (0 if what == "memfd_create" else 1):
+        monkeypatch.setattr(*((os, what) if what == "memfd_create" else (memory.mmap, what)), refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ParioError, match=r"no memory for 8,192 bytes.*no map is left"):
         world.shared_bytes(8192)
+    assert len(os.listdir("/proc/self/fd")) <= before
     monkeypatch.undo()
-    world.node_barrier()  # of the node alone: another one may have a single rank, and skip this
-    world._windows.park()
+    assert not world.shared_bytes(8192).any()  # of the node alone: another one may have a single rank, and skip this
+
+
+@pytest.mark.parametrize("way", ["a stranger's message comes first", "nothing can be sent"])
+def test_memory_is_that_of_the_first_rank(world, monkeypatch, way) -> None:
+    """Whatever else arrives at the socket; and also where the ranks have networks of their own."""
+    if world.node_size == 1:
+        pytest.skip("one rank per node has private memory")
+    send = socket.send_fds
+
+    def sent(line, words, fds, flags, name):
+        if way == "nothing can be sent":
+            raise ConnectionRefusedError
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger, open("/dev/zero", "rb") as other:
+            send(stranger, [b"memory"], [other.fileno()], 0, name)
+            stranger.sendto(b"memory", name)
+        return send(line, words, fds, flags, name)
+
+    monkeypatch.setattr(socket, "send_fds", sent)
+    before = len(os.listdir("/proc/self/fd"))
+    shared = world.shared_bytes(10_000)
+    shared[world.node_rank] = 5 + world.node_rank
+    world.node_barrier()
+    assert shared[: world.node_size].tolist() == list(range(5, 5 + world.node_size))
+    world.node_barrier()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:pario-ring" in line]
+    assert mapped
+    del shared
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_an_alarm_outlives_a_send_that_fails(world, monkeypatch) -> None:
@@ -200,7 +230,7 @@ def test_an_alarm_outlives_a_send_that_fails(world, monkeypatch) -> None:
 
         def Test(self):
             sent.append(self.request)
-            raise world.mpi.Exception(world.mpi.ERR_OTHER)
+            raise world.mpi.Exception(1)
 
     comm = world.comm
     failing = SimpleNamespace(Isend=lambda *args, **more: Failing(comm.Isend(*args, **more)))

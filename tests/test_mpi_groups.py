@@ -97,7 +97,7 @@ def test_a_group_on_a_node_reads_once(
 ) -> None:
     from mpi4py import MPI
 
-    monkeypatch.setattr("pario.supply.choose.Automatic._follow", lambda *_: None)  # one epoch's bytes, no more
+    monkeypatch.setattr("pario.feed.automatic.Automatic._follow", lambda *_: None)  # one epoch's bytes, no more
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     nodes = world.allreduce(int(node.rank == 0))
     raw, given = pario.decode.Raw("uint8"), {"shuffle": "global", "options": SMALL}
@@ -188,6 +188,14 @@ def test_bad_records_are_the_same_in_a_group(world: Any, path: str, on_error: An
         assert loader.skipped > 0
     assert all(theirs == mine for theirs in share.allgather(mine))
     share.Free()
+
+
+def test_a_list_of_ranks(world: Any, path: str) -> None:
+    with pario.Loader(path, 4, share_batch=list(range(world.size))) as loader:
+        mine = [batch.ids.tolist() for batch in loader]
+    assert all(theirs == mine for theirs in world.allgather(mine))
+    with pytest.raises(OptionError, match=r"or a list of ranks of comm, got \["):
+        pario.Loader(path, 4, share_batch=[0, world.size])
 
 
 def test_one_rank_without_a_communicator(world: Any, path: str) -> None:

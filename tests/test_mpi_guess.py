@@ -95,13 +95,10 @@ def forget(comm, path):
 @pytest.mark.parametrize(
     ("name", "recipe"), [*((name, "auto") for name in KINDS), ("caffe_datum", "dm"), ("variable_sizes", "lmm")]
 )
-@pytest.mark.parametrize("readers", [1, 2])
-def test_every_record_in_order(world, sets, name, recipe, readers):
-    if readers == 2 and (world.size < 4 or recipe != "auto"):
-        pytest.skip("needs nodes of two ranks")
+def test_every_record_in_order(world, sets, name, recipe):
     path, db, expected = sets[name]
     forget(world, path)
-    options = pario.Options(slot_bytes=128 << 10, slots=3, readers_per_node=readers) if recipe == "auto" else None
+    options = pario.Options(slot_bytes=128 << 10, slots=3) if recipe == "auto" else None
     batch_size = 23
     with pario.Loader(path, batch_size, db=db, comm=world, options=options, recipe=recipe) as loader:
         assert not loader.index.sizes_known

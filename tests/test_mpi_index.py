@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ MPI = pytest.importorskip("mpi4py.MPI")
 import pario  # noqa: E402
 from pario.comm.farewell import is_known  # noqa: E402
 from pario.comm.world import World, get_world  # noqa: E402
+from pario.dataset import reader as reader_room  # noqa: E402
 from pario.errors import (  # noqa: E402
     CorruptedError,
     DatabaseError,
@@ -29,6 +31,7 @@ from pario.errors import (  # noqa: E402
 from pario.fetch.pool import ReadPool  # noqa: E402
 from pario.fetch.posix import PosixFetcher  # noqa: E402
 from pario.fetch.snapshot import read_snapshot  # noqa: E402
+from pario.format.meta import Snapshot  # noqa: E402
 from pario.locate import open as open_module  # noqa: E402
 from pario.locate.base import Index  # noqa: E402
 from pario.locate.database import Database  # noqa: E402
@@ -212,6 +215,31 @@ def test_overtaken_by_a_writer(world: World, place: Path) -> None:
         raises(world, SnapshotError, file)
 
 
+@pytest.mark.parametrize("commits", [1, 2, 9])
+def test_a_writer_commits_while_the_nodes_look(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    """Between rank 0's look and those of other nodes: all look again, a few times."""
+    path, _ = made(world, place, "appended", 1)
+    left = list(range(commits))
+
+    def looks(*given: Any, **more: Any) -> Snapshot:
+        found = read_snapshot(*given, **more)
+        if left and world.rank == 0:
+            with opened(os.path.dirname(path), 1) as env, env.begin(write=True) as txn:
+                txn.put(b"z%d" % left.pop(), bytes(9000))
+        return found
+
+    monkeypatch.setattr(reader_room, "read_snapshot", looks)
+    if commits == 9 and world.nodes > 1:
+        with pytest.raises(pario.ParioError, match=r"another file than rank 0|grew while it was opened"):
+            pario.Reader(path, comm=world.comm, save_index=False)
+    else:
+        with pario.Reader(path, comm=world.comm, save_index=False) as reader:
+            assert len(reader) == len(oracle(path, None)) - int(world.nodes == 1)
+            world.barrier()
+
+
 def test_a_rank_that_sees_a_shorter_file(world: World, place: Path) -> None:
     path, _ = made(world, place, "appended", 1)
     with Opened(world, path) as file:
@@ -228,23 +256,16 @@ def test_more_ranks_than_pages(world: World, place: Path) -> None:
         world.barrier()
 
 
-def test_only_readers_open_the_file_and_the_others_when_they_read(world: World, place: Path) -> None:
+def test_only_leaders_open_the_file_and_the_others_when_they_read(world: World, place: Path) -> None:
     path, db = made(world, place, "appended", 1)
     expected = [value for _, value in oracle(path, db)]
-    for readers in (1, 2):
-        with pario.Reader(path, comm=world.comm, db=db, options=pario.Options(readers_per_node=readers)) as reader:
-            opened_by = [rank for rank, has in enumerate(world.allgather(reader.file.opened is not None)) if has]
-            per_node = [min(readers, node_size) for node_size in leaders_sizes(world)]
-            assert len(opened_by) == sum(per_node)
-            assert reader.path == path
-            ids = [world.rank, 5, 0]
-            assert [bytes(value) for value in reader.read(ids)] == [expected[i] for i in ids]
-            assert reader.file.opened is not None
-            world.barrier()
-
-
-def leaders_sizes(world: World) -> list[int]:
-    return [size for is_leader, size in world.allgather((world.is_leader, world.node_size)) if is_leader]
+    with pario.Reader(path, comm=world.comm, db=db) as reader:
+        assert (reader.file.opened is not None) == world.is_leader
+        assert reader.path == path
+        ids = [world.rank, 5, 0]
+        assert [bytes(value) for value in reader.read(ids)] == [expected[i] for i in ids]
+        assert reader.file.opened is not None
+        world.barrier()
 
 
 @pytest.mark.parametrize("handle", [True, False], ids=["by the leader's handle", "by the path"])
@@ -260,7 +281,7 @@ def test_a_rank_that_opens_late_gets_no_other_file(world: World, place: Path, ha
         world.barrier()
         if not handle:
             reader.file._leaders_files = ["/proc/self/fd/nothing"]
-        if reader.file.feeder is None and not handle:
+        if not world.is_leader and not handle:
             with pytest.raises(SnapshotError, match="replaced after another rank"):
                 reader.read([0])
         else:

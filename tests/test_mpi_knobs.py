@@ -37,12 +37,11 @@ def path(world, tmp_path_factory):
     return world.bcast(place)
 
 
-@pytest.mark.parametrize("readers", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "shuffle", [pytest.param(False, marks=pytest.mark.full), "global", pytest.param("block", marks=pytest.mark.full)]
 )
-def test_bytes_and_order_are_the_plain_ones(world, path, shuffle, readers, monkeypatch):
-    small = {"slot_bytes": 64 << 10, "slots": 4, "block_bytes": 16 << 10, "mix_blocks": 4, "readers_per_node": readers}
+def test_bytes_and_order_are_the_plain_ones(world, path, shuffle, monkeypatch):
+    small = {"slot_bytes": 64 << 10, "slots": 4, "block_bytes": 16 << 10, "mix_blocks": 4}
     with pario.Loader(path, 5, shuffle=shuffle, comm=world, options=pario.Options(inflight=4, **small)) as loader:
         plain = [[batch.ids.tolist() for batch in loader] for _ in range(2)]
     said = restless(monkeypatch, world.rank + 1)
@@ -55,4 +54,4 @@ def test_bytes_and_order_are_the_plain_ones(world, path, shuffle, readers, monke
                 assert found == [value(i) for i in batch.ids.tolist()]
                 seen.append(batch.ids.tolist())
             assert seen == order
-    assert any(world.allgather(len(set(said["ring_bytes"])) > 2))
+    assert any(world.allgather(len(set(said["inflight"])) > 2))

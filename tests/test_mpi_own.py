@@ -1,7 +1,9 @@
-"""Own rows on several ranks, nodes and communicators. The oracle is what was written, read back by py-lmdb."""
+"""Ranks that take their records from a file of their node, with a tier and without, on several ranks, nodes and
+communicators. The oracle is what was written, read back by py-lmdb."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -13,15 +15,25 @@ import pytest
 import pario
 from pario.decode import Raw
 from pario.errors import CorruptedError, DecodeError, PeerError
-from pario.fetch import past_cache
-from pario.fetch.direct import DirectFetcher
-from pario.fetch.posix import PosixFetcher
 
 pytestmark = pytest.mark.mpi
 
 N = 211
-ROW = 20_000  # read straight into the batch
-OWN = pario.Options(own_rows="always", slot_bytes=256 << 10, block_bytes=128 << 10, mix_blocks=4)
+ROW = 20_000
+SIZES = {"slot_bytes": 256 << 10, "block_bytes": 128 << 10, "mix_blocks": 4}
+#: without a tier; with the one by default
+FORMS = {"scratch": pario.Options(tiers=(), **SIZES), "tier": pario.Options(**SIZES)}
+
+
+@pytest.fixture(params=FORMS)
+def form(request):
+    return request.param
+
+
+@pytest.fixture
+def seated(form):
+    """Options."""
+    return FORMS[form]
 
 
 @pytest.fixture(scope="module")
@@ -91,27 +103,29 @@ def test_the_same_steps_as_through_the_ring(world, path, expected, shuffle, alon
 
     comm = MPI.COMM_SELF if alone else world
     steps = {}
-    for way in ("always", "never"):
-        options = pario.Options(own_rows=way, slot_bytes=256 << 10, block_bytes=128 << 10, mix_blocks=4)
-        with pario.Loader(path, batch_size, Raw("u1", ROW), shuffle=shuffle, comm=comm, options=options) as loader:
+    for way in ("ring", *FORMS):
+        options = FORMS.get(way, FORMS["scratch"])
+        given = {"shuffle": shuffle, "comm": comm, "recipe": "ring" if way == "ring" else "auto", "options": options}
+        with pario.Loader(path, batch_size, Raw("u1", ROW), **given) as loader:
             mine = [take(loader, expected) for _ in range(2)]
             steps[way] = [steps_of_all(comm, seen) for seen in mine]
-            assert loader.stats()["own"] == (way == "always")
+            assert loader.stats()["own"] == (way == "scratch")
+            assert loader.stats()["staged"] == (way == "tier")
             report = loader.report()
         for epoch in steps[way]:
             assert sorted(chain.from_iterable(epoch)) == list(range(N))
-        if way == "always":
+        if way == "scratch":
             assert all(rank.own and rank.reader for rank in report.ranks)
             assert sum(rank.records for rank in report.ranks) == 2 * N
             assert 0 < sum(rank.reads for rank in report.ranks) <= 2 * N  # neighbours are one read
-    assert steps["always"] == steps["never"]
+    assert steps["scratch"] == steps["tier"] == steps["ring"]
 
 
 @pytest.mark.parametrize("shuffle", [False, "block"])
-def test_resume_on_another_number_of_ranks(world, path, expected, shuffle):
+def test_resume_on_another_number_of_ranks(world, path, expected, seated, shuffle):
     from mpi4py import MPI
 
-    with pario.Loader(path, 4, Raw("u1", ROW), shuffle=shuffle, seed=9, comm=world, options=OWN) as loader:
+    with pario.Loader(path, 4, Raw("u1", ROW), shuffle=shuffle, seed=9, comm=world, options=seated) as loader:
         first = []
         for batch in loader:
             first += batch.ids.tolist()
@@ -119,7 +133,7 @@ def test_resume_on_another_number_of_ranks(world, path, expected, shuffle):
                 break
         state = loader.state_dict()
     done = list(chain.from_iterable(world.allgather(first)))
-    with pario.Loader(path, 7, Raw("u1", ROW), shuffle=shuffle, seed=9, comm=MPI.COMM_SELF, options=OWN) as loader:
+    with pario.Loader(path, 7, Raw("u1", ROW), shuffle=shuffle, seed=9, comm=MPI.COMM_SELF, options=seated) as loader:
         loader.load_state_dict(state)
         rest = list(chain.from_iterable(take(loader, expected)))
     assert sorted(done + rest) == list(range(N))
@@ -134,11 +148,11 @@ def test_each_node_decides_for_itself_and_its_ranks_agree(world, path, expected)
             assert len(set(places)) == loader.world.nodes
 
 
-def test_a_record_of_another_size_on_one_rank_stops_all(world, path):
+def test_a_record_of_another_size_on_one_rank_stops_all(world, path, seated):
     """Every rank gets some records; one of them cannot read the last ones."""
     decoder = Raw("u1", ROW if world.rank else (2, ROW // 2))
     decoder.spec = (ROW,)
-    with pario.Loader(path, 2, decoder, comm=world, options=OWN) as loader:
+    with pario.Loader(path, 2, decoder, comm=world, options=seated) as loader:
         if world.rank == world.size - 1:
             loader.decoder.spec = (ROW + 1,)
         kind = DecodeError if world.rank == world.size - 1 else PeerError
@@ -147,56 +161,38 @@ def test_a_record_of_another_size_on_one_rank_stops_all(world, path):
     world.Barrier()
 
 
-def test_a_file_that_is_replaced_stays_the_old_one(world, tmp_path_factory, expected):
+def test_a_file_that_is_replaced_stays_the_old_one(world, tmp_path_factory, expected, form, seated):
     """Ranks that open it only now have its leader's."""
     path = write(world, tmp_path_factory, "replaced")
-    with pario.Loader(path, 5, Raw("u1", ROW), comm=world, options=pario.Options(own_rows="always")) as loader:
+    with pario.Loader(path, 5, Raw("u1", ROW), comm=world, options=seated) as loader:
         world.Barrier()
         if world.rank == 0:
             Path(path, "data.mdb").unlink()
             Path(path, "data.mdb").write_bytes(b"no database")
         world.Barrier()
         seen = take(loader, expected)
-        assert loader.stats()["own"]
+        assert loader.stats()["own"] == (form == "scratch")
         steps_of_all(world, seen)
     world.Barrier()
 
 
-def test_damage_stops_all(world, tmp_path_factory):
+def test_damage_stops_all(world, tmp_path_factory, seated):
     path = write(world, tmp_path_factory, "damaged")
-    with pario.Loader(path, 5, Raw("u1", ROW), comm=world, options=OWN) as loader:
-        for _batch in loader:
-            pass
-        offset = int(loader.index.extents["offset"][77])
-        world.Barrier()
-        if world.rank == 0:
-            with open(f"{path}/data.mdb", "r+b") as f:
-                f.seek(offset - 16)
-                f.write(b"\xff")
-        world.Barrier()
-        with pytest.raises((CorruptedError, PeerError), match="page header") as caught:
-            two_epochs(loader)
+    with pario.Reader(path, comm=world) as reader:
+        offset = int(reader.index.extents["offset"][77])
+    if world.rank == 0:
+        before = os.stat(f"{path}/data.mdb")
+        with open(f"{path}/data.mdb", "r+b") as f:
+            f.seek(offset - 16)
+            f.write(b"\xff")
+        os.utime(f"{path}/data.mdb", ns=(before.st_atime_ns, before.st_mtime_ns))
+    world.Barrier()
+    with (
+        pario.Loader(path, 5, Raw("u1", ROW), comm=world, options=seated) as loader,
+        pytest.raises((CorruptedError, PeerError), match="page header") as caught,
+    ):
+        two_epochs(loader)
     assert sum(world.allgather(isinstance(caught.value, CorruptedError))) == 1
     world.Barrier()
     if world.rank == 0:
         shutil.rmtree(path)
-
-
-def test_past_the_page_cache_if_each_node_has_one_rank(world, path, expected, monkeypatch):
-    """A cold file on a fast disk; all nodes do the same."""
-    monkeypatch.setattr(past_cache, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(past_cache, "_BYTES", 4096)
-    monkeypatch.setattr(past_cache, "_FAST", 1e9)
-    monkeypatch.setattr(PosixFetcher, "read_ahead_bytes", 1 << 20)
-    monkeypatch.setattr(PosixFetcher, "cached_share", lambda *_: 0.0)
-    options = pario.Options(slot_bytes=256 << 10, block_bytes=128 << 10, mix_blocks=4)
-    for comm in (world, world.Split(world.rank)):
-        with pario.Loader(path, 7, Raw(np.uint8, ROW), shuffle="block", comm=comm, options=options) as loader:
-            steps = steps_of_all(comm, take(loader, expected))
-            assert sorted(chain.from_iterable(steps)) == list(range(N))
-            alone = max(comm.allgather(loader.world.node_size)) == 1
-            assert not loader.stats()["own"]
-            fetchers = comm.allgather(type(loader._life.reader.file.pool.fetcher))
-            assert all(one is DirectFetcher for one in fetchers) if alone else DirectFetcher not in fetchers
-        if comm is not world:
-            comm.Free()

@@ -17,8 +17,8 @@ import pytest
 
 import pario
 from pario.checkpoint import store
-from pario.checkpoint.draining import DrainThread
 from pario.checkpoint.partner import Offers
+from pario.checkpoint.writing import DrainThread
 from pario.comm.world import get_world
 
 pytestmark = pytest.mark.mpi

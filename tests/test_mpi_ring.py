@@ -65,11 +65,9 @@ def feed(ring, slots, world, run: int, groups: range, stop, errors: list) -> Non
         errors.append(error)
 
 
-@pytest.mark.parametrize("feeders", [1, 2])
-def test_stress(world, feeders: int) -> None:
-    """Three runs over one ring. With two feeders the groups go in turn to two ranks of the node."""
+def test_stress(world) -> None:
+    """Three runs over one ring."""
     groups = 80
-    feeders = min(feeders, world.node_size)
     ring = Ring(world, SLOTS, alive_seconds=0.5)
     slots = Slots(world, SLOTS, 5000, 3 * (SLOTS + 1), ROWS)
     slots.allocate()
@@ -81,9 +79,8 @@ def test_stress(world, feeders: int) -> None:
             ring.reset()
         world.node_barrier()
         stop, errors, thread = threading.Event(), [], None
-        if world.node_rank < feeders:
-            args = (ring, slots, world, run, range(world.node_rank, groups, feeders), stop, errors)
-            thread = threading.Thread(target=feed, args=args)
+        if world.is_leader:
+            thread = threading.Thread(target=feed, args=(ring, slots, world, run, range(groups), stop, errors))
             thread.start()
         random_ = random.Random(f"take {world.rank} {run}")
         flat = slots.data.reshape(-1)

@@ -13,7 +13,7 @@ from pario.stats.trace_summary import read_ranks
 pytestmark = pytest.mark.mpi
 
 N = 240
-SMALL = {"slot_bytes": 64 << 10, "slots": 3, "tiers": (), "own_rows": "never", "next_epoch": False}
+SMALL = {"slot_bytes": 64 << 10, "slots": 3, "tiers": (), "once": True}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,8 @@ def folder(world, tmp_path_factory):
 
 def test_rank_0_makes_one_file_of_all_ranks(world, folder):
     trace = f"{folder}/t.json"
-    with pario.Loader(f"{folder}/x.lmdb", 5, comm=world, options=pario.Options(trace=trace, **SMALL)) as loader:
+    options = pario.Options(trace=trace, **SMALL)
+    with pario.Loader(f"{folder}/x.lmdb", 5, comm=world, recipe="ring", options=options) as loader:
         for _ in range(2):
             for _ in loader:
                 pass
@@ -67,7 +68,7 @@ def fails(loader, divisor):
 
 def test_an_error_on_one_rank_leaves_the_parts_of_all(world, folder):
     trace = f"{folder}/e.json"
-    loader = pario.Loader(f"{folder}/x.lmdb", 5, comm=world, options=pario.Options(trace=trace, **SMALL))
+    loader = pario.Loader(f"{folder}/x.lmdb", 5, comm=world, recipe="ring", options=pario.Options(trace=trace, **SMALL))
     with pytest.raises((ZeroDivisionError, pario.PeerError)):
         fails(loader, world.rank - world.size + 1)
     world.barrier()

@@ -20,9 +20,10 @@ pytestmark = pytest.mark.mpi
 
 SMALL = {"slot_bytes": 64 << 10, "slots": 3, "block_bytes": 32 << 10, "mix_blocks": 4}
 WAYS: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "own": ("straight", Datum(), {"options": pario.Options(own_rows="always", **SMALL), "shuffle": "global"}),
-    "ring": ("packed", None, {"options": pario.Options(own_rows="never", **SMALL)}),
-    "mixed": ("decoded", Datum(), {"options": pario.Options(own_rows="never", **SMALL), "shuffle": "block"}),
+    "own": ("straight", Datum(), {"options": pario.Options(tiers=(), **SMALL), "shuffle": "global"}),
+    "tier by default": ("straight", Datum(), {"options": pario.Options(**SMALL), "shuffle": "global"}),
+    "ring": ("packed", None, {"recipe": "ring", "options": pario.Options(**SMALL)}),
+    "mixed": ("decoded", Datum(), {"recipe": "ring", "options": pario.Options(**SMALL), "shuffle": "block"}),
     "memory": ("packed", None, {"options": pario.Options(tiers=read_tiers("memory:64MiB"), **SMALL)}),
     "stag": ("packed", None, {"recipe": "stag"}),
 }  # fmt: skip

@@ -7,10 +7,12 @@ import time
 
 import numpy as np
 import pytest
+from leftovers import communicators_left
 
 mpi4py_MPI = pytest.importorskip("mpi4py.MPI")
 
 from pario.comm import messages  # noqa: E402
+from pario.comm.farewell import guard  # noqa: E402
 from pario.comm.world import World, get_world  # noqa: E402
 from pario.errors import ClosedError, LauncherError, OptionError, ParioError, PeerError  # noqa: E402
 
@@ -180,7 +182,7 @@ def test_shared_bytes(world) -> None:
 
 def test_too_little_shared_memory_is_an_error_not_a_crash(world) -> None:
     if world.node_size > 1:  # a rank alone on its node has private memory
-        with pytest.raises(ParioError, match="shared memory is too small"):
+        with pytest.raises(ParioError, match="memory is too small"):
             world.shared_bytes(1 << 50)
     world.barrier()
 
@@ -217,6 +219,7 @@ def test_waiting_is_polite() -> None:
         assert time.process_time() - begin < 0.3
 
 
+@pytest.mark.skipif(MPI.get_vendor()[0] == "no MPI", reason="asks mpi4py what a communicator is")
 def test_what_is_no_communicator() -> None:
     for wrong in (3, "world", MPI.COMM_NULL):
         with pytest.raises(OptionError, match="communicator"):
@@ -232,6 +235,79 @@ def test_ranks_that_are_alone_hear_why(monkeypatch) -> None:
     with pytest.raises(LauncherError):
         get_world(MPI.COMM_WORLD)
     get_world(MPI.COMM_SELF).free()  # on purpose
+
+
+def test_a_rank_alone_leaves_no_communicators_after_errors() -> None:
+    World(MPI.COMM_SELF).free()
+    left = communicators_left()
+    for number in range(5):
+        world = World(MPI.COMM_SELF)
+        if number % 2:
+            world.abandon(ValueError("of this rank"))
+        else:
+            world.free(collective=False)
+    assert communicators_left() == left
+
+
+class User:
+    """What guards a world, and drops it without a word."""
+
+    def __init__(self, comm) -> None:
+        self.world = World(comm)
+        guard(self.world, self)
+
+    def _abandon(self, error) -> None: ...
+
+    def _part(self) -> None: ...
+
+
+def test_worlds_that_nobody_freed_have_the_communicators_of_one() -> None:
+    comm = MPI.COMM_WORLD
+    World(comm).free()
+    left = communicators_left()
+    for number in range(10):
+        user = User(comm)
+        assert user.world.allreduce_sum(number) == number * comm.size
+        assert user.world.node_bcast(user.world.node_rank + 5) == 5
+        last, user = user.world, None
+    with World(comm):
+        with pytest.raises(ClosedError):
+            last.barrier()  # another one has its communicators
+        assert communicators_left() >= left - 3
+
+
+def test_two_worlds_of_the_same_ranks_have_messages_of_their_own() -> None:
+    """A rank begins in one, its neighbour in the other: each hears its own."""
+    comm = MPI.COMM_WORLD
+    again = comm.Dup()
+    with World(comm) as one, World(again) as two:
+        sums = {one: np.array([1]), two: np.array([1000])}
+        order = [one, two] if comm.rank % 2 else [two, one]
+        begun = [(world, world.comm.Iallreduce(MPI.IN_PLACE, sums[world])) for world in order]
+        for world, request in begun:
+            world.wait(request)
+        assert [int(said[0]) for said in sums.values()] == [comm.size, 1000 * comm.size]
+    again.Free()
+
+
+def test_a_world_that_one_rank_still_uses_is_left_alone() -> None:
+    """It was dropped everywhere else. And after an error of one rank its communicators are out of step."""
+    comm = MPI.COMM_WORLD
+    user: User | None = User(comm)
+    kept = user.world
+    mine = user if comm.rank == 0 else None
+    user = None
+    with World(comm) as other:
+        assert other.allreduce_sum(1) == comm.size
+        assert comm.size == 1 or not kept.is_freed
+    del mine
+    failed = World(comm)
+    if comm.rank == 0:
+        failed.abandon(ValueError("of rank 0 alone"))
+    else:
+        failed.free(collective=False)
+    with World(comm) as after:
+        assert after.allgather(comm.rank) == list(range(comm.size))
 
 
 def test_who_waits_for_others_hears_its_own_background() -> None:

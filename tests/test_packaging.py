@@ -212,7 +212,7 @@ def sections() -> dict[str, str]:
 def test_apptainer_installs_extras_that_exist() -> None:
     post = sections()["post"]
     (asked,) = re.findall(r"\$wheel\[([\w,-]+)\]", post)
-    all_but_zstd = extras_for_users() - {"study", "zstd"}  # codecs brings zstd; figures are drawn elsewhere
+    all_but_zstd = extras_for_users() - {"figures", "zstd"}  # codecs brings zstd; figures are drawn elsewhere
     assert set(asked.split(",")) == all_but_zstd | {"mpich"}
     assert "fuse3" in post  # mount
 

@@ -17,9 +17,8 @@ from pario.codec.packing import Packing
 from pario.comm.solo import Solo
 from pario.errors import CorruptedError
 from pario.packing import folder, tars, unpack
-from pario.packing.inflated import inflated
-from pario.packing.items import NoItems
-from pario.packing.several import own_names
+from pario.packing.items import NoItems, inflated
+from pario.packing.sources import own_names
 
 
 def part(*rows: tuple[Any, ...]) -> bytes:

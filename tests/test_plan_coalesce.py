@@ -269,3 +269,20 @@ def test_random_places_are_read_one_by_one():
 def test_a_value_outside_of_the_file_in_a_span():
     with pytest.raises(CorruptedError, match="outside of the file"):
         spans([16, len(FILE) - 50], [100, 100])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "gap", "reads"),
+    [
+        (100, 200, 0, 2),
+        (100, 200, 100, 1),
+        (4000, 8192, 1 << 14, 1),  # a page, and what is left of another
+        (1, 12_287, 1 << 14, 1),  # the longest
+        (1, 12_288, 1 << 14, 2),  # two pages
+        (1, 12_287, 12_285, 2),
+    ],
+)
+def test_a_page_between_two_ranges_is_read_along_and_two_are_not(first, second, gap, reads):
+    begins, nbytes = np.array([0, second]), np.array([first, 10])
+    how = {"align": 1, "gap_bytes": gap, "read_bytes": 1 << 20, "file_bytes": 100_000}
+    assert len(coalesce(begins, nbytes, **how).reads) == reads

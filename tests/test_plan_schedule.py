@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pario.errors import OptionError
 from pario.plan.epoch import epoch_order
-from pario.plan.schedule import Schedule, node_share, slot_capacity
-from pario.plan.shard import even_split
+from pario.plan.schedule import Schedule, even_split, node_share, slot_capacity
 from pario.records import EXTENT
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)

@@ -7,8 +7,7 @@ import pytest
 
 from pario.errors import OptionError
 from pario.options import BLOCK_SLOTS, RECIPES, Options
-from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
-from pario.plan.stream import Stream, Work
+from pario.plan.stream import RingShape, Stream, Work, fit_memory, pool_shape, step_shape
 
 AUTO, COAL, PROV = RECIPES["auto"], RECIPES["coal"], RECIPES["prov"]
 OPTIONS = Options(slot_bytes=8 << 20, slots=6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pario.errors import OptionError
-from pario.recipes.stagger import candidates, turn
+from pario.recipes.lmdbio import candidates, turn
 
 
 @pytest.mark.parametrize("size", range(1, 12))

@@ -153,3 +153,14 @@ def test_a_forked_process_closes_its_own_part() -> None:
     os.waitpid(child, 0)
     assert read(tier, *GRID.span(1)) == chunk_of(1).tobytes()
     tier.close()
+
+
+def test_what_was_checked_is_forgotten_with_the_state_of_the_memory_and_with_the_index(tier: MemoryTier) -> None:
+    one, other = object(), object()
+    bits = tier.seen(3, one, 20)
+    assert bits.tolist() == [0, 0, 0]
+    bits[1] = 5
+    assert tier.seen(3, one, 20) is bits
+    assert not tier.seen(4, one, 20).any(), "a chunk came back"
+    tier.seen(4, one, 20)[0] = 1
+    assert not tier.seen(4, other, 20).any(), "another database has other records"

@@ -135,7 +135,7 @@ def test_nothing_is_kept() -> None:
 
 
 def test_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **more: object) -> None:
         raise ParioError("no thread")
 
     monkeypatch.setattr(patience_module, "start_thread", refuse)

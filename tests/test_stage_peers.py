@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from wire import Wire
+from bad_wire import Wire
 
-from pario.comm.server import Reply
-from pario.comm.sockets import Address, Client, Part
 from pario.errors import ReadError
 from pario.fetch.posix import PosixFetcher
 from pario.plan.placement import Placement, assign
@@ -27,9 +26,15 @@ from pario.stage.base import AnyTier
 from pario.stage.disk import DiskTier
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
-from pario.stage.peers import ABSENT, BRING, KEEP, READ, Peers, Servers
+from pario.stage.peers import BRING, KEEP, READ, Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
+from pario.wire.client import Address, Client
+from pario.wire.frames import Part, Word
+from pario.wire.server import Reply
+
+#: of files that are no LMDBs
+SNAPSHOTS: list[Any] = [SimpleNamespace(page_size=0, stamp=b"")]
 
 GRID = Grid((40 << 16) + 1234, 1 << 16)
 DATA = np.random.default_rng(0).integers(1, 256, GRID.file_bytes, dtype=np.uint8)
@@ -53,7 +58,7 @@ class Node:
     def __init__(self, path: str, tier: AnyTier, seen: list[tuple[int, int]], *, wait_s: float, threads: int) -> None:
         store = CountingStore(path, seen, wait_s)
         self.tier = tier
-        self.staged = StagedFetcher(store, None, [tier], grid=tier.grid, read_bytes=1 << 20, count=lambda *_: None)  # type: ignore[arg-type]
+        self.staged = StagedFetcher(store, SNAPSHOTS, [tier], grid=tier.grid, read_bytes=1 << 20, count=lambda *_: None)
         self.service = Service({IDENTITY: self.staged}.get, SECRET, threads=threads, clients=8, network=True)
         self.peers: Peers | None = None
 
@@ -124,7 +129,7 @@ Build = Callable[..., Cluster]
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Build]:
-    monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: None)  # this file is no LMDB
+    monkeypatch.setattr("pario.fetch.snapshot.check_snapshot", lambda *_: None)  # this file is no LMDB
     DATA.tofile(tmp_path / "data.mdb")
     made: list[Cluster] = []
 
@@ -216,7 +221,7 @@ def test_a_chunk_that_a_node_has_lost_is_brought_again(cluster: Build) -> None:
 def stopped(node: Node, seconds: float) -> None:
     answer = node.service._answer
 
-    def slow(kind: int, body: memoryview) -> Reply:
+    def slow(kind: int, body: bytes) -> Reply:
         time.sleep(seconds)
         return answer(kind, body)
 
@@ -369,7 +374,7 @@ def test_few_descriptors(cluster: Build) -> None:
 def test_answers_that_are_garbage(cluster: Build, garbage: str) -> None:
     nodes = cluster(14, 14, 14, copies=1)
 
-    def answer(kind: int, body: memoryview) -> Reply:
+    def answer(kind: int, body: bytes) -> Reply:
         n = (len(body) - 32) // EXTENT.itemsize
         flags = Part(np.ones(n, np.uint8))
         return {
@@ -492,7 +497,7 @@ def test_requests_that_cannot_be_meant(cluster: Build, what: str) -> None:
 def test_a_dataset_that_the_server_does_not_have(cluster: Build, kind: int) -> None:
     nodes = cluster(50, 50)
     client = Client(nodes.nodes[0].service.address, SECRET, 5.0)
-    assert client.call(kind, bytes(32) + np.array([(0, 10), (10, 10)], EXTENT).tobytes()) == bytes([ABSENT, ABSENT])
+    assert client.call(kind, bytes(32) + np.array([(0, 10), (10, 10)], EXTENT).tobytes())[1] == bytes([Word.ABSENT] * 2)
     client.close()
 
 

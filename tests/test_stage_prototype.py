@@ -8,21 +8,27 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pario.comm import sockets
-from pario.comm.sockets import Client
 from pario.fetch.posix import PosixFetcher
 from pario.plan.placement import assign
 from pario.records import EXTENT
 from pario.stage.disk import DiskTier
 from pario.stage.grid import BLOCK_BYTES, Grid
 from pario.stage.memory import MemoryTier
-from pario.stage.peers import ABSENT, READ, Peers, Servers
+from pario.stage.peers import READ, Peers, Servers
 from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
+from pario.wire import client as client_module
+from pario.wire.client import Address, Client
+from pario.wire.frames import Word
+
+#: of files that are no LMDBs
+SNAPSHOTS: list[Any] = [SimpleNamespace(page_size=0, stamp=b"")]
 
 GiB = 1 << 30
 GRID = Grid(5 * GiB + 1234, BLOCK_BYTES)
@@ -51,7 +57,7 @@ class Node:
         self.store = Store(path)
         self.staged = StagedFetcher(
             self.store,
-            None,  # type: ignore[arg-type]
+            SNAPSHOTS,
             [self.tier],
             grid=GRID,
             read_bytes=1 << 20,
@@ -68,7 +74,7 @@ class Node:
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node]]:
     """The first one keeps everything, the second nothing."""
-    monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: None)  # this file is no LMDB
+    monkeypatch.setattr("pario.fetch.snapshot.check_snapshot", lambda *_: None)  # this file is no LMDB
     path = tmp_path / "data.mdb"
     with open(path, "wb") as file:
         file.truncate(GRID.file_bytes)
@@ -127,14 +133,14 @@ def test_nobody_reads_the_store_on_behalf_of_who_asks_for_what_is_here(nodes: li
     assert request.is_right()
     request.drop()
     client.close()
-    assert flags.tolist() == [ABSENT]
+    assert flags.tolist() == [Word.ABSENT]
     assert nodes[0].store.seen == []
 
 
 def test_connections_are_used_again(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    connect = sockets._connect
-    monkeypatch.setattr(sockets, "_connect", lambda *arguments: (made.append(arguments), connect(*arguments))[1])  # type: ignore[func-returns-value]
+    connect = client_module._connect
+    monkeypatch.setattr(client_module, "_connect", lambda *arguments: (made.append(arguments), connect(*arguments))[1])  # type: ignore[func-returns-value]
     for k in range(300):
         chunk = WRITTEN[k % len(WRITTEN)]
         assert nodes[1].read(GRID.span(chunk)[0] + k, 50) == chunk_of(chunk)[k : k + 50]
@@ -161,7 +167,7 @@ def test_whom_to_ask_is_not_searched_for() -> None:
     def seconds(chunks: int) -> float:
         grid = Grid(chunks * BLOCK_BYTES, BLOCK_BYTES)
         placement = assign(7, range(chunks), [chunks, chunks], 1)
-        nowhere = sockets.Address("another machine", "", ("127.0.0.1",), 1)
+        nowhere = Address("another machine", "", ("127.0.0.1",), 1)
         peers = Peers(placement, Servers(0, [nowhere] * 2, SECRET), serves=False, identity=IDENTITY, grid=grid)
         begin = time.process_time()
         for k in range(1000):

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tiers import CHUNKS, DATA, GRID
 
 from pario.control.knobs import Knob
 from pario.errors import ReadError, SnapshotError
+from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.records import EXTENT
 from pario.stage import disk as disk_module
@@ -50,7 +53,7 @@ class CountingStore(PosixFetcher):
 def snapshot_checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often the snapshot was checked; these files are no LMDBs."""
     checks: list[int] = []
-    monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: checks.append(1))
+    monkeypatch.setattr("pario.fetch.snapshot.check_snapshot", lambda *_: checks.append(1))
     return checks
 
 
@@ -61,14 +64,16 @@ def store(tmp_path: Path) -> CountingStore:
 
 
 def staged(store: CountingStore, *tiers: AnyTier) -> StagedFetcher:
-    return StagedFetcher(store, None, tiers, grid=tiers[0].grid, read_bytes=1 << 20, count=store.count)  # type: ignore[arg-type]
+    snapshots: list[Any] = [SimpleNamespace(page_size=0, stamp=b"")]
+    return StagedFetcher(store, snapshots, tiers, grid=tiers[0].grid, read_bytes=1 << 20, count=store.count)
 
 
 def filled(fetcher: StagedFetcher, chunks: list[int], inflight: int | Knob, errors: list[BaseException]) -> Filler:
     """A filler of the fetcher's first tier."""
     used, stats, memory = np.array(sorted(chunks)), RankStats(), fetcher.tiers[0]
     assert isinstance(memory, MemoryTier)
-    return Filler(fetcher, memory, iter(chunks), used, inflight=inflight, stats=stats, failed=errors.append)
+    pool = ReadPool(fetcher, inflight)
+    return Filler(pool, fetcher, memory, iter(chunks), used, stats=stats, failed=errors.append)
 
 
 def get(fetcher: StagedFetcher, *ranges: tuple[int, int]) -> list[bytes]:
@@ -95,7 +100,7 @@ def test_each_byte_leaves_the_store_once(store: CountingStore, snapshot_checks: 
         nbytes = int(rng.integers(1, min(3 * CHUNK, GRID.file_bytes - offset) + 1))
         assert get(fetcher, (offset, nbytes)) == right((offset, nbytes))
     assert sorted(store.seen) == [GRID.span(chunk) for chunk in range(CHUNKS)]
-    assert store.counted == (CHUNKS, GRID.file_bytes)
+    assert store.counted == (2 * CHUNKS, GRID.file_bytes), "looks at the meta page count, too"
     assert len(snapshot_checks) == CHUNKS, "bytes from the tier were compared with the snapshot when they came"
 
 
@@ -254,12 +259,12 @@ def test_an_error_of_the_store_keeps_nothing(store: CountingStore, monkeypatch: 
     def overtaken(*_: object) -> None:
         raise SnapshotError("a writer")
 
-    monkeypatch.setattr("pario.stage.staged.check_snapshot", overtaken)
+    monkeypatch.setattr("pario.fetch.snapshot.check_snapshot", overtaken)
     with pytest.raises(SnapshotError):
         get(fetcher, (0, 10))
     assert not memory.held().any()
     assert memory.held_bytes == 0
-    monkeypatch.setattr("pario.stage.staged.check_snapshot", lambda *_: None)
+    monkeypatch.setattr("pario.fetch.snapshot.check_snapshot", lambda *_: None)
     assert get(fetcher, (0, 10)) == right((0, 10))
 
 

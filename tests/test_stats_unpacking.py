@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pario.stats.explain import unpacking_words
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
-from pario.stats.unpacking import unpacking_words
 
 RANKS = [
     RankStats(rank=k, node=k, loop=2.0, records=1000, unpack=0.5, packed_bytes=10_000_000, unpacked_bytes=25_000_000)

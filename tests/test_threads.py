@@ -106,15 +106,35 @@ def test_no_thread_at_all_is_an_error(granted) -> None:
     with pytest.raises(ParioError, match=r"refuses this process a thread \(test-0\): it has \d+.*Options.inflight"):
         workers.call(pow, 2, 3)
     with pytest.raises(ParioError, match=r"\(alone\)"):
-        start_thread("alone", print)
+        start_thread("alone", print, stop=None)
+    assert workers.end()
+
+
+def test_at_the_end_a_thread_does_itself_what_it_hands_on(granted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on no thread can be started when the script has ended; its main thread is over then."""
+    workers, over, done = Workers("test", 1), threading.Event(), []
+
+    def hand_on() -> None:
+        over.wait(20)
+        done.append(workers.call(threading.get_ident).result(0))
+
+    thread = threading.Thread(target=hand_on)
+    thread.start()
+    granted(0)
+    monkeypatch.setattr(threading, "main_thread", lambda: threading.Thread())
+    over.set()
+    thread.join(20)
+    assert done == [thread.ident]
+    assert workers.load == 0
     assert workers.end()
 
 
 LIMITED = """
 import resource, sys
 import pario
-options = pario.Options(own_rows="never", inflight=64, slots=2, slot_bytes=64 << 10)
-with pario.Loader(sys.argv[1], 8, lambda value: {"n": len(value)}, options=options, comm="self") as loader:
+options = pario.Options(inflight=64, slots=2, slot_bytes=64 << 10)
+how = {"recipe": "ring", "options": options, "comm": "self"}
+with pario.Loader(sys.argv[1], 8, lambda value: {"n": len(value)}, **how) as loader:
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -145,35 +165,6 @@ def test_a_small_address_space(caffe_datum) -> None:
     assert "address space in bytes (ulimit -v)" in said
 
 
-def test_parts_are_shared_with_idle_threads_and_nobody_waits_for_busy_ones() -> None:
-    workers = Workers("test", 2)
-    try:
-        both = threading.Barrier(2)
-        names: list[str] = []
-
-        def work(number: int) -> None:
-            if number < 2:
-                both.wait(30)  # this thread and another one
-            names.append(threading.current_thread().name)
-
-        workers.share(work, [(k,) for k in range(6)], 2)
-        assert len(names) == 6
-        assert len(set(names)) == 2
-        # All threads are busy: a thread of the pool itself does its parts alone.
-        done: list[int] = []
-        first = [workers.call(workers.share, lambda k: done.append(k), [(k,) for k in range(50)], 2) for _ in range(4)]
-        assert all(future.result(30) is None for future in first)
-        assert sorted(done) == sorted([*range(50)] * 4)
-
-        def fails(number: int) -> None:
-            raise IndexError(f"part {number}")
-
-        with pytest.raises(IndexError, match="part"):
-            workers.share(fails, [(k,) for k in range(5)], 2)
-    finally:
-        assert workers.end(30)
-
-
 def policies(workers: Workers) -> list[int]:
     """What the scheduler does with this thread, one of the workers, and this thread again."""
     before = os.sched_getscheduler(0)
@@ -200,3 +191,50 @@ def test_a_refused_policy_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     assert Workers("computes", 1, computes=True).call(int, "7").result(10) == 7
+
+
+ENDS = """
+import atexit, os, sys, threading, time
+begin = time.monotonic()
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+@atexit.register  # before pario's: called behind it
+def last():
+    say("alive", *(each.name for each in threading.enumerate()))
+from pario import threads
+class User:
+    def __init__(self, name):
+        self.name, self.over = name, threading.Event()
+        threads.start_thread(name, self.over.wait, stop=self.over.set)
+        threads.at_end(self.told)
+    def told(self):
+        say("told", self.name)
+        self.over.set()
+    def __del__(self):
+        self.over.set()
+        try:
+            threads.start_thread("late", print, stop=None)
+        except threads.ParioError as e:
+            say("refused")
+kept = User("kept")
+User("dropped")
+workers = threads.Workers("work", 2)
+waits = workers.call(kept.over.wait)
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["pass", "if not os.fork(): sys.exit(0)\nos.wait()", "threading.Thread(target=lambda: time.sleep(0.5)).start()"],
+)
+def test_at_the_end_all_are_told_and_waited_for(end: str) -> None:
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "-c", ENDS + end], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.split("\n")
+    assert "told kept" in said
+    assert "told dropped" not in said
+    assert said.count("alive MainThread") == (2 if "fork" in end else 1), done.stdout  # in the child, too
+    assert said.index("told kept") > said.index("alive MainThread") or "fork" not in end  # by the parent, after that
+    assert "refused" in said
+    assert not done.stderr

@@ -22,6 +22,7 @@ from lmdb_cases import FORMATS, make, opened
 from pario.commands.screen import screen
 from pario.commands.verify import verify
 from pario.commands.verify_pages import PageSet
+from pario.commands.verify_tree import spelt_out
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import read_snapshot
 from pario.format.layout import F_BIGDATA, F_DUPDATA, F_SUBDATA, MDB_INTEGERKEY
@@ -379,3 +380,23 @@ def test_sets_of_pages() -> None:
         held = [page for low, high in some.ranges().tolist() for page in range(low, high)]
         assert held == sorted(seen)
         assert (np.diff(some.ranges().reshape(-1)) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("said", "pages"),
+    [
+        ([0, 0, -2, 574, 0, 9, -3, 5], [574, 575, 9, 5, 6, 7]),
+        ([], []),
+        ([35, 36, 2], [35, 36, 2]),
+        ([-5], []),
+    ],
+)
+def test_free_pages_as_lmdb_js_lists_them(said: list[int], pages: list[int]) -> None:
+    assert spelt_out(np.array(said, np.int64), 1000).tolist() == pages
+
+
+@pytest.mark.parametrize("said", [[-1001, 5], [-600, 3, -600, 4], [-(1 << 63), 3]])
+def test_free_pages_that_are_more_than_there_are_take_no_memory(said: list[int]) -> None:
+    found = spelt_out(np.array(said, np.int64), 1000)
+    assert len(found) <= len(said)
+    assert (found < 0).any(), "no numbers of pages"

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.dlio.samples import FORMATS
 from benchmarks.measure import ROOT, WorkerError, kill_tree, mpiexec
-from pario.bench.study.jobs import job_environment
+from benchmarks.study.jobs import job_environment
 
 __all__ = ["SIDES", "Side", "Workload", "run"]
 

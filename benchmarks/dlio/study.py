@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cache
 from benchmarks.dlio import samples
 from benchmarks.dlio.run import SIDES, Side, Workload, run
+from benchmarks.marked import fill_marked
 from benchmarks.measure import Row, Section, save
-from pario.bench import cache
-from pario.bench.marked import fill_marked
-from pario.bench.stores.latency import latency_store
+from benchmarks.stores.latency import latency_store
 
 __all__ = ["balance", "best", "measure", "needs", "publish", "tables"]
 

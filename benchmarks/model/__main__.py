@@ -18,8 +18,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from benchmarks.marked import fill_marked
 from benchmarks.model import calibrate, here, report, tier_report
-from pario.bench.marked import fill_marked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--stored", action="store_true", help="no search: the parameters of the last one")
     parser.add_argument("--docs", action="store_true", help="fill docs/model.md and draw its figure")
     parser.add_argument("--tiers", action="store_true", help="only: nodes that keep and share what they read")
-    parser.add_argument("--study", help="JSON of `python -m pario bench study`")
+    parser.add_argument("--study", help="JSON of `python -m benchmarks.study`")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args(argv)
 

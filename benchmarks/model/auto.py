@@ -1,6 +1,6 @@
 """pario's default on the modelled machine: long reads in the background, several under way per node, no barrier.
 
-    node k      group j (steps that fill a slot): one read per step, none longer than `read_bytes`, `inflight` at once
+    node k      group j (steps that fill a slot): one read per step, none longer than READ_BYTES, `inflight` at once
                 |--- read j ---|--- read j+1 ---| ...   up to `slots` groups that are not used up yet
     training       |-- step --|-- step --| ...           begins when every node has the step's group (the exchange of
                                                          gradients holds all ranks together, not the reader)
@@ -19,7 +19,7 @@ import math
 
 from benchmarks.model.engine import Link, Machine, Store
 from benchmarks.model.recipes import KEYS_PER_LEAF, PAGE, Workload, pread_s
-from pario.options import Options
+from pario.options import READ_BYTES, Options
 
 __all__ = ["auto_s", "sidecar_s", "walk_s"]
 
@@ -30,7 +30,6 @@ LEAVES = 6000  # read in a simulated walk, all readers together
 def auto_s(machine: Machine, work: Workload, step_s: float, options: Options | None = None) -> float:
     """Seconds of a run whose steps take `step_s` without reading, from the first read to the last step's end."""
     options = options or Options()
-    read_bytes = options.usual("read_bytes")
     unit = work.share(0, 0)[1]
     per_group = max(1, options.slot_bytes // unit)
     steps = work.iterations
@@ -68,8 +67,8 @@ def auto_s(machine: Machine, work: Workload, step_s: float, options: Options | N
             group, self.group = self.group, self.group + 1
             for step in range(group * per_group, min(steps, (group + 1) * per_group)):
                 offset, nbytes = work.share(self.node, step)
-                for at in range(0, nbytes, read_bytes):
-                    self.reads.append((group, offset + at, min(read_bytes, nbytes - at)))
+                for at in range(0, nbytes, READ_BYTES):
+                    self.reads.append((group, offset + at, min(READ_BYTES, nbytes - at)))
             self.left[group] = len(self.reads)
 
         def _landed(self, group: int) -> None:

@@ -1,7 +1,7 @@
 """The model with the parameters of the machine that pario's own measurements were made on, beside these measurements.
 
 Not calibrated: every parameter is a property of the disk or of the emulated store that was measured or set by itself.
-`compare` does the same for a study (`python -m pario bench study`), cell by cell.
+`compare` does the same for a study (`python -m benchmarks.study`), cell by cell.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def known() -> list[Row]:
 def compare(study: dict[str, Any]) -> list[Row]:
     """The cold cells of a study in key order, index saved: median of the measured rates, and the model's.
 
-    study : the JSON of `python -m pario bench study`; cells with "store", "dataset", "ranks", "nodes", "state",
+    study : the JSON of `python -m benchmarks.study`; cells with "store", "dataset", "ranks", "nodes", "state",
         "order", "batch" (records per rank), "runs" (recipe -> runs with "page_rate" in bytes/s and "records")
     """
     rows = []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.marked import fill_marked
 from benchmarks.model import here, paper
 from benchmarks.model.auto import auto_s, sidecar_s, walk_s
 from benchmarks.model.calibrate import (
@@ -21,7 +22,6 @@ from benchmarks.model.calibrate import (
     training_s,
 )
 from benchmarks.model.recipes import KEYS_PER_LEAF, Workload, ior, one_client, reading_s
-from pario.bench.marked import fill_marked
 from pario.options import Options
 
 __all__ = ["figure", "fill", "make", "summary", "tables"]

@@ -28,7 +28,7 @@ WAYS: tuple[Way, ...] = ("none", "own", "peers", "local")
 
 Array = npt.NDArray[Any]
 _DATASET = 20_261_123  # the placement of another dataset differs a little
-_COPIES = 4  # what Options(copies="auto") means
+_COPIES = 4  # `COPIES` of pario/dataset/staging.py
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pario.bench.study.jobs import job_environment, kill_tree
+from benchmarks.study.jobs import job_environment, kill_tree
 
 __all__ = ["OTHERS", "QUICK", "SERIAL", "Copy", "Notice", "Ran", "Setting", "end_all", "run"]
 
@@ -311,5 +311,3 @@ def _mpiexec() -> str:
 def digest(text: str) -> str:
     """Of a function or file: has it changed?"""
     return hashlib.sha256(text.rstrip("\n").encode()).hexdigest()[:12]
-
-

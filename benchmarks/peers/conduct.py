@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import cache
 from benchmarks.measure import ROOT, WorkerError, machine
 from benchmarks.peers import environments, sets
 from benchmarks.peers.judging import judge
 from benchmarks.peers.running import Running
 from benchmarks.peers.table import Variant, variants
-from pario.bench import cache
-from pario.bench.stores.latency import latency_store
+from benchmarks.stores.latency import latency_store
 
 __all__ = ["CELLS", "Bench", "Cell", "check", "opened", "write"]
 

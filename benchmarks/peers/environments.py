@@ -17,7 +17,7 @@ __all__ = ["OWN", "install", "installed"]
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = "pario"
-_OWN_NEEDS = (f"{ROOT}[image,latency-store,study,mpich]", "scikit-learn", "scikit-image", "pillow", "lmdb>=1.4")
+_OWN_NEEDS = (f"{ROOT}[figures,image,latency-store,mpich]", "scikit-learn", "scikit-image", "pillow", "lmdb>=1.4")
 _LIMIT_S = 1800
 
 

@@ -29,6 +29,7 @@ class Pario(Reader):
             from mpi4py import MPI
 
             comm = MPI.COMM_WORLD
+        self._comm = comm
         recipe = job.variant in RECIPES
         shuffle: Any = False if recipe else "block" if job.variant == "block" else "global"
         # By default pario keeps a file of a shared file system in memory; LMDBIO's ways do not.
@@ -47,6 +48,9 @@ class Pario(Reader):
     def epoch(self, epoch: int) -> Iterator[np.ndarray]:
         for batch in self._loader:
             yield batch["data"]
+
+    def agreed(self, mine: bool) -> bool:
+        return mine if self._comm is None else self._comm.bcast(mine)
 
     def state(self) -> Any:
         return self._loader.state_dict()

@@ -117,6 +117,10 @@ class Reader:
         """Batches: something with `len` that np.asarray makes u8[b, *job.shape]."""
         raise NotImplementedError
 
+    def agreed(self, mine: bool) -> bool:
+        """What rank 0 says, for loaders whose ranks must run the same epochs."""
+        return mine
+
     def state(self) -> Any:
         """The place after the last batch that was taken; JSON."""
         raise NotImplementedError
@@ -218,13 +222,13 @@ class Session:
     def _turn(self, reader: Reader, most_s: float, least_s: float) -> dict[str, Any]:
         """Epochs for at least and at most so many seconds; one that is too long ends early."""
         first, records, epochs, early = None, 0, 0, False
-        if least_s and self._epoch_s < _LEAD_S:
+        if least_s and reader.agreed(self._epoch_s < _LEAD_S):
             self._epoch += 1
             for batch in reader.epoch(self._epoch):
                 del batch
         _peak(reset=True)
         cpu, start = cpu_seconds(), time.perf_counter()
-        while not early and (epochs == 0 or time.perf_counter() - start < least_s):
+        while not early and (epochs == 0 or reader.agreed(time.perf_counter() - start < least_s)):
             self._epoch += 1
             epochs += 1
             batches = iter(reader.epoch(self._epoch))

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.measure import ROOT, WorkerError, mpiexec
 from benchmarks.peers.table import Variant
-from pario.bench.study.jobs import job_environment, kill_tree
+from benchmarks.study.jobs import job_environment, kill_tree
 
 __all__ = ["Running"]
 

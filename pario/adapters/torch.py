@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from pario.adapters.checkpoints_torch import Checkpointer
 from pario.adapters.sampling import prefetching
+from pario.checkpoint.checkpointer import Checkpointer as NumpyCheckpointer
+from pario.checkpoint.tree import FOREIGN, PAGE, Leaves, dtype_name, dtype_of
 from pario.comm.launcher import own_addresses
 from pario.comm.world import get_world
 from pario.errors import OptionError
@@ -95,6 +97,7 @@ class Loader:
         self._link = _link(self._device)
         #: state of the last batch that was handed out, while others are on their way to the device
         self._handed_out: dict[str, Any] | None = None
+        self._batches: Callable[[], Iterator[Batch] | None] = lambda: None  # those of the loop, while somebody has it
         self._loaded = False  # a state was loaded, and no loop has begun since
         self._foreign_ranks = 0  # number of ranks that saved it, if that is another one
         self.batch_sampler = _BatchSampler(self)
@@ -117,6 +120,7 @@ class Loader:
         self._handed_out = None
         self._loaded, self._foreign_ranks = False, 0
         batches = iter(self.loader)
+        self._batches = weakref.ref(batches)
         self._handed_out = self.loader.state_dict() if self._link.ahead else None
         for state, tensors in _sent_ahead(self._counted(batches), self._link):
             self._handed_out = state
@@ -166,7 +170,9 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch that is running, or else the next one."""
-        return self.loader.epoch if self._handed_out is None else int(self._handed_out["epoch"])
+        if self._handed_out is None or self._batches() is None:
+            return self.loader.epoch
+        return int(self._handed_out["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop run this epoch: from its beginning, or from where a state of this epoch, loaded just
@@ -363,3 +369,77 @@ def _meeting(nodes: int) -> tuple[str, str]:
     if nodes == 1:
         return "127.0.0.1", port
     return next(iter(own_addresses()), socket.gethostname()), port
+
+
+# -- tensors in checkpoints --------------------------------------------------------------------------------------------
+
+
+class _Tensors(Leaves):
+    """Tensors of any device; what was saved as a tensor or as an array is restored as a tensor."""
+
+    def describe(self, leaf: Any) -> tuple[str, tuple[int, ...]] | None:
+        if not isinstance(leaf, torch.Tensor):
+            return super().describe(leaf)
+        if leaf.layout != torch.strided or leaf.is_quantized or leaf.device.type == "meta":
+            raise OptionError(f"a tensor of layout {leaf.layout} on {leaf.device} cannot be saved")
+        return _type_name(leaf.dtype), tuple(leaf.shape)
+
+    def copy(self, leaf: Any, target: Any) -> None:
+        if isinstance(leaf, torch.Tensor):
+            _tensor_over(target, leaf.dtype).copy_(leaf.detach())
+        else:
+            super().copy(leaf, target)
+
+    def copy_run(self, leaf: Any, start: int, stop: int, target: Any) -> None:
+        if isinstance(leaf, torch.Tensor):
+            _tensor_over(target, leaf.dtype).copy_(leaf.detach().reshape(-1)[start:stop])
+        else:
+            super().copy_run(leaf, start, stop, target)
+
+    def held(self, leaf: Any, begin: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+        if not isinstance(leaf, torch.Tensor):
+            return super().held(leaf, begin, step)
+        flat = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        whole = flat.numel() // PAGE * PAGE
+        # Pages are picked on the device: the others do not cross the bus.
+        return flat[:whole].reshape(-1, PAGE)[begin::step].cpu().numpy(), flat[whole:].cpu().numpy()
+
+    def build(self, memory: np.ndarray, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
+        if isinstance(like, np.ndarray | np.generic) or dtype not in _TORCH:
+            return super().build(memory, dtype, shape, like)
+        array = memory.view(dtype_of(dtype)).reshape(shape)
+        tensor = _tensor_over(array, _TORCH[dtype])
+        return tensor.to(like.device) if isinstance(like, torch.Tensor) else tensor
+
+
+class Checkpointer(NumpyCheckpointer):
+    """`pario.Checkpointer` for trees with tensors: `model.state_dict()`, `optimizer.state_dict()`, Shard(tensor, ...).
+
+    Tensors come back on the CPU, or on the device of the tensor in `like`; NumPy arrays come back as tensors, unless
+    `like` has an array there. Tensors of an accelerator are copied when `save` returns.
+    """
+
+    leaves = _Tensors()
+
+
+def _torch_types() -> dict[str, torch.dtype]:
+    names = ("float16", "float32", "float64", "complex64", "complex128", "uint8", "int8", "int16", "int32", "int64")
+    known = {dtype_name(np.dtype(name)): getattr(torch, name) for name in names} | {"|b1": torch.bool}
+    unsigned = {f"<u{n}": getattr(torch, f"uint{8 * n}") for n in (2, 4, 8) if hasattr(torch, f"uint{8 * n}")}
+    return known | unsigned | {name: getattr(torch, name) for name in FOREIGN if hasattr(torch, name)}
+
+
+_TORCH = {name: dtype for name, dtype in _torch_types().items() if type(dtype) is torch.dtype}
+_NAMES = {dtype: name for name, dtype in _TORCH.items()}
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    if dtype not in _NAMES:
+        raise OptionError(f"tensors of {dtype} cannot be saved")
+    return _NAMES[dtype]
+
+
+def _tensor_over(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor over that memory."""
+    flat = torch.from_numpy(array.reshape(-1).view(np.uint8)) if array.size else torch.empty(0, dtype=torch.uint8)
+    return flat.view(dtype).reshape(array.shape)

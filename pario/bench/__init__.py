@@ -1,1 +1,1 @@
-"""Measures pario and its rivals: one dataset, the stores, the study of every way to read."""
+"""Measures a dataset as pario reads it, and a job on its store."""

@@ -1,4 +1,4 @@
-"""Measures, drops and fills one file's pages in the page cache, so that a run is cold or warm for certain."""
+"""Measures and drops one file's pages in the page cache, so that a run is cold for certain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import os
 import time
 
-__all__ = ["Unavailable", "cached_bytes", "drop_file", "warm_file"]
+__all__ = ["Unavailable", "cached_bytes", "drop_file"]
 
 
 class Unavailable(RuntimeError):
@@ -56,17 +56,3 @@ def drop_file(path: str, allow: float = 0.001) -> None:
     finally:
         os.close(fd)
     raise Unavailable(f"{left} of {size} bytes of {path} stay in the page cache: does another process map it?")
-
-
-def warm_file(path: str) -> None:
-    """Read the whole file into the page cache, and check that it stays there."""
-    buffer = bytearray(8 << 20)
-    size = os.path.getsize(path)
-    for _ in range(3):  # other programs may evict pages again
-        with open(path, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-        held = cached_bytes(path)
-        if held is None or held >= 0.999 * size:
-            return
-    raise Unavailable(f"only {held} of {size} bytes of {path} stay in the page cache: too little memory to be warm")

@@ -25,9 +25,6 @@ __all__ = ["PHASES", "DatasetBench", "Epoch", "Workload", "cached_share", "page_
 #: names in Loader.stats() of the parts of the ranks' time: on reading ranks, and on all ranks
 PHASES = ("locate", "turn", "read", "check", "share", "decode", "consumer")
 
-#: Offsets of the file at which the page cache is sampled.
-SAMPLES = 1000
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -148,7 +145,6 @@ class DatasetBench:
             "shuffle": workload.shuffle or "none",
             "recipe": workload.recipe,
             "decoder": repr(loader.decoder),
-            "fetch": workload.options.fetch,
             "cached_before": self._cached_before,
             "open_seconds": max(rank.open for rank in report.ranks),
             "first_batch_seconds": world.allreduce_max(round(self._first_batch * 1e6)) / 1e6,
@@ -173,14 +169,13 @@ def page_bytes(extents: np.ndarray, page_size: int) -> int:
 
 
 def cached_share(path: str) -> float | None:
-    """Fraction of the data file in this node's page cache, sampled; None if unknown."""
+    """Fraction of the data file in this node's page cache; None if unknown."""
     try:
         fetcher = open_dataset(path, PosixFetcher)
     except ParioError:
         return None  # the loader reports the error
     try:
-        pages = fetcher.nbytes // 4096
-        return fetcher.cached_share(np.unique(np.linspace(0, pages - 1, min(SAMPLES, pages)).astype(np.int64)) * 4096)
+        return fetcher.cached_share(0, max(1, fetcher.nbytes))
     finally:
         fetcher.close()
 

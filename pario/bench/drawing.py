@@ -1,4 +1,4 @@
-"""Figures with matplotlib (`pip install "pario[study]"`): colours, axes, and the files they are written to.
+"""Figures with matplotlib (`pip install "pario[figures]"`): colours, axes, error bars, and their files.
 
 The colours are those of Okabe and Ito, which people with any kind of colour vision can distinguish; markers differ as
 well.
@@ -6,13 +6,14 @@ well.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pario.bench.cache import Unavailable
 
-__all__ = ["COLOURS", "HEIGHT", "MARKERS", "WIDTH", "errors", "readable", "write_figures"]
+__all__ = ["COLOURS", "HEIGHT", "MARKERS", "WIDTH", "errors", "readable", "spread", "write_figures"]
 
 COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#B8A800", "#0072B2", "#D55E00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -33,7 +34,7 @@ def write_figures(
         matplotlib.use("agg")
         from matplotlib import pyplot
     except Exception as e:  # a build for another numpy raises other errors than ImportError
-        raise Unavailable(f"matplotlib cannot be imported ({e!r}): pip install 'pario[study]'") from e
+        raise Unavailable(f"matplotlib cannot be imported ({e!r}): pip install 'pario[figures]'") from e
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     made = []
@@ -55,6 +56,10 @@ def readable(axis: Any, low: float, high: float) -> None:
     few = high < 30 * low
     axis.set_minor_locator(LogLocator(subs=(0.2, 0.3, 0.5, 0.7) if few else (0.5,)))
     axis.set_minor_formatter(plain if few else NullFormatter())
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
 
 
 def errors(found: Sequence[dict[str, float]]) -> list[list[float]]:

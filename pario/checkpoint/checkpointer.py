@@ -12,33 +12,30 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from pario.checkpoint.board import ALIKE, BUSY, CALLED, DRAINED, Board, apart
-from pario.checkpoint.budget import Budget
-from pario.checkpoint.draining import DrainThread
+from pario.checkpoint.alike import Alike, check_same
+from pario.checkpoint.attempts import ALIKE, BUSY, CALLED, DRAINED, Attempt, Board, Budget, Handle, Tier, apart
 from pario.checkpoint.finding import Finder
-from pario.checkpoint.folders import check_options, codec_of, open_folders, run_of, step_error, sweep_folders
-from pario.checkpoint.handle import Handle
+from pario.checkpoint.layout import Staging
 from pario.checkpoint.manifest import Manifest, pario_version
 from pario.checkpoint.partner import open_partner
-from pario.checkpoint.restore import kind_of, restored
-from pario.checkpoint.staging import Staging
+from pario.checkpoint.restoring import restored
+from pario.checkpoint.store import Claim
+from pario.checkpoint.tiers import FastTier, Places, Tiers, check_options, open_folders, run_of, step_error, sweep
 from pario.checkpoint.tree import Flat, Leaves, Template, flatten
 from pario.checkpoint.varying import Varying
-from pario.checkpoint.writing import Attempt, FastTier, Places, Tier, Tiers, WriteThread
+from pario.checkpoint.writing import DrainThread, WriteThread
+from pario.comm.alive import roll_call
 from pario.comm.base import together
 from pario.comm.launcher import job_end
 from pario.comm.world import get_world
 from pario.control.bucket import Bucket
 from pario.control.joining import store_agent
-from pario.errors import CheckpointError, ClosedError, MissingError, OptionError, PeerError
+from pario.errors import CheckpointError, ClosedError, OptionError, PeerError
+from pario.threads import at_end
 
 __all__ = ["Checkpointer", "Handle"]
 
 _log = logging.getLogger("pario")
-
-
-class _LateError(CheckpointError):
-    """A rank did not come."""
 
 
 class Checkpointer:
@@ -58,7 +55,8 @@ class Checkpointer:
     rate : float, optional
         Bytes per second that all nodes together write to `slow`. A control plane (PARIO_CONTROL) limits it further.
     full : "wait" or "slow"
-        When the fast tier is full: wait until earlier checkpoints are drained, or write straight to `slow`.
+        When the fast tier is full: wait until earlier checkpoints are drained, or write straight to `slow`, as where
+        there is nothing to wait for.
     pending : int
         So many checkpoints may be under way to `slow`; with more of them `save` waits.
     incremental : bool
@@ -69,6 +67,11 @@ class Checkpointer:
     partner : bool
         Copy each node's part of a checkpoint to the fast tier of another node, in the background, so that the loss of
         a node before the drain loses nothing. The fast tiers need room for twice as much.
+    differing : "rank0" or "raise"
+        For an array without Shard, or another value, that is not the same on all ranks: take that of rank 0, with a
+        warning that names it once, or raise OptionError before anything is written. `PerRank` saves what differs.
+        "rank0" compares all bytes in the first save of a structure; later, in trees of more than 32 MiB, a part of the
+        large arrays, another one each time.
     timeout_s : float
         After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
         than another one of its node ends the work on all of them. The error says who is late; in `close` a warning.
@@ -96,26 +99,27 @@ class Checkpointer:
         incremental: bool = False,
         compress: str | None = None,
         partner: bool = False,
+        differing: str = "rank0",
         timeout_s: float = 300.0,
         version: str = "",
     ) -> None:
         self._closed = True
-        self._world = world = get_world(comm)
+        self._world = world = get_world(comm, "making a Checkpointer")
         self._stack = ExitStack()
         self.slow = os.path.abspath(slow)
         # Each run has a folder of its own there: what another one has left, or writes now, is none of its business.
         self.fast = None if fast is None else os.path.join(os.path.abspath(fast), run_of(self.slow))
         try:
             with together(world, "reading the options"):
-                check_options(keep, rate, full, pending, timeout_s, bool(partner) and fast is None)
-                codec = codec_of(compress)
+                alone = bool(partner) and fast is None
+                codec = check_options(keep, rate, full, pending, compress, differing, timeout_s, alone)
             self._keep, self._pending, self._timeout_s, self._version = keep, pending, timeout_s, str(version)
-            mine = self.slow, fast is None, keep, rate, full, pending, incremental, compress, partner
+            mine = self.slow, fast is None, keep, rate, full, pending, incremental, compress, partner, differing
             self._secret, alike = world.bcast((secrets.token_hex(16), mine))
             with together(world, "comparing the options"):
                 if alike != mine:
-                    names = "slow, fast (given or not), keep, rate, full, pending, incremental, compress and partner"
-                    raise OptionError(f"{names} differ between ranks: rank 0 has {alike}, this one {mine}")
+                    said = f"rank 0 has {alike}, this one {mine}"
+                    raise OptionError(f"options differ between ranks (slow, fast is None, keep, ...): {said}")
             with together(world, "opening the checkpoints' folders"):
                 open_folders(world, self.slow, self.fast)
             self._partners = bool(partner)
@@ -128,10 +132,13 @@ class Checkpointer:
         self._number = self._calls = 0
         self._template: Template | None = None
         self._staging = Staging(self.leaves)
+        self._alike = Alike(world, self.leaves, differing == "raise")
         self._attempts: list[Attempt] = []  # whose end nobody has looked at
         self._budget = Budget()
-        self._finder = Finder(world, self.slow, self.fast)
+        self._finder, self._claim = Finder(world, self.slow, self.fast), Claim(self.slow)
+        self._stack.callback(self._claim.close)
         self._closed = False
+        at_end(self._quit)
 
     def _start(self, rate: float | None, full: str, varying: Varying) -> None:
         world = self._world
@@ -158,13 +165,16 @@ class Checkpointer:
         if self._partner is not None:
             self._stack.callback(self._partner.end)
 
+        # No circle: the memory that ranks share goes back with the last reference, not when the collector comes.
+        partner, drain = self._partner, self._drain
+
         def then(attempt: Attempt, straight: bool) -> None:
-            if self._partner is not None:
-                self._partner.submit(attempt, straight)
+            if partner is not None:
+                partner.submit(attempt, straight)
             else:
                 attempt.uncopied = True
                 attempt.copied.set()
-            self._drain.submit(attempt, straight)
+            drain.submit(attempt, straight)
 
         self._writer = WriteThread(places, tiers, self._board, varying, then)
 
@@ -174,19 +184,19 @@ class Checkpointer:
         """Copy the tree and return; it is written in the background. Later changes of the arrays are not saved.
 
         step : 0 or more, the same on all ranks
-        tree : dicts, lists and tuples of arrays, `Shard`, numbers, str, bytes, None; the same structure on all ranks.
-            Arrays that are no Shard are taken to be alike on all ranks, and one of them writes each; other values are
-            those of rank 0.
+        tree : dicts, lists and tuples of arrays, `Shard`, `PerRank`, numbers, str, bytes, None; the same structure on
+            all ranks. Arrays that are no Shard, and other values, are to be alike on all ranks: see `differing`.
 
-        Waits while an earlier one is still in staging memory, or `pending` others are under way. Raises OptionError for
-        what cannot be saved, CheckpointError for an earlier checkpoint that could not be saved, and ParioError if there
-        is no memory for the copy.
+        It goes on from the checkpoint that was restored or saved before, and is the newest one then, whatever its step;
+        a warning names the steps that this leaves behind. Waits while an earlier one is still in staging memory, or
+        `pending` others are under way. Raises OptionError for what cannot be saved, CheckpointError for an earlier
+        checkpoint that could not be saved, and ParioError if there is no memory for the copy.
         """
         began = time.monotonic()
         self._check_open()
         self._roll_call("saving a checkpoint")
         error: BaseException | None = step_error(step)
-        flat, known = Flat(None, [], [], []), None
+        flat, known = Flat(None, [], [], [], []), None
         try:
             known = None if self._template is None else self._template.flatten(tree)
             flat = flatten(tree, self.leaves) if known is None else known
@@ -194,15 +204,18 @@ class Checkpointer:
             error = error or e
         self._meet(error, "saving a checkpoint")
         if self._number == 0:
-            sweep_folders(self._world, self.slow, self.fast)
-        if self._world.allreduce_max(known is None):
+            self._meet(self._claim.take() if self._world.rank == 0 else None, "saving a checkpoint")
+            sweep(self._world, self.slow, self.fast)
+        anew = bool(self._world.allreduce_max(known is None))
+        self._template = None if anew else self._template
+        flat, anew = self._alike.check(int(step), flat, anew)
+        if anew:
             self._template = None
             late = self._held_up(lambda: all(attempt.written.is_set() for attempt in self._attempts))
             self._meet(late, "saving a checkpoint")
-            self._staging.lay_out(self._world, flat)
+            self._staging.lay_out(self._world, flat, self._alike.owners)
             self._board.fit(len(self._staging.file.blocks))
             self._template = Template(tree, flat, self.leaves)
-        self._same(int(step), "step")
         self._room()
         self._number += 1
         staging = self._staging
@@ -218,10 +231,11 @@ class Checkpointer:
 
     def _manifest(self, step: int, flat: Flat) -> Manifest:
         world = self._world
-        name = hashlib.sha256(f"{self._secret} {self._number}".encode()).hexdigest()[:16]
+        random = hashlib.sha256(f"{self._secret} {self._number}".encode()).hexdigest()[:8]
+        id_, parents = self._finder.next(step, random)
         return Manifest(
-            step, name, time.time(), world.size, world.nodes, pario_version(), self._version, flat.description,
-            flat.specs, [""] * world.nodes,
+            step, id_, time.time(), world.size, world.nodes, pario_version(), self._version, flat.description,
+            flat.specs, [""] * world.nodes, parents, bool(flat.own),
         )  # fmt: skip
 
     def _room(self) -> None:
@@ -242,7 +256,7 @@ class Checkpointer:
 
     def _held_up(self, ready: Callable[[], bool]) -> Exception | None:
         """As `_until`. The others, who may come to the next call meanwhile, do not take this rank for late."""
-        self._board.mine(BUSY, self._calls)
+        self._board.mine(BUSY, self._calls + 1)
         late = self._until(ready)
         self._board.mine(BUSY, 0)
         return late
@@ -297,31 +311,27 @@ class Checkpointer:
         node in three times that (PeerError on the others); warns : a warning in place of the latter."""
         self._calls += 1
         self._board.mine(CALLED, self._calls)
-        began, told = time.monotonic(), False
+        told, code = False, zlib.crc32(doing.encode())
+        error: BaseException | None = None
 
-        def check() -> None:
+        def check(waited: float) -> None:
             nonlocal told
-            waited = time.monotonic() - began
             late = self._board.late(self._calls) if waited > self._timeout_s else []
-            if told or not (late or waited > 3 * self._timeout_s):
+            if told or not (late or (self._world.nodes > 1 and waited > 3 * self._timeout_s)):
                 return
             who = ", ".join(f"rank {rank}" for rank in late) or "a rank of another node"
             said = f"{who} did not come within {waited:.0f} s while rank {self._world.rank} is {doing}"
             if not warns:
-                raise _LateError(said, hint=f"{ALIKE}; or raise timeout_s")
+                raise CheckpointError(said, hint=f"{ALIKE}; or raise timeout_s")
             told = True
             _log.warning("%s. %s", said, ALIKE)
 
-        before, self._world.on_wait = self._world.on_wait, check
-        code = zlib.crc32(doing.encode())
-        error: BaseException | None = None
         try:
-            if self._world.allreduce_min(code) != self._world.allreduce_max(code):
-                error = self._world.raised_by_all(apart(self._world.allgather(doing)))
-        except _LateError as e:
+            with roll_call(self._world, doing, check):
+                if self._world.allreduce_min(code) != self._world.allreduce_max(code):
+                    error = self._world.raised_by_all(apart(self._world.allgather(doing)))
+        except CheckpointError as e:
             error = e
-        finally:
-            self._world.on_wait = before
         if error is not None:
             self.__exit__(type(error), error, None)
             raise error
@@ -343,11 +353,6 @@ class Checkpointer:
             raise
         finally:
             self._attempts = [one for one in self._attempts if one.error is None or one.error is not error]  # reported
-
-    def _same(self, value: int, what: str) -> None:
-        least, most = self._world.allreduce_min(value), self._world.allreduce_max(value)
-        if least != most:
-            raise self._world.raised_by_all(OptionError(f"{what} differs between ranks: {least} and {most}"))
 
     # -- before the end ------------------------------------------------------------------------------------------------
 
@@ -386,7 +391,7 @@ class Checkpointer:
     # -- restoring -----------------------------------------------------------------------------------------------------
 
     def latest(self) -> int | None:
-        """The step of the newest complete checkpoint, or None. Collective."""
+        """The step of the newest complete checkpoint, the one that was saved last, or None. Collective."""
         self._check_open()
         self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
@@ -411,33 +416,11 @@ class Checkpointer:
         copied = lambda: self._partner is None or self._partner.idle  # noqa: E731
         error: Exception | None = None if step is None else step_error(step)
         self._meet(error or self._held_up(lambda: drained() and copied()), "restoring a checkpoint")
-        self._same(-1 if step is None else int(step), "step")
-        everything = self._finder.find()
-        found = [each for each in everything if step in (None, each.step)]
-        if not found:
-            what = "no complete checkpoint" + ("" if step is None else f" of step {step}")
-            hint = f"The newest one is step {everything[0].step}" if everything else "Ask latest() first: None says so"
-            raise self._world.raised_by_all(MissingError(what, path=self.slow, hint=hint))
-        first: Exception | None = None
-        for each in found:
-            error, tree = None, None
-            try:
-                tree = restored(self._world, each, (self.slow, self.fast), like, self.leaves, self._ask_plane)
-            except Exception as e:  # all ranks raise together
-                error = e
-            kinds = self._world.allgather(kind_of(error))
-            if not any(kinds):
-                if first is not None:
-                    _log.warning("restored %s instead", each.words)
-                return tree
-            if error is None:
-                error = PeerError("another rank could not restore its part")
-            if "other" in kinds:
-                raise error
-            first = first or error
-            _log.warning("the checkpoint of %s is damaged: %s", each.words, error)
-        assert first is not None
-        raise first
+        check_same(self._world, -1 if step is None else int(step), "step")
+        tiers = self.slow, self.fast
+        tree, parents = restored(self._world, self._finder, step, tiers, like, self.leaves, self._ask_plane)
+        self._finder.restored(parents)
+        return tree
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -460,16 +443,29 @@ class Checkpointer:
 
     def _end(self, error: BaseException | None) -> None:
         self._closed = True
-        ended = self._writer.end(_END_S)
-        ended = self._drain.end(_END_S) and ended
-        ended = (self._partner is None or self._partner.end(_END_S)) and ended
+        self._writer.end(_END_S)
+        self._drain.end(_END_S)
+        if self._partner is not None:
+            self._partner.end(_END_S)
         self._stack.close()
-        if ended:
-            self._board.close()
+        # The memory that ranks share goes back now; a thread that has not ended has references of its own.
+        del self._board, self._staging, self._writer, self._drain, self._partner
+        self._attempts = []
         if error is None:
             self._world.free()
         else:
             self._world.abandon(error)
+
+    def _quit(self) -> None:
+        """The script has ended: what was copied may still get to its tier. Calls no MPI."""
+        if not self._closed:
+            self._closed = True
+            _await_drained(self._attempts, _END_S)
+            self._writer.end(0)
+            self._drain.end(0)
+            if self._partner is not None:
+                self._partner.end(0)
+            self._claim.close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -480,9 +476,7 @@ class Checkpointer:
             self.close()
         elif not self._closed:
             # Each rank for itself: what was copied may still get to its tier.
-            end = time.monotonic() + _GRACE_S
-            while time.monotonic() < end and not all(attempt.drained.is_set() for attempt in self._attempts):
-                time.sleep(0.01)
+            _await_drained(self._attempts, _GRACE_S)
             self._end(error)
 
     def _check_open(self) -> None:
@@ -492,3 +486,10 @@ class Checkpointer:
 
 #: Seconds that threads get to end after close, and what is under way when the script has failed.
 _END_S, _GRACE_S = 5.0, 10.0
+
+
+def _await_drained(attempts: list[Attempt], limit_s: float) -> None:
+    """Wait for them, at most so many seconds."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end and not all(attempt.drained.is_set() for attempt in attempts):
+        time.sleep(0.01)

@@ -1,20 +1,38 @@
-"""Which checkpoints there are: rank 0 looks at the slow store, each node's first rank at its fast tier, and rank 0's
-answer counts for all. (On a parallel file system two ranks that look at the same moment may see different things.)"""
+"""Checkpoints that are complete: which there are, what they say of themselves, and their blocks, read and checked.
+
+Rank 0 looks at the slow store, each node's first rank at its fast tier, and rank 0's answer counts for all. (On a
+parallel file system two ranks that look at the same moment may see different things.)
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pario.checkpoint.manifest import MANIFEST, Manifest, Part, check_parts, part_name, read_manifest, read_part, sum_of
-from pario.checkpoint.store import Name, listed, read_small
+import numpy as np
+
+from pario.checkpoint.manifest import (
+    MANIFEST,
+    MOST_PARENTS,
+    Manifest,
+    Part,
+    check_parts,
+    part_name,
+    read_manifest,
+    read_part,
+    sum_of,
+)
+from pario.checkpoint.store import Name, Reader, listed, next_id, order_of, read_small, whole_pages
+from pario.codec.registry import make
 from pario.comm.base import AnyWorld, together
-from pario.errors import ChecksumError, CorruptedError
+from pario.comm.memory import private_bytes
+from pario.errors import ChecksumError, CorruptedError, DecodeError, FileError
 
-__all__ = ["Finder", "Found", "Opened", "open_found"]
+__all__ = ["Finder", "Found", "Opened", "PartReader", "described", "open_found", "problems"]
 
 _log = logging.getLogger("pario")
 
@@ -31,6 +49,15 @@ class Found(NamedTuple):
     copies: tuple[int, ...] = ()
 
     @property
+    def which(self) -> tuple[Any, ...]:
+        return self.id, self.fast, self.copies
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of commits."""
+        return order_of(self.step, self.id)
+
+    @property
     def words(self) -> str:
         more = f" with partner copies of {_nodes(self.copies)}" if self.copies else ""
         return f"step {self.step} on the {'fast' if self.fast else 'slow'} tier{more}"
@@ -45,11 +72,50 @@ class Opened(NamedTuple):
 
 
 class Finder:
-    """Looks for checkpoints, and warns once of a newer one whose parts are not all there."""
+    """Looks for checkpoints, and warns once of a newer one whose parts are not all there; knows which one the next
+    goes on from."""
 
     def __init__(self, world: AnyWorld, slow: str, fast: str | None) -> None:
         self._world, self._slow, self._fast = world, slow, fast
         self._told = False
+        self._parents: list[str] | None = None  # the one that was restored or saved last, and its parents
+        self._number = 0  # of the last commit
+        self._sure = False  # nothing was restored since the last one was saved
+
+    def restored(self, parents: list[str]) -> None:
+        """What is saved now goes on from the first of them."""
+        self._parents, self._sure = parents, False
+
+    def next(self, step: int, random: str) -> tuple[str, list[str]]:
+        """(id, parents) of a checkpoint that is saved now. Collective. random : 8 hex digits
+
+        Where nothing was restored or saved before, a higher step than the newest goes on from that, and another one
+        begins a new run.
+        """
+        if not self._sure:
+            found = self.find()
+            self._number = max([self._number, *(each.order[0] for each in found)])
+            if self._parents is None:
+                self._parents = [found[0].id] if found and found[0].step < step else []
+            self._tell_of_abandoned(found, step, self._parents)
+            self._sure = True
+        parents = self._parents or []
+        self._number += 1
+        made = next_id(self._number, random)
+        self._parents = [made, *parents][:MOST_PARENTS]
+        return made, parents
+
+    def _tell_of_abandoned(self, found: list[Found], step: int, parents: list[str]) -> None:
+        base = next((each for each in found if each.id in parents[:1]), None)
+        left = sorted({each.step for each in found if base is None or each.order > base.order})
+        if left and self._world.rank == 0:
+            begins = "begins a new run" if base is None else f"goes on from step {base.step}"
+            named = ", ".join(map(str, left[:20])) + (f" and {len(left) - 20} more" if left[20:] else "")
+            _log.warning(
+                "step %d %s and abandons what was saved after that: step%s %s. From now on restore() takes the new "
+                "branch; python -m pario checkpoint prune %s --after %d deletes the other", step, begins,
+                "s" if left[1:] else "", named, self._slow, 0 if base is None else base.step,
+            )  # fmt: skip
 
     def find(self) -> list[Found]:
         """As `find`. Collective."""
@@ -58,9 +124,9 @@ class Finder:
 
 
 def find(world: AnyWorld, slow: str, fast: str | None, tell: bool) -> list[Found]:
-    """All complete checkpoints, newest step first; of one step the later one, and the fast tier, first. Where some
-    parts are there twice, the one with fewer partner copies comes before the one that is made of all of them.
-    Collective. Raises ReadError on all ranks.
+    """All complete checkpoints, the one that was committed last first, and the fast tier first. Where some parts are
+    there twice, the one with fewer partner copies comes before the one that is made of all of them. Collective. Raises
+    ReadError on all ranks.
 
     tell : warn of a newer one whose parts are not all there
     """
@@ -83,7 +149,7 @@ def find(world: AnyWorld, slow: str, fast: str | None, tell: bool) -> list[Found
                     at = ages.get((step, id_), float("inf"))  # not drained yet: nothing of this step is newer
                     for taken in {tuple(sorted(copies - whole)), tuple(sorted(copies))}:
                         found.append(Found(step, at, True, id_, nodes, taken))
-            found.sort(key=lambda each: (each[:5], -len(each.copies)), reverse=True)
+            found.sort(key=lambda each: (each.order, each[1:5], -len(each.copies)), reverse=True)
             if tell:
                 _tell_of_lost({key: whole | copies for key, (whole, copies) in parts.items()}, found)
     return world.bcast(found)  # type: ignore[no-any-return]
@@ -91,11 +157,10 @@ def find(world: AnyWorld, slow: str, fast: str | None, tell: bool) -> list[Found
 
 def _tell_of_lost(parts: dict[tuple[int, str, int], set[int]], found: list[Found]) -> None:
     """Of the newest checkpoint, if some nodes' parts are missing."""
-    newest = found[0].step if found else -1
-    step, id_, nodes = max(parts, default=(-1, "", 0))
+    step, id_, nodes = max(parts, key=lambda each: order_of(*each[:2]), default=(0, "0" * 16, 0))
     missing = sorted(set(range(nodes)) - parts.get((step, id_, nodes), set()))
-    if step > newest and missing:
-        older = f"step {newest} is the newest complete one" if found else "there is no complete one"
+    if missing and (not found or order_of(step, id_) > found[0].order):
+        older = f"step {found[0].step} is the newest complete one" if found else "there is no complete one"
         _log.warning(
             "the checkpoint of step %d, written by %d nodes, was not on the slow store yet, and the parts of %s are on "
             "no fast tier of this job's nodes; %s", step, nodes, _nodes(missing), older,
@@ -123,20 +188,13 @@ def open_found(world: AnyWorld, found: Found, slow: str, fast: str | None) -> Op
             for name in listed(fast):
                 if (name.step, name.id, name.nodes, name.copy) == (*found_name, name.node in found.copies):
                     folder = os.path.join(fast, str(name))
-                    mine[name.node] = folder, _part(folder, name.node)[0]
+                    mine[name.node] = folder, _part(folder, name.node)
                     if name.node == 0:
                         manifest = _manifest(folder)
         elif not found.fast and world.rank == 0:
             folder = os.path.join(slow, str(Name(found.step, found.id)))
-            manifest = _manifest(folder)
-            for node, total in enumerate(manifest.parts):
-                part, own = _part(folder, node)
-                if own != total:
-                    raise ChecksumError(
-                        f"the description of node {node}'s file has the checksum {own}, the manifest says {total}",
-                        path=folder,
-                    )
-                mine[node] = folder, part
+            manifest, whole = _read(folder)
+            mine = {part.node: (folder, part) for part in whole}
     everyones = world.allgather((world.node, manifest, mine) if mine else None)
     parts: dict[int, Part] = {}
     where: list[dict[int, str]] = [{} for _ in range(world.nodes)]
@@ -154,13 +212,114 @@ def open_found(world: AnyWorld, found: Found, slow: str, fast: str | None) -> Op
     return Opened(manifest, [parts[number] for number in sorted(parts)], where)
 
 
+def described(folder: str) -> tuple[Manifest, list[Part]]:
+    """What a committed checkpoint on the slow tier says of itself. Raises CorruptedError, MissingError, ReadError."""
+    manifest, parts = _read(folder)
+    check_parts(manifest, parts, folder)
+    return manifest, parts
+
+
+def _read(folder: str) -> tuple[Manifest, list[Part]]:
+    """As `described`; the parts are those of the manifest, but not checked against each other."""
+    manifest = _manifest(folder)
+    return manifest, [_part(folder, node, total) for node, total in enumerate(manifest.parts)]
+
+
 def _manifest(folder: str) -> Manifest:
     path = os.path.join(folder, MANIFEST)
     return read_manifest(read_small(path), path)
 
 
-def _part(folder: str, node: int) -> tuple[Part, str]:
-    """(description, its checksum)"""
+def _part(folder: str, node: int, total: str | None = None) -> Part:
+    """total : the checksum that its description must have"""
     path = os.path.join(folder, part_name(node) + ".json")
     data = read_small(path)
-    return read_part(data, path), f"{sum_of(data):016x}"
+    found = f"{sum_of(data):016x}"
+    if total not in (None, found):
+        raise ChecksumError(f"the checksum of this file is {found}, the manifest says {total}", path=path)
+    return read_part(data, path)
+
+
+class PartReader:
+    """The blocks of one node's part as they were saved: read from its file, or from those of older checkpoints that it
+    uses, checked, and unpacked. Any thread may read; files are opened when they are needed."""
+
+    def __init__(self, folder: str, part: Part, take: Callable[[int], None] | None = None) -> None:
+        """take : of `store.Reader`. Raises OptionError where the codec's package is missing."""
+        self._folder, self.part, self._take = folder, part, take
+        self._codec = make(part.codec) if part.codec else None
+        self._readers: dict[int, Reader] = {}
+        self._lock = threading.Lock()
+
+    def open(self, file: int) -> Reader:
+        """A file of `Part.files`. Raises MissingError, ReadError, CorruptedError."""
+        with self._lock:
+            if file not in self._readers:
+                name, size = self.part.files[file]
+                self._readers[file] = Reader(os.path.join(self._folder, name), size, take=self._take)
+            return self._readers[file]
+
+    def read(self, number: int, out: np.ndarray) -> None:
+        """A block, checked, into `out`, u8[its bytes]. Raises ChecksumError, CorruptedError, ReadError and the like."""
+        where = self.part.where(number)
+        reader = self.open(where.file)
+        if where.nbytes == out.size and not where.coded:
+            reader.read(out, where.offset)
+            self._check(out, self.part.sums[number], reader, where.offset)
+            return
+        stored = private_bytes(whole_pages(where.nbytes))[: where.nbytes]
+        reader.read(stored, where.offset)
+        self._check(stored, where.sum, reader, where.offset)
+        if not where.coded:
+            np.copyto(out, stored[: out.size])
+        else:
+            assert self._codec is not None
+            try:
+                self._codec.decode_into(stored[: where.coded], out)
+            except DecodeError as e:
+                raise CorruptedError(f"a block cannot be unpacked: {e}", path=reader.path, offset=where.offset) from e
+        self._check(out, self.part.sums[number], reader, where.offset)
+
+    def _check(self, data: np.ndarray, total: int, reader: Reader, offset: int) -> None:
+        found = sum_of(data)
+        if found != total:
+            raise ChecksumError(
+                f"the checksum of {data.size:,} bytes is {found:016x}, the manifest says {total:016x}",
+                path=reader.path,
+                offset=offset,
+            )
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def __enter__(self) -> PartReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def problems(folder: str, progress: Callable[[int], None] = lambda nbytes: None) -> list[str]:
+    """What is wrong with a committed checkpoint, one sentence each; none if every byte is as it was written."""
+    try:
+        _, parts = described(folder)
+    except FileError as e:
+        return [str(e)]
+    found = []
+    memory = private_bytes(max((nbytes for part in parts for _, nbytes in part.blocks), default=0))
+    for part in parts:
+        try:
+            with PartReader(folder, part) as reader:
+                for file in range(len(part.files)):
+                    reader.open(file)
+                for number, (_, nbytes) in enumerate(part.blocks):
+                    try:
+                        reader.read(number, memory[:nbytes])
+                    except (ChecksumError, CorruptedError) as e:
+                        found.append(str(e))
+                    progress(nbytes)
+        except FileError as e:
+            found.append(str(e))
+    return found

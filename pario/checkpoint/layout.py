@@ -1,31 +1,66 @@
-"""Which rank writes which bytes of which node's file: arithmetic, the same on every rank.
+"""The files of the nodes: which rank writes which bytes of which one, how h5py lays them out, and the staging memory
+that they are copied to first.
 
-An array that all ranks hold alike is written once, by one node, and its ranks divide it; a shard is written by its
-owner. A node's file consists of blocks, each written by one rank and checked by one checksum.
+An array that all ranks hold alike is written once, by one node, and its ranks divide it; a shard, and an array that
+differs between ranks, is written by its owner. A node's file consists of blocks, each written by one rank and checked
+by one checksum. This is arithmetic, the same on every rank.
+
+h5py makes the file once per structure of the tree, as a sparse file in memory: contiguous datasets, allocated early, at
+aligned offsets. What HDF5 itself writes, the bytes between the data, is kept; each checkpoint is then written by plain
+`pwrite` of these bytes and of the data, by several threads and processes, without HDF5's lock. h5py and h5dump read the
+result:
+
+    /arrays/PATH           a piece of 1 MiB or more: a dataset of the array's type and the piece's shape
+    /packed                u8: all smaller pieces, one after another
+    /packed_index          a row per smaller piece: path, dtype, shape (JSON), offset in /packed, nbytes, part_of (JSON)
+
+What an incremental checkpoint takes over from an older one is an external link to its file, which lies in the same
+folder. A compressed checkpoint has its blocks, packed by a codec, in /blocks instead: only pario reads them.
+
+PATH has the keys of the tree; a piece of a divided array ends with "@" and its offset, and says in the attributes
+`global_shape` and `offset` what it is a part of. An array of a type that HDF5 does not know (bfloat16, text, dates) is
+held as integers or bytes, and the attribute `dtype` names its type.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import lcm
-from typing import NamedTuple
+from math import lcm, prod
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from pario.checkpoint.boxes import Box, cover, volume
-from pario.checkpoint.hdf5 import Row, Skeleton
-from pario.checkpoint.tree import Spec, item_bytes
+import h5py
+import numpy as np
+
+from pario.checkpoint.manifest import cover
+from pario.checkpoint.store import PAGE, whole_pages
+from pario.checkpoint.tree import FOREIGN, Box, Flat, Leaves, Spec, dtype_of, item_bytes
+from pario.comm.base import AnyWorld, together
+from pario.comm.memory import private_bytes
 from pario.errors import OptionError
 
-__all__ = ["MOST_BLOCK", "PAGE", "Arranged", "Copy", "NodeFile", "Piece", "arrange", "finish", "share_out"]
+__all__ = [
+    "MOST_BLOCK", "Arranged", "Copy", "NodeFile", "Piece", "Row", "Skeleton", "Staging", "arrange", "coded_skeleton",
+    "cut_up", "dataset_name", "finish", "share_out", "skeleton",
+]  # fmt: skip
 
-PAGE = 4096
 #: Blocks have up to so many bytes, and are not made smaller than the second number for the sake of balance.
 MOST_BLOCK, LEAST_BLOCK = 32 << 20, 2 << 20
 #: From here on a piece is a dataset of its own.
 LARGE = 1 << 20
 #: Small pieces begin at multiples of this: any element can be read where it lies.
 _SMALL_ALIGN = 64
+#: Kinds of NumPy dtypes that HDF5 has types for, bit by bit the same.
+_NATIVE = "biufc"
+#: Copies to the staging memory from this size on are announced to those who write at once.
+_TELL = 1 << 20
+
+
+# -- who writes what ---------------------------------------------------------------------------------------------------
 
 
 class Piece(NamedTuple):
@@ -88,11 +123,15 @@ class NodeFile:
 
 
 def share_out(
-    specs: Sequence[Spec], shards: Sequence[dict[int, Box]], nodes: Sequence[Sequence[int]]
+    specs: Sequence[Spec],
+    shards: Sequence[dict[int, Box]],
+    nodes: Sequence[Sequence[int]],
+    owners: Mapping[int, int] = MappingProxyType({}),
 ) -> list[list[Piece]]:
     """The pieces of every node.
 
-    shards : per rank, the box of each divided array; nodes : the ranks of every node, whose positions are `writer`
+    shards : per rank, the box of each divided array; nodes : the ranks of every node, whose positions are `writer`;
+    owners : the rank that writes a whole array, where one does
     Raises OptionError if the shards of an array do not make it up.
     """
     seats = {rank: (node, seat) for node, ranks in enumerate(nodes) for seat, rank in enumerate(ranks)}
@@ -101,18 +140,20 @@ def share_out(
     alike = []
     for number, spec in enumerate(specs):
         item = item_bytes(spec.dtype)
-        if spec.kind != "shard":
-            alike.append((volume(spec.shape) * item, number))
-            continue
-        owners: dict[Box, int] = {}
-        for rank, boxes in enumerate(shards):
-            owners.setdefault(boxes[number], rank)
-        wrong = cover(spec.shape, list(owners))
-        if wrong:
-            raise OptionError(f"the shards of {spec.path!r} do not make up the array: {wrong}")
-        for box, rank in owners.items():
+        held: dict[Box, int] = {}
+        if spec.kind == "shard":
+            for rank, boxes in enumerate(shards):
+                held.setdefault(boxes[number], rank)
+            wrong = cover(spec.shape, list(held))
+            if wrong:
+                raise OptionError(f"the shards of {spec.path!r} do not make up the array: {wrong}")
+        elif number in owners:
+            held[(0,) * len(spec.shape), spec.shape] = owners[number]
+        else:
+            alike.append((prod(spec.shape) * item, number))
+        for box, rank in held.items():
             node, seat = seats[rank]
-            nbytes = volume(box[1]) * item
+            nbytes = prod(box[1]) * item
             pieces[node].append(Piece(number, box, nbytes, seat))
             load[node] += nbytes
     for nbytes, number in sorted(alike, key=lambda each: (-each[0], each[1])):
@@ -158,7 +199,7 @@ def arrange(pieces: Sequence[Piece], ranks: int) -> Arranged:
 
 def _end_group(made: Arranged, writer: int, begin: int, at: int) -> int:
     """Where the next one begins: at a page. The bytes in between belong to this one."""
-    end = -(-at // PAGE) * PAGE
+    end = whole_pages(at)
     made.groups.append((writer, begin, end - begin))
     return end
 
@@ -210,10 +251,10 @@ def finish(arranged: Arranged, specs: Sequence[Spec], made: Skeleton, seat: int,
                 one, at = following
                 if writer == seat:
                     staging = file.staging_bytes + made.packed + at - offset
-                    file.copies.append(Copy(one.array, one.box, 0, volume(one.box[1]), staging, one.nbytes))
+                    file.copies.append(Copy(one.array, one.box, 0, prod(one.box[1]), staging, one.nbytes))
                 following = next(small, None)
         if writer == seat:
-            file.staging_bytes += -(-nbytes // PAGE) * PAGE
+            file.staging_bytes += whole_pages(nbytes)
     begins = [*made.offsets, *([made.packed] if arranged.groups else [])]
     starts = [offset for offset, _ in file.blocks]
     ends = [piece.nbytes for piece in arranged.large] + [arranged.packed_bytes]
@@ -231,3 +272,204 @@ def _add(file: NodeFile, piece: Piece, start: int, nbytes: int, item: int) -> No
         file.copies[-1] = last._replace(stop=stop, nbytes=last.nbytes + nbytes)
         return
     file.copies.append(Copy(piece.array, piece.box, start, stop, file.staging_bytes, nbytes))
+
+
+# -- as HDF5 has it ----------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A piece in /packed."""
+
+    spec: Spec
+    box: Box
+    offset: int
+    nbytes: int
+
+
+class Skeleton(NamedTuple):
+    """size : of the file in bytes; offsets : of the large pieces' bytes; packed : offset of /packed; rest : (offset,
+    bytes) of everything else, in order"""
+
+    size: int
+    offsets: list[int]
+    packed: int
+    rest: list[tuple[int, bytes]]
+
+
+def skeleton(
+    large: Sequence[tuple[Spec, Box]], nbytes: Sequence[int], rows: Sequence[Row], packed: int,
+    links: Sequence[tuple[str, str]] = (),
+) -> Skeleton:  # fmt: skip
+    """Lays out a file. large, nbytes : the large pieces and their sizes; rows : the small ones; packed : bytes of
+    /packed; links : (name, file in the same folder that has it under this name)"""
+    with _memory() as memory:
+        with _file(memory) as file:
+            offsets = [_dataset(file, spec, box) for spec, box in large]
+            begin = _contiguous(file, "packed", (packed,), np.dtype(np.uint8)).id.get_offset() if packed else 0
+            if rows:
+                file["packed_index"] = _index(rows)
+            for name, other in links:
+                file[name] = h5py.ExternalLink(other, name)
+        data = [*zip(offsets, nbytes, strict=True), *([(begin, packed)] if packed else [])]
+        size, rest = _between(memory, data)
+    return Skeleton(size, offsets, begin, rest)
+
+
+def coded_skeleton(nbytes: int, codec: str) -> Skeleton:
+    """A file with `nbytes` bytes of coded blocks, at `packed`."""
+    with _memory() as memory:
+        with _file(memory) as file:
+            begin = _contiguous(file, "blocks", (nbytes,), np.dtype(np.uint8)).id.get_offset() if nbytes else 0
+            file.attrs["codec"] = codec
+            file.attrs["read with"] = "pario.Checkpointer, or python -m pario checkpoint restore-to-npz"
+        size, rest = _between(memory, [(begin, nbytes)] if nbytes else [])
+    return Skeleton(size, [], begin, rest)
+
+
+def _memory() -> Any:
+    """A file in memory."""
+    return os.fdopen(os.memfd_create("pario-checkpoint", os.MFD_CLOEXEC), "r+b", buffering=0)
+
+
+def _file(memory: Any) -> Any:
+    # Datasets of a page or more begin at one: O_DIRECT can write them.
+    file = h5py.File(memory, "w", alignment_threshold=PAGE, alignment_interval=PAGE)
+    file.attrs["format"] = "pario checkpoint"
+    return file
+
+
+def _between(memory: Any, data: list[tuple[int, int]]) -> tuple[int, list[tuple[int, bytes]]]:
+    """(size of the file, what HDF5 has written between the data). data : (offset, bytes)"""
+    size = memory.seek(0, os.SEEK_END)
+    rest, at = [], 0
+    for offset, count in [*sorted(data), (size, 0)]:
+        if offset > at:
+            rest.append((at, os.pread(memory.fileno(), offset - at, at)))
+        at = offset + count
+    return size, rest
+
+
+def cut_up(rest: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """`Skeleton.rest` in parts as long as blocks may be: an index of many rows is longer."""
+    return [(at + k, data[k : k + MOST_BLOCK]) for at, data in rest for k in range(0, len(data), MOST_BLOCK)]
+
+
+def dataset_name(spec: Spec, box: Box) -> str:
+    """Of a large piece."""
+    name = f"arrays/{spec.path or 'root'}"
+    return name + "@" + ",".join(map(str, box[0])) if spec.kind == "shard" else name
+
+
+def _dataset(file: Any, spec: Spec, box: Box) -> int:
+    dtype = dtype_of(spec.dtype)
+    shape = box[1]
+    if spec.dtype not in FOREIGN and (dtype.kind not in _NATIVE or dtype.itemsize > 16 or dtype == np.longdouble):
+        shape, dtype = (*shape, dtype.itemsize), np.dtype(np.uint8)
+    made = _contiguous(file, dataset_name(spec, box), shape, dtype)
+    made.attrs["dtype"] = spec.dtype
+    if spec.kind == "shard":
+        made.attrs["global_shape"] = spec.shape
+        made.attrs["offset"] = box[0]
+    return int(made.id.get_offset())
+
+
+def _contiguous(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """A dataset whose bytes have their offset now, and which HDF5 does not fill."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    space = h5py.h5s.create_simple(shape)
+    h5type = h5py.h5t.py_create(dtype, logical=True)
+    return h5py.Dataset(h5py.h5d.create(file.id, name.encode(), h5type, space, dcpl=properties, lcpl=links))
+
+
+def _index(rows: Sequence[Row]) -> np.ndarray:
+    def part_of(row: Row) -> bytes:
+        if row.spec.kind != "shard":
+            return b""
+        return json.dumps({"global_shape": row.spec.shape, "offset": row.box[0]}).encode()
+
+    columns: list[list[Any]] = [
+        [row.spec.path.encode() for row in rows],
+        [row.spec.dtype.encode() for row in rows],
+        [json.dumps(row.box[1]).encode() for row in rows],
+        [row.offset for row in rows],
+        [row.nbytes for row in rows],
+        [part_of(row) for row in rows],
+    ]
+    names = ("path", "dtype", "shape", "offset", "nbytes", "part_of")
+    kinds = ["i8" if isinstance(column[0], int) else f"S{max(1, *map(len, column))}" for column in columns]
+    table = np.zeros(len(rows), list(zip(names, kinds, strict=True)))
+    for name, column in zip(names, columns, strict=True):
+        table[name] = column
+    return table
+
+
+# -- staging memory ----------------------------------------------------------------------------------------------------
+
+
+class Staging:
+    """Of one rank. file : the node's file, and what this rank writes of it; memory : u8[bytes that this rank writes]"""
+
+    def __init__(self, leaves: Leaves) -> None:
+        self._leaves = leaves
+        self.file = NodeFile()
+        self.memory = np.empty(0, np.uint8)
+        self._copies: list[tuple[int, Any, Callable[[Any, Any], None] | None, int]] = []
+
+    def copy(self, flat: Flat, staged: Callable[[int], None]) -> None:
+        """A tree of the structure that was laid out. staged(bytes) : so many from the beginning on are copied"""
+        values = flat.values
+        copyto = np.copyto
+        for k, (number, target, copy, end) in enumerate(self._copies):
+            value = values[number]
+            if copy is None and type(value) is np.ndarray:
+                copyto(target, value)
+            else:
+                (copy or self._leaves.copy)(value, target)
+            if not k % 64 or target.nbytes >= _TELL:
+                staged(end)
+        staged(self.file.staging_bytes)
+
+    def lay_out(self, world: AnyWorld, flat: Flat, owners: Mapping[int, int]) -> None:
+        """A new structure, the same on all ranks: which rank writes what, and where. owners : of `share_out`.
+        Collective."""
+        self._copies, self.memory = [], np.empty(0, np.uint8)
+        shards = {n: box for n, box in enumerate(flat.boxes) if flat.specs[n].kind == "shard"}
+        everyones = world.allgather((world.node, shards))
+        arranged = Arranged()
+        made = None
+        with together(world, "laying out a checkpoint"):
+            nodes = [[rank for rank, each in enumerate(everyones) if each[0] == node] for node in range(world.nodes)]
+            pieces = share_out(flat.specs, [each[1] for each in everyones], nodes, owners)[world.node]
+            arranged = arrange(pieces, world.node_size)
+            if world.is_leader:
+                large = [(flat.specs[piece.array], piece.box) for piece in arranged.large]
+                nbytes = [piece.nbytes for piece in arranged.large]
+                made = skeleton(large, nbytes, arranged.rows(flat.specs), arranged.packed_bytes)
+        made = world.node_bcast(made)
+        with together(world, "laying out a checkpoint"):
+            self.file = finish(arranged, flat.specs, made, world.node_rank, world.node_size)
+            self.memory = private_bytes(self.file.staging_bytes)
+            self._copies = list(self._copiers(flat))
+
+    def _copiers(self, flat: Flat) -> Iterator[tuple[int, Any, Callable[[Any, Any], None] | None, int]]:
+        """(array, target in staging memory, what copies to it if the leaf is no plain array, bytes copied then)"""
+        leaves = self._leaves
+        for array, box, start, stop, at, nbytes in self.file.copies:
+            dtype = flat.specs[array].dtype
+            memory = self.memory[at : at + nbytes]
+            if stop - start == prod(box[1]):
+                target, value = leaves.target(memory, dtype, box[1]), flat.values[array]
+                plain = type(value) is np.ndarray and bool(value.dtype == target.dtype)
+                yield array, target, None if plain else leaves.copy, at + nbytes
+            else:
+                target = leaves.target(memory, dtype, (stop - start,))
+                yield array, target, _run_copier(leaves, start, stop), at + nbytes
+
+
+def _run_copier(leaves: Leaves, start: int, stop: int) -> Callable[[Any, Any], None]:
+    return lambda leaf, target: leaves.copy_run(leaf, start, stop, target)

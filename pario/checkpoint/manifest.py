@@ -16,28 +16,37 @@ Nothing in them is trusted: `read_manifest` and `read_part` check every number b
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import xxhash
 
-from pario.checkpoint.boxes import Box, cover, volume
-from pario.checkpoint.tree import Spec, item_bytes, unflatten
+from pario.checkpoint.store import ID, Name, read_small
+from pario.checkpoint.tree import Box, Spec, item_bytes, reaches_out, unflatten
 from pario.codec.registry import CODECS
 from pario.errors import ChecksumError, CorruptedError, ParioError
+from pario.text import DAMAGED, read_json
 
 __all__ = [
-    "Manifest", "Part", "Stored", "arrays_text", "check_parts", "manifest_text", "pario_version",
-    "part_name", "part_text", "pieces_text", "read_manifest", "read_part", "sum_of", "taken_name", "text_of",
+    "Manifest", "Part", "Stored", "arrays_text", "branch_of", "check_parts", "cover", "manifest_text", "parents_of",
+    "pario_version", "part_name", "part_text", "pieces_text", "read_manifest", "read_part", "sum_of", "taken_name",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
-#: Of the layout: older versions of pario read the first one only.
-PLAIN, STORED = 1, 2
+#: Of the layout: older versions of pario read the first ones only.
+PLAIN, STORED, PER_RANK = 1, 2, 3
 _HEAD = re.compile(rb'\{"xxh3": "([0-9a-f]{16})",\n')
 _HEAD_BYTES = 29
+_PARENTS = re.compile(_HEAD.pattern + rb' "body": \{"format": "pario checkpoint", "parents": \[([^\]]*)\]')
+#: More than may have failed or been deleted one after another.
+MOST_PARENTS = 32
 #: bytes of a file, blocks, ranks: larger numbers are damage
 _MOST = 1 << 60
 _MOST_BLOCK = 64 << 20
@@ -93,7 +102,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole. parts : checksum of every node's description, "" where it was not known when this was written"""
+    """The whole. parts : checksum of every node's description, "" where it was not known when this was written;
+    parents : ids of the checkpoints that it goes on from, the last one first, at most MOST_PARENTS, none in the first
+    of a run, None in those of older versions; per_rank : the tree has PerRank values"""
 
     step: int
     id: str
@@ -105,6 +116,8 @@ class Manifest:
     description: Any = field(repr=False)
     specs: list[Spec] = field(repr=False)
     parts: list[str] = field(repr=False)
+    parents: list[str] | None = None
+    per_rank: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -134,17 +147,13 @@ def sum_of(data: Any) -> int:
     return int(xxhash.xxh3_64_intdigest(data))
 
 
-def text_of(what: Manifest | Part) -> bytes:
-    """As it is written to the file."""
-    return manifest_text(what) if isinstance(what, Manifest) else part_text(what, pieces_text(what.pieces))
-
-
 def pieces_text(pieces: list[tuple[int, Box, int]]) -> str:
     """The long part of a node's description, the same for all checkpoints of one structure."""
     return json.dumps([[number, *box, offset] for number, box, offset in pieces])
 
 
 def part_text(part: Part, pieces: str) -> bytes:
+    """pieces : its `pieces_text`"""
     body = {name: value for name, value in part.__dict__.items() if name != "pieces"}
     body["sums"] = [f"{each:016x}" for each in part.sums]
     if part.stored:
@@ -160,11 +169,11 @@ def arrays_text(specs: list[Spec]) -> str:
     return json.dumps(specs)
 
 
-def manifest_text(manifest: Manifest, arrays: str | None = None) -> bytes:
-    """arrays : its `arrays_text`, if that is known"""
+def manifest_text(manifest: Manifest, arrays: str) -> bytes:
+    """arrays : its `arrays_text`"""
     body = {name: value for name, value in manifest.__dict__.items() if name != "specs"}
-    arrays = arrays_text(manifest.specs) if arrays is None else arrays
-    return _text_of({"format": "pario checkpoint", "layout": PLAIN, **body}, "arrays", arrays)
+    first = {"format": "pario checkpoint", "parents": manifest.parents}  # where `parents_of` looks
+    return _text_of({**first, "layout": PER_RANK if manifest.per_rank else PLAIN, **body}, "arrays", arrays)
 
 
 def _text_of(body: dict[str, Any], name: str, long: str) -> bytes:
@@ -181,14 +190,14 @@ def _body(data: bytes, path: str, what: str) -> dict[str, Any]:
             f"the checksum of this file is {sum_of(data[_HEAD_BYTES:]):016x}, it says {head[1].decode()}", path=path
         )
     try:
-        body = json.loads(data)["body"]
+        body = read_json(data)["body"]
         if not isinstance(body, dict) or body.get("format") != what:
             raise ValueError(f"the format is not {what!r}")
-    except (ValueError, KeyError, RecursionError, TypeError) as e:
+    except DAMAGED as e:
         raise CorruptedError(f"this is not a description of a checkpoint: {e}", path=path) from None
-    if body.get("layout") not in (PLAIN, STORED):
+    if body.get("layout") not in (PLAIN, STORED, PER_RANK):
         raise CorruptedError(
-            f"this checkpoint has the layout {str(body.get('layout'))[:20]}, and this version of pario knows {STORED}",
+            f"this checkpoint has layout {str(body.get('layout'))[:20]}, and this version of pario knows {PER_RANK}",
             path=path,
             hint="Read it with the version of pario that wrote it",
         )
@@ -218,7 +227,7 @@ def _spec(value: Any) -> Spec:
     if kind not in ("array", "shard", "scalar"):
         raise ValueError(f"{str(kind)[:40]!r} is no kind of array")
     spec = Spec(_text(path), _text(dtype), _shape(shape), kind)
-    _number(volume(spec.shape) * max(1, item_bytes(spec.dtype)))
+    _number(prod(spec.shape) * max(1, item_bytes(spec.dtype)))
     return spec
 
 
@@ -229,7 +238,7 @@ def read_manifest(data: bytes, path: str) -> Manifest:
         nodes = _number(body["nodes"], 1 << 24)
         made = Manifest(
             step=_number(body["step"]),
-            id=_text(body["id"], "[0-9a-f]{16}"),
+            id=_text(body["id"], ID),
             created=float(body["created"]),
             ranks=_number(body["ranks"], 1 << 24),
             nodes=nodes,
@@ -238,6 +247,8 @@ def read_manifest(data: bytes, path: str) -> Manifest:
             description=body["description"],
             specs=[_spec(each) for each in body["arrays"]],
             parts=[_text(each, "([0-9a-f]{16})?") for each in body["parts"]],
+            parents=None if body.get("parents") is None else [_text(each, ID) for each in body["parents"]],
+            per_rank=body.get("per_rank") is True,
         )
         if len(made.parts) != nodes or not nodes:
             raise ValueError(f"{len(made.parts)} files of {nodes} nodes")
@@ -247,9 +258,35 @@ def read_manifest(data: bytes, path: str) -> Manifest:
             raise ValueError("the tree does not hold every array once")
     except ParioError as e:
         raise e.at(path=path) from None
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as e:
+    except DAMAGED as e:
         raise CorruptedError(f"the manifest of this checkpoint is damaged: {e}", path=path) from None
     return made
+
+
+def parents_of(folder: str, names: Sequence[Name], known: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """id -> `Manifest.parents` of committed checkpoints. names : the oldest first; known : what was read before.
+    Checksums are not compared: by this only fewer are deleted than might be."""
+    found: dict[str, list[str]] = {}
+    before: list[str] = []
+    for name in names:
+        if name.order[0] == 0:  # of an older version, whose order was that of the steps
+            found[name.id], before = before, [name.id]
+        elif name.id in known:
+            found[name.id] = known[name.id]
+        else:
+            with suppress(ParioError):
+                head = _PARENTS.match(read_small(os.path.join(folder, str(name), MANIFEST)))
+                found[name.id] = re.findall(ID, head[2].decode()) if head else []
+    return found
+
+
+def branch_of(tip: str, parents: Mapping[str, list[str]]) -> list[str]:
+    """The ids from `tip` back to the beginning of its run, of those that `parents` has."""
+    found: list[str] = []
+    while tip in parents and tip not in found:
+        found.append(tip)
+        tip = next((each for each in parents[tip] if each in parents), "")
+    return found
 
 
 def read_part(data: bytes, path: str) -> Part:
@@ -258,7 +295,7 @@ def read_part(data: bytes, path: str) -> Part:
     try:
         made = Part(
             step=_number(body["step"]),
-            id=_text(body["id"], "[0-9a-f]{16}"),
+            id=_text(body["id"], ID),
             node=_number(body["node"], 1 << 24),
             size=_number(body["size"]),
             pieces=[
@@ -280,7 +317,7 @@ def read_part(data: bytes, path: str) -> Part:
             _check_stored(made)
         elif at != made.size:
             raise ValueError(f"{len(made.blocks)} blocks end at {at}, the file at {made.size}")
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
+    except DAMAGED as e:
         raise CorruptedError(f"the description of this node's file is damaged: {e}", path=path) from None
     return made
 
@@ -294,7 +331,7 @@ def _elsewhere(body: dict[str, Any]) -> dict[str, Any]:
         Stored(_number(file), _number(offset), _number(nbytes), _number(coded), _sum(total))
         for file, offset, nbytes, coded, total in body["stored"]
     ]
-    others = [(_text(id_, "[0-9a-f]{16}"), _number(size)) for id_, size in body["others"]]
+    others = [(_text(id_, ID), _number(size)) for id_, size in body["others"]]
     codec = _text(body["codec"])
     if codec and codec not in (entry.name for entry in CODECS):
         raise ValueError(f"{codec[:40]!r} is no codec of this version of pario")
@@ -335,7 +372,7 @@ def check_parts(manifest: Manifest, parts: list[Part], path: str) -> None:
             last, end = 0, sum(part.blocks[-1]) if part.blocks else 0
             for number, box, offset in sorted(part.pieces, key=lambda each: each[2]):
                 spec = manifest.specs[number]
-                nbytes = volume(box[1]) * item_bytes(spec.dtype)
+                nbytes = prod(box[1]) * item_bytes(spec.dtype)
                 if offset < last or offset + nbytes > end:
                     raise ValueError(f"a piece of {spec.path!r} lies at {offset} in node {part.node}'s file")
                 last = offset + nbytes
@@ -346,5 +383,28 @@ def check_parts(manifest: Manifest, parts: list[Part], path: str) -> None:
             wrong = cover(spec.shape, own)
             if wrong:
                 raise ValueError(f"{spec.path!r}: {wrong}")
-    except (ValueError, IndexError) as e:
+    except DAMAGED as e:
         raise CorruptedError(f"this checkpoint contradicts itself: {e}", path=path) from None
+
+
+def cover(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
+    """What keeps the boxes from making up an array of that shape, each element once; "" if nothing does. Boxes may be
+    empty."""
+    for offset, part in boxes:
+        if len(offset) != len(shape) or len(part) != len(shape):
+            return f"a part at {offset} of shape {part} has another number of axes than the array {shape}"
+        if reaches_out((offset, part), shape):
+            return f"the part at {offset} of shape {part} reaches out of the array {shape}"
+    full = [(offset, part) for offset, part in boxes if prod(part)]
+    held = sum(prod(part) for _, part in full)
+    if len(full) > 1 and shape:
+        first = np.array([offset for offset, _ in full])
+        last = first + np.array([part for _, part in full])
+        for k in range(len(full) - 1):
+            both = (np.maximum(first[k], first[k + 1 :]) < np.minimum(last[k], last[k + 1 :])).all(axis=1)
+            if both.any():
+                other = full[k + 1 + int(both.argmax())]
+                return f"the parts at {full[k][0]} of shape {full[k][1]} and at {other[0]} of shape {other[1]} overlap"
+    if held != prod(shape):
+        return f"the parts hold {held:,} elements, and an array {shape} has {prod(shape):,}"
+    return ""

@@ -10,7 +10,7 @@ asks for it, because it alone knows what it has room for; nobody is sent what it
     READ       and number of a file of the      HERE: the bytes
                part, offset, number of bytes
 
-The messages, and the proof that both sides belong to the job, are those of comm/sockets.py.
+The messages, and the proof that both sides belong to the job, are those of wire/frames.py.
 
 The scheme is the "partner" level of SCR: Moody, Bronevetsky, Mohror, de Supinski, Design, Modeling, and Evaluation of a
 Scalable Multi-level Checkpointing System, SC 2010.
@@ -29,26 +29,25 @@ from collections import deque
 
 import numpy as np
 
-from pario.checkpoint.board import COPYING, Board
-from pario.checkpoint.carrying import carry_over, copy_blocks
-from pario.checkpoint.folders import check_apart
+from pario.checkpoint.attempts import COPYING, Attempt, Board
 from pario.checkpoint.manifest import MANIFEST, Part, part_name, read_manifest, read_part
 from pario.checkpoint.store import ATTEMPT, Name, Reader, Writer, commit, discard, make_folder, read_small, write_small
-from pario.checkpoint.writing import Attempt, Places, Tiers
-from pario.comm import sockets
+from pario.checkpoint.tiers import Places, Tiers, carry_over, check_apart, copy_blocks
 from pario.comm.base import AnyWorld, together
+from pario.comm.launcher import own_addresses
 from pario.comm.memory import private_bytes
-from pario.comm.server import Reply, Server
-from pario.comm.sockets import Address, Client, Request
 from pario.errors import CheckpointError, CorruptedError, MissingError
 from pario.threads import Workers
+from pario.wire import frames
+from pario.wire.client import Address, Client, Request
+from pario.wire.frames import Word
+from pario.wire.server import AnsweringServer, Reply
 
 __all__ = ["Partner", "open_partner"]
 
 _log = logging.getLogger("pario")
 
 DESCRIBE, READ = 1, 2
-HERE, LATER, ABSENT = 1, 2, 3
 _WHICH = struct.Struct("<Q16s")
 _BYTES = struct.Struct("<Q16sIQQ")
 _LENGTH = struct.Struct("<Q")
@@ -102,9 +101,9 @@ class Offers:
         self._there: dict[tuple[int, str], bool] = {}  # whether it is on the fast tier, oldest first
         self._files: dict[tuple[int, str], list[tuple[str, int]]] = {}  # of those that were described
         self._local = threading.local()
-        self._server = Server(
+        self._server = AnsweringServer(
             secret, self._answer, threads=_THREADS, most_bytes=_BYTES.size, most_links=_LINKS, limit_s=limit_s,
-            network=True,
+            hosts=own_addresses(),
         )  # fmt: skip
 
     @property
@@ -120,7 +119,7 @@ class Offers:
                 del self._there[oldest]
                 self._files.pop(oldest, None)
 
-    def _answer(self, kind: int, body: memoryview) -> Reply:
+    def _answer(self, kind: int, body: bytes) -> Reply:
         """Raises ValueError if the request is none."""
         if kind == DESCRIBE and len(body) == _WHICH.size:
             return self._describe(_which(*_WHICH.unpack(body)))
@@ -133,19 +132,19 @@ class Offers:
         with self._lock:
             there = self._there.get(which)
         if not there:
-            return Reply(LATER if there is None else ABSENT, [])
+            return Reply(Word.LATER if there is None else Word.ABSENT, [])
         folder = self._path(which)
         name = os.path.join(folder, part_name(self._places.node) + ".json")
         try:
             manifest, described = read_small(os.path.join(folder, MANIFEST)), read_small(name)
         except MissingError:  # drained and deleted
-            return Reply(ABSENT, [])
+            return Reply(Word.ABSENT, [])
         files = read_part(described, name).files
         with self._lock:
             if which in self._there:
                 self._files[which] = files
         texts = _LENGTH.pack(len(manifest)), manifest, described
-        return Reply(HERE, [sockets.Part(np.frombuffer(text, np.uint8)) for text in texts])
+        return Reply(Word.HERE, [frames.Part(np.frombuffer(text, np.uint8)) for text in texts])
 
     def _read(self, which: tuple[int, str], number: int, offset: int, nbytes: int) -> Reply:
         with self._lock:
@@ -158,14 +157,14 @@ class Offers:
         name, size = files[number]
         with Reader(os.path.join(self._path(which), name), size) as reader:
             reader.read(data, offset)
-        return Reply(HERE, [sockets.Part(data)])  # this thread sends it before it reads again
+        return Reply(Word.HERE, [frames.Part(data)])  # this thread sends it before it reads again
 
     def _path(self, which: tuple[int, str]) -> str:
         return os.path.join(self._folder, str(Name(*which, self._places.node, self._places.nodes)))
 
     def close(self, limit_s: float = _END_S) -> None:
         """Idempotent."""
-        self._server.close(limit_s)
+        self._server.end(limit_s)
 
 
 def _which(step: int, id_: bytes) -> tuple[int, str]:
@@ -266,20 +265,12 @@ class Partner:
         body = _WHICH.pack(name.step, name.id.encode())
         pause, began = _POLL_S[0], time.monotonic()
         while True:
-            request = self._client.ask(DESCRIBE, body)
-            try:
-                kind, nbytes = request.head()
-                answer = memoryview(private_bytes(nbytes))
-                request.read([answer])
-                if not request.is_right():
-                    raise OSError("a description was damaged on its way")
-            finally:
-                request.drop()
-            if kind == HERE:
-                (length,) = _LENGTH.unpack(answer[: _LENGTH.size])
-                texts = bytes(answer[_LENGTH.size :])
-                return texts[:length], texts[length:]
-            if kind == ABSENT:
+            kind, answer = self._client.call(DESCRIBE, body)
+            if kind == Word.HERE:
+                (length,) = _LENGTH.unpack_from(answer)
+                end = _LENGTH.size + length
+                return answer[_LENGTH.size : end], answer[end:]
+            if kind == Word.ABSENT:
                 return None
             if self._stopped or time.monotonic() - began > self._tiers.limit_s:
                 raise CheckpointError(f"node {self._node} has not written its part within {self._tiers.limit_s:g} s")
@@ -344,7 +335,7 @@ class _RemoteFile:
     def _take(self, request: Request, piece: np.ndarray) -> None:
         try:
             kind, nbytes = request.head()
-            if (kind, nbytes) != (HERE, piece.size):
+            if (kind, nbytes) != (Word.HERE, piece.size):
                 raise OSError(f"{self.path}: the node has sent {nbytes} bytes where {piece.size} were asked for")
             request.read([memoryview(piece)])
             if not request.is_right():

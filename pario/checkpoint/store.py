@@ -2,38 +2,51 @@
 
 Names of a tier's folder:
 
-    step-000000000100-0123456789abcdef          a committed checkpoint, step and id
-    step-000000000100-0123456789abcdef.node-00003of00004    on the fast tier: what one of four nodes wrote of it
-    step-000000000100-0123456789abcdef.node-00003of00004.copy   a partner's copy of that, on another node's fast tier
-    .attempt-step-000000000100-0123456789abcdef one that is being made, or whose maker was killed
+    step-000000000100-0000017n89abcdef          a committed checkpoint, step and id
+    step-000000000100-0000017n89abcdef.node-00003of00004    on the fast tier: what one of four nodes wrote of it
+    step-000000000100-0000017n89abcdef.node-00003of00004.copy   a partner's copy of that, on another node's fast tier
+    .attempt-step-000000000100-0000017n89abcdef one that is being made, or whose maker was killed
     .trash-...                                  one that is being deleted
+    .job                                        which job saves here; locked by it
+
+An id is the checkpoint's number in the order of commits of its folder, in hex, "n", and 32 random bits. It stands in
+the name so that the newest is known without a clock and without opening a file. Older versions of pario had 64 random
+bits: those come before all others, in the order of their steps.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import secrets
 import stat
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pario.comm.launcher import job_name
 from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
 
 __all__ = [
-    "Name", "Reader", "Writer", "commit", "discard", "failed", "listed", "make_folder", "read_small", "sync_folder",
-    "write_small",
+    "PAGE", "Claim", "Name", "Reader", "Writer", "commit", "discard", "failed", "listed", "make_folder", "next_id",
+    "order_of", "read_small", "sync_folder", "whole_pages", "write_small",
 ]  # fmt: skip
 
-_NAME = re.compile(r"step-(\d{12})-([0-9a-f]{16})(?:\.node-(\d{5})of(\d{5})(\.copy)?)?")
+#: An id, as a pattern.
+ID = "[0-9a-f]{7}[0-9a-fn][0-9a-f]{8}"
+_NAME = re.compile(rf"step-(\d{{12}})-({ID})(?:\.node-(\d{{5}})of(\d{{5}})(\.copy)?)?")
 ATTEMPT, TRASH = ".attempt-", ".trash-"
-_PAGE = 4096
+#: The file by which a job claims a folder, bytes of its text, and how often one that is just given back is tried again.
+_CLAIM, _MOST_CLAIM, _CLAIM_TRIES = ".job", 300, 8
+#: What devices read and write past the page cache is made of these.
+PAGE = 4096
 #: Bytes of one read: requests of 32 MiB were now and then three times slower than these.
 _REQUEST = 4 << 20
 #: Descriptions are read whole.
@@ -56,9 +69,29 @@ class Name(NamedTuple):
         part = f".node-{self.node:05d}of{self.nodes:05d}" if self.nodes else ""
         return f"step-{self.step:012d}-{self.id}{part}{'.copy' if self.copy else ''}"
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """The larger the later it was committed."""
+        return order_of(self.step, self.id)
+
+
+def whole_pages(nbytes: int) -> int:
+    """So many bytes, rounded up to pages."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def order_of(step: int, id_: str) -> tuple[int, int]:
+    """As `Name.order`: (number of the commit, 0 in those of older versions; step)."""
+    return int(id_[:7], 16) if id_[7] == "n" else 0, step
+
+
+def next_id(number: int, random: str) -> str:
+    """random : 8 hex digits"""
+    return f"{number:07x}n{random}"
+
 
 def listed(folder: str) -> list[Name]:
-    """The committed checkpoints of a tier, oldest step first; none if there is no such folder. Raises ReadError."""
+    """The committed checkpoints of a tier, oldest first; none if there is no such folder. Raises ReadError."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -66,7 +99,8 @@ def listed(folder: str) -> list[Name]:
     except OSError as e:
         raise ReadError(f"cannot list the checkpoints: {e.strerror}", path=folder) from e
     found = [match for match in map(_NAME.fullmatch, names) if match]
-    return sorted(Name(int(m[1]), m[2], int(m[3] or 0), int(m[4] or 0), bool(m[5])) for m in found)
+    made = (Name(int(m[1]), m[2], int(m[3] or 0), int(m[4] or 0), bool(m[5])) for m in found)
+    return sorted(made, key=lambda name: (name.order, name))
 
 
 def make_folder(path: str) -> None:
@@ -111,6 +145,57 @@ def write_small(folder: str, name: str, data: bytes, durable_name: bool = True) 
     if durable_name:
         with suppress(FileNotFoundError):  # it has a new name already, and was synced before
             sync_folder(folder)
+
+
+class Claim:
+    """That one job alone saves into a folder. The system ends it with the process; a copy of the folder has none. Other
+    machines see it where the file system passes locks on, as NFS and Lustre (with -o flock) do; one without locks, or a
+    file of another user, keeps nobody out."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._path, self._fd, self._pid = folder, os.path.join(folder, _CLAIM), -1, os.getpid()
+
+    def take(self) -> CheckpointError | None:
+        """Idempotent. Returns an error that says which job has the folder."""
+        for _ in range(_CLAIM_TRIES if self._fd < 0 else 0):
+            try:
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except OSError:
+                return None
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:  # else it was its owner's last moment
+                    self._fd = fd
+                    mine = f"{job_name()[0]}, process {self._pid} on {os.uname().nodename}"
+                    with suppress(OSError):  # the disk is full: others are not told who it is
+                        os.ftruncate(fd, 0)
+                        os.pwrite(fd, f"{mine}, since {time.strftime('%F %T')}".encode()[:_MOST_CLAIM], 0)
+                    return None
+            except BlockingIOError:
+                said = os.pread(fd, _MOST_CLAIM, 0).decode(errors="replace")
+                return CheckpointError(
+                    f"another job saves its checkpoints here: {''.join(filter(str.isprintable, said)) or 'unknown'}",
+                    path=self._folder,
+                    hint="Give each job a folder of its own, or end that one first",
+                )
+            except OSError:
+                return None
+            finally:
+                if self._fd < 0:
+                    os.close(fd)
+        return None
+
+    def close(self) -> None:
+        """Idempotent. In a forked process it leaves its parent the folder."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        if self._pid == os.getpid():
+            with suppress(OSError):
+                os.unlink(self._path)
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # forked processes may have the descriptor, too
+        os.close(fd)
 
 
 def commit(attempt: str, final: str) -> None:
@@ -165,7 +250,7 @@ def _opened(path: str, flags: int = 0) -> tuple[int, os.stat_result]:
 class Reader:
     """A node's file: whole pages past the page cache where the store can. Any thread. Raises ReadError and the like."""
 
-    def __init__(self, path: str, size: int, *, direct: bool = True, take: Callable[[int], None] | None = None) -> None:
+    def __init__(self, path: str, size: int, *, take: Callable[[int], None] | None = None) -> None:
         """size : that it must have; take(nbytes) : returns when so many may be read"""
         self.path = path
         self._take = take
@@ -174,14 +259,13 @@ class Reader:
         if status.st_size != size:
             self.close()
             raise CorruptedError(f"the file has {status.st_size:,} bytes, {size:,} expected", path=path)
-        if direct:
-            with suppress(ReadError, MissingError):
-                self._direct, _ = _opened(path, os.O_DIRECT)
+        with suppress(ReadError, MissingError):
+            self._direct, _ = _opened(path, os.O_DIRECT)
 
     def read(self, block: np.ndarray, offset: int) -> None:
         """Fill `block`, u8[n]."""
-        whole = block.size // _PAGE * _PAGE
-        if self._direct < 0 or offset % _PAGE or block.ctypes.data % _PAGE or not whole:
+        whole = block.size // PAGE * PAGE
+        if self._direct < 0 or offset % PAGE or block.ctypes.data % PAGE or not whole:
             self._read(self._fd, block, offset)
             return
         try:
@@ -270,8 +354,8 @@ class Writer:
 
     def write(self, data: np.ndarray, offset: int) -> None:
         """data : u8[n]"""
-        whole = data.size // _PAGE * _PAGE
-        if self._direct < 0 or offset % _PAGE or data.ctypes.data % _PAGE or not whole:
+        whole = data.size // PAGE * PAGE
+        if self._direct < 0 or offset % PAGE or data.ctypes.data % PAGE or not whole:
             _write_all(self._fd, data.data, offset)
             return
         try:

@@ -12,18 +12,22 @@ import json
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 
-from pario.checkpoint.boxes import Box, volume
-from pario.errors import CorruptedError, OptionError, StateError
+from pario.errors import CorruptedError, OptionError
+from pario.text import DAMAGED, read_json
 
 __all__ = [
-    "Bits", "Flat", "Leaf", "Leaves", "Shard", "Spec", "Template", "dtype_of", "flatten", "item_bytes", "pick",
-    "unflatten",
+    "PAGE", "Bits", "Box", "Flat", "Leaves", "Own", "PerRank", "Shard", "Spec", "Template", "dtype_of", "flatten",
+    "item_bytes", "reaches_out", "unflatten",
 ]  # fmt: skip
+
+#: A rectangular part of an array: (offset of its first element per axis, shape)
+Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 #: Types without a NumPy dtype of their own, by the name that frameworks and ml_dtypes use -> bytes of an element.
 FOREIGN = {
@@ -36,6 +40,8 @@ _PLAIN = re.compile(r"[<>|][biufcSUMmV]\d{1,9}(\[\d{0,6}(Y|M|W|D|h|m|s|ms|us|ns|
 _FIELDS = "fields:"
 #: Containers in containers.
 _DEEPEST = 100
+#: Bytes of what `Leaves.held` calls a page: long enough that a loop over them costs little.
+PAGE = 16 << 10
 _EXACT = 1 << 53  # JSON readers of other languages keep whole numbers up to here
 
 
@@ -58,6 +64,25 @@ class Shard:
 
     def __repr__(self) -> str:
         return f"Shard(global_shape={self.global_shape}, offset={self.offset})"
+
+
+class PerRank:
+    """What every rank has for itself: the state of a random generator, of a loader of its own.
+
+    value : a tree without Shard and PerRank; its keys, types and shapes may differ between ranks
+
+    `restore` gives each rank what the rank of the same number has saved, without the PerRank around it. On more ranks
+    than have saved, those beyond get None; on fewer, what the others have saved is left out. Rank 0 warns of both.
+    In `like` it may stand around what is wanted.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"PerRank({self.value!r})"
 
 
 class Bits:
@@ -92,28 +117,31 @@ class Spec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return volume(self.shape) * item_bytes(self.dtype)
-
-
-class Leaf(NamedTuple):
-    """What this rank holds of one array: the leaf of the tree, and which part of the whole it is."""
-
-    value: Any
-    box: Box
+        return prod(self.shape) * item_bytes(self.dtype)
 
 
 class Flat(NamedTuple):
     """A tree, divided. description : what `unflatten` takes; the arrays are numbers in it. values, boxes : of each
-    array, what this rank holds, and which part of the whole that is"""
+    array, what this rank holds, and which part of the whole that is; own : each PerRank"""
 
     description: Any
     specs: list[Spec]
     values: list[Any]
     boxes: list[Box]
+    own: list[Own]
 
-    @property
-    def leaves(self) -> list[Leaf]:
-        return list(map(Leaf, self.values, self.boxes))
+
+class Own(NamedTuple):
+    """A PerRank. flat : this rank's value; everyones : in the description, where those of all ranks go (alike.py)"""
+
+    path: str
+    flat: Flat
+    everyones: list[Any]
+
+
+def reaches_out(box: Box, shape: tuple[int, ...]) -> bool:
+    """Of an array of that shape."""
+    return any(o < 0 or n < 0 or o + n > m for o, n, m in zip(*box, shape, strict=True))
 
 
 class Leaves:
@@ -129,7 +157,7 @@ class Leaves:
 
     def target(self, memory: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Any:
         """`memory`, u8[bytes], as what `copy` writes into."""
-        return memory.view(_held_as(dtype)).reshape(shape)
+        return memory.view(dtype_of(dtype)).reshape(shape)
 
     def copy(self, leaf: Any, target: Any) -> None:
         """Copy the whole leaf."""
@@ -139,9 +167,15 @@ class Leaves:
         """Copy elements [start, stop) in C order; `target` has one axis."""
         np.copyto(target, _array(leaf, target.dtype).reshape(-1)[start:stop])
 
+    def held(self, leaf: Any, begin: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of its bytes in C order, u8: every `step`-th page from number `begin` on, and what is no whole page."""
+        flat = np.ascontiguousarray(leaf.array if isinstance(leaf, Bits) else leaf).reshape(-1).view(np.uint8)
+        whole = flat.size // PAGE * PAGE
+        return flat[:whole].reshape(-1, PAGE)[begin::step], flat[whole:]
+
     def build(self, memory: np.ndarray, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         """The array that lies in `memory`, u8[bytes], which it may keep. like : this leaf of the user's tree or None"""
-        array = memory.view(_held_as(dtype)).reshape(shape)
+        array = memory.view(dtype_of(dtype)).reshape(shape)
         if dtype in FOREIGN:
             known = _named(dtype)
             return Bits(array, dtype) if known is None or isinstance(like, Bits) else array.view(known)
@@ -170,20 +204,21 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _held_as(name: str) -> np.dtype[Any]:
-    """The NumPy dtype in which arrays of that name are held. Raises CorruptedError for a name that means nothing."""
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The NumPy dtype in which arrays with that name are held: integers for foreign types. Raises CorruptedError for a
+    name that means nothing."""
     if name in FOREIGN:
         return np.dtype(f"u{FOREIGN[name]}")
     try:
         if name.startswith(_FIELDS):
-            dtype = np.lib.format.descr_to_dtype(_as_descr(json.loads(name[len(_FIELDS) :])))
+            dtype = np.lib.format.descr_to_dtype(_as_descr(read_json(name[len(_FIELDS) :])))
         elif _PLAIN.fullmatch(name):
             dtype = np.dtype(name)
         else:
             raise ValueError("unknown")
         if dtype.hasobject:
             raise ValueError("it holds Python objects")
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, SyntaxError) as e:
+    except (*DAMAGED, SyntaxError) as e:
         raise CorruptedError(f"{name[:200]!r} is no dtype: {e}") from None
     return dtype
 
@@ -211,14 +246,9 @@ def _named(name: str) -> np.dtype[Any] | None:
     return None if found is None else np.dtype(found)
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
-    """The NumPy dtype in which arrays with that name are held: integers for foreign types. Raises CorruptedError."""
-    return _held_as(name)
-
-
 def item_bytes(name: str) -> int:
     """Bytes of an element."""
-    return _held_as(name).itemsize
+    return dtype_of(name).itemsize
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -233,7 +263,7 @@ def _step(key: str) -> str:
 
 def flatten(tree: Any, leaves: Leaves) -> Flat:
     """Raises OptionError for what cannot be saved; it says where in the tree."""
-    flat = Flat(None, [], [], [])
+    flat = Flat(None, [], [], [], [])
     return flat._replace(description=_flatten(tree, "", flat, leaves, 0))
 
 
@@ -248,10 +278,20 @@ def _flatten(node: Any, path: str, flat: Flat, leaves: Leaves, depth: int) -> An
             if depth >= _DEEPEST:
                 raise OptionError(f"{path!r} lies deeper than {_DEEPEST} containers: does the tree contain itself?")
             return _container(node, path, flat, leaves, depth + 1)
+        if kind is PerRank:
+            return _own(node, path, flat, leaves)
     try:
         return _leaf(node, path, flat, leaves)
     except OptionError as e:
         raise OptionError(f"at {path or 'the root'!r}: {e.what}", hint=e.hint) from None
+
+
+def _own(node: PerRank, path: str, flat: Flat, leaves: Leaves) -> Any:
+    mine = flatten(node.value, leaves)
+    if mine.own or any(spec.kind == "shard" for spec in mine.specs):
+        raise OptionError(f"the PerRank at {path or 'the root'!r} holds a Shard or a PerRank, which it cannot")
+    flat.own.append(Own(path, mine, []))
+    return {"ranks": flat.own[-1].everyones}
 
 
 class Template:
@@ -263,6 +303,7 @@ class Template:
     def __init__(self, tree: Any, flat: Flat, leaves: Leaves) -> None:
         self.specs = flat.specs
         self.boxes = flat.boxes
+        self._own = [own.flat.specs for own in flat.own]
         self._leaves = leaves
         self._root = self._of(tree, flat.description, flat)
 
@@ -275,21 +316,22 @@ class Template:
             inner = [each[1] for each in below] if isinstance(node, dict) else below
             children = [self._of(value, each, flat) for value, each in zip(values, inner, strict=True)]
             return kind, list(node) if isinstance(node, dict) else len(children), children, description
-        if isinstance(description, dict) and "array" in description:
+        if kind is not PerRank and isinstance(description, dict) and "array" in description:
             plain = (node.dtype, node.shape) if kind is np.ndarray else description["array"]
             return kind, plain, None, description
         return kind, None, None, None
 
     def flatten(self, tree: Any) -> Flat | None:
         """None if the tree has another structure. Raises OptionError for what cannot be saved."""
-        values: list[Any] = []
+        flat = Flat(None, self.specs, [], self.boxes, [])
         try:
-            description = self._flatten(tree, self._root, values)
+            description = self._flatten(tree, self._root, flat)
         except _DiffersError:
             return None
-        return Flat(description, self.specs, values, self.boxes)
+        return flat._replace(description=description)
 
-    def _flatten(self, node: Any, known: Any, values: list[Any]) -> Any:
+    def _flatten(self, node: Any, known: Any, flat: Flat) -> Any:
+        values = flat.values
         kind, plain, children, description = known
         if type(node) is not kind:
             raise _DiffersError
@@ -310,7 +352,7 @@ class Template:
                     values.append(value)
                     found.append(child[3])
                 else:
-                    found.append(self._flatten(value, child, values))
+                    found.append(self._flatten(value, child, flat))
             name = next(iter(description))
             return {name: list(map(list, zip(plain, found, strict=True)))} if name == "dict" else {name: found}
         if kind is np.ndarray:
@@ -318,14 +360,19 @@ class Template:
                 raise _DiffersError
             values.append(node)
             return description
+        if kind is PerRank:
+            made = _own(node, "", flat, self._leaves)
+            if flat.own[-1].flat.specs != self._own[len(flat.own) - 1]:
+                raise _DiffersError
+            return made
         if plain is not None:
-            alone = Flat(None, [], [], [])
+            alone = Flat(None, [], [], [], [])
             _leaf(node, "", alone, self._leaves)
             if alone.specs[0][1:] != self.specs[plain][1:] or alone.boxes[0] != self.boxes[plain]:
                 raise _DiffersError
             values.append(alone.values[0])
             return description
-        return _flatten(node, "", Flat(None, [], [], []), self._leaves, 0)
+        return _flatten(node, "", Flat(None, [], [], [], []), self._leaves, 0)
 
 
 class _DiffersError(Exception):
@@ -376,7 +423,7 @@ def _leaf(node: Any, path: str, flat: Flat, leaves: Leaves) -> Any:
     else:
         if not len(shape) == len(shard.global_shape) == len(shard.offset):
             raise OptionError(f"{shard} has {len(shape)} axes in its array: all three must agree")
-        if any(o < 0 or n + o > m for o, n, m in zip(shard.offset, shape, shard.global_shape, strict=True)):
+        if reaches_out((shard.offset, shape), shard.global_shape):
             raise OptionError(f"{shard} of shape {shape} reaches out of the whole array")
         spec, box = Spec(path, dtype, shard.global_shape, "shard"), (shard.offset, shape)
     flat.specs.append(spec)
@@ -385,15 +432,16 @@ def _leaf(node: Any, path: str, flat: Flat, leaves: Leaves) -> Any:
     return {"array": len(flat.specs) - 1}
 
 
-def unflatten(description: Any, array: Callable[[int], Any], arrays: int) -> Any:
-    """The tree. array(number) : the array with that number, below `arrays`. Raises CorruptedError."""
+def unflatten(description: Any, array: Callable[[int], Any], arrays: int, rank: int | None = None) -> Any:
+    """The tree. array(number) : the array with that number, below `arrays`; rank : whose PerRank, None: a list of all.
+    Raises CorruptedError."""
     try:
-        return _unflatten(description, array, arrays, 0)
+        return _unflatten(description, array, arrays, rank, 0)
     except (ValueError, TypeError, KeyError, OverflowError) as e:
         raise CorruptedError(f"the manifest describes no tree: {e}") from None
 
 
-def _unflatten(node: Any, array: Callable[[int], Any], arrays: int, depth: int) -> Any:
+def _unflatten(node: Any, array: Callable[[int], Any], arrays: int, rank: int | None, depth: int) -> Any:
     if type(node) is dict and len(node) == 1 and "array" in node:  # nearly all of them
         number = node["array"]
         if type(number) is not int or not 0 <= number < arrays:
@@ -406,12 +454,14 @@ def _unflatten(node: Any, array: Callable[[int], Any], arrays: int, depth: int) 
     if depth > _DEEPEST:
         raise ValueError(f"it is deeper than {_DEEPEST} containers")
     ((kind, value),) = node.items()
-    if kind in ("list", "tuple"):
-        found = [_unflatten(each, array, arrays, depth + 1) for each in _checked(value, list)]
-        return found if kind == "list" else tuple(found)
+    if kind == "ranks" and rank is not None:
+        return _unflatten(value[rank], array, arrays, rank, depth + 1) if rank < len(value) else None
+    if kind in ("list", "tuple", "ranks"):
+        found = [_unflatten(each, array, arrays, rank, depth + 1) for each in _checked(value, list)]
+        return tuple(found) if kind == "tuple" else found
     if kind == "dict":
         pairs = [_checked(each, list) for each in _checked(value, list)]
-        return {_key(key): _unflatten(child, array, arrays, depth + 1) for key, child in pairs}
+        return {_key(key): _unflatten(child, array, arrays, rank, depth + 1) for key, child in pairs}
     if kind == "complex":
         real, imaginary = _checked(value, list)
         return complex(float.fromhex(real), float.fromhex(imaginary))
@@ -437,34 +487,3 @@ def _key(key: Any) -> Any:
     if type(key) not in (str, int):
         raise ValueError(f"{str(key)[:80]!r} is no key")
     return key
-
-
-def pick(
-    like: Any, saved: Any, array: Callable[[Any, int, str], Any], other: Callable[[Any], Any], path: str = ""
-) -> Any:
-    """What `like` asks for: its tree, with what was saved as leaves.
-
-    saved : the description; array(leaf of like, number, path) makes an array; other(description) anything else
-    Raises StateError where `like` and the saved tree differ. What `like` leaves out is left out.
-    """
-    here = path or "the root"
-    kind = next(iter(saved)) if isinstance(saved, dict) and len(saved) == 1 else ""
-    if isinstance(like, dict):
-        if kind != "dict":
-            raise StateError(f"like has a dict at {here!r}, and the checkpoint something else")
-        children = {key: child for key, child in saved["dict"]}
-        missing = [key for key in like if key not in children]
-        if missing:
-            raise StateError(f"the checkpoint has no {missing[0]!r} in {here!r}; it has {list(children)[:20]}")
-        return {key: pick(value, children[key], array, other, f"{path}/{key}") for key, value in like.items()}
-    if isinstance(like, list | tuple):
-        if kind not in ("list", "tuple") or len(saved[kind]) != len(like):
-            raise StateError(f"like has {len(like)} items at {here!r}, and the checkpoint something else")
-        pairs = enumerate(zip(like, saved[kind], strict=True))
-        found = [pick(value, child, array, other, f"{path}/[{k}]") for k, (value, child) in pairs]
-        if hasattr(like, "_fields"):
-            return type(like)(*found)
-        return found if isinstance(like, list) else tuple(found)
-    if kind == "array":
-        return array(like, saved["array"], path)
-    return other(saved)

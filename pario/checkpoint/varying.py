@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.checkpoint.board import TAKEN, Board
-from pario.checkpoint.boxes import Box
-from pario.checkpoint.hdf5 import Skeleton, coded_skeleton, dataset_name, skeleton
-from pario.checkpoint.layout import PAGE, NodeFile
+from pario.checkpoint.attempts import TAKEN, Board
+from pario.checkpoint.layout import NodeFile, Skeleton, coded_skeleton, cut_up, dataset_name, skeleton
 from pario.checkpoint.manifest import Part, Stored, sum_of, taken_name
+from pario.checkpoint.store import whole_pages
+from pario.checkpoint.tree import Box
 from pario.codec.base import Codec
 
-__all__ = ["Shape", "Varying", "compacted"]
+__all__ = ["Shape", "Varying"]
 
 #: What a codec makes of a block must be smaller by at least one part in so many: otherwise it is written as it is.
 _PAYS = 32
@@ -101,7 +101,7 @@ class Varying:
                 packed = np.frombuffer(self._codec.encode(slot[:nbytes]), np.uint8)
                 if packed.size <= nbytes - nbytes // _PAYS and packed.size < nbytes:
                     slot[: packed.size] = packed
-                    slot[packed.size : _pages(packed.size)] = 0
+                    slot[packed.size : whole_pages(packed.size)] = 0
                     board.coded[number] = packed.size
             board.stored[number] = sum_of(slot[: self.stored_bytes(number, nbytes)])
 
@@ -112,7 +112,7 @@ class Varying:
 
     def stored_bytes(self, number: int, nbytes: int) -> int:
         """So many bytes are written of a block of `nbytes`: whole pages where blocks lie one after another."""
-        return nbytes if self._codec is None else _pages(int(self._board.coded[number]) or nbytes)
+        return nbytes if self._codec is None else whole_pages(int(self._board.coded[number]) or nbytes)
 
     # -- the node's first rank -----------------------------------------------------------------------------------------
 
@@ -190,13 +190,11 @@ class Varying:
             for block in file.groups[number]:
                 stored[block] = last.stored[block]._replace(file=source)
         at = sum(blocks[-1]) if blocks else 0
-        for offset, data in shape.rest:
-            for begin in range(0, len(data), _MOST):
-                cut = data[begin : begin + _MOST]
-                blocks.append((at, len(cut)))
-                sums.append(sum_of(cut))
-                stored.append(Stored(0, offset + begin, len(cut), 0, sums[-1]))
-                at += len(cut)
+        for offset, data in cut_up(shape.rest):
+            blocks.append((at, len(data)))
+            sums.append(sum_of(data))
+            stored.append(Stored(0, offset, len(data), 0, sums[-1]))
+            at += len(data)
         others = [(source.id, source.size) for source in shape.others]
         codec = "" if self._codec is None else self._codec.name
         return Part(step, id_, self._node, shape.size, pieces, blocks, sums, stored, others, codec)
@@ -204,7 +202,14 @@ class Varying:
     def compact(self, file: NodeFile) -> tuple[list[tuple[int, Box, int]], list[tuple[int, int]]]:
         """(pieces, blocks) of a file with offsets as if its blocks lay one after another."""
         if self._compact is None or self._compact[0] is not file:
-            self._compact = file, *compacted(file)
+            offsets = [offset for offset, _ in file.blocks]
+            begins = list(accumulate((nbytes for _, nbytes in file.blocks), initial=0))
+            pieces = []
+            for array, box, offset in file.pieces:
+                block = bisect_right(offsets, offset) - 1
+                pieces.append((array, box, begins[block] + offset - offsets[block]))
+            blocks = [(begin, nbytes) for begin, (_, nbytes) in zip(begins, file.blocks, strict=False)]
+            self._compact = file, pieces, blocks
         return self._compact[1:]
 
     def remember(self, file: NodeFile, part: Part, shape: Shape, folders: Sequence[str]) -> None:
@@ -222,14 +227,6 @@ class Varying:
             self._last = _Last(file, self._board.sums[:count].copy(), stored, files)
 
 
-#: Bytes of a block.
-_MOST = 32 << 20
-
-
-def _pages(nbytes: int) -> int:
-    return -(-nbytes // PAGE) * PAGE
-
-
 def _link(source: _Source, name: str, folder: str) -> bool:
     """Whether the file could be linked into `folder`: a store without hard links, or another one than that of the last
     checkpoint, has it written again."""
@@ -238,15 +235,3 @@ def _link(source: _Source, name: str, folder: str) -> bool:
             os.link(path, os.path.join(folder, name), follow_symlinks=False)
             return True
     return False
-
-
-def compacted(file: NodeFile) -> tuple[list[tuple[int, Box, int]], list[tuple[int, int]]]:
-    """(pieces, blocks) of a file with offsets as if its blocks lay one after another."""
-    offsets = [offset for offset, _ in file.blocks]
-    ends = list(accumulate(nbytes for _, nbytes in file.blocks))
-    begins = [0, *ends]
-    pieces = []
-    for array, box, offset in file.pieces:
-        block = bisect_right(offsets, offset) - 1
-        pieces.append((array, box, begins[block] + offset - offsets[block]))
-    return pieces, [(begin, nbytes) for begin, (_, nbytes) in zip(begins, file.blocks, strict=False)]

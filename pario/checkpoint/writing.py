@@ -1,4 +1,4 @@
-"""From staging memory to the first tier: what one rank's thread does for each checkpoint.
+"""From staging memory to the first tier, and from there to the slow one: the threads of a rank.
 
     the node's first rank                          every rank of the node
     makes the folder, reserves the file
@@ -9,8 +9,9 @@
     fast tier: commits by rename
     says "done": staging memory is free again
 
-The slow tier's folder is one for all nodes. There the description of a node's file says that the node is done, and
-draining.py commits the whole.
+The slow tier's folder is one for all nodes. Every node's first rank copies its own file into it, and says so by the
+description of the file there. Rank 0 waits for the descriptions of all nodes, writes the manifest with their checksums,
+and renames the folder. One checkpoint is drained at a time, oldest first, by one writer per node.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from pario.checkpoint.board import (
+from pario.checkpoint.attempts import (
     CANCELLED,
     CHOSEN,
     CODED,
     DONE,
     DRAINED,
+    DRAINING,
     LEADERS,
     MOVED,
     OPENED,
@@ -41,160 +43,49 @@ from pario.checkpoint.board import (
     SUMMED,
     TAKEN,
     WRITTEN,
+    Attempt,
     Board,
 )
-from pario.checkpoint.carrying import Folder, Write, carry_over
-from pario.checkpoint.layout import PAGE, NodeFile
+from pario.checkpoint.layout import NodeFile, cut_up
 from pario.checkpoint.manifest import (
     MANIFEST,
-    Manifest,
     Part,
     arrays_text,
+    branch_of,
     manifest_text,
+    parents_of,
     part_name,
     part_text,
     pieces_text,
+    read_part,
     sum_of,
 )
-from pario.checkpoint.store import ATTEMPT, Name, Writer, commit, discard, failed, listed, make_folder, write_small
+from pario.checkpoint.store import (
+    ATTEMPT,
+    Name,
+    Writer,
+    commit,
+    discard,
+    failed,
+    listed,
+    make_folder,
+    read_small,
+    whole_pages,
+    write_small,
+)
+from pario.checkpoint.tiers import Folder, Places, Tiers, Write, carry_over, copy_blocks, write_limited
+from pario.checkpoint.tree import Spec
 from pario.checkpoint.varying import Shape, Varying
-from pario.errors import CheckpointError, ReadError
+from pario.errors import CheckpointError, MissingError, ParioError, ReadError
 from pario.threads import Workers
 
-__all__ = ["Attempt", "FastTier", "Places", "Tier", "Tiers", "WriteThread"]
+__all__ = ["DrainThread", "WriteThread"]
 
 _log = logging.getLogger("pario")
 
-Tier = Literal["fast", "slow"]
-
 #: Threads of one rank that write: a block is checked while another one is written.
 _THREADS = 2
-#: Bytes that are asked for at once where a rate is limited.
-_GRAIN = 4 << 20
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where this node stands: node of nodes, rank `seat` of `ranks` on it; first : rank 0 of the job."""
-
-    node: int
-    nodes: int
-    seat: int
-    ranks: int
-    first: bool
-
-    @property
-    def leads(self) -> bool:
-        return self.seat == 0
-
-
-class FastTier:
-    """The node's fast folder, and what of it may not be deleted: what this job still has to drain. keeps_copies : this
-    job makes copies of another node's parts there"""
-
-    def __init__(self, folder: str, slow: str, keeps_copies: bool = False) -> None:
-        self.folder, self._slow, self._keeps_copies = folder, slow, keeps_copies
-        self._lock = threading.Lock()
-        self._under_way: set[tuple[int, str]] = set()
-
-    def begin(self, name: Name) -> None:
-        with self._lock:
-            self._under_way.add((name.step, name.id))
-
-    def end(self, name: Name) -> None:
-        """It is drained, or given up."""
-        with self._lock:
-            self._under_way.discard((name.step, name.id))
-        self.prune()
-
-    def prune(self, all_of_them: bool = False) -> bool:
-        """Delete what the slow tier has, or has a newer one than. The newest stays, for a fast restart, and the newest
-        copy, from which the next one may take files over, unless `all_of_them`. Returns whether anything was deleted.
-        Best effort."""
-        with self._lock:
-            try:
-                own = listed(self.folder)
-                safe = {(name.step, name.id) for name in listed(self._slow) if not name.nodes}
-            except ReadError:
-                return False
-            newest = max((step for step, _ in safe), default=-1)
-            last = max((name.step for name in own if not (name.copy and self._keeps_copies)), default=-1)
-            last_copy = max((name.step for name in own if name.copy), default=-1) if self._keeps_copies else last
-            gone = [
-                name
-                for name in own
-                if (name.step, name.id) not in self._under_way
-                and ((name.step, name.id) in safe or name.step < newest)
-                and (all_of_them or name.step < (last_copy if name.copy else last))
-            ]
-            for name in gone:
-                discard(os.path.join(self.folder, str(name)))
-        return bool(gone)
-
-
-@dataclass(frozen=True)
-class Tiers:
-    """slow : folder. full : "wait" or "slow", for a full fast tier. limit_s : without a byte moved. keep : of
-    the slow tier, None: all. take(bytes) : returns when so many may be written to the slow tier"""
-
-    slow: str
-    fast: FastTier | None
-    full: str
-    limit_s: float
-    keep: int | None
-    take: Callable[[int], None]
-
-
-@dataclass
-class Attempt:
-    """One call of `save`. number : 1, 2, ... on every rank alike"""
-
-    number: int
-    manifest: Manifest
-    file: NodeFile
-    staging: np.ndarray = field(repr=False)
-    began: float = field(default_factory=time.monotonic)  # when `save` was called
-    written: threading.Event = field(default_factory=threading.Event)  # the staging memory is free
-    committed: threading.Event = field(default_factory=threading.Event)  # what this rank has to do for it is done
-    drained: threading.Event = field(default_factory=threading.Event)  # and old ones are deleted
-    copied: threading.Event = field(default_factory=threading.Event)  # this node's copy of another's part stands, or
-    uncopied: bool = False  # there will be none; known on the node's first rank
-    error: CheckpointError | None = None
-    staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
-    straight: bool = False  # to the slow tier; known on the node's first rank when it is written
-    # When this node's part was durable on the tier that it was written to first; the whole on the slow one, on rank 0.
-    durable_at: dict[Tier, float] = field(default_factory=dict)
-
-    def await_staged(self, nbytes: int) -> None:
-        """Raises CheckpointError if the copy was given up."""
-        while 0 <= self.staged < nbytes:
-            time.sleep(1e-3)  # often enough: each look takes the interpreter from the rank that copies
-        if self.staged < 0:
-            raise CheckpointError(f"the tree of step {self.manifest.step} could not be copied")
-
-    @property
-    def name(self) -> Name:
-        return Name(self.manifest.step, self.manifest.id)
-
-    def over(self, tier: Tier) -> threading.Event:
-        """Set when this rank has nothing left to do for it on that tier."""
-        return self.written if tier == "fast" else self.committed
-
-    def fail(self, error: CheckpointError) -> None:
-        if self.error is None:
-            self.error = error
-
-
-def write_limited(
-    writer: Writer, data: np.ndarray, offset: int, take: Callable[[int], None], stop: Callable[[], bool]
-) -> None:
-    """In steps that the rate limit lets through. Raises OSError, CheckpointError if `stop`."""
-    for begin in range(0, data.size, _GRAIN):
-        if stop():
-            raise CheckpointError("given up: the checkpointer was closed before the checkpoint was written")
-        piece = data[begin : begin + _GRAIN]
-        take(piece.size)
-        writer.write(piece, offset + begin)
+_POLL_S = (0.01, 0.5)
 
 
 class WriteThread:
@@ -283,7 +174,7 @@ class WriteThread:
 
         def coded(number: int, at: int) -> None:
             nbytes = file.blocks[number][1]
-            varying.code(number, attempt.staging[at : at + -(-nbytes // PAGE) * PAGE], nbytes)
+            varying.code(number, attempt.staging[at : at + whole_pages(nbytes)], nbytes)
             self._move(nbytes)
 
         _all([self._writers.call(summed, *put) for put in file.puts])
@@ -342,15 +233,16 @@ class WriteThread:
         """The fast tier is full: True to try again, False to write straight to the slow one. Raises OSError."""
         fast = self._tiers.fast
         assert fast is not None
-        if fast.prune(all_of_them=True):
+        # What came before the checkpoint that this one goes on from. That one stays until a newer one is drained.
+        if fast.prune(all_of_them=True) or fast.give_up((attempt.manifest.parents or [])[1:]):
             return True
         said = f"the fast tier {fast.folder} has no room for {size:,} bytes of step {attempt.manifest.step}"
-        if self._tiers.full == "slow":
+        if self._stopped:
+            raise OSError(errno.ENOSPC, said)
+        waiting = self._board.get(DRAINED) < attempt.number - 1 and time.monotonic() - began < self._tiers.limit_s
+        if self._tiers.full == "slow" or not waiting:
             _log.warning("%s: this node writes straight to %s", said, self._tiers.slow)
             return False
-        waiting = self._board.get(DRAINED) < attempt.number - 1
-        if not waiting or time.monotonic() - began > self._tiers.limit_s or self._stopped:
-            raise OSError(errno.ENOSPC, f"{said}, and nothing there can be deleted")
         if time.monotonic() - began < 0.5:
             _log.warning("%s: it waits for earlier checkpoints to be drained", said)
         time.sleep(0.5)
@@ -411,7 +303,7 @@ class WriteThread:
     def _put_varying(self, attempt: Attempt, writer: Writer, put: tuple[int, int], write: Write) -> None:
         (number, at), target = put, int(self._board.places[put[0]])
         nbytes = attempt.file.blocks[number][1]
-        slot = attempt.staging[at : at + -(-nbytes // PAGE) * PAGE]
+        slot = attempt.staging[at : at + whole_pages(nbytes)]
         if target != TAKEN:
             write(writer, slot[: self._varying.stored_bytes(number, nbytes)], target)
             self._varying.clean(number, attempt.file, slot)
@@ -431,17 +323,12 @@ class WriteThread:
         if shape is not None:
             return self._varying.described(manifest.step, manifest.id, file, shape)
         blocks = [(*block, int(total)) for block, total in zip(file.blocks, self._board.sums, strict=False)]
-        blocks += [(offset, len(data), sum_of(data)) for offset, data in _cut(file.rest)]
+        blocks += [(offset, len(data), sum_of(data)) for offset, data in cut_up(file.rest)]
         blocks.sort()
         return Part(
             manifest.step, manifest.id, self._places.node, file.size, file.pieces,
             [(offset, nbytes) for offset, nbytes, _ in blocks], [total for _, _, total in blocks],
         )  # fmt: skip
-
-
-def _cut(rest: list[tuple[int, bytes]], most: int = 32 << 20) -> list[tuple[int, bytes]]:
-    """An index of many rows may be longer than a block."""
-    return [(at + k, data[k : k + most]) for at, data in rest for k in range(0, len(data), most)]
 
 
 def _all(calls: list[Future[Any]]) -> None:
@@ -450,3 +337,132 @@ def _all(calls: list[Future[Any]]) -> None:
     for error in errors:
         if error is not None:
             raise error
+
+
+class DrainThread:
+    """Of the first rank of a node."""
+
+    def __init__(self, places: Places, tiers: Tiers, board: Board) -> None:
+        self._places, self._tiers, self._board = places, tiers, board
+        self._line = Workers("pario-checkpoint-drain", 1)
+        self._stopped = False
+        self._moved = 0
+        self._parents: dict[str, list[str]] = {}
+        self._arrays: tuple[list[Spec] | None, str] = None, ""  # the text of the last structure
+
+    def submit(self, attempt: Attempt, straight: bool) -> None:
+        """straight : the node's file lies on the slow tier already"""
+        self._line.put(lambda: self._run(attempt, straight))
+
+    def end(self, limit_s: float) -> bool:
+        self._stopped = True
+        return self._line.end(limit_s)
+
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def _run(self, attempt: Attempt, straight: bool) -> None:
+        folder = os.path.join(self._tiers.slow, f"{ATTEMPT}{attempt.name}")
+        try:
+            if attempt.error is None:
+                try:
+                    if not straight:
+                        self._copy(attempt, folder)
+                    if self._places.first:
+                        self._commit(attempt, folder)
+                        attempt.durable_at["slow"] = time.monotonic()
+                except ParioError:
+                    raise
+                except Exception as e:
+                    raise failed(e, f"the checkpoint of step {attempt.manifest.step} was not drained", folder) from e
+        except ParioError as e:
+            attempt.fail(e if isinstance(e, CheckpointError) else CheckpointError(str(e)))
+        if attempt.error is not None and self._places.first:
+            discard(folder)
+        elif attempt.error is not None:  # rank 0 is not to wait for this node
+            with suppress(OSError):
+                make_folder(folder)
+                write_small(folder, f"failed-{self._places.node:05d}", str(attempt.error).encode(errors="replace"))
+        if self._tiers.fast is not None:
+            self._tiers.fast.end(attempt.name)
+        attempt.committed.set()
+        if attempt.error is None and self._places.first:
+            self._parents[attempt.name.id] = attempt.manifest.parents or []
+            prune(self._tiers.slow, self._tiers.keep, attempt.name, self._parents)
+        self._board.put(DRAINED, attempt.number)
+        attempt.drained.set()
+
+    def _copy(self, attempt: Attempt, folder: str) -> None:
+        """This node's file, checked on its way. Raises OSError, ParioError."""
+        assert self._tiers.fast is not None
+        name = attempt.name._replace(node=self._places.node, nodes=self._places.nodes)
+        source = os.path.join(self._tiers.fast.folder, str(name))
+        described = read_small(os.path.join(source, part_name(self._places.node) + ".json"))
+        part = read_part(described, source)
+        make_folder(folder)
+        for file in part.others:
+            carry_over(part.node, file, Folder(source), folder, self._write)
+        copy_blocks(part, Folder(source), folder, self._write)
+        write_small(folder, part_name(self._places.node) + ".json", described)
+
+    def _write(self, writer: Writer, data: np.ndarray, offset: int) -> None:
+        write_limited(writer, data, offset, self._take, self.stopped)
+
+    def _take(self, nbytes: int) -> None:
+        self._moved += 1
+        self._board.put(DRAINING, self._moved)
+        self._tiers.take(nbytes)
+
+    def _commit(self, attempt: Attempt, folder: str) -> None:
+        """Wait for all nodes, then commit. Raises OSError, ParioError."""
+        manifest = attempt.manifest
+        if self._arrays[0] is not manifest.specs:
+            self._arrays = manifest.specs, arrays_text(manifest.specs)
+        sums = [self._await_node(folder, node) for node in range(self._places.nodes)]
+        write_small(folder, MANIFEST, manifest_text(replace(manifest, parts=sums), self._arrays[1]), False)
+        commit(folder, os.path.join(self._tiers.slow, str(attempt.name)))
+
+    def _await_node(self, folder: str, node: int) -> str:
+        """Checksum of that node's description, when it is there."""
+        path = os.path.join(folder, part_name(node) + ".json")
+        pause, since, seen = _POLL_S[0], time.monotonic(), -1
+        while True:
+            with suppress(MissingError):
+                return f"{sum_of(read_small(path)):016x}"
+            with suppress(MissingError):
+                said = read_small(os.path.join(folder, f"failed-{node:05d}"))
+                raise CheckpointError(f"node {node} could not write its part: {said.decode(errors='replace')}")
+            now = time.monotonic()
+            with suppress(OSError):
+                moved = os.stat(os.path.join(folder, part_name(node) + ".h5")).st_mtime_ns
+                if moved != seen:
+                    seen, since = moved, now
+                    self._take(0)
+            if self._stopped:
+                raise CheckpointError(f"given up while it waited for node {node}'s part")
+            if now - since > self._tiers.limit_s:
+                raise CheckpointError(
+                    f"node {node} has written nothing for {self._tiers.limit_s:.0f} s; the checkpoint is not committed",
+                    path=folder,
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S[1])
+
+
+def prune(slow: str, keep: int | None, just: Name, known: dict[str, list[str]]) -> None:
+    """Of the branch of the one just committed, delete all but the `keep` newest. Best effort.
+
+    known : parents, as `parents_of` reads them; what was read is noted there
+    """
+    if keep is None:
+        return
+    try:
+        whole = [name for name in listed(slow) if not name.nodes]
+    except ReadError as e:
+        _log.warning("old checkpoints stay: %s", e)
+        return
+    known.update(parents_of(slow, whole, known))
+    gone = branch_of(just.id, {name.id: known[name.id] for name in whole if name.id in known})[keep:]
+    for name in whole:
+        if name.id in gone:
+            discard(os.path.join(slow, str(name)))

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from pario.codec.base import Codec, address_of
-from pario.codec.library import Contexts, Library, open_library
+from pario.codec.library import Contexts, Library, find_package, open_library
 from pario.errors import OptionError
 from pario.kernels.coded import BLOSC, BLOSC_HEAD, CONTEXT, EXTRA, FUNCTION, HOW, KIND, MOST_INT
 
 __all__ = ["Blosc2"]
+
+_package = functools.partial(find_package, "blosc2")
 
 _PIP = 'pip install "pario[codecs]"'
 _FILTERS = {"none": "NOFILTER", "shuffle": "SHUFFLE", "bitshuffle": "BITSHUFFLE"}
@@ -126,12 +128,3 @@ def _version(library: Library) -> tuple[int, int, int]:
     text: bytes = library.function("blosc2_get_version_string", ctypes.c_char_p)()
     numbers = [int(part) for part in text.decode().split(".")[:3] if part.isdigit()]
     return (*numbers, 0, 0, 0)[:3]  # type: ignore[return-value]
-
-
-@functools.cache
-def _package() -> Any:
-    try:
-        import blosc2
-    except ImportError:
-        return None
-    return blosc2

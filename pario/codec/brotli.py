@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from pario.codec.base import Codec
-from pario.codec.library import Library, open_library
+from pario.codec.library import Library, find_package, open_library
 from pario.errors import OptionError
 from pario.kernels.coded import BROTLI, FUNCTION, HOW, KIND, MOST_INT
 
 __all__ = ["Brotli"]
+
+_package = functools.partial(find_package, "brotli")
 
 _PIP = 'pip install "pario[codecs]"'
 
@@ -69,12 +71,3 @@ def _library() -> Library | None:
 def _version(library: Library) -> tuple[int, int, int]:
     number: int = library.function("BrotliDecoderVersion", ctypes.c_uint32)()
     return number >> 24, number >> 12 & 0xFFF, number & 0xFFF
-
-
-@functools.cache
-def _package() -> Any:
-    try:
-        import brotli
-    except ImportError:
-        return None
-    return brotli

@@ -7,13 +7,17 @@ system's library is the second choice. Neither is required: without one, the Pyt
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Contexts", "Library", "open_library"]
+__all__ = ["Contexts", "Library", "find_package", "open_library"]
+
+_PACKAGES = {"blosc2": "blosc2", "brotli": "brotli", "lz4": "lz4.block", "zstd": "zstandard"}
 
 
 class Library:
@@ -81,6 +85,16 @@ def _origin(module: str) -> str | None:
     except Exception:  # a broken package is as good as none
         return None
     return spec.origin if spec else None
+
+
+@functools.cache
+def find_package(codec: str) -> Any:
+    """The Python package of a codec; None if it is not installed."""
+    name = _PACKAGES[codec]
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 class Contexts:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from pario.codec.base import Codec, address_of, as_bytes
-from pario.codec.library import Contexts, Library, open_library
+from pario.codec.library import Contexts, Library, find_package, open_library
 from pario.errors import OptionError
 from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HELPER, HOW, KIND, LZ4, LZ4_STREAM, MOST_INT, NUMBER, THIRD
 
 __all__ = ["Lz4", "Lz4hc"]
+
+_package = functools.partial(find_package, "lz4")
 
 _PIP = 'pip install "pario[codecs]"'
 #: LZ4 looks back no further.
@@ -153,12 +155,3 @@ def _library() -> Library | None:
 def _version(library: Library) -> tuple[int, int, int]:
     number: int = library.function("LZ4_versionNumber", ctypes.c_int)()
     return number // 10000, number // 100 % 100, number % 100
-
-
-@functools.cache
-def _package() -> Any:
-    try:
-        import lz4.block
-    except ImportError:
-        return None
-    return lz4.block

@@ -32,10 +32,12 @@ from pario.kernels.coded import (
     HOW,
     KIND,
     LATER,
+    MORE,
     MOST,
     OK,
     PYTHON,
     RAW,
+    TIMES,
     WRONG,
     check_values,
     pack_values,
@@ -45,6 +47,7 @@ from pario.kernels.coded import (
 )
 from pario.kernels.sums import sum_values
 from pario.records import Records
+from pario.text import DAMAGED, read_json
 
 __all__ = ["MAGIC", "Packing", "is_reserved_key", "reserved_key"]
 
@@ -142,10 +145,10 @@ class Packing:
         try:
             (length,) = struct.unpack_from("<I", whole, len(MAGIC))
             head = len(MAGIC) + 4
-            said = json.loads(whole[head : head + length])
+            said = read_json(whole[head : head + length])
             parts = whole[head + length : -8]
             version = said["version"]
-        except (ValueError, KeyError, TypeError) as error:
+        except DAMAGED as error:
             raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
         if version != _VERSION:
             raise VersionMismatchError(f"packed by a newer pario: version {version} of the reserved entry")
@@ -163,12 +166,12 @@ class Packing:
             named = {str(name): _part(parts, where) for name, where in said.get("parts", {}).items()}
             if how != "deflate" or dtype not in ("<u4", "<u8") or n < 0:
                 raise ValueError(f"a table of sizes in the form {how} {dtype}")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except DAMAGED as error:
             raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
         known = ("version", "codecs", "records", "sizes", "parts")
         try:
             tools = [make(name, level, part, **options) for name, level, options, part in codecs]
-        except TypeError as error:  # a level that is no number, options that are none
+        except (TypeError, OverflowError, RecursionError) as error:  # a level that is no number, options that are none
             raise CorruptedError(f"the reserved entry of a packed database is damaged: {error}", hint=_LOST) from None
         made = cls(tools, more={name: value for name, value in said.items() if name not in known})
         made.parts = named
@@ -216,6 +219,8 @@ class Packing:
             payload = codec.encode(value) if 0 < n <= codec.most else None
             size = _leb(n)
             pays = payload is not None and len(size) + len(payload) <= n - (n >> _PAYS) and len(size) + len(payload) < n
+            if payload is not None and n > TIMES * (FIXED + len(size) + len(payload)) + MORE:
+                pays = False
             head = bytes([int(pays)]) + int(total).to_bytes(4, "little")
             parts.append(head + size + payload if payload is not None and pays else head + value.tobytes())
         nbytes = np.array([len(part) for part in parts], np.int64)
@@ -351,7 +356,7 @@ def _inflated(table: bytes, n: int, dtype: str) -> np.ndarray:
     stream = zlib.decompressobj()
     try:
         data = stream.decompress(table, wanted + 1)
-    except zlib.error as error:
+    except (zlib.error, OverflowError) as error:
         raise CorruptedError(f"the table of sizes of a packed database is damaged: {error}", hint=_LOST) from None
     if len(data) != wanted:
         raise CorruptedError(

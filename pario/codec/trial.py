@@ -17,7 +17,7 @@ from pario.errors import OptionError
 from pario.records import Records
 
 __all__ = [
-    "CANDIDATES", "DICTIONARIES", "choose_for", "measure", "measure_all", "missing_packages", "number_sizes",
+    "CANDIDATES", "DICTIONARIES", "measure", "measure_all", "missing_packages", "number_sizes",
     "selection_for",
 ]  # fmt: skip
 
@@ -30,9 +30,6 @@ DICTIONARIES = ("lz4hc:9", "zstd:3", "zstd:19")
 _SMALL, _DICTIONARY = 16 << 10, 32 << 10
 #: Seconds of packing and of decoding per candidate.
 _SECONDS = 0.25
-#: Where nothing is known, what one node gets of a shared store next to others, bytes per second: what is slower than
-#: that to unpack would slow down a job that reads it.
-_STORE = 200e6
 
 
 def measure(
@@ -157,26 +154,6 @@ def number_sizes(samples: Sequence[bytes]) -> list[int]:
     return [best] if scores[best] > near + 0.05 else []
 
 
-def choose_for(
-    samples: Sequence[bytes],
-    *,
-    iteration: float | None = None,
-    batch: int = 256,
-    threads: int | None = None,
-    store: float = _STORE,
-    seconds: float = 0.1,
-) -> str:
-    """The codec for these values, as `parse` reads it.
-
-    Without `iteration` nothing is known of the application: the codec is taken that loads no slower from a store of
-    `store` bytes per second than uncompressed data does, equation (1). With it, equation (2).
-    """
-    chosen = selection_for(
-        samples, iteration=iteration, batch=batch, threads=threads, store=store, seconds=seconds
-    ).chosen
-    return chosen.candidate.name
-
-
 def selection_for(
     samples: Sequence[bytes],
     *,
@@ -187,7 +164,13 @@ def selection_for(
     seconds: float,
     dictionaries: bool = True,
 ) -> Selection:
-    """`choose_for`, with everything that was measured. dictionaries : as for `measure_all`"""
+    """The codec for these values, and everything that was measured.
+
+    Without `iteration` nothing is known of the application: the codec is taken that loads no slower from a store of
+    `store` bytes per second than uncompressed data does, equation (1). With it, equation (2).
+
+    dictionaries : as for `measure_all`
+    """
     cores = threads or len(machine.allowed_cores()) or 1
     kept = [bytes(sample) for sample in samples if len(sample)]
     if not kept:

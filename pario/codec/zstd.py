@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from pario.codec.base import Codec, address_of, as_bytes
-from pario.codec.library import Contexts, Library, open_library
+from pario.codec.library import Contexts, Library, find_package, open_library
 from pario.errors import OptionError
 from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HOW, KIND, ZSTD
 
 __all__ = ["Zstd", "train"]
+
+_package = functools.partial(find_package, "zstd")
 
 #: zstd.h: ZSTD_c_compressionLevel, ZSTD_c_contentSizeFlag, ZSTD_c_checksumFlag, ZSTD_c_dictIDFlag, ZSTD_c_format
 _LEVEL, _SIZE_FLAG, _SUM_FLAG, _ID_FLAG, _FORMAT = 100, 200, 201, 202, 10
@@ -232,12 +234,3 @@ def _library() -> Library | None:
 def _version(library: Library) -> tuple[int, int, int]:
     number: int = library.function("ZSTD_versionNumber", ctypes.c_uint)()
     return number // 10000, number // 100 % 100, number % 100
-
-
-@functools.cache
-def _package() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    return zstandard

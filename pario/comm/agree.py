@@ -12,7 +12,6 @@ farewell.py deals with ranks that do not test, because they sit in a collective 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import time
 from contextlib import suppress
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.comm.farewell import describe, goes_on, is_known, spread
+from pario.comm.farewell import describe, is_known, spread
 from pario.errors import DeadRankError, PeerError
 
 __all__ = ["Alarm", "agree", "peer_error"]
@@ -52,13 +51,15 @@ def agree(world: Any, error: BaseException | None, doing: str) -> None:
 class Alarm:
     """Lets one rank tell all others, on any node, that it failed. All methods are local, construction and `close`
     too, and are called in the thread that constructed it.
+
+    listens : False: nobody has a communicator yet
     """
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, *, listens: bool = True) -> None:
         self._world = world
         self._raised = False
         self._request: Any = None  # of the receive; None: this rank no longer listens
-        if world.size > 1:
+        if world.size > 1 and listens:
             MPI = world.mpi
             self._comm = world.comm
             self._note = np.zeros(NOTE_BYTES, dtype=np.uint8)
@@ -68,11 +69,10 @@ class Alarm:
 
     def check(self) -> None:
         """Raise PeerError if another rank raised the alarm."""
-        goes_on()
         if self._request is not None and self._request.Test():
             self._request = None
-            note = json.loads(bytes(self._note).rstrip(b"\0"))
-            raise spread(self._world, peer_error(note["rank"], note["text"]))
+            rank, _, text = bytes(self._note).rstrip(b"\0").decode(errors="replace").partition(" ")
+            raise spread(self._world, peer_error(int(rank), text))
 
     def raise_all(self, error: BaseException) -> None:
         """Tell all other ranks about `error` and return; the caller raises it. Best effort: takes at most 2 s.
@@ -82,12 +82,11 @@ class Alarm:
         if is_known(error):
             return
         spread(self._world, error, known=False)
-        if self._raised:
-            return
-        self._raised = True
-        if self._request is None or self._world.mpi.Is_finalized():
-            return  # a single rank, or another rank's alarm came first
-        note = self._written(describe(error))
+        if self._raised or self._request is None or self._world.mpi.Is_finalized():
+            return  # before; a single rank, or another rank's alarm came first
+        self._raised, self._world.settled = True, False
+        words = f"{self._world.rank} {describe(error)}".encode(errors="replace")[:NOTE_BYTES]
+        note = np.frombuffer(words.ljust(NOTE_BYTES, b"\0"), dtype=np.uint8)
         dead = error.rank if isinstance(error, DeadRankError) else None  # receives nothing any more
         sends = []
         for rank in range(self._world.size):
@@ -98,14 +97,6 @@ class Alarm:
         end = time.monotonic() + SEND_S
         while (sends := [send for send in sends if self._under_way(send)]) and time.monotonic() < end:
             time.sleep(1e-3)
-
-    def _written(self, text: str) -> np.ndarray:
-        room = NOTE_BYTES
-        while True:  # cut between characters
-            note = json.dumps({"rank": self._world.rank, "text": text[:room]}).encode()
-            if len(note) <= NOTE_BYTES:
-                return np.frombuffer(note.ljust(NOTE_BYTES, b"\0"), dtype=np.uint8)
-            room = room * 3 // 4
 
     def _under_way(self, send: Any) -> bool:
         try:

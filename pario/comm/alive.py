@@ -1,4 +1,4 @@
-"""Detects dead ranks without asking them: a rank that computes for an hour answers nobody.
+"""Detects dead ranks, and where the living are, without asking: a rank that computes for an hour answers nobody.
 
 On the same node /proc tells, by process number and start time.
 
@@ -18,15 +18,18 @@ import resource
 import secrets
 import socket
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from pario.comm.launcher import own_addresses
-from pario.comm.sockets import exactly
-from pario.errors import DeadRankError
+from pario.comm.launcher import job_name, launched_rank, own_addresses
+from pario.errors import DeadRankError, ParioError
+from pario.threads import start_thread
+from pario.wire.frames import enliven, exactly
 
-__all__ = ["Lifeline", "Watch", "myself"]
+__all__ = ["Lifeline", "Watch", "myself", "roll_call", "tell"]
 
 _log = logging.getLogger("pario")
 
@@ -55,11 +58,11 @@ class Watch:
 
     people : `myself()` of every rank of the node, by node rank
     ranks : their ranks; me : this one's node rank
-    lifeline : to other nodes
+    lifeline : to other nodes; None: there are none. Its gone() returns a rank, or None
     """
 
     def __init__(
-        self, people: Sequence[Sequence[int]], ranks: Sequence[int], me: int, lifeline: Lifeline | None = None
+        self, people: Sequence[Sequence[int]], ranks: Sequence[int], me: int, lifeline: Any = None
     ) -> None:
         # In another container the same process number may belong to a different process.
         self._others = [
@@ -169,14 +172,17 @@ class Lifeline:
 
     def _start(self, target: Callable[[], None]) -> bool:
         """False: the system grants no thread. There are no connections then, as behind a firewall."""
-        thread = threading.Thread(target=target, name="pario-lifeline", daemon=True)
         try:
-            thread.start()
-        except (RuntimeError, MemoryError) as e:
+            self._thread = start_thread("pario-lifeline", target, stop=self._quit)
+        except ParioError as e:
             _log.debug("no connections between nodes: %s", e)
             return False
-        self._thread = thread
         return True
+
+    def _quit(self) -> None:
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
 
     def _accept(self, listener: socket.socket, peers: int, token: bytes) -> None:
         listener.settimeout(ACCEPT_S)
@@ -189,7 +195,7 @@ class Lifeline:
                     return
                 with suppress(OSError):
                     link.settimeout(CONNECT_S)
-                    said = exactly(link, _TOKEN_BYTES + 4)
+                    said = exactly(link, _TOKEN_BYTES + 4, time.monotonic() + CONNECT_S)
                     if secrets.compare_digest(said[:_TOKEN_BYTES], token):
                         link.sendall(token)
                         self._keep(link, int.from_bytes(said[_TOKEN_BYTES:], "little"))
@@ -205,20 +211,90 @@ class Lifeline:
                 link = socket.create_connection((address, port), CONNECT_S)
                 with suppress(OSError):
                     link.sendall(token + rank.to_bytes(4, "little"))
-                    if exactly(link, _TOKEN_BYTES) == token:
+                    if exactly(link, _TOKEN_BYTES, time.monotonic() + CONNECT_S) == token:
                         self._keep(link, 0)
                         return
                 link.close()
         _log.debug("no connection to rank 0 at %s, port %d", " or ".join(addresses), port)
 
     def _keep(self, link: socket.socket, rank: int) -> None:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):  # seconds, seconds, times
-            if hasattr(socket, name):
-                link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        enliven(link)
         link.setblocking(False)
         with self._lock:
             self._links[rank] = link
+
+
+# -- the living: where each rank is in its script. One that computes answers no message, so it writes this into a memory
+# -- file, which the other ranks of its machine find in /proc
+
+#: Seconds that a rank waits for the others before it says so; each later message comes after twice the time.
+TELL_S = 10.0
+
+#: Ranks that a message names: those that wait here are alike.
+_MOST = 32
+
+_FILE, _MOST_TEXT = "pario-whereabouts", 1000
+
+#: (job, rank, the file's descriptor), once this process has met other ranks
+_mine: tuple[str, int, int] | None = None
+
+
+def tell(text: str) -> None:
+    """This rank's place from now on: "is in epoch 0". Only after a roll call."""
+    if _mine is not None:
+        job, rank, fd = _mine
+        os.pwrite(fd, f"{job}\0{rank}\0{text}\0".encode(), 0)
+
+
+@contextmanager
+def roll_call(world: Any, doing: str, check: Callable[[float], None] | None = None) -> Iterator[None]:
+    """All ranks of `world` come to the block. If it takes long, the first that waits on a machine logs who waits where.
+
+    doing : "the start of epoch 1", or "making a Loader"
+    check : check(seconds waited) is called now and then, and may raise
+    """
+    global _mine
+    if len(world.job_ranks) == 1:
+        yield
+        return
+    _mine = job, rank, _ = _mine or (job_name()[0], launched_rank() or 0, os.memfd_create(_FILE))
+    tell(f"waits {'at' if doing.startswith('the ') else 'before'} {doing}")
+    began, after = time.monotonic(), TELL_S
+
+    def look() -> None:
+        nonlocal after
+        waited = time.monotonic() - began
+        if check is not None:
+            check(waited)
+        if waited > after:
+            after = 2 * waited
+            places = dict(_places(job))
+            waiting = {each for each in world.job_ranks if places.get(each, "").startswith("waits ")}
+            if rank == min(waiting, default=rank):
+                said = [f"rank {each} {places.get(each, 'is not seen here')}" for each in world.job_ranks]
+                said = [line for line in said if " waits " not in line][:_MOST] if len(said) > _MOST else said
+                _log.warning("after %.0f s %s", waited, "; ".join(said))
+
+    world.on_late = look
+    try:
+        yield
+    finally:
+        world.on_late = None
+    tell(f"went on after {doing}")
+
+
+def _places(job: str) -> Iterator[tuple[int, str]]:
+    """(rank, where it is) of the ranks of this job on this machine."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError, ValueError):  # gone; no such text
+            if os.stat(f"/proc/{pid}").st_uid != os.geteuid():  # root sees everybody's
+                continue
+            for fd in os.scandir(f"/proc/{pid}/fd"):
+                if os.readlink(fd.path).startswith(f"/memfd:{_FILE}"):
+                    with open(fd.path, errors="replace") as file:
+                        theirs, rank, words, *_ = file.read(_MOST_TEXT).split("\0")
+                    if theirs == job and words.isprintable():
+                        yield int(rank), words
 
 
 _all: weakref.WeakSet[Lifeline] = weakref.WeakSet()
@@ -235,8 +311,7 @@ def _forked() -> None:
         lifeline.forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)
 
 
 def _exists(pid: int) -> bool:

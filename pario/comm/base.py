@@ -30,12 +30,14 @@ class AnyWorld(ABC):
     node_size, node_rank : number of ranks of this node, and this rank among them (in the order of `rank`)
     node_ranks : tuple of int, `rank` of every rank of this node
     is_leader : node_rank == 0
+    job_ranks : tuple of int, the rank in its job of every rank
     seat : this rank's position if ranks are ordered node by node; node_seat: the first seat of this node
     failed : an error on this rank that concerns the others, too
     alarm : reaches the other ranks at any time; every wait for them listens to it
     alive_seconds : how often a waiting rank checks whether the others still live
-    on_wait : called now and then while this rank waits for others; may raise
-    mpi : mpi4py.MPI; None without it. `comm`, the private duplicate of the communicator, exists with MPI only.
+    on_wait, on_late : called now and then while this rank waits for others; may raise. on_late: in a roll call
+    mpi : mpi4py.MPI, or what stands for it (star.py); None for one process alone, which has no `comm`, the private
+        duplicate of the communicator
     """
 
     size: int
@@ -45,6 +47,7 @@ class AnyWorld(ABC):
     node_size: int
     node_rank: int
     node_ranks: tuple[int, ...]
+    job_ranks: tuple[int, ...]
     is_leader: bool
     seat: int
     node_seat: int
@@ -52,6 +55,7 @@ class AnyWorld(ABC):
     alarm: Alarm
     alive_seconds: float
     on_wait: Callable[[], None] | None
+    on_late: Callable[[], None] | None
     mpi: Any
 
     def __enter__(self) -> AnyWorld:
@@ -148,11 +152,11 @@ class AnyWorld(ABC):
 
     @abstractmethod
     def free(self, collective: bool = True) -> None:
-        """Free windows and communicators; idempotent. Collective, unless `collective` is False.
+        """The next World of these ranks may have its communicators; idempotent. Collective, unless `collective` is
+        False.
 
-        With collective=False (this rank is about to raise, and the others may be anywhere) it does not wait: windows
-        and communicators stay until the process ends, when the system reclaims them. A window stays mapped, too, if a
-        rank still has a view of it: a dangling array would crash the process.
+        With collective=False (this rank is about to raise, and the others may be anywhere) it does not wait: the
+        communicators stay until the process ends. Shared memory goes back with its last view, sooner or later.
         """
 
     @abstractmethod

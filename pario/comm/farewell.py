@@ -14,12 +14,14 @@ rank first announces how it ends:
   raises. When all have said goodbye or closed, it ends.
 
 Python does not reveal its exit status at its end, so a function that notes the status replaces `sys.exit`.
-`raise SystemExit(1)` outside a `with` block goes unnoticed, and counts as a normal end.
+`raise SystemExit(1)` outside a `with` block goes unnoticed, and counts as a normal end. If the script came to its last
+line, it has caught what was noted.
 """
 
 from __future__ import annotations
 
 import atexit
+import dis
 import functools
 import os
 import sys
@@ -27,12 +29,13 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from pario.errors import DeadRankError
+from pario.comm.launcher import launched_rank
+from pario.errors import DeadRankError, PeerError
 
-__all__ = ["describe", "goes_on", "guard", "is_known", "spread"]
+__all__ = ["describe", "dropped", "guard", "is_known", "spread"]
 
 #: Seconds that a rank with an uncaught error gives the others to arrive at the same end. Ranks that wait inside pario
 #: learn of an error within a second (Options.alive_seconds).
@@ -74,6 +77,7 @@ _on_exit: tuple[Any, Any] | None = None
 
 _previous_hook: Any = None
 _process = 0
+_script: FrameType  # the outermost frame of the main thread
 _status: Any = None
 _said = False
 
@@ -118,24 +122,27 @@ def guard(world: Any, user: User) -> None:
     `user._abandon(error)` tells them about any uncaught error, not only pario's: a script that uses `user` outside a
     `with` block must not leave them waiting.
     """
-    if world.size > 1:
+    if world.mpi is not None:
         _guarded[:] = [each for each in _guarded if not each.world.is_freed]
         _guarded.append(_Guarded(world, weakref.ref(user)))
+    if world.size > 1:
         _install()
 
 
-def goes_on() -> None:
-    """The script still works: a call of sys.exit did not end it."""
-    global _status
-    _status = None
+def dropped() -> list[Any]:
+    """The worlds that nobody freed, and whose users are gone: no message is sent in them any more from here."""
+    return [each.world for each in list(_guarded) if each.user() is None and not each.world.is_freed]
 
 
 def _install() -> None:
-    global _previous_hook, _process
+    global _previous_hook, _process, _script
     if _previous_hook is None:
         _previous_hook, sys.excepthook = sys.excepthook, _hook
         sys.exit = _noted(sys.exit)
         _process = os.getpid()
+        _script = sys._current_frames()[threading.main_thread().ident or 0]
+        while _script.f_back is not None:
+            _script = _script.f_back
         atexit.register(_end)
 
 
@@ -144,16 +151,24 @@ def _noted(leave: Any) -> Any:
 
     @functools.wraps(leave)
     def exit(status: Any = None, /) -> Any:
-        global _status
+        global _on_exit, _status
         if threading.current_thread() is threading.main_thread():
             _status = status
+            if not status and _on_exit is not None and _on_exit[1] is not None:
+                _on_exit = None  # the script has caught the SystemExit that it was for
         leave(status)
 
     return exit
 
 
 def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    _previous_hook(kind, error, traceback)
+    # Ctrl-C reaches all ranks. (Another rank's error has its kind in its text alone; a user's own error is not meant.)
+    of_another = isinstance(error, PeerError) and "KeyboardInterrupt: " in str(error)
+    if traceback is not None and (of_another or isinstance(error, KeyboardInterrupt)):
+        at = f"{traceback.tb_frame.f_code.co_filename}, line {traceback.tb_lineno}"
+        sys.stderr.write(f"pario: rank {launched_rank() or 0} was interrupted in {at}\n")
+    else:
+        _previous_hook(kind, error, traceback)
     _end_with(error)
 
 
@@ -176,14 +191,15 @@ def _end() -> None:
     if os.getpid() != _process or _said:  # a forked child; an uncaught error
         return
     here = [each for each in _guarded if not each.world.is_freed and not each.world.mpi.Is_finalized()]
-    if here and _status not in (None, 0):
+    returned = dis.opname[_script.f_code.co_code[_script.f_lasti]].startswith("RETURN")
+    if here and _status not in (None, 0) and not returned:
         _end_with(SystemExit(_status))
     elif here:
         try:
             _part(here)
         except BaseException as error:
             _hook(type(error), error, error.__traceback__)
-    elif _on_exit is not None:
+    elif _on_exit is not None and (_on_exit[1] is None or not returned):
         _farewell(*_on_exit)
 
 
@@ -229,7 +245,7 @@ def _farewell(MPI: Any, comm: Any, abort: bool = True) -> None:
             if request.Test():
                 return
             time.sleep(1e-3)
-    if abort:
+    if abort and hasattr(MPI, "Finalize"):  # which would wait for ranks that do not come
         sys.stderr.write("pario: not all ranks can end with this error, so MPI_Abort ends the whole job.\n")
         sys.stderr.flush()
         time.sleep(FORWARD_S)

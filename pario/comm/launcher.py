@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import struct
 import sys
+import zlib
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pario.errors import LauncherError
 
 __all__ = [
     "FIT_HINT",
+    "Announced",
     "Launcher",
+    "announced",
+    "forget_launcher",
+    "inherited",
     "interface_address",
     "job_end",
     "job_name",
@@ -68,6 +75,12 @@ _NAMES = (
     ("PMIX_RANK", "a PMIx launcher"),
 )
 
+#: What tells one start of torchrun's processes from the next.
+_RUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+
+#: Ports at which ranks without MPI meet if nobody names one: below those that systems lend.
+_PORTS = 20_000, 30_000
+
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 FIT_HINT = (
@@ -102,11 +115,62 @@ def launcher() -> Launcher:
     return Launcher(name, size, ", ".join(seen))
 
 
-def torch_ranks() -> str:
-    """The variables by which torchrun, accelerate or deepspeed announce more than one process; "" if there are none.
+def inherited() -> str:
+    """Why this process is no rank, although it has a launcher's variables: a rank, or its shell, started it. "" if
+    nothing says so. MPI would end it, or speak in the rank's name."""
+    found, env = launcher(), os.environ
+    job = announced()
+    served = any(name.startswith("PMIX_SERVER_URI") for name in env)
+    fd = "" if served else env.get("PMI_FD", "")
+    pid, line = os.getppid(), _proc("self", f"fd/{fd}")
+    pty = any(name.startswith("SLURM_PTY_") for name in env) and not _proc(pid, "comm").startswith("slurmstepd")
+    if pty and found.name == "srun" and found.size > 1 and not started_by_torch():
+        return "a shell of `srun --pty` started it"
+    if job is None and "PMIX_RANK" in env and not served and not _PMI & set(env):
+        return "its variables name no server of PMIx (PMIX_SERVER_URI)"
+    if job is None and fd and not line.startswith("socket:"):
+        return f"PMI_FD={fd} is not open here: a rank started it"
+    torch = job is not None and job.names[0] == "RANK"
+    names = ("RANK", "WORLD_SIZE") if torch else (*_RANKS, *_STEPS, *_JOBS, "SLURM_PROCID")
+    mine = {f"{name}={env[name]}" for name in names if name in env}
+    # A launcher between a rank and this process would have given it a line, or the name of a step, of its own.
+    while mine and pid > 1 and mine <= set(_proc(pid, "environ").split("\0")):
+        same_line = "libmpi" in _proc(pid, "maps") and (not fd or _proc(pid, f"fd/{fd}") == line)
+        if same_line or (job is not None and (_has_met(pid) or _is_worker())):
+            return f"a rank, process {pid}, started it"
+        pid = int(_proc(pid, "stat").rpartition(")")[2].split()[1])
+    return ""
 
-    The processes that they start know nothing of MPI.
-    """
+
+def _has_met(pid: int) -> bool:
+    """Whether a process is a rank that has met others through pario (alive.py)."""
+    with suppress(OSError):
+        return any("pario-whereabouts" in _proc(pid, f"fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    return False
+
+
+def _is_worker() -> bool:
+    """Whether a process of Python's multiprocessing."""
+    loaded = sys.modules.get("multiprocessing.process")
+    return loaded is not None and loaded.parent_process() is not None
+
+
+def _proc(pid: int | str, name: str) -> str:
+    """The text of a file in /proc, or where a link leads; "" if it cannot be read."""
+    with suppress(OSError):
+        path = f"/proc/{pid}/{name}"
+        return os.readlink(path) if os.path.islink(path) else Path(path).read_text(errors="replace")
+    return ""
+
+
+def forget_launcher() -> None:
+    """Take the launcher's variables from this process, which has only inherited them and works alone."""
+    for name in (*_SIZES, *_RANKS, *_PMI, "SLURM_PROCID", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
+def torch_ranks() -> str:
+    """The variables by which torchrun, accelerate or deepspeed announce more than one process; "" if there are none."""
     size = os.environ.get("WORLD_SIZE", "")
     if not size.isdigit() or int(size) <= 1:
         return ""
@@ -118,8 +182,87 @@ def started_by_torch() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+class Announced(NamedTuple):
+    """Several processes that no launcher of MPI started, as the environment describes them: they can meet without MPI.
+
+    rank, size : this process, and their number; names : the variables that say so
+    name : tells them apart from others of their user; the same on all of them
+    near : all are on one machine
+    host, port : where those on other machines find the first; "", 0: it says so in a file in `folder`
+    secret, folder : the file with the job's secret; "": the first draws one, and writes it into a file in that folder,
+        which the machines share
+    node : what PARIO_NODE or Slurm calls this process's node; "": the machine
+    """
+
+    rank: int
+    size: int
+    names: tuple[str, ...]
+    name: str
+    near: bool
+    host: str
+    port: int
+    secret: str
+    folder: str
+    node: str
+
+    @property
+    def where(self) -> str:
+        """The variables that say so, "NAME=value, ..."."""
+        return ", ".join(f"{name}={os.environ[name]}" for name in self.names)
+
+
+def announced() -> Announced | None:
+    """The job of torchrun, of srun without a PMI, or of PARIO_RENDEZVOUS; None if there is none, or it has one process,
+    or a launcher of MPI started it. Raises LauncherError if PARIO_RENDEZVOUS is neither."""
+    env, found = os.environ, launcher()
+    bare = found.name == "srun" and not _PMI & set(env) and "PMIX_RANK" not in env
+    if found.where and not bare and not started_by_torch():
+        return None
+    rendezvous, secret = env.get("PARIO_RENDEZVOUS", ""), env.get("PARIO_SECRET_FILE", "")
+    torch = "RANK" in env and "WORLD_SIZE" in env
+    # A batch script has Slurm's two, too, and is one process: only srun says more.
+    names = ("RANK", "WORLD_SIZE") if torch else ("SLURM_PROCID", "SLURM_NTASKS")
+    who = ("MASTER_ADDR", "MASTER_PORT", *_RUN) if torch else ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    rank, size = (int(said) if said.isdigit() else 0 for said in (env.get(name, "") for name in names))
+    if not (bare or torch or rendezvous) or rank >= size or size == 1 or not (rendezvous or all(map(env.get, who[:2]))):
+        return None
+    name = " ".join((*(env.get(each, "") for each in (*who, "PARIO_JOB")), rendezvous, str(size)))
+    host, port, folder = _first_host(torch), 0, ""
+    if "/" in rendezvous:
+        secret, folder = "", rendezvous
+    elif rendezvous:
+        host, _, number = rendezvous.rpartition(":")
+        port = int(number) if number.isdigit() else 0
+        if not host or not 0 < port < 1 << 16:
+            what = f"PARIO_RENDEZVOUS={rendezvous} is neither HOST:PORT nor the path of a folder"
+            raise LauncherError(what, hint="docs/mpi.md#without-mpi")
+    elif secret:
+        port = _PORTS[0] + zlib.crc32(name.encode()) % (_PORTS[1] - _PORTS[0])
+    if not secret and not folder:
+        folder = os.path.join(env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "pario")
+    near = host == "localhost" or host.startswith("127.")
+    if torch:
+        near = near or env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"]
+    else:
+        near = near or env.get("SLURM_STEP_NUM_NODES") == "1"
+    node = env.get("PARIO_NODE") or env.get("SLURMD_NODENAME", "")
+    return Announced(rank, size, names, name, near, host if port else "", port, secret, folder, node)
+
+
+def _first_host(torch: bool) -> str:
+    """Rank 0's machine, as torch's launchers or Slurm call it; "" if they do not."""
+    if torch:
+        return os.environ.get("MASTER_ADDR", "")
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+    first = re.match(r"([^,[]*)(?:\[(\d+))?", nodes)  # "node[07-09],login"
+    return "".join(filter(None, first.groups())) if first else ""
+
+
 def launched_rank() -> int | None:
     """The rank that the launcher gave this process; None without a launcher."""
+    job = announced()
+    if job is not None:
+        return job.rank
     for name in (*_RANKS, "SLURM_PROCID"):  # last: it is also set in the batch script itself
         value = os.environ.get(name, "")
         if value.isdigit():
@@ -130,7 +273,8 @@ def launched_rank() -> int | None:
 def rank_and_size() -> tuple[int, int]:
     """This process's rank in its job, and the job's processes, as the launcher says; (0, 1) without one."""
     rank = launched_rank() or 0
-    return rank, max(rank + 1, launcher().size)
+    job = announced()
+    return rank, job.size if job else max(rank + 1, launcher().size)
 
 
 def node_name() -> str:
@@ -160,6 +304,9 @@ def job_name() -> tuple[str, str]:
     if job:
         step = next((os.environ[name] for name in _STEPS if os.environ.get(name)), "")
         return f"{job}.{step}" if step else job, name
+    together = announced()
+    if together is not None:
+        return f"ranks that met at {together.name}", name
     number = os.getppid() if launcher().size > 1 else os.getpid()
     return f"{node_name()}.{number}", name
 

@@ -1,18 +1,24 @@
-"""Memory that the ranks of a node share: tests in time whether there is enough, and the windows themselves.
+"""Memory that the ranks of a node share: tests in time whether there is enough, and how all of them get it.
 
-A window is a sparse file in /dev/shm. MPI grants a window that is too large, and a process that touches a missing page
-is killed: by SIGBUS if /dev/shm is full, by SIGKILL if the job's memory limit is reached. So `refusal` compares the
-need with the free memory, and `reserve` takes every page immediately, in a way that lets the kernel return an error.
+It is a sealed memfd of the node's first rank, which nobody can shrink under a reader. It has no name that a kill could
+leave behind, is not limited by /dev/shm, and goes back when the last process has dropped its last view. The others get
+its descriptor through a socket, in containers with process numbers of their own, too; if their networks differ they
+open it by the first rank's process number.
+
+The system grants memory that is not there, and kills a process that touches a missing page: so `refusal` compares the
+need with the free memory, and the first rank has every page set aside immediately, which the system may refuse.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
-import weakref
-from collections.abc import Sequence
+import fcntl
+import mmap
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,26 +27,23 @@ from pario.comm.base import AnyWorld
 from pario.comm.messages import Messages
 from pario.errors import ParioError
 
-__all__ = ["PAGE", "Windows", "give_back", "park", "private_bytes", "refusal", "reserve", "shared_parts"]
+__all__ = ["PAGE", "is_sealed", "node_memory", "park", "private_bytes", "sealed_memory", "shared_parts", "with_files"]
 
 #: Alignment of shared memory in bytes: enough for O_DIRECT, and the page size of most machines.
 PAGE = 4096
 
-_SHM_HINT = "Enlarge /dev/shm (in a container: --shm-size), or use a smaller ring (Options.slots, slot_bytes)"
+T = TypeVar("T")
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+#: Messages of others that a socket may find before the one from the first rank.
+_MOST_STRANGERS = 64
+
 _HINT = "Ask for more memory per node (Slurm: --mem), or use a smaller ring (Options.slots, slot_bytes)"
 
 
-def refusal(nbytes: int, *, shared: bool) -> ParioError | None:
-    """The reason why this node cannot take `nbytes` more, or None.
-
-    shared : the memory is in /dev/shm
-    """
-    room = machine.shared_memory() if shared else None
-    if room is not None and nbytes > room[1]:
-        return ParioError(
-            f"this node's shared memory is too small: {nbytes:,} bytes wanted, {room[1]:,} bytes free in /dev/shm",
-            hint=_SHM_HINT,
-        )
+def refusal(nbytes: int) -> ParioError | None:
+    """The reason why this node cannot take `nbytes` more, or None."""
     least = min((left for _, left in machine.memory_limits()), default=None)
     for what, left in (("memory", machine.free_memory()), ("memory limit", least)):
         if left is not None and nbytes > left:
@@ -51,29 +54,9 @@ def refusal(nbytes: int, *, shared: bool) -> ParioError | None:
     return None
 
 
-def reserve(memory: np.ndarray) -> ParioError | None:
-    """Zero `memory` (u8, part of a shared window), so that its pages exist from now on. Returns the reason if they
-    cannot."""
-    # read() into missing memory fails with EFAULT, or returns early, where a store would end the process.
-    # (madvise with MADV_POPULATE_WRITE would do the same, from Linux 5.14 on.)
-    done = 0
-    try:
-        with open("/dev/zero", "rb", buffering=0) as zeros:
-            while done < memory.nbytes and (n := zeros.readinto(memory[done:])):
-                done += n
-    except OSError:
-        pass
-    if done == memory.nbytes:
-        return None
-    return ParioError(
-        f"this node's shared memory is too small: of {memory.nbytes:,} bytes only {done:,} could be had",
-        hint=_SHM_HINT,
-    )
-
-
 def private_bytes(nbytes: int) -> np.ndarray:
     """u8[nbytes], zeroed and page-aligned, private to this process. Raises ParioError if there is too little."""
-    refused = refusal(nbytes, shared=False)
+    refused = refusal(nbytes)
     if refused is not None:
         raise refused
     try:
@@ -82,17 +65,6 @@ def private_bytes(nbytes: int) -> np.ndarray:
         raise ParioError(f"no memory for {nbytes:,} bytes of data in flight", hint=_HINT) from e
     start = -raw.ctypes.data % PAGE
     return raw[start : start + nbytes]
-
-
-def give_back(memory: np.ndarray) -> None:
-    """Let the system have the pages of `memory`, u8 of `private_bytes`, page-aligned; they are zero when next used."""
-    size = memory.nbytes // PAGE * PAGE
-    if _madvise is not None and size:
-        _madvise(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(size), ctypes.c_int(_MADV_DONTNEED))
-
-
-_MADV_DONTNEED = 4  # Linux, of private memory
-_madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
 
 
 def shared_parts(world: AnyWorld, sizes: Sequence[int], doing: str) -> list[np.ndarray]:
@@ -110,70 +82,109 @@ def shared_parts(world: AnyWorld, sizes: Sequence[int], doing: str) -> list[np.n
     return [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
-class Windows:
-    """The MPI shared-memory windows of one node. All methods except `park` are collective over `node`."""
+def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
+    """The descriptor of new, empty memory whose size nobody can change; whole : with all its pages. Raises OSError."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        if whole:
+            os.posix_fallocate(fd, 0, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
-    def __init__(self, node: Messages, rank: int) -> None:
-        """rank : this one's among all ranks, for errors"""
-        self._node = node
-        self._rank = rank
-        self._made: list[tuple[Any, weakref.ref[Any]]] = []
 
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """u8[nbytes], page-aligned, zeroed, shared by the node. Raises ParioError on all ranks of the node."""
-        node = self._node
-        if node.size == 1:
-            return private_bytes(nbytes)
-        MPI = node.mpi
-        is_first = node.rank == 0
-        self._agree(refusal(nbytes + PAGE, shared=True) if is_first else None)
-        refused: ParioError | None = None
-        memory = np.empty(0, dtype=np.uint8)
+def is_sealed(fd: int, nbytes: int) -> bool:
+    """Whether it is `sealed_memory` of so many bytes."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # no memfd
+        return False
+    return seals & _SEALS == _SEALS and os.fstat(fd).st_size == nbytes
+
+
+def with_files(make: Callable[[tuple[int, int]], T], openers: Iterable[Callable[[], int]]) -> T:
+    """make(what they open), which owns it if it does not raise; else it is closed."""
+    files: list[int] = []
+    try:
+        for opener in openers:
+            files.append(opener())
+        return make((files[0], files[1]))
+    except BaseException:
+        for fd in files:
+            os.close(fd)
+        raise
+
+
+def node_memory(node: Messages, rank: int, nbytes: int) -> np.ndarray:
+    """u8[nbytes], page-aligned, zeroed, the same on all ranks of the node. Collective over `node`; raises ParioError on
+    all its ranks.
+
+    rank : this one's among all ranks, for errors
+    """
+    if node.size == 1:
+        return private_bytes(nbytes)
+    whole = -(-max(nbytes, 1) // PAGE) * PAGE
+    memory, fd, name = np.empty(0, np.uint8), -1, b""
+    refused: ParioError | None = None
+    with ExitStack() as stack:
         try:
-            window = MPI.Win.Allocate_shared(nbytes + PAGE if is_first else 0, 1, comm=node.comm)
-        except MPI.Exception as e:  # perhaps on this rank only
-            why = " ".join(e.Get_error_string().split())
-            refused = ParioError(
-                f"the MPI library found no memory for {nbytes:,} bytes that the node shares: {why}", hint=_HINT
-            )
-        else:
-            base, _ = window.Shared_query(0)
-            # Mappings start at a page on every rank, so the distance to the next page is the same everywhere.
-            start = base.address + (-base.address) % PAGE
-            owner = (ctypes.c_uint8 * nbytes).from_address(start)
-            self._made.append((window, weakref.ref(owner)))
-            if nbytes:
-                memory = np.frombuffer(owner, dtype=np.uint8)
-            # The kernel zeroes about 2 GB/s on one core, so each rank takes a part.
-            first, end = (nbytes * k // node.size // PAGE * PAGE for k in (node.rank, node.rank + 1))
-            refused = reserve(memory[first:] if node.rank + 1 == node.size else memory[first:end])
-        self._agree(refused)
-        return memory
+            line = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            line.setblocking(False)
+            line.bind("")  # the system finds a name, which goes with the socket
+            name = line.getsockname()
+            refused = refusal(whole) if node.rank == 0 else None
+            if node.rank == 0 and refused is None:
+                fd = sealed_memory("pario-ring", whole, whole=True)
+                stack.callback(os.close, fd)
+        except OSError as e:
+            refused = _no_memory(nbytes, e)
+        everyones = node.allgather((refused, name, os.getpid(), fd))
+        for refused, *_ in everyones:
+            if refused is not None:
+                raise refused.at(rank=rank)
+        if node.rank == 0:
+            for _, name, *_ in everyones[1:]:
+                with suppress(OSError):  # its network is another one: it will open the memory by number
+                    socket.send_fds(line, [b"memory"], [fd], 0, name)
+        node.barrier()  # what was sent is there: nobody waits for it
+        try:
+            if node.rank:
+                fd = _received(line, *everyones[0][1:])
+                stack.callback(os.close, fd)
+            if not is_sealed(fd, whole):
+                raise OSError("the first rank's memory was not handed over")
+            memory = np.frombuffer(mmap.mmap(fd, whole), np.uint8, nbytes)
+        except (OSError, ValueError) as e:  # perhaps on this rank only
+            refused = _no_memory(nbytes, e)
+        failed = node.allreduce_min(node.size if refused is None else node.rank)
+        if failed < node.size:
+            raise node.bcast(refused, root=failed).at(rank=rank)
+    return memory
 
-    def _agree(self, refused: ParioError | None) -> None:
-        """All ranks of the node continue, or all raise the first error."""
-        node = self._node
-        first = node.allreduce_min(node.size if refused is None else node.rank)
-        if first < node.size:
-            raise node.bcast(refused, root=first).at(rank=self._rank)
 
-    def free(self) -> None:
-        """Unmap each window of which no rank of the node has a view any more."""
-        for window, view in self._made:
-            if self._node.allreduce_max(view() is not None):
-                park(window)  # a dangling array would crash the process
-            else:
-                window.Free()
-        self._made = []
+def _received(line: socket.socket, sender: bytes, pid: int, fd: int) -> int:
+    """What the first rank has sent; without waiting."""
+    for _ in range(_MOST_STRANGERS):
+        try:
+            _, fds, _, whose = socket.recv_fds(line, 16, 1, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            break
+        if whose == sender and fds:
+            return fds[0]
+        for one in fds:  # from somebody else
+            os.close(one)
+    return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
-    def park(self) -> None:
-        """Keep all windows until the process ends. Local."""
-        park(self._made)
-        self._made = []
+
+def _no_memory(nbytes: int, error: Exception) -> ParioError:
+    return ParioError(f"there is no memory for {nbytes:,} bytes that the node shares: {error}", hint=_HINT)
 
 
 def park(what: Any) -> None:
-    """Keep it until the process ends: a window with views, or memory that an MPI call may still use."""
+    """Keep it until the process ends: communicators, or memory that an MPI call may still use."""
     _parked.append(what)
 
 

@@ -7,8 +7,7 @@ Three rules hold for every MPI call of pario:
 * It waits without polling. MPI libraries poll in blocking calls, and with more ranks than cores that takes the
 processor
   from the rank that all wait for. So pario starts a nonblocking collective and tests it between sleeps that grow to
-  10 ms. Calls without a nonblocking form (Dup, Split, Allocate_shared, Free) follow right after such a barrier, when
-  all ranks are there.
+  10 ms. Calls without a nonblocking form (Dup, Split) follow right after such a collective, when all ranks are there.
 * Counts stay below 2^30 per call, because older MPI libraries count in 32-bit integers.
 """
 
@@ -23,16 +22,13 @@ import numpy as np
 
 from pario.errors import ClosedError
 
-__all__ = ["CHUNK", "LONGEST_PAUSE_S", "Messages", "wait_politely"]
+__all__ = ["CHUNK", "LONGEST_PAUSE_S", "Messages", "library_of", "wait_politely"]
 
-#: Limit of one MPI call, in bytes.
+#: Limit of one MPI call, in bytes. (A library may have a smaller one.)
 CHUNK = 1 << 30
 
 #: Bytes of the first message of an object's broadcast: below the eager limit of the MPI libraries we know.
 HEAD = 1024
-
-#: Tag of the parts of an array that is too long for one MPI call.
-PART_TAG = 1
 
 #: Waiting: the first pauses only yield; later ones are this fraction of the time waited so far, up to this many
 #: seconds. So a wait lasts only slightly too long, and a long one takes almost no processor time, even if many ranks
@@ -46,13 +42,14 @@ def wait_politely(request: Any, on_wait: Callable[[], None] | None = None) -> No
     pause = 0.0
     tries = 0
     begin = time.monotonic()
+    sleep = getattr(request, "sleep", time.sleep)  # what has a socket wakes up earlier
     while not request.Test():
         tries += 1
         if tries > 20:  # in most calls the others are there already, so yield first
             pause = min(max(2e-5, (time.monotonic() - begin) * PAUSE_PART), LONGEST_PAUSE_S)
             if on_wait is not None:
                 on_wait()
-        time.sleep(pause)
+        sleep(pause)
 
 
 class Messages:
@@ -61,14 +58,12 @@ class Messages:
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        A private one; `free_comm` frees it.
+        A private one
     wait : wait(request) returns when a nonblocking call has ended, and may raise
     """
 
     def __init__(self, comm: Any, wait: Callable[[Any], None]) -> None:
-        from mpi4py import MPI
-
-        self.mpi: Any = MPI
+        self.mpi: Any = library_of(comm)
         self._comm = comm
         self._wait = wait
         self.size: int = comm.Get_size()
@@ -85,10 +80,10 @@ class Messages:
     def is_freed(self) -> bool:
         return self._comm is None
 
-    def free_comm(self) -> None:
-        """Free the communicator. Collective, and blocking in some MPI libraries."""
-        comm, self._comm = self._comm, None
-        comm.Free()
+    @property
+    def _most(self) -> int:
+        """Bytes of one call."""
+        return min(CHUNK, getattr(self.mpi, "MOST_BYTES", CHUNK))
 
     def wait(self, request: Any) -> None:
         """Wait for a nonblocking call on `comm`. Raises PeerError, DeadRankError."""
@@ -120,8 +115,9 @@ class Messages:
 
     def bcast_bytes(self, data: np.ndarray, root: int = 0) -> None:
         """u8[n] of any length from rank `root` into the others' `data`, of the same length. Collective."""
-        for start in range(0, data.size, CHUNK):
-            self.wait(self.comm.Ibcast([data[start : start + CHUNK], self.mpi.BYTE], root=root))
+        most = self._most
+        for start in range(0, data.size, most):
+            self.wait(self.comm.Ibcast([data[start : start + most], self.mpi.BYTE], root=root))
 
     def allgather(self, obj: Any) -> list[Any]:
         """One picklable object per rank, in rank order. Collective."""
@@ -129,7 +125,7 @@ class Messages:
         lengths = self.allgather_int(mine.size)
         ends = np.cumsum(lengths)
         whole = np.empty(int(ends[-1]), dtype=np.uint8)
-        if whole.size <= CHUNK:
+        if whole.size <= self._most:
             into = (whole, lengths.tolist(), (ends - lengths).tolist(), self.mpi.BYTE)
             self.wait(self.comm.Iallgatherv([mine, self.mpi.BYTE], into))
         else:
@@ -174,25 +170,25 @@ class Messages:
 
         mine : u8[lengths[rank]]; lengths : i64[size]; whole : u8[sum of lengths] on rank `root`, None elsewhere
         """
-        if lengths.sum() <= CHUNK:
-            into = None
+        ends, most = np.cumsum(lengths), self._most
+        starts = ends - lengths
+        for low in range(0, max(int(ends[-1]), 1), most):  # of the whole, as much as one call may bring
+            first, last = np.clip(starts, low, low + most), np.clip(ends, low, low + most)
+            into, at = None, int(starts[self.rank])
             if whole is not None:
-                into = (whole, lengths.tolist(), (np.cumsum(lengths) - lengths).tolist(), self.mpi.BYTE)
-            self.wait(self.comm.Igatherv([mine, self.mpi.BYTE], into, root=root))
-            return
-        if whole is None:
-            for start in range(0, mine.size, CHUNK):
-                self.wait(self.comm.Isend([mine[start : start + CHUNK], self.mpi.BYTE], dest=root, tag=PART_TAG))
-            return
-        end = 0
-        for rank, length in enumerate(lengths.tolist()):
-            part = whole[end : end + length]
-            end += length
-            if rank == root:
-                part[:] = mine
-                continue
-            for start in range(0, length, CHUNK):
-                self.wait(self.comm.Irecv([part[start : start + CHUNK], self.mpi.BYTE], source=rank, tag=PART_TAG))
+                into = (whole[low : low + most], (last - first).tolist(), (first - low).tolist(), self.mpi.BYTE)
+            part = mine[int(first[self.rank]) - at : int(last[self.rank]) - at]
+            self.wait(self.comm.Igatherv([part, self.mpi.BYTE], into, root=root))
+
+
+def library_of(comm: Any) -> Any:
+    """mpi4py.MPI, or what stands for it where ranks meet without MPI."""
+    library = getattr(comm, "library", None)
+    if library is None:
+        from mpi4py import MPI
+
+        return MPI
+    return library
 
 
 def _pickled(obj: Any) -> np.ndarray:

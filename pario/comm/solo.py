@@ -21,7 +21,7 @@ class Solo(AnyWorld):
     size = nodes = node_size = 1
     rank = node = node_rank = node_seat = seat = 0
     is_leader = True
-    node_ranks = (0,)
+    node_ranks = job_ranks = (0,)
     mpi = None
 
     def __init__(self) -> None:

@@ -7,7 +7,6 @@ every rank receives its predecessors' farewells, so no message is left over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,57 +24,53 @@ class Turns:
     """One rank's position in the chain. Use it in the thread that constructed the World; not collective.
 
     world : a World
-    before, after : in round j this rank waits for rank `before[j % len(before)]` and hands over to
-        `after[j % len(after)]`; None: no other rank
+    before, after : the ranks that this one waits for and hands over to, or None
     """
 
-    def __init__(self, world: Any, before: Sequence[int | None], after: Sequence[int | None]) -> None:
+    def __init__(self, world: Any, before: int | None, after: int | None) -> None:
         self._world = world
         self._before = before
         self._after = after
-        self._heard = {rank: -1 for rank in sorted({rank for rank in before if rank is not None})}
-        self._told = sorted({rank for rank in after if rank is not None})
+        self._heard = -1  # the last round that the rank before has passed on
         self._sending: list[tuple[Any, np.ndarray]] = []
         self._left = False
 
     def wait(self, j: int) -> None:
         """Return when the rank before has passed round j on. Raises PeerError, DeadRankError."""
-        rank = self._before[j % len(self._before)]
-        if rank is not None:
-            self._hear(rank, j)
+        self._hear(j)
 
     def pass_on(self, j: int) -> None:
         """Let the next rank start round j. Does not wait."""
-        rank = self._after[j % len(self._after)]
-        if rank is not None:
-            self._tell(rank, j)
+        self._tell(j)
 
     def leave(self) -> None:
         """This rank takes no more turns until `settle`. Idempotent; does not wait."""
         if not self._left:
             self._left = True
-            for rank in self._told:
-                self._tell(rank, _LEFT)
+            self._tell(_LEFT)
 
     def settle(self) -> None:
         """Receive messages that are in transit to this rank. All ranks must have called `leave`; then rounds start
         again."""
-        for rank in self._heard:
-            self._hear(rank, _LEFT)
-            self._heard[rank] = -1
+        self._hear(_LEFT)
+        self._heard = -1
         for request, _ in self._sending:
             self._world.wait(request)
         self._sending = []
         self._left = False
+        self._world.settled = True
 
-    def _hear(self, rank: int, number: int) -> None:
+    def _hear(self, number: int) -> None:
         world = self._world
         word = np.empty(1, np.int64)
-        while self._heard[rank] < number:
-            world.wait(world.comm.Irecv(word, source=rank, tag=TAG))
-            self._heard[rank] = int(word[0])
+        while self._before is not None and self._heard < number:
+            world.wait(world.comm.Irecv(word, source=self._before, tag=TAG))
+            self._heard = int(word[0])
 
-    def _tell(self, rank: int, number: int) -> None:
+    def _tell(self, number: int) -> None:
+        if self._after is None:
+            return
         self._sending = [(request, word) for request, word in self._sending if not request.Test()]
+        self._world.settled = False
         word = np.array([number], np.int64)
-        self._sending.append((self._world.comm.Isend(word, dest=rank, tag=TAG), word))
+        self._sending.append((self._world.comm.Isend(word, dest=self._after, tag=TAG), word))

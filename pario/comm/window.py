@@ -1,6 +1,6 @@
 """Ring: the words in shared memory on which the ranks of one node wait for each other.
 
-    ready[slot], done[node rank], failed, waits[node rank]   int32 words, each on a cache line of its own
+    ready[slot], done[node rank], failed              int32 words, each on a cache line of its own
     ready_steps[slot]; left[node rank]; one error note per rank
 
 Groups of steps reuse the slots (`slots.py`) in turn: group g fills slot g % slots. (An epoch may begin with another
@@ -33,7 +33,6 @@ import numpy as np
 from pario.comm import futex
 from pario.comm.agree import peer_error
 from pario.comm.base import AnyWorld
-from pario.comm.consumers import LEFT, LINE, Consumers
 from pario.comm.farewell import spread
 from pario.comm.memory import shared_parts
 from pario.errors import ClosedError, DeadRankError, OptionError, ParioError
@@ -42,6 +41,12 @@ __all__ = ["LEFT", "Ring"]
 
 #: Bytes of an error note.
 NOTE_BYTES = 4096
+
+#: `done` of a rank that takes nothing more from this epoch.
+LEFT = 0x7FFFFFFF
+
+#: int32 words per cache line: one line per word, so that ranks do not slow each other down.
+LINE = 16
 
 
 class Notes:
@@ -108,7 +113,7 @@ class Ring:
         self.slots = slots
 
         ranks = world.node_size
-        words = LINE * (slots + 2 * ranks + 1)  # ready, done, failed, waits
+        words = LINE * (slots + ranks + 1)  # ready, done, failed
         longs = slots + ranks  # ready_steps; left per rank
         sizes = [4 * words, 8 * longs, Notes.nbytes(ranks)]
         parts = shared_parts(world, sizes, "allocating the ring")
@@ -121,16 +126,13 @@ class Ring:
         self._ready_address = [base + 4 * LINE * slot for slot in range(slots)]
         self._done_address = [base + 4 * (self._done_at + LINE * rank) for rank in range(ranks)]
 
-        #: what the ranks of the node have finished, and what they wait for
-        self.consumers = Consumers(self._words, self._done_at, self._done_address, self._failed_at + LINE)
-
         long = parts[1].view(np.int64)
         self._ready_steps = memoryview(long[:slots])
         self._left = memoryview(long[slots:])
         self._notes: Notes | None = Notes(parts[2], ranks, world.node_rank)  # None once closed
 
         self._closed = False
-        self._fail_lock = threading.Lock()
+        self._fail_lock = threading.RLock()  # the garbage collector may call `close` while this thread holds it
         self._me = world.node_rank
         self._pid = os.getpid()
         self._looked = time.monotonic()
@@ -223,17 +225,16 @@ class Ring:
     def _wait_ready(self, slot: int, wanted: int, check: Callable[[], None] | None, timeout: float | None) -> None:
         words, at, address = self._words, LINE * slot, self._ready_address[slot]
         end = None if timeout is None else time.monotonic() + timeout
-        with self.consumers.waiting(self._me):
-            while (now := words[at]) != wanted:
-                if now > wanted:
-                    raise ParioError(f"group {wanted - 1} was overwritten by group {now - 1} before this rank took it")
-                self._look(check)
-                left = self._alive_seconds
-                if end is not None:
-                    left = min(left, end - time.monotonic())
-                    if left <= 0:
-                        raise TimeoutError(f"group {wanted - 1} was not published within {timeout} s")
-                futex.wait(address, now, left)
+        while (now := words[at]) != wanted:
+            if now > wanted:
+                raise ParioError(f"group {wanted - 1} was overwritten by group {now - 1} before this rank took it")
+            self._look(check)
+            left = self._alive_seconds
+            if end is not None:
+                left = min(left, end - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"group {wanted - 1} was not published within {timeout} s")
+            futex.wait(address, now, left)
 
     def finish(self, node_rank: int, done_steps: int) -> None:
         """This rank (`node_rank`) no longer needs records of steps below `done_steps`; wakes waiting reading ranks.
@@ -254,7 +255,6 @@ class Ring:
             self._ready_steps[slot] = 0
         for rank in range(len(self._done_address)):
             self._words[self._done_at + LINE * rank] = done_steps
-        self.consumers.reset()
         if self._notes is not None:
             self._notes.clear()
         self._words[self._failed_at] = 0
@@ -300,7 +300,6 @@ class Ring:
             self._closed = True
             self._notes = None
         self._words = self._ready_steps = self._left = memoryview(b"")
-        self.consumers.close()
 
     # -- looking around --------------------------------------------------------------------------------------------
 

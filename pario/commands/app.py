@@ -1,39 +1,33 @@
-"""The commands, their arguments and help texts, for click. The modules beside this one do the work.
+"""The command line of pario, for click: all commands, and the arguments and help texts of the longer ones.
 
-Those are imported when a command runs, so that `--help` and a wrong option load neither Numba nor MPI.
+What a command needs is imported when it runs, so that `--help` and a wrong option load neither Numba nor MPI.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 import pario
-from pario.commands import app_bench
-from pario.commands.apps import COMMANDS
-from pario.options import FETCHERS, RECIPES
+from pario.commands import arguments
+from pario.commands.bench import bench
+from pario.commands.checkpoint import checkpoint
+from pario.commands.control import control
+from pario.commands.copies import cache, serve, stage
+from pario.commands.demo import demo
+from pario.commands.files import mount, view
+from pario.commands.jobscript import jobscript
+from pario.commands.pack import pack, unpack
+from pario.commands.run import advise, run, trace
+from pario.commands.sidecars import checksum, index
 
 __all__ = ["group"]
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-_path = click.argument("path")
-_db = click.option("--db", metavar="NAME", help="Named database. Default: the main one.")
-_decoder = click.option(
-    "--decoder",
-    metavar="NAME",
-    help="Decoder: datum, image, json, zlib+json, ase, ... (docs/decoders.md), module:function or file.py:function.",
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, invoke_without_command=True
 )
-
-_select = click.option(
-    "--select", metavar="WHICH", help='Records START:STOP, or keys that begin so; "all": meta records, too.'
-)
-
-
-@click.group(context_settings=_SETTINGS, invoke_without_command=True)
 @click.version_option(pario.__version__, prog_name="pario")
 @click.pass_context
 def group(context: click.Context) -> None:
@@ -48,28 +42,17 @@ def group(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-@group.command()
-@click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1, 64), help="MPI ranks to start.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Keep the LMDBs here. Default: a temporary directory.")
-def demo(ranks: int, folder: Path | None) -> int:
-    """Train a small network on two ranks, in seconds.
-
-    Writes scikit-learn's handwritten digits to an LMDB, starts two MPI ranks with mpiexec, trains a network that reads
-    the LMDB through pario, and prints its accuracy. Needs no data, no accelerator and no network.
-
-    \b
-    Example:
-      python -m pario demo
-    """
-    from pario.commands.demo import demo as run
-
-    return run(ranks, folder)
+for _one in (
+    *(demo, index, checksum, stage, serve, cache, bench, run, jobscript),
+    *(control, pack, unpack, trace, advise, mount, view, checkpoint),
+):
+    group.add_command(_one)
 
 
 @group.command()
-@_path
-@_db
-@_decoder
+@arguments.path
+@arguments.db
+@arguments.decoder
 def info(path: str, db: str | None, decoder: str | None) -> int:
     """Show what a file contains.
 
@@ -86,11 +69,11 @@ def info(path: str, db: str | None, decoder: str | None) -> int:
 
 
 @group.command()
-@_path
+@arguments.path
 @click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1), help="Number of first records.")
-@_db
-@_decoder
-@_select
+@arguments.db
+@arguments.decoder
+@arguments.select
 def head(path: str, count: int, db: str | None, decoder: str | None, select: str | None) -> int:
     """Show the first records, one from the middle and the last, and what they seem to be.
 
@@ -103,149 +86,14 @@ def head(path: str, count: int, db: str | None, decoder: str | None, select: str
       python -m pario head -n 3 train.lmdb
       python -m pario head train.lmdb --select label- --decoder text
     """
-    from pario.commands.head import head as run
+    from pario.commands.info import head as run
 
     return run(path, count, db, decoder, select)
 
 
 @group.command()
-@_path
-@_db
-def index(path: str, db: str | None) -> int:
-    """Build the index ahead of a job.
-
-    The index says where each record lies. pario builds it from the LMDB's inner pages, without reading the records, and
-    saves it beside the dataset, or in your cache directory if that place is not writable. The Loader builds a missing
-    index by itself; for a dataset of terabytes you may prefer to build it once, on many ranks.
-
-    \b
-    Examples:
-      python -m pario index train.lmdb
-      mpiexec -n 8 python -m pario index train.lmdb
-    """
-    from pario.commands.index import index as run
-
-    return run(path, db)
-
-
-@group.command()
-@_path
-@_db
-def checksum(path: str, db: str | None) -> int:
-    """Save a checksum of every record's value.
-
-    Reads all records, which the ranks divide, and saves the checksums beside the dataset, or in your cache directory if
-    that place is not writable. `verify` and Loader(verify=True) then find any value that has changed since.
-
-    \b
-    Examples:
-      python -m pario checksum train.lmdb
-      mpiexec -n 8 python -m pario checksum train.lmdb
-    """
-    from pario.commands.checksum import checksum as run
-
-    return run(path, db)
-
-
-@group.command()
-@_path
-@_db
-@click.option("--to", "folder", required=True, metavar="FOLDER", help="On a disk of the node.")
-@click.option("--quota", default="auto", show_default=True, metavar="SIZE", help='As in "400 GiB".')
-@click.option("--force", is_flag=True, help="FOLDER may be on a network file system.")
-def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> int:
-    """Copy the records' part of the file to a disk of every node.
-
-    Jobs that name the folder in PARIO_TIERS, or as a pario.Tier, then read the copy. What is there already is not read
-    again, so that an interrupted run goes on where it was.
-
-    \b
-    Examples:
-      python -m pario stage train.lmdb --to /local/nvme
-      srun --ntasks-per-node=1 python -m pario stage train.lmdb --to /local/nvme --quota 400GiB
-    """
-    from pario.commands.stage import stage as run
-
-    return run(path, db, folder, quota, force)
-
-
-@group.command()
-@click.option(
-    "--at", "folder", envvar="PARIO_SERVICE", metavar="FOLDER", help="On the node.  [default: $PARIO_SERVICE]"
-)
-@click.option("--tiers", metavar="TIERS", help='As in "memory:auto,/local/nvme:400GiB".  [default: $PARIO_TIERS]')
-@click.option("--copies", default="auto", show_default=True, metavar="N", help="Of each chunk, on different nodes.")
-def serve(folder: str | None, tiers: str | None, copies: str) -> int:
-    """Keep copies of datasets for all your jobs on these nodes, until it is interrupted.
-
-    Start one process per node. Jobs whose PARIO_SERVICE names FOLDER then share the copies, in memory and on disks,
-    with each other and across the nodes: the shared store is read once for all of them.
-
-    \b
-    Examples:
-      export PARIO_SERVICE=/tmp
-      python -m pario serve --tiers memory:auto &
-      srun --ntasks-per-node=1 --overlap python -m pario serve --tiers memory:auto,/local/nvme:400GiB &
-    """
-    from pario.commands.serve import serve as run
-
-    return run(folder, tiers, copies)
-
-
-for _one in COMMANDS:
-    group.add_command(_one)
-
-
-@group.group()
-def cache() -> None:
-    """Look after the copies that tiers keep on disks.
-
-    FOLDER is a tier's folder, as in PARIO_TIERS. On several nodes start one process per node.
-
-    \b
-    Examples:
-      python -m pario cache list /local/nvme
-      srun --ntasks-per-node=1 python -m pario cache clean /local/nvme --older-than 7
-    """
-
-
-_folders = click.argument("folders", metavar="FOLDER...", nargs=-1, required=True)
-
-
-@cache.command("list")
-@_folders
-def list_(folders: tuple[str, ...]) -> int:
-    """Which datasets, how much of them, and when a job used them last."""
-    from pario.commands.cache import list_copies as run
-
-    return run(folders)
-
-
-@cache.command("verify")
-@_folders
-def verify_copies(folders: tuple[str, ...]) -> int:
-    """Read all copies and compare their checksums. The exit status is 1 if there is damage.
-
-    Damaged chunks are dropped: the next job fetches them again.
-    """
-    from pario.commands.cache import verify_copies as run
-
-    return run(folders)
-
-
-@cache.command()
-@_folders
-@click.option("--older-than", "days", default=0.0, metavar="DAYS", type=click.FloatRange(min=0), help="Since last use.")
-def clean(folders: tuple[str, ...], days: float) -> int:
-    """Remove the copies that no job uses now."""
-    from pario.commands.cache import clean_copies as run
-
-    return run(folders, days)
-
-
-@group.command()
-@_path
-@_db
+@arguments.path
+@arguments.db
 def verify(path: str, db: str | None) -> int:
     """Read the whole file and look for damage.
 
@@ -264,82 +112,51 @@ def verify(path: str, db: str | None) -> int:
     return run(path, db)
 
 
-@group.command(cls=app_bench.Bench)
-@_path
-@_db
-@click.option("-b", "--batch-size", default=64, show_default=True, type=int, help="Records per rank and batch.")
-@click.option(
-    "--shuffle", default="none", show_default=True, type=click.Choice(["none", "global", "block"]), help="Order."
-)
-@_decoder
-@click.option(
-    "--recipe",
-    default="auto",
-    show_default=True,
-    type=click.Choice(list(RECIPES)),
-    help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (docs/recipes.md).",
-)
-@click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels, as unequal images do not stack.")
-@click.option("-e", "--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")
-@click.option(
-    "--fetch",
-    default="auto",
-    show_default=True,
-    type=click.Choice(FETCHERS),
-    help="posix: through the page cache; direct: past it (O_DIRECT).",
-)
-@_select
-@click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep per batch, for a training step.")
-@click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
-@click.option("--inflight", type=int, help="Reads in flight per reading rank; without, as measured.")
-@click.option("--readers-per-node", type=int, help="Number of reading ranks per node.")
-@click.option("--report", is_flag=True, help="Print what each rank did, and the slow part.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
-def bench(
+@group.command()
+@click.argument("path")
+@click.option("--iteration", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), required=True,
+              help="Of one training iteration with data in memory.")
+@click.option("--batch", metavar="RECORDS", type=click.IntRange(min=1), required=True, help="Per node and iteration.")
+@click.option("--sync", is_flag=True, help="The script reads and computes in turns, instead of reading ahead.")
+@click.option("--threads", metavar="N", type=click.IntRange(min=1), help="That decode.  [default: cores]")
+@click.option("--db", metavar="NAME", help="A named database.")
+@click.option("--samples", metavar="N", type=click.IntRange(min=2), default=2000, show_default=True, help="Records.")
+@click.option("--seconds", metavar="S", type=click.FloatRange(min=0.01), default=0.5, show_default=True,
+              help="Per candidate and measurement.")
+@click.option("--margin", metavar="SHARE", type=click.FloatRange(0, 1, max_open=True), default=0.1, show_default=True,
+              help="Of the allowance, that stays free for what the equations leave out.")
+def choose(
     path: str,
+    iteration: float,
+    batch: int,
+    sync: bool,
+    threads: int | None,
     db: str | None,
-    fetch: str,
-    inflight: int | None,
-    readers_per_node: int | None,
-    report: bool,
-    as_json: bool,
-    **workload: Any,
-) -> int:
-    """Measure how fast a dataset is read, and why.
+    **measuring: Any,
+) -> int:  # fmt: skip
+    """Find the codec that a training job can afford.
 
-    Reads epochs as a training job would. Use the batch size, shuffle and decoder of your job, and start it as you start
-    your job. A large "share" means that the ranks waited for the storage; a large "turn" means that the storage waited
-    for the ranks. --report prints a line per rank, and a sentence that names the slow part.
-
-    In place of a PATH, "study" compares all ways of reading, and "threads", "overlap" and "checkpoint" characterise a
-    job on its store (`bench study --help`, ...); write ./study for a dataset of that name.
+    Samples records of the LMDB at PATH, measures ratio and decoding rate of every codec on this machine, and the store
+    at raw and at compressed sizes, past the page cache if it can. Of the codecs that keep up with the iterations, the
+    one with the highest ratio is chosen.
 
     \b
     Examples:
-      python -m pario bench train.lmdb --decoder datum
-      mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
-      python -m pario bench study
-      python -m pario bench threads train.lmdb
+      python -m pario choose train.lmdb --iteration 0.65 --batch 512
+      python -m pario choose train.lmdb --iteration 0.65 --batch 512 --sync
     """
-    from pario.bench.dataset import Workload
-    from pario.commands.bench import bench as run
-    from pario.commands.dataset import selected
-    from pario.commands.decoder import find_decoder
-    from pario.options import Options
+    from pario.codec.select import Application
+    from pario.commands.choose import run_choose
 
-    decoder, size = workload["decoder"], workload.pop("size")
-    workload["decoder"] = find_decoder(decoder, **({"size": size} if size else {})) if decoder else None
-    workload["shuffle"] = workload["shuffle"] != "none" and workload["shuffle"]
-    workload["select"] = selected(workload["select"])
-    given: dict[str, Any] = {"inflight": inflight, "readers_per_node": readers_per_node}
-    options = Options(fetch=fetch, **{name: value for name, value in given.items() if value is not None})
-    return run(path, Workload(**workload, options=options), db=db, report=report, as_json=as_json)
+    # Bytes and threads are not known before the samples are read.
+    application = Application(batch, 0.0, iteration, threads or 1, sync)
+    return run_choose(path, application, db=db, threads=threads, **measuring)
 
 
 @group.command()
 @click.argument("path", required=False)
-@_db
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text.")
+@arguments.db
+@arguments.as_json
 def doctor(path: str | None, db: str | None, as_json: bool) -> int:
     """Check this machine for what pario needs.
 
@@ -355,82 +172,3 @@ def doctor(path: str | None, db: str | None, as_json: bool) -> int:
     from pario.commands.doctor import doctor as run
 
     return run(path, db, as_json)
-
-
-@group.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--ranks", type=click.IntRange(1), help="Start this many MPI ranks with mpiexec.")
-@click.option("-m", "module", is_flag=True, help="TARGET is a module, as for python -m.")
-@click.option("--oversubscribe", is_flag=True, help="With -n: allow more than 16 ranks per core of this machine.")
-@click.argument("target")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    ranks: int | None, module: bool, oversubscribe: bool, target: str, arguments: tuple[str, ...]
-) -> int | Callable[[], int]:
-    """Run a script unchanged, with pario reading its LMDBs.
-
-    In the script, `lmdb.open(..., readonly=True)` opens with pario: without a memory map, and faster on cold random
-    reads. Environments opened for writing go to the real lmdb. The workers of a PyTorch DataLoader are covered, too.
-    With PARIO_TIERS set, all of them share a copy of the file in the node's memory (docs/tiers.md).
-
-    \b
-    Examples:
-      python -m pario run train.py --epochs 3
-      python -m pario run -n 4 train.py
-      python -m pario run -m my_package.train
-    """
-    from pario.commands import run as script
-
-    if ranks is not None:
-        return script.launch(ranks, module, target, arguments, oversubscribe=oversubscribe)
-    # Called after click has returned, since click would change some of the script's exceptions.
-    return lambda: script.run(module, target, arguments)
-
-
-@group.command()
-@click.argument("name", required=False)
-@click.option("--nodes", metavar="N", help="Nodes.")
-@click.option("--ntasks-per-node", metavar="N", help="Ranks per node.")
-@click.option("--cpus-per-task", metavar="N", help="Cores per rank.")
-@click.option("--time", metavar="HH:MM:SS", help="Time limit.")
-@click.option("--partition", metavar="NAME")
-@click.option("--account", metavar="NAME")
-@click.option("--gpus-per-task", metavar="N", help="Accelerators per rank.")
-@click.option("--array", metavar="RANGE", help="For job_array, for example 0-19%4.")
-@click.option("--signal", metavar="B:USR1@SECONDS", help="For train_requeue: how long before the limit to save.")
-@click.option("--data", metavar="PATH", help="The LMDB.")
-@click.option("--script", metavar="FILE", help="Your training script. Default: a copy of one of pario's examples.")
-@click.option("--set", "others", metavar="KNOB=VALUE", multiple=True, help="Any other knob of the template.")
-@click.option("-o", "--output", metavar="FILE", help="Output file. Default: NAME.slurm; - for standard output.")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
-def jobscript(
-    name: str | None,
-    data: str | None,
-    script: str | None,
-    others: tuple[str, ...],
-    output: str | None,
-    force: bool,
-    **sbatch: str | None,
-) -> int:
-    """Write a filled-in Slurm job script.
-
-    Without NAME, list the templates.
-
-    \b
-    Examples:
-      python -m pario jobscript
-      python -m pario jobscript train --nodes 4 --ntasks-per-node 4 --time 04:00:00 --data /scratch/train.lmdb
-      python -m pario jobscript train --script train.py --set LAUNCHER=mpiexec --set "ARGUMENTS=--epochs 90"
-    """
-    from pario.commands import jobscript as room
-
-    if name is not None and name not in room.names():
-        raise click.BadParameter(f"{name!r} is none of {', '.join(room.names())}", param_hint="NAME")
-    values = {}
-    for one in others:
-        knob, given, value = one.partition("=")
-        if not given:
-            raise click.BadParameter(f"{one!r} is not KNOB=VALUE", param_hint="--set")
-        values[knob] = value
-    values |= {knob: value for knob, value in (("DATA", data), ("SCRIPT", script)) if value is not None}
-    lines = {option.replace("_", "-"): value for option, value in sbatch.items() if value is not None}
-    return room.jobscript(name, lines, values, output, force)

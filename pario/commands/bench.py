@@ -1,13 +1,19 @@
-"""`bench`: read epochs as a training job would, and show how fast it was and where the time went (pario/bench)."""
+"""`bench`: read epochs as a training job would, and show how fast it was and where the time went (pario/bench).
+
+The instruments, which stand in place of a PATH after `bench`, have their arguments here; micro.py does their work.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from pario.bench.dataset import DatasetBench, Workload
+import click
+
+from pario.commands import arguments
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
-from pario.options import RECIPES
+from pario.options import RECIPES, Options
 
 __all__ = ["bench"]
 
@@ -25,12 +31,203 @@ _RANKS = (
     ("consumer", "your own code between two batches"),
 )
 
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-def bench(path: str, workload: Workload, *, db: str | None, report: bool, as_json: bool) -> int:
-    """Collective over all ranks."""
-    with DatasetBench(path, workload, db=db, progress=screen.progress("leaf pages", "page")) as measured:
+
+def _all_of(*options: _Decorator) -> _Decorator:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_rounds = click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each variant, in turns."
+)
+_results = _all_of(
+    click.option("--out", metavar="DIR", help="Save figure, table and JSON here. Default: pario-NAME."),
+    click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text; save nothing."),
+)
+#: arguments of the instruments that read
+_data = _all_of(
+    click.argument("path", required=False),
+    arguments.db,
+    click.option("--decoder", metavar="NAME", help="As for `bench`; image for made data. none: only read."),
+    click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels."),
+    click.option("--store", metavar="FOLDER", help="Make data here, without PATH. Default: the current folder."),
+    click.option("--files", default=512, show_default=True, type=click.IntRange(1), help="Without PATH: so many."),
+    click.option("--bytes", "nbytes", type=click.IntRange(1024), help="Without PATH: of each file."),
+    click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the shuffled orders."),
+)
+
+
+@click.command(name="threads")
+@_data
+@click.option("--threads", "numbers", default="1,2,4,8,16,32,64", show_default=True, metavar="N,...", help="To try.")
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.05), help="Of a run, at most.")
+@click.option("--order", default="both", type=click.Choice(["both", "in-order", "shuffled"]), help="Default: both.")
+@_rounds
+@_results
+def threads(
+    numbers: str, seconds: float, order: str, rounds: int, seed: int, out: str | None, as_json: bool, **options: Any
+) -> int:
+    """Measure how reading scales with threads.
+
+    PATH is an LMDB, or a folder of files. Each is read whole, by one read, in 1 to 64 threads, with cold caches, in
+    order and shuffled, with decoding and without; an LMDB also by a Loader with as many reads in flight. fio, if it is
+    installed, says what the device itself gives. Names the limit, and the settings that follow. Without PATH, files
+    and an LMDB are made in --store, and removed afterwards.
+
+    \b
+    Examples:
+      python -m pario bench threads train.lmdb --decoder image
+      python -m pario bench threads --store /scratch/me --threads 1,8,32
+    """
+    from pario.bench.micro.threads import Sweep
+    from pario.commands import micro
+
+    try:
+        found = sorted({int(number) for number in numbers.split(",") if number.strip()})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1 or found[-1] > micro.MOST_THREADS:
+        raise click.BadParameter(f"numbers from 1 to {micro.MOST_THREADS}, got {numbers!r}", param_hint="--threads")
+    orders = {"both": (False, True), "in-order": (False,), "shuffled": (True,)}[order]
+    return micro.threads(micro.Data(**options), Sweep(found, rounds, seconds, orders, seed=seed), out, as_json)
+
+
+@click.command(name="overlap")
+@_data
+@click.option("-b", "--batch-size", "batch", default=32, show_default=True, type=click.IntRange(1), help="Items.")
+@click.option("--threads", "numbers", default=16, show_default=True, type=click.IntRange(1, 512), help="That read.")
+@click.option("--batches", default=50, show_default=True, type=click.IntRange(2), help="Of a run.")
+@click.option("--network", is_flag=True, help="Compute with a small network (torch) instead of a sleep.")
+@_rounds
+@_results
+def overlap(
+    batch: int, numbers: int, batches: int, network: bool, rounds: int, seed: int, out: str | None, **options: Any
+) -> int:
+    """Measure what input costs beside computing, and how much computing hides it.
+
+    A mini-application reads batches and computes on each for 0.5, 1 and 2 times as long as reading one
+    takes, with 0, 1 and 4 batches prefetched, and beside it with a Loader. PATH is an LMDB, or a folder of files;
+    without PATH, files and an LMDB are made in --store, and removed afterwards.
+
+    \b
+    Examples:
+      python -m pario bench overlap train.lmdb --decoder image --batch-size 64
+      python -m pario bench overlap --store /scratch/me --bytes 12288 --network
+    """
+    from pario.bench.micro.overlap import Application
+    from pario.commands import micro
+
+    as_json = options.pop("as_json")
+    what = Application(batch, numbers, batches, rounds=rounds, seed=seed)
+    return micro.overlap(micro.Data(**options), what, network, out, as_json)
+
+
+@click.command(name="checkpoint")
+@click.option("--slow", metavar="FOLDER", default=".", show_default=True, help="On the shared store.")
+@click.option("--fast", metavar="FOLDER", help="On a disk of the node, or in its memory: the burst buffer.")
+@click.option("--bytes", "nbytes", default=100_000_000, show_default=True, type=click.IntRange(4), help="Of each.")
+@click.option("--arrays", default=16, show_default=True, type=click.IntRange(1), help="Arrays of a checkpoint.")
+@click.option("--checkpoints", default=5, show_default=True, type=click.IntRange(1), help="Of a run.")
+@click.option("--every", default=20, show_default=True, type=click.IntRange(1), help="Iterations between two.")
+@click.option("--step-ms", default=30.0, show_default=True, type=click.FloatRange(0), help="Of one iteration.")
+@_rounds
+@_results
+def checkpoint(
+    slow: str, fast: str | None, step_ms: float, rounds: int, out: str | None, as_json: bool, **training: Any
+) -> int:
+    """Measure how long checkpoints stop a training.
+
+    A loop that sleeps in place of computing saves checkpoints: not at all, straight to the slow store, in the
+    background, to the fast device alone, and through it as a burst buffer; beside these torch.distributed.checkpoint
+    and Orbax, if they are installed. What was saved is removed.
+
+    \b
+    Example:
+      python -m pario bench checkpoint --slow /scratch/me --fast /local/nvme --bytes 2000000000 --step-ms 200
+    """
+    from pario.bench.micro.checkpoint import Training
+    from pario.commands import micro
+
+    return micro.checkpoint(Training(step_s=step_ms / 1000, **training), (slow, fast), rounds, out, as_json)
+
+
+class _Bench(click.Command):
+    """`bench PATH`, and under the same name the instruments."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        found = {one.name: one for one in (threads, overlap, checkpoint)}.get(args[0] if args else "")
+        if found is not None:
+            return found.make_context(f"{info_name} {found.name}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(cls=_Bench)
+@arguments.path
+@arguments.db
+@click.option("-b", "--batch-size", default=64, show_default=True, type=int, help="Records per rank and batch.")
+@click.option(
+    "--shuffle", default="none", show_default=True, type=click.Choice(["none", "global", "block"]), help="Order."
+)
+@arguments.decoder
+@click.option(
+    "--recipe",
+    default="auto",
+    show_default=True,
+    type=click.Choice(list(RECIPES)),
+    help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (docs/recipes.md).",
+)
+@click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels, as unequal images do not stack.")
+@click.option("-e", "--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")
+@arguments.select
+@click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep per batch, for a training step.")
+@click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
+@click.option("--inflight", type=int, help="Reads in flight per reading rank; without, as measured.")
+@click.option("--report", is_flag=True, help="Print what each rank did, and the slow part.")
+@arguments.as_json
+def bench(
+    path: str,
+    db: str | None,
+    inflight: int | None,
+    report: bool,
+    as_json: bool,
+    **workload: Any,
+) -> int:
+    """Measure how fast a dataset is read, and why.
+
+    Reads epochs as a training job would. Use the batch size, shuffle and decoder of your job, and start it as you start
+    your job. A large "share" means that the ranks waited for the storage; a large "turn" means that the storage waited
+    for the ranks. --report prints a line per rank, and a sentence that names the slow part.
+
+    In place of a PATH, "threads", "overlap" and "checkpoint" characterise a job on its store (`bench threads --help`,
+    ...); write ./threads for a dataset of that name.
+
+    \b
+    Examples:
+      python -m pario bench train.lmdb --decoder datum
+      mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
+      python -m pario bench threads train.lmdb
+    """
+    from pario.bench.dataset import DatasetBench, Workload
+    from pario.commands.dataset import selected
+    from pario.commands.decoder import find_decoder
+
+    # Collective.
+    decoder, size = workload["decoder"], workload.pop("size")
+    workload["decoder"] = find_decoder(decoder, **({"size": size} if size else {})) if decoder else None
+    workload["shuffle"] = workload["shuffle"] != "none" and workload["shuffle"]
+    workload["select"] = selected(workload["select"])
+    what = Workload(**workload, options=Options(inflight="auto" if inflight is None else inflight))
+    with DatasetBench(path, what, db=db, progress=screen.progress("leaf pages", "page")) as measured:
         screen.running = True
-        for number in range(1, workload.epochs + 1):
+        for number in range(1, what.epochs + 1):
             bar = screen.bar(measured.batches, f"epoch {number}", "batch")
             epoch = measured.epoch(bar.update)
             screen.end_bar()
@@ -64,7 +261,7 @@ def _words(r: dict[str, Any]) -> str:
     lines = [
         f"{counted(r['ranks'], 'rank')} on {counted(r['nodes'], 'node')}, "
         f"{counted(r['batch_size'], 'record')} per rank and batch, "
-        f"shuffle {r['shuffle']}, decoder {r['decoder']}, fetch {r['fetch']}"
+        f"shuffle {r['shuffle']}, decoder {r['decoder']}"
         + (f", recipe {r['recipe']}" if r["recipe"] != "auto" else ""),
         f"in the page cache before: {state}" + (" (of rank 0's node)" if r["nodes"] > 1 and cached is not None else ""),
         f"time to first batch: {seconds(r['first_batch_seconds'])}, of it opening {seconds(r['open_seconds'])}",

@@ -6,24 +6,33 @@ import json
 import os
 import time
 import zipfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import click
 
-from pario.checkpoint.finding import Opened
-from pario.checkpoint.restoring import Wish, empty_bytes, read_all
-from pario.checkpoint.store import Name, discard, listed
-from pario.checkpoint.tree import dtype_of
-from pario.checkpoint.verifying import described, problems
-from pario.comm.solo import Solo
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.errors import FileError, MissingError
 
-__all__ = ["run_list", "run_prune", "run_to_npz", "run_verify"]
+if TYPE_CHECKING:
+    from pario.checkpoint.store import Name
+
+__all__ = ["checkpoint"]
+
+_folder = click.argument("folder")
+
+
+@click.group()
+def checkpoint() -> None:
+    """Look after checkpoints of pario.Checkpointer.
+
+    FOLDER is what the script passed as `slow`.
+    """
 
 
 def _all(folder: str, step: int | None = None) -> list[Name]:
     """The newest first. Raises MissingError if there are none."""
+    from pario.checkpoint.store import listed
+
     there = [name for name in listed(folder) if not name.nodes]
     found = [name for name in there if step in (None, name.step)]
     if not found:
@@ -33,23 +42,68 @@ def _all(folder: str, step: int | None = None) -> list[Name]:
     return found[::-1]
 
 
-def run_list(folder: str) -> int:
-    rows = [("step", "saved", "bytes", "arrays", "ranks", "version", "folder")]
-    for name in _all(folder):
+@checkpoint.command("list")
+@_folder
+def list_(folder: str) -> int:
+    """List the complete checkpoints, the one that was saved last first.
+
+    Its branch is drawn on the left: what it goes on from. Other columns are branches that were abandoned.
+
+    \b
+    Example:
+      python -m pario checkpoint list /scratch/run1
+    """
+    from pario.checkpoint.finding import described
+
+    rows = [("branch", "step", "saved", "bytes", "arrays", "ranks", "version", "folder")]
+    found = _all(folder)
+    for name, branch in zip(found, _drawn(folder, found), strict=True):
         try:
             manifest, _ = described(os.path.join(folder, str(name)))
         except FileError as e:
-            rows.append((str(name.step), "", "", "", "", "damaged", str(name)))
+            rows.append((branch, str(name.step), "", "", "", "", "damaged", str(name)))
             screen.say(f"{name}: {e}", err=True)
             continue
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
         size, arrays = decimal_bytes(manifest.nbytes), str(len(manifest.specs))
-        rows.append((str(name.step), saved, size, arrays, str(manifest.ranks), manifest.version, str(name)))
+        rows.append((branch, str(name.step), saved, size, arrays, str(manifest.ranks), manifest.version, str(name)))
     screen.say(table(rows, words=True))
     return 0
 
 
-def run_verify(folder: str, step: int | None) -> int:
+def _drawn(folder: str, found: list[Name]) -> list[str]:
+    """Per checkpoint, the newest first: "*" in the column of its branch, the present one on the left, and "|" where
+    another branch passes."""
+    from pario.checkpoint.manifest import branch_of, parents_of
+
+    parents = parents_of(folder, found[::-1], {})
+    columns: list[str] = []  # the id that comes next in each
+    drawn = []
+    for name in found:
+        if name.id not in columns:
+            columns.append(name.id)
+        at = columns.index(name.id)
+        drawn.append("".join("*" if k == at else "|" if id_ else " " for k, id_ in enumerate(columns)).rstrip())
+        after = branch_of(name.id, parents)[1:2]
+        columns = ["" if id_ == name.id else id_ for id_ in columns]
+        columns[at] = after[0] if after and after[0] not in columns else ""
+        while columns and not columns[-1]:
+            columns.pop()
+    return drawn
+
+
+@checkpoint.command()
+@_folder
+@click.option("--step", type=click.IntRange(0), help="Default: all.")
+def verify(folder: str, step: int | None) -> int:
+    """Read every byte and compare the checksums; status 1 if anything is damaged.
+
+    \b
+    Example:
+      python -m pario checkpoint verify /scratch/run1 --step 12000
+    """
+    from pario.checkpoint.finding import problems
+
     bad = 0
     for name in _all(folder, step):
         path, began = os.path.join(folder, str(name)), time.perf_counter()
@@ -67,7 +121,27 @@ def run_verify(folder: str, step: int | None) -> int:
     return 1 if bad else 0
 
 
-def run_to_npz(folder: str, dst: str, step: int | None) -> int:
+@checkpoint.command("restore-to-npz")
+@_folder
+@click.argument("dst", metavar="DST.npz")
+@click.option("--step", type=click.IntRange(0), help="Default: the newest complete one.")
+def restore_to_npz(folder: str, dst: str, step: int | None) -> int:
+    """Write the whole arrays to a NumPy file; keys of the tree are joined by "/".
+
+    Other values of the tree go into the array "tree" ("tree_" where one is called that), as JSON. Types that NumPy does
+    not know (bfloat16) are written as integers.
+
+    \b
+    Example:
+      python -m pario checkpoint restore-to-npz /scratch/run1 last.npz
+    """
+    import numpy as np
+
+    from pario.checkpoint.finding import Opened, described
+    from pario.checkpoint.restoring import Wish, empty_bytes, read_all
+    from pario.checkpoint.tree import dtype_of
+    from pario.comm.solo import Solo
+
     name = _all(folder, step)[0]
     path = os.path.join(folder, str(name))
     manifest, parts = described(path)
@@ -91,6 +165,8 @@ def run_to_npz(folder: str, dst: str, step: int | None) -> int:
 
 def _save(dst: str, arrays: dict[str, Any]) -> None:
     """As np.savez, which takes no array named "file". Complete, or not there. Raises FileError."""
+    import numpy as np
+
     part = f"{dst}.{os.getpid()}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -110,10 +186,32 @@ def _save(dst: str, arrays: dict[str, Any]) -> None:
         raise FileError(f"cannot write it: {e.strerror or e}", path=dst) from e
 
 
-def run_prune(folder: str, keep: int, yes: bool) -> int:
+@checkpoint.command()
+@_folder
+@click.option("--keep", default=3, show_default=True, type=click.IntRange(1), help="So many of the newest stay.")
+@click.option("--after", metavar="STEP", type=click.IntRange(0), help="Delete abandoned branches behind this step.")
+@click.option("--yes", is_flag=True, help="Delete. Without it, only say what would be deleted.")
+def prune(folder: str, keep: int, after: int | None, yes: bool) -> int:
+    """Delete old checkpoints. The newest one that verifies is never deleted.
+
+    What the newest one goes on from counts for --keep; other branches stay. --after STEP deletes those instead: the
+    checkpoints of later steps that the newest one does not go on from.
+
+    \b
+    Example:
+      python -m pario checkpoint prune /scratch/run1 --keep 2 --yes
+      python -m pario checkpoint prune /scratch/run1 --after 12000 --yes
+    """
+    from pario.checkpoint.finding import problems
+    from pario.checkpoint.manifest import branch_of, parents_of
+    from pario.checkpoint.store import discard
+
     found = _all(folder)
     good = next((name for name in found if not problems(os.path.join(folder, str(name)))), None)
-    gone = [name for name in found[keep:] if name != good]
+    present = branch_of(found[0].id, parents_of(folder, found[::-1], {}))
+    gone = [name for name in found if name.id in present[keep:] and name != good]
+    if after is not None:
+        gone = [name for name in found if name.id not in present and name.step > after and name != good]
     if good is None:
         gone = []
         screen.say("no checkpoint here is undamaged: nothing is deleted", err=True)

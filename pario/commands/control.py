@@ -3,38 +3,85 @@
 from __future__ import annotations
 
 import os
-import resource
-import secrets
 import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pario.comm.launcher import own_addresses
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
-from pario.control.joining import plane_address, who
-from pario.control.line import connected
-from pario.control.metrics import metrics_text
-from pario.control.node import NodeAgent, node_rules
-from pario.control.plane import Plane
-from pario.control.rules import read_rules
-from pario.control.wire import WireError, read_address
 from pario.errors import OptionError, ParioError
 
-__all__ = ["serve", "speak", "status"]
+if TYPE_CHECKING:
+    from pario.control.node import NodeAgent
+    from pario.control.plane import Plane
+
+__all__ = ["control"]
 
 #: of the table of a thousand jobs
 _MOST_BYTES = 16 << 20
 
 
-def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
+@click.group(invoke_without_command=True)
+@click.option(
+    "--rules", metavar="FILE", help="Who gets what: a TOML file; a plane rereads it on SIGHUP. Of agents: users, limits"
+)
+@click.option("--agent-of", metavar="ADDRESS", help="Speak for the jobs of this node to the control plane at ADDRESS.")
+@click.option(
+    "--at", metavar="ADDRESS", help="HOST:PORT, INTERFACE:PORT, or the path of a Unix socket.  [default: a free port]"
+)
+@click.option("--tell", metavar="FILE", help="Write the address into this file, for the jobs.")
+@click.option("--metrics", metavar="FILE", help="Write the state into this file once a second, for Prometheus.")
+@click.pass_context
+def control(
+    context: click.Context,
+    rules: str | None,
+    agent_of: str | None,
+    at: str | None,
+    tell: str | None,
+    metrics: str | None,
+) -> int | None:
+    """Share a store among the jobs of a cluster, until it is interrupted.
+
+    Jobs whose PARIO_CONTROL names ADDRESS read the store at the rates that this process grants. The rules say how much
+    the store can give, and what is guaranteed to whom; what a job does not use the others get. When this process dies
+    the jobs go on.
+
+    With --agent-of this process is a node agent: the node's jobs join it instead of the plane, which hears one line for
+    all of them. For more than a thousand processes.
+
+    \b
+    Examples:
+      python -m pario control --rules rules.toml --at ib0:7400
+      python -m pario control --agent-of head:7400 --at /run/pario/control
+      python -m pario control status --at head:7400
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    if agent_of is not None:
+        if at is None:
+            raise click.UsageError("--at ADDRESS is missing: where the node's jobs find the agent, as a socket's path")
+        return _speak(agent_of, rules, at, tell, metrics)
+    if rules is None:
+        raise click.UsageError("--rules FILE is missing: what the store can give, and what is guaranteed to whom")
+    return _serve(rules, at, tell, metrics)
+
+
+def _serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
     """Until SIGTERM or SIGINT; SIGHUP reads the rules again."""
+    from pario.control.plane import Plane
+    from pario.control.rules import read_rules
+    from pario.control.words import read_address
+
     found = read_rules(rules)
     if at is None:
-        at = f"{_own_address()}:0"
+        addresses = own_addresses()
+        if not addresses:
+            raise OptionError("this node has no network", hint="Pass --at HOST:PORT, or the path of a Unix socket.")
+        at = f"{addresses[0]}:0"
     plane = Plane(read_address(at), found, read_rules=lambda: read_rules(rules), tell=_teller(metrics))
     signal.signal(signal.SIGHUP, lambda *_: plane.reload())
     _run(plane, "control plane", tell)
@@ -42,8 +89,13 @@ def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> 
     return 0
 
 
-def speak(plane: str, rules: str | None, at: str, tell: str | None, metrics: str | None) -> int:
+def _speak(plane: str, rules: str | None, at: str, tell: str | None, metrics: str | None) -> int:
     """A node agent, until SIGTERM or SIGINT. plane : its address"""
+    from pario.control.joining import who
+    from pario.control.node import NodeAgent, node_rules
+    from pario.control.rules import read_rules
+    from pario.control.words import read_address
+
     where = read_address(plane)
     me = who(where)
     found = node_rules(me) if rules is None else read_rules(rules, node=True)
@@ -55,9 +107,9 @@ def speak(plane: str, rules: str | None, at: str, tell: str | None, metrics: str
 
 
 def _run(server: Plane | NodeAgent, name: str, tell: str | None) -> None:
-    # Each connection is a file.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    from pario.commands.run_service import allow_many_files
+
+    allow_many_files()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if tell is not None:
@@ -69,18 +121,15 @@ def _run(server: Plane | NodeAgent, name: str, tell: str | None) -> None:
 def _teller(metrics: str | None) -> Callable[[dict[str, Any]], None] | None:
     if metrics is None:
         return None
+    from pario.control.metrics import metrics_text
+
     return lambda state: _replace(metrics, metrics_text(state))
-
-
-def _own_address() -> str:
-    found = own_addresses()
-    if not found:
-        raise OptionError("this node has no network", hint="Pass --at HOST:PORT, or the path of a Unix socket.")
-    return found[0]
 
 
 def _replace(path: str, text: str) -> None:
     """Readers see the old text or the new. Raises ParioError."""
+    import secrets
+
     half = f"{path}.{secrets.token_hex(4)}"
     try:
         with open(half, "x") as file:
@@ -90,33 +139,42 @@ def _replace(path: str, text: str) -> None:
         raise ParioError(f"cannot write: {e.strerror}", path=path) from e
 
 
-def status(at: str | None, every_s: float | None, prometheus: bool) -> int:
-    """every_s : the table is shown again and again; 0: once; None: again and again on a terminal"""
+@control.command()
+@click.option("--at", metavar="ADDRESS", help="Of the control plane.  [default: $PARIO_CONTROL]")
+@click.option("--every", metavar="SECONDS", type=click.FloatRange(min=0), help="0: once.  [default: 1 on a terminal]")
+@click.option("--prometheus", is_flag=True, help="As text for Prometheus.")
+def status(at: str | None, every: float | None, prometheus: bool) -> int:
+    """Show what each job is granted and uses."""
+    from pario.control.joining import plane_address, who
+    from pario.control.metrics import metrics_text
+    from pario.control.session import connected
+    from pario.control.words import read_address
+
     text = at or plane_address()
     if not text:
         raise OptionError("no control plane is named", hint="Pass --at ADDRESS, or set PARIO_CONTROL to it.")
     address = read_address(text)
-    if every_s is None:
-        every_s = 1.0 if sys.stdout.isatty() and not prometheus else 0.0
-    line = connected(address, who(address), {"do": "status"}, _MOST_BYTES)
+    if every is None:
+        every = 1.0 if sys.stdout.isatty() and not prometheus else 0.0
+    session = connected(address, who(address), {"do": "status"}, _MOST_BYTES)
     try:
-        state = line.first["status"]
+        state = session.first["status"]
         while True:
-            if every_s:
+            if every:
                 click.clear()
-            screen.say(metrics_text(state).rstrip("\n") if prometheus else status_text(state))
-            if not every_s:
+            screen.say(metrics_text(state).rstrip("\n") if prometheus else _status_text(state))
+            if not every:
                 return 0
-            time.sleep(max(0.1, every_s))
-            line.send({"ask": "status"})
-            state = line.next()["status"]
-    except (OSError, WireError, KeyError) as e:
+            time.sleep(max(0.1, every))
+            session.send({"ask": "status"})
+            state = session.answer()["status"]
+    except (OSError, KeyError) as e:
         raise ParioError(f"the control plane at {address} does not answer: {e}") from None
     finally:
-        line.close()
+        session.close()
 
 
-def status_text(state: dict[str, Any]) -> str:
+def _status_text(state: dict[str, Any]) -> str:
     """The table of `control status`. state : of `Plane.state`"""
     lines = [f"{_head(state)}, a cycle takes {seconds(state['cycle_s'])}"]
     if state["learning"]:

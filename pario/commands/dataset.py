@@ -7,11 +7,14 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from pario.comm.base import AnyWorld, together
+from pario.comm.solo import Solo
 from pario.comm.world import get_world
-from pario.commands.screen import printable
+from pario.commands.screen import printable, screen
 from pario.dataset.packed import packing_of
-from pario.errors import DatabaseError, EmptyError, ParioError, ReadError
+from pario.errors import DatabaseError, EmptyError, LauncherError, ParioError, ReadError
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import resolve
@@ -20,14 +23,17 @@ from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKE
 from pario.format.page import Page
 from pario.format.tree import Tree, database_names, named_database
 from pario.locate.hidden import is_entry, looks_reserved
+from pario.plan.coalesce import coalesce
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
 
-__all__ = ["Dataset", "Item", "key_text", "name_of", "selected"]
+__all__ = ["Dataset", "Item", "key_text", "name_of", "pieces", "selected"]
 
 #: Reads under way at once per rank.
 INFLIGHT = 8
+#: Bytes of values that are read at once per rank, unless one value is larger.
+CHUNK = 32 << 20
 
 
 class Item(NamedTuple):
@@ -48,7 +54,10 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.world: AnyWorld = get_world(each_alone=True)
+        try:
+            self.world: AnyWorld = get_world()
+        except LauncherError:  # a process that MPI sees alone can look by itself
+            self.world = Solo()
         with together(self.world, "opening the dataset"):
             self.path = resolve(path)
             self.fetcher = PosixFetcher(self.path)
@@ -63,6 +72,16 @@ class Dataset:
         """The page, read whole. Raises ReadError."""
         size = self.snapshot.page_size
         return self.fetcher.pread(pgno * size, size)
+
+    def read(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(u8[n], i64[k]: where in it each of these parts of the file begins). Raises FileError."""
+        file = self.fetcher
+        plan = coalesce(
+            offsets, nbytes, align=file.align, gap_bytes=64 << 10, read_bytes=4 << 20, file_bytes=file.nbytes
+        )
+        data = np.empty(plan.nbytes, np.uint8)
+        self.pool.read(plan.reads, data, plan.starts)
+        return data, plan.record_starts
 
     def tree(self, db: Db) -> Tree:
         return Tree(self.read_page, self.snapshot, db)
@@ -237,6 +256,20 @@ def selected(text: str | None) -> Any:
         return text
     numbers = re.fullmatch(r"(\d*):(\d*)", text)
     return text.encode() if numbers is None else slice(*(int(n) if n else None for n in numbers.groups()))
+
+
+def pieces(nbytes: np.ndarray, what: str) -> Iterator[slice]:
+    """Neighbours that are read at once, with a progress bar. nbytes : i64[k], that each of all takes"""
+    ends = np.cumsum(nbytes)
+    bar = screen.bar(int(ends[-1]) if len(ends) else 0, what, "B")
+    at = 0
+    while at < len(ends):
+        done = int(ends[at - 1]) if at else 0
+        stop = max(at + 1, int(np.searchsorted(ends, done + CHUNK, side="right")))
+        yield slice(at, stop)
+        bar.update(int(ends[stop - 1]) - bar.n)
+        at = stop
+    screen.end_bar()
 
 
 def name_of(name: bytes) -> str:

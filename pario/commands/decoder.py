@@ -14,12 +14,12 @@ import numpy as np
 from pario.commands.dataset import Item
 from pario.decode.base import Decoder, Draw, extent
 from pario.decode.function import as_decoder
-from pario.decode.named import named
 from pario.decode.preset import PRESETS, preset
+from pario.decode.registry import WRAPPERS, find
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["decoded", "find_decoder"]
+__all__ = ["decoded", "find_decoder", "named"]
 
 #: Presets whose records are pickles.
 _PICKLED = ("oc20", "tape", "unimol", "unimol+")
@@ -63,6 +63,25 @@ def find_decoder(text: str, **options: Any) -> Decoder:
     return as_decoder(found)
 
 
+def named(name: str, /, *inner: Any, **options: Any) -> Any:
+    """The decoder of this name in the registry, constructed; "zlib+json" is Zlib(Json()). Raises OptionError.
+
+    inner : of a wrapper, the decoder inside
+    options : of the innermost decoder
+    """
+    first, plus, rest = name.partition("+")
+    entry = find(first)
+    if plus:
+        if first not in WRAPPERS:
+            raise OptionError(f"{first} has no decoder inside, got {name!r}; {', '.join(WRAPPERS)} have one")
+        return named(first, named(rest, *inner, **options))
+    make = getattr(importlib.import_module("pario.decode"), entry.cls)  # which knows the modules
+    try:
+        return make(*inner, **options)
+    except TypeError as error:
+        raise OptionError(f"{entry.cls}() needs arguments that a name cannot give: {error}") from error
+
+
 def decoded(decoder: Decoder, items: list[Item]) -> list[str]:
     """What the decoder makes of each record, in a few words. It learns from the first one that it can read."""
     keys = {item.id: item.key for item in items}
@@ -74,8 +93,8 @@ def decoded(decoder: Decoder, items: list[Item]) -> list[str]:
         ids, start, nbytes = np.array([item.id]), np.zeros(1, np.int64), np.array([len(value)])
         records = Records(ids, value, start, nbytes)
         try:
-            if mine is None:
-                learner = copy.copy(decoder)
+            if mine is None or mine.is_open:
+                learner = copy.copy(mine or decoder)
                 learner.learn_at(value, item.id, draw)
                 mine = learner
             out = {name: np.empty(shape, dtype) for name, (shape, dtype) in mine.shapes(records).items()}

@@ -33,7 +33,7 @@ from pario.format.tree import Tree, named_database
 from pario.kernels.jit import cache_directory, cache_problem
 from pario.locate.sidecar import saved_index, sidecar_places
 from pario.machine import allowed_cores, fair_threads
-from pario.options import BLOCK_SLOTS, Options
+from pario.options import BLOCK_SLOTS, READ_BYTES, Options
 
 __all__ = ["advice", "doctor"]
 
@@ -79,11 +79,10 @@ def _rank_facts(world: AnyWorld, path: str | None, db: str | None) -> dict[str, 
         "machine_cores": os.cpu_count() or 1,
         "core_quota": machine.core_quota(),
         "versions": _versions(),
-        "mpi": None if world.mpi is None else _mpi_facts(world.mpi),
+        "mpi": _mpi_facts(world.mpi) if hasattr(world.mpi, "get_vendor") else None,
     }
     if world.is_leader:
         facts["memory"] = machine.memory()
-        facts["shared_memory"] = machine.shared_memory()
         facts["kernels"] = _kernel_facts()
         facts["tiers"] = look_at_tiers(path) + look_at_service()
         facts["address"] = next(iter(own_addresses()), None)
@@ -136,7 +135,7 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
             snapshot = read_snapshot(fetcher)
             tree = Tree(lambda n: fetcher.pread(n * snapshot.page_size, snapshot.page_size), snapshot, snapshot.main)
             records = (snapshot.main if db is None else named_database(tree, db.encode())).md_entries
-            status, ahead = fetcher.status(), fetcher.read_ahead_bytes
+            status = fetcher.status()
         finally:
             fetcher.close()
         lock = os.path.join(os.path.dirname(file), "lock.mdb")
@@ -145,7 +144,6 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
         saved, unfit = saved_index(file, status, snapshot, db)
         facts |= {
             "bytes": status.st_size,
-            "read_ahead_bytes": ahead,
             "transaction": snapshot.txnid,
             "records": records,
             "lock_file": lock if os.path.exists(lock) else None,
@@ -173,7 +171,7 @@ def _report(world: AnyWorld, everyones: list[dict[str, Any]], refused: LauncherE
     nodes = []
     for _, group in groupby(sorted(everyones, key=lambda f: (f["node"], f["rank"])), key=lambda f: f["node"]):
         ranks = list(group)
-        own = {name: ranks[0][name] for name in ("node", "name", "machine_cores", "memory", "shared_memory")}
+        own = {name: ranks[0][name] for name in ("node", "name", "machine_cores", "memory")}
         names = ("core_quota", "versions", "kernels", "dataset", "tiers", "address")
         own |= {name: ranks[0][name] for name in names}
         own["ranks"] = [{"rank": f["rank"], "name": f["name"], "cores": f["cores"]} for f in ranks]
@@ -283,18 +281,7 @@ def _about_cores(node: dict[str, Any]) -> Iterator[str]:
 
 
 def _about_memory(node: dict[str, Any], wants: dict[str, int]) -> Iterator[str]:
-    plain, block = wants["ring"] + wants["index"], wants["block_ring"] + wants["index"]
-    shared, (_, available) = node["shared_memory"], node["memory"]
-    if shared is None:
-        yield "there is no /dev/shm, which MPI libraries need for memory that several ranks share: mount a tmpfs there."
-    elif shared[1] < max(plain, block):
-        refused = "a Loader" if shared[1] < plain else 'a Loader with shuffle="block"'
-        wanted = plain if shared[1] < plain else block
-        yield (
-            f"/dev/shm has {decimal_bytes(shared[1])} free, and {refused} of several ranks per node wants "
-            f"{decimal_bytes(wanted)}. Enlarge it (docker --shm-size, mount -o remount,size=...), or use smaller "
-            "Options(slots=..., slot_bytes=..., block_bytes=...)."
-        )
+    block, (_, available) = wants["block_ring"] + wants["index"], node["memory"]
     if available < block:
         yield (
             f"{decimal_bytes(available)} of memory are left here, and pario's ring and index want up to "
@@ -402,7 +389,6 @@ def _node_rows(node: dict[str, Any], wants: dict[str, int]) -> list[tuple[str, s
     everyones = [rank["cores"] for rank in node["ranks"]]
     decoding = min(fair_threads(cores, everyones) for cores in everyones)
     total, available = node["memory"]
-    shared = node["shared_memory"]
     kernels = node["kernels"]
     state = (
         f"{kernels['compiled']} compiled"
@@ -424,7 +410,6 @@ def _node_rows(node: dict[str, Any], wants: dict[str, int]) -> list[tuple[str, s
             f"(they wait for it), {decoding} per rank for decoders of images and functions",
         ),
         ("memory", f"{decimal_bytes(total)}, of it {decimal_bytes(available)} available"),
-        ("/dev/shm", "missing" if shared is None else f"{decimal_bytes(shared[1])} of {decimal_bytes(shared[0])} free"),
         ("", ring + index),
         ("kernels", f"{kernels['place']} ({kernels['file_system']}), {state}"),
         *(("tier", _tier_words(tier)) for tier in node["tiers"]),
@@ -443,7 +428,6 @@ def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:
         return []
     if "path" not in dataset or "bytes" not in dataset:
         return [("dataset", "cannot be used (see below)")]
-    options = Options()
     mode = ", mounted read-only" if dataset["readonly"] else ""
     kind = {"local": "a local disk", "memory": "in memory"}.get(dataset["kind"], dataset["kind"])
     lock = "no lock file" if dataset["lock_file"] is None else "a lock file is there"
@@ -457,14 +441,9 @@ def _dataset_rows(dataset: dict[str, Any] | None) -> list[tuple[str, str]]:
         index = "made at every start; it cannot be saved"
     size = f"{decimal_bytes(dataset['bytes'])}, {counted(dataset['records'], 'entry', 'entries')}"
     reading = (
-        f"1 rank per node, as many reads of up to {decimal_bytes(options.usual('read_bytes'))} in flight as "
+        f"1 rank per node, as many reads of up to {decimal_bytes(READ_BYTES)} in flight as "
         "keep the storage busy, through the page cache; no lock is taken"
     )
-    if dataset["read_ahead_bytes"]:
-        reading += (
-            ". A disk of this node, whose kernel reads ahead "
-            f"{decimal_bytes(dataset['read_ahead_bytes'])}: in key order each rank reads for itself"
-        )
     return [
         ("dataset", f"{dataset['path']}, {size}; {lock}"),
         ("file system", f"{dataset['file_system']} ({kind}) at {dataset['mounted_at']}{mode}"),

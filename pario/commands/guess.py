@@ -1,4 +1,14 @@
-"""What a record seems to be, and which decoder to try: a guess from its bytes, which executes nothing."""
+"""What a dataset seems to hold, guessed from bytes and keys; nothing is executed.
+
+    one record     its format, and which decoder to try
+    the keys       which fields the samples have: "image-000000001" and "label-000000001"
+    both           the lines of code to paste: decoder and selection
+
+Fields are found in two layouts:
+
+    names in front    a stretch of keys for each name    image-1 image-2 ... label-1 label-2 ...
+    names behind      the keys of a sample in a row      0.cls 0.jpg 1.cls 1.jpg ...
+"""
 
 from __future__ import annotations
 
@@ -6,19 +16,45 @@ import json
 import pickletools
 import re
 import zlib
+from bisect import bisect_right
+from typing import NamedTuple
 
 import numpy as np
 
+from pario.commands.dataset import Dataset
 from pario.commands.screen import printable
+from pario.dataset.packed import packing_of
+from pario.dataset.template import Template
 from pario.decode.base import describe
 from pario.decode.registry import find
 from pario.decode.tensor_protos import outline
 from pario.decode.unpickle import PLAIN
+from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.locate.base import Index
+from pario.plan.selection import Selection, all_but
+from pario.text import read_json
 
-__all__ = ["guess", "kind_of", "suggest"]
+__all__ = ["MOST", "guess", "kind_of", "lines_to_paste", "suggest"]
 
+#: Bytes of a value that the guess uses: enough for a Datum with an image of 1,000 x 1,000 pixels.
+MOST = 4 << 20
 #: Decompressed bytes that the guess at a compressed record looks at.
 _INSIDE = 64 << 10
+#: The last number in a key, what stands before it, and behind it.
+_PARTS = re.compile(rb"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
+#: More names than this are no fields.
+_MOST_FIELDS = 8
+#: Keys that are looked at in the beginning, the middle and the end.
+_LOOK = 4 * _MOST_FIELDS
+#: Numbers of records of two fields may differ by this share: samples may be incomplete.
+_SHARE = 0.01
+#: Records that are looked at: the first, the last, and some between them.
+_SAMPLE = 9
+#: With more kinds of keys nobody would paste a line for each.
+_MOST_PREFIXES = 4
+
+
+# -- one record --------------------------------------------------------------------------------------------------------
 
 
 def kind_of(what: str) -> str:
@@ -45,7 +81,7 @@ def guess(value: bytes, nbytes: int) -> str:
         return f"a pickle, protocol {value[1]}{' of ' if names else ''}{', '.join(names[:3])}"
     if "perhaps JSON" in said and whole:
         try:
-            json.loads(value)
+            read_json(value)
             return f"JSON: {printable(value)}"
         except ValueError:
             pass
@@ -166,3 +202,188 @@ def _pickled(value: bytes) -> list[str]:
     except Exception:
         pass  # a truncated or broken pickle: show what was found so far
     return names
+
+
+# -- the fields of the samples -----------------------------------------------------------------------------------------
+
+
+class _Field(NamedTuple):
+    """template : as one writes it; ids : records of it, a few from everywhere"""
+
+    name: str
+    template: str
+    ids: list[int]
+
+
+def _fields_of(index: Index) -> list[_Field]:
+    """The fields, if there are several of which the same numbers have records; else []. Looks at a few hundred keys."""
+    record = index.database.record
+    if record is None or record.md_flags & (MDB_DUPSORT | MDB_INTEGERKEY | MDB_REVERSEKEY):
+        return []
+    stretches = _stretches(index)
+    if len(stretches) == 1:
+        found = _behind(index, *stretches[0])
+    else:
+        found = _in_front(index, stretches)
+    names = [field.name for field in found]
+    return found if len(found) > 1 and all(names) and len(set(names)) == len(names) else []
+
+
+def _stretches(index: Index) -> list[tuple[int, int]]:
+    """[low, high) of the records whose keys have the same bytes before the last number; [] if there are too many."""
+    found: list[tuple[int, int]] = []
+    low = 0
+    while low < index.n:
+        if low in index.meta:
+            low += 1
+            continue
+        parts = _PARTS.fullmatch(index.keys([low])[0])
+        if parts is None or len(found) == _MOST_FIELDS:
+            return []
+        before = parts[1]
+
+        def begin(i: int, before: bytes = before) -> bool:
+            return index.keys([i])[0][: len(before)] > before
+
+        high = bisect_right(range(index.n), False, lo=low, key=begin) if before else index.n
+        while high - 1 in index.meta:
+            high -= 1
+        found.append((low, high))
+        low = high
+    return found
+
+
+def _in_front(index: Index, stretches: list[tuple[int, int]]) -> list[_Field]:
+    found = []
+    numbers = set()
+    for low, high in stretches:
+        ids = np.unique(np.linspace(low, high - 1, min(high - low, _LOOK)).astype(np.int64))
+        parts = [_PARTS.fullmatch(key) for key in index.keys(ids)]
+        if None in parts or len({(one[1], one[3]) for one in parts if one}) != 1 or parts[0] is None:
+            return []
+        numbers.add((int(parts[0][2]), int(parts[-1][2]) if parts[-1] else 0))
+        found.append(_field(parts[0][1], [one[2] for one in parts if one], parts[0][3], ids.tolist(), parts[0][1]))
+    counts = [high - low for low, high in stretches]
+    same = bool(counts) and max(counts) - min(counts) <= _SHARE * max(counts)
+    return found if same and min(counts) > 1 and len(numbers) == 1 else []
+
+
+def _behind(index: Index, low: int, high: int) -> list[_Field]:
+    """Of one stretch, in which the keys of a sample stand in a row."""
+    ids = [i for begin in (low, (low + high - _LOOK) // 2, high - _LOOK) for i in range(max(low, begin), begin + _LOOK)]
+    ids = sorted({i for i in ids if i < high})
+    parts = [_PARTS.fullmatch(key) for key in index.keys(ids)]
+    groups: dict[bytes, list[int]] = {}
+    samples: dict[bytes, set[bytes]] = {}
+    for i, one in zip(ids, parts, strict=True):
+        if one is None:
+            return []
+        groups.setdefault(one[3], []).append(i)
+        samples.setdefault(one[2], set()).add(one[3])
+    whole = sum(len(has) == len(groups) for has in samples.values())
+    # At each end of a look one sample may be cut.
+    if not 1 < len(groups) <= _MOST_FIELDS or whole < len(samples) - 6 or whole < 2:
+        return []
+    by_id = dict(zip(ids, parts, strict=True))
+    if len({one[1] for one in by_id.values() if one}) != 1:
+        return []
+    found = []
+    for after, mine in sorted(groups.items()):
+        digits = [one[2] for one in map(by_id.get, mine) if one]
+        first = by_id[mine[0]]
+        found.append(_field(first[1] if first else b"", digits, after, mine, after))
+    return found
+
+
+def _field(before: bytes, digits: list[bytes], after: bytes, ids: list[int], name: bytes) -> _Field:
+    width = min(map(len, digits))
+    padded = any(one[:1] == b"0" for one in digits) and width > 1
+    hole = b"%%0%dd" % width if padded else b"%d"
+    text = (_written(before) + hole + _written(after)).decode("utf-8", errors="replace")
+    words = re.findall(r"\w+", name.decode(errors="replace"))
+    fits = all(Template(text).parse(before + one + after) is not None for one in digits)
+    return _Field("_".join(words) if fits else "", text, ids)
+
+
+def _written(literal: bytes) -> bytes:
+    """As it stands in a template."""
+    return re.sub(rb"[%{}]", lambda one: one[0] * 2, literal)
+
+
+# -- lines to paste ----------------------------------------------------------------------------------------------------
+
+
+def lines_to_paste(dataset: Dataset, index: Index, db: str | None) -> list[str]:
+    """Reads a sample of the values; executes nothing."""
+    fields = _fields_of(index)
+    if fields and (line := _line_of_fields(dataset, index, db, fields)):
+        return [line]
+    rest = all_but(list(index.meta), index.n)
+    chosen = Selection(index.n, "", runs=rest)
+    ids = chosen.ids(np.unique(np.linspace(0, chosen.n - 1, min(chosen.n, _SAMPLE)).astype(np.int64)))
+    prefixes = [_prefix(key) for key in index.keys(ids)]
+    told = _told(dataset, index, ids)
+    groups: dict[bytes | None, list[tuple[str, bytes, int]]] = {}
+    for known, one in zip(prefixes, told, strict=True):
+        groups.setdefault(known, []).append(one)
+    # One line, unless other keys mean other kinds of records.
+    apart = {prefix: {kind for kind, *_ in ones} for prefix, ones in groups.items()}
+    if not (1 < len(groups) <= _MOST_PREFIXES and b"" not in groups and len(set(map(frozenset, apart.values()))) > 1):
+        groups = {None: told}
+    lines = []
+    for prefix, ones in groups.items():
+        kinds = list(dict.fromkeys(kind for kind, *_ in ones))
+        words = [_quoted(dataset.path), "64", _decoder(kinds, *ones[0][1:]), 'shuffle="global"']
+        words += [f'db="{db}"'] if db is not None else []
+        words += [f"select={prefix!r}"] if prefix is not None else []
+        lines.append(f"loader = pario.Loader({', '.join(words)})  # {', '.join(kinds)}")
+    return lines
+
+
+def _line_of_fields(dataset: Dataset, index: Index, db: str | None, fields: list[_Field]) -> str:
+    """"" if the records are all of one kind, and nothing beside them says that they are samples: folders, perhaps."""
+    pairs, kinds = [], []
+    for name, template, ids in fields:
+        few = ids[:: -(-len(ids) // _SAMPLE)]
+        told = _told(dataset, index, np.array(few))
+        mine = list(dict.fromkeys(kind for kind, *_ in told))
+        decoder = _decoder(mine, *told[0][1:]).replace("pario.decode.Raw()", "None")
+        pairs.append(f"{_quoted(name)}: ({_quoted(template)}, {decoder})")
+        kinds.append(", ".join(mine))
+    if len(set(kinds)) == 1 and not index.meta:
+        return ""
+    words = [_quoted(dataset.path), "64", f"fields={{{', '.join(pairs)}}}", 'shuffle="global"']
+    words += [f'db="{db}"'] if db is not None else []
+    return f"loader = pario.Loader({', '.join(words)})  # {'; '.join(kinds)}"
+
+
+def _told(dataset: Dataset, index: Index, ids: np.ndarray) -> list[tuple[str, bytes, int]]:
+    """(kind, first bytes, length) of these records."""
+    told = []
+    offsets, nbytes = index.extents_of(ids)
+    packing = None if index.entries[0] is None else packing_of(index.entries[0], index.n, index.path)
+    for offset, size in zip(offsets.tolist(), nbytes.tolist(), strict=True):
+        if packing is not None:
+            value = packing.unpack_one(dataset.fetcher.pread(offset, size))
+            told.append((kind_of(guess(value, len(value))), value, len(value)))
+            continue
+        value = dataset.fetcher.pread(offset, min(size, MOST)) if size else b""
+        told.append((kind_of(guess(value, size)), value, size))
+    return told
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _prefix(key: bytes) -> bytes:
+    """What stands before the first digit."""
+    found = re.match(rb"[^0-9]*", key)
+    return found[0] if found else b""
+
+
+def _decoder(kinds: list[str], value: bytes, nbytes: int) -> str:
+    """value : the first bytes of one of the records; nbytes : its length"""
+    if len(kinds) > 1:
+        return "your_function"
+    return "pario.decode.Raw()" if kinds[0] == "bytes of no known kind" else suggest(value, nbytes) or "your_function"

@@ -1,4 +1,4 @@
-"""`info`: the kind of file, its content, and how pario will read it."""
+"""`info` and `head`: the kind of file, its content, and how pario will read it; records, and what they seem to be."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pario.commands.dataset import Dataset, key_text, name_of
+from pario.comm.base import together
+from pario.commands.dataset import Dataset, Item, key_text, name_of, selected
 from pario.commands.decoder import decoded, find_decoder
-from pario.commands.guess import guess, kind_of
-from pario.commands.head import MOST, look, sample
-from pario.commands.paste import lines_to_paste
+from pario.commands.guess import MOST, guess, kind_of, lines_to_paste, suggest
 from pario.commands.screen import decimal_bytes, screen, table
+from pario.dataset.reader import Reader
+from pario.dataset.select import as_wanted, choose
 from pario.decode.base import Decoder
 from pario.errors import DatabaseError, EmptyError
 from pario.format.layout import (
@@ -32,7 +33,7 @@ from pario.locate.sidecar import sidecar_places
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
 
-__all__ = ["info"]
+__all__ = ["head", "info"]
 
 #: `info` lists at most this many databases.
 LISTED = 50
@@ -52,7 +53,7 @@ _FLAGS = {
 }
 
 
-def info(path: str, db: str | None, decoder: str | None = None) -> int:
+def info(path: str, db: str | None, decoder: str | None) -> int:
     """Collective over all ranks. Builds an index in memory if none is saved and the file has few leaf pages."""
     chosen = find_decoder(decoder) if decoder else None
     dataset = Dataset(path)
@@ -91,7 +92,7 @@ def info(path: str, db: str | None, decoder: str | None = None) -> int:
 
 def _look(dataset: Dataset, db: str | None, decoder: Decoder | None, *, advise: bool) -> None:
     """What the first record, one from the middle and the last one seem to be, or what the decoder makes of them."""
-    work = partial(sample, dataset, db, 1, MOST if decoder is None else None)
+    work = partial(_sample, dataset, db, 1, MOST if decoder is None else None)
     tree, items = dataset.together(work, "reading three records")
     said = [guess(item.value, item.nbytes) for item in items]
     shown = said if decoder is None else decoded(decoder, items)
@@ -101,7 +102,7 @@ def _look(dataset: Dataset, db: str | None, decoder: Decoder | None, *, advise: 
     for key, what in zip(keys, shown, strict=True):
         screen.say(f"  {key:<{width}}  {what}")
     if advise or len(set(map(kind_of, said))) > 1:
-        screen.say(look(items, said))
+        screen.say(_advice(items, said))
 
 
 def _databases(dataset: Dataset, db: str | None) -> list[tuple[str, Tree]]:
@@ -155,7 +156,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     rows = [
         ("records", f"{index.n:,} (ids 0 to {index.n - 1:,}, in key order); {size}"),
         ("", f"{decimal_bytes(int(sizes.sum()))} in all"),
-        *([("packed", packed_words(packing, int(stored.sum())))] if packing is not None else []),
+        *([("packed", _packed_words(packing, int(stored.sum())))] if packing is not None else []),
         ("keys", f"first {key_text(tree, keys[0])}, last {key_text(tree, keys[1])}, {_order(tree, keys, index.n)}"),
     ]
     if index.meta:
@@ -194,7 +195,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     return True
 
 
-def packed_words(packing: Packing, stored: int) -> str:
+def _packed_words(packing: Packing, stored: int) -> str:
     """How the values are packed. stored : their bytes in the file, headers included"""
     raw = int(packing.sizes.sum())
     said = [f"{codec}{_with_dictionary(len(codec.dictionary))}" for codec in packing.codecs]
@@ -230,3 +231,71 @@ def _near(index: Any) -> float:
 
 def _aligned(rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"  {name:<12}  {text}" for name, text in rows)
+
+
+def head(path: str, count: int, db: str | None, decoder: str | None, select: str | None) -> int:
+    chosen = find_decoder(decoder) if decoder else None
+    dataset, most = Dataset(path), MOST if chosen is None else None
+    if select is None:
+        work = partial(_sample, dataset, db, count, most)
+        tree, items = dataset.together(work, "reading the first records")
+    else:
+        tree = dataset.together(partial(dataset.database, db), "opening the database")
+        items = _sample_of(path, db, count, selected(select), most)
+    said = [guess(item.value, item.nbytes) for item in items]
+    shown = said if chosen is None else decoded(chosen, items)
+    rows = [("id", "key", "bytes", "the value" if chosen is None else f"decoded by {chosen!r}")]
+    for item, what in zip(items, shown, strict=True):
+        number = f"{'~' if item.about else ''}{item.id}"
+        rows.append((number, key_text(tree, item.key), f"{item.nbytes:,}", what))
+    screen.say(table(rows, left=2, words=True))
+    if chosen is None:
+        screen.say(_advice(items, said))
+    dataset.close()
+    return 0
+
+
+def _advice(items: list[Item], said: list[str]) -> str:
+    """What these records have in common, and the decoder to try. said : the guess at each"""
+    kinds = list(dict.fromkeys(kind_of(what) for what in said))
+    if len(kinds) > 1:
+        return f"These records are not of one kind: {', '.join(kinds)}."
+    tries = list(dict.fromkeys(suggest(item.value, item.nbytes) for item in items))
+    if len(tries) > 1 and all("Pickle(" in one for one in tries):
+        tries = [one for one in tries if "allow_pickle" in one]
+    if len(tries) != 1 or not tries[0]:
+        return "Nothing says which decoder reads them: see docs/decoders.md."
+    return f"To try: decoder={tries[0]}"
+
+
+def _sample_of(path: str, db: str | None, count: int, select: Any, most: int | None) -> list[Item]:
+    """Like `_sample`, of the records that `select` picks. Collective; raises OptionError on all ranks."""
+    with Reader(path, db=db) as reader:
+        chosen = choose(as_wanted(select), reader, file_order=False)
+        n = len(reader) if chosen is None else chosen.n
+        ordinals = np.unique([*range(min(count, n)), n // 2, n - 1])
+        with together(reader.world, "reading the records"):
+            records = reader.read(ordinals if chosen is None else chosen.ids(ordinals))
+            keys = reader.keys(records.ids)
+        return [
+            Item(int(i), key, len(value), value[:most].tobytes())
+            for i, key, value in zip(records.ids, keys, records, strict=True)
+        ]
+
+
+def _sample(dataset: Dataset, db: str | None, count: int, most: int | None) -> tuple[Tree, list[Item]]:
+    """The database, and the first `count` records, one from the middle, and the last one, none of them twice.
+
+    most : bytes of a value; None: all
+    """
+    nbytes = dataset.snapshot.file_bytes if most is None else most
+    tree = dataset.database(db)
+    items = dataset.first_items(tree, count, nbytes)
+    if dataset.entries(tree) > count + 1:
+        middle = dataset.middle_item(tree, nbytes)
+        last = items[-1].key
+        if tree.order(middle.key) > tree.order(last):  # type: ignore[operator]
+            items.append(middle)
+    if dataset.entries(tree) > count:
+        items.append(dataset.last_item(tree, nbytes))
+    return tree, items

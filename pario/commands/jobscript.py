@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
+import click
+
 from pario.commands.screen import screen
 
 __all__ = ["fill", "jobscript", "knobs", "names"]
@@ -64,18 +66,63 @@ def fill(text: str, sbatch: Mapping[str, str], values: Mapping[str, str]) -> str
     return text
 
 
+@click.command()
+@click.argument("name", required=False)
+@click.option("--nodes", metavar="N", help="Nodes.")
+@click.option("--ntasks-per-node", metavar="N", help="Ranks per node.")
+@click.option("--cpus-per-task", metavar="N", help="Cores per rank.")
+@click.option("--time", metavar="HH:MM:SS", help="Time limit.")
+@click.option("--partition", metavar="NAME")
+@click.option("--account", metavar="NAME")
+@click.option("--gpus-per-task", metavar="N", help="Accelerators per rank.")
+@click.option("--array", metavar="RANGE", help="For job_array, for example 0-19%4.")
+@click.option("--signal", metavar="B:USR1@SECONDS", help="For train_requeue: how long before the limit to save.")
+@click.option("--data", metavar="PATH", help="The LMDB.")
+@click.option("--script", metavar="FILE", help="Your training script. Default: a copy of one of pario's examples.")
+@click.option("--set", "others", metavar="KNOB=VALUE", multiple=True, help="Any other knob of the template.")
+@click.option("-o", "--output", metavar="FILE", help="Output file. Default: NAME.slurm; - for standard output.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def jobscript(
-    name: str | None, sbatch: Mapping[str, str], values: Mapping[str, str], output: str | None, force: bool
+    name: str | None,
+    data: str | None,
+    script: str | None,
+    others: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    **sbatch: str | None,
 ) -> int:
-    """Write a template out; without a name, list them."""
+    """Write a filled-in Slurm job script.
+
+    Without NAME, list the templates.
+
+    \b
+    Examples:
+      python -m pario jobscript
+      python -m pario jobscript train --nodes 4 --ntasks-per-node 4 --time 04:00:00 --data /scratch/train.lmdb
+      python -m pario jobscript train --script train.py --set LAUNCHER=mpiexec --set "ARGUMENTS=--epochs 90"
+    """
+    if name is not None and name not in names():
+        raise click.BadParameter(f"{name!r} is none of {', '.join(names())}", param_hint="NAME")
+    values = {}
+    for one in others:
+        knob, given, value = one.partition("=")
+        if not given:
+            raise click.BadParameter(f"{one!r} is not KNOB=VALUE", param_hint="--set")
+        values[knob] = value
     if name is None:
         screen.say("Templates of Slurm job scripts:\n")
         for one in names():
             screen.say(f"  {one:<16}{_first_sentence(template(one))}")
         screen.say("\nWrite one out:  python -m pario jobscript NAME --nodes 4 --ntasks-per-node 4 --data train.lmdb")
         return 0
+    values |= {knob: value for knob, value in (("DATA", data), ("SCRIPT", script)) if value is not None}
+    lines = {option.replace("_", "-"): value for option, value in sbatch.items() if value is not None}
+    return _write(name, lines, values, output, force)
+
+
+def _write(name: str, sbatch: Mapping[str, str], values: dict[str, str], output: str | None, force: bool) -> int:
+    """Fills a template, and writes it out with the script that it runs. Exit status."""
     text = template(name)
-    values = dict(values)
     values.setdefault("VENV", sys.prefix)
     if "DATA" in values:
         values["DATA"] = str(Path(values["DATA"]).absolute())
@@ -100,6 +147,9 @@ def jobscript(
         text = fill(text, sbatch, values)
     except KeyError as e:
         return _refuse(f"{name} has no {e.args[0]}; its knobs are {', '.join(knobs(text))}")
+    for knob in ("DATA", "SCRIPT") if copied is None else ("DATA",):  # the copy is made below
+        if knob in values and "$" not in values[knob] and not Path(values[knob]).exists():
+            screen.say(f"note: there is no {values[knob]} here; the job needs it on its nodes", err=True)
     if script is None:
         screen.say(text.rstrip("\n"))
         return 0

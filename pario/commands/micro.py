@@ -1,4 +1,4 @@
-"""`bench threads` and `bench overlap`: progress, table, figure and sentences of the instruments (bench/micro)."""
+"""`bench threads | overlap | checkpoint`: progress, table, figure and sentences of the instruments (bench/micro)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from pario.bench.cache import Unavailable
+from pario.bench.facts import machine
+from pario.bench.micro import checkpoint as checkpoints
 from pario.bench.micro import limits, made, plots
 from pario.bench.micro import overlap as overlaps
 from pario.bench.micro import threads as sweeps
-from pario.bench.micro.ceiling import measure_ceiling
 from pario.bench.micro.items import Items, open_items
-from pario.bench.study.facts import machine
+from pario.bench.micro.limits import measure_ceiling
 from pario.commands.decoder import find_decoder
-from pario.commands.screen import screen, seconds, table
+from pario.commands.screen import decimal_bytes, screen, seconds, table
 from pario.decode.base import Decoder
 
-__all__ = ["MOST_THREADS", "Data", "overlap", "refused", "tell", "threads", "tidy"]
+__all__ = ["MOST_THREADS", "Data", "checkpoint", "overlap", "threads"]
 
 MOST_THREADS = 512
 
@@ -52,7 +53,7 @@ class Data:
     @contextmanager
     def opened(self, usual_bytes: int) -> Iterator[tuple[list[Items], str | None]]:
         """(what to read, the LMDB among it). Made data are removed afterwards. Raises ParioError, OSError."""
-        with tidy(), ExitStack() as stack:
+        with _tidy(), ExitStack() as stack:
             if self.path is not None:
                 items = [open_items(self.path, db=self.db, progress=screen.progress("leaf pages", "page"))]
             else:
@@ -68,7 +69,7 @@ class Data:
 
 
 @contextmanager
-def tidy() -> Iterator[None]:
+def _tidy() -> Iterator[None]:
     """A SIGTERM, as at a job's time limit, leaves no made data and no checkpoints on the store."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -79,7 +80,7 @@ def tidy() -> Iterator[None]:
 
 def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> int:
     """Exit status: 2 under a launcher, or without a folder for made data."""
-    if refused(data.store if data.path is None else None):
+    if _refused(data.store if data.path is None else None):
         return 2
     what = replace(what, decoder=data.found_decoder)
     numbers = what.threads
@@ -109,12 +110,12 @@ def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> i
         "sentences": [limits.sentence(sweeps.Case(*chief).words, findings[chief], ceiling)],
         "advice": limits.advice(findings),
     }  # fmt: skip
-    return tell(document, _threads_table(rows, numbers, findings), _threads_words(document), out, as_json)
+    return _tell(document, _threads_table(rows, numbers, findings), _threads_words(document), out, as_json)
 
 
 def overlap(data: Data, what: overlaps.Application, network: bool, out: str | None, as_json: bool) -> int:
     """Exit status: 2 under a launcher, or if torch is missing."""
-    if refused(data.store if data.path is None else None):
+    if _refused(data.store if data.path is None else None):
         return 2
     what = replace(what, decoder=data.found_decoder)
     try:
@@ -137,10 +138,43 @@ def overlap(data: Data, what: overlaps.Application, network: bool, out: str | No
         "hides": overlaps.hides(found["rows"]), **found,
     }  # fmt: skip
     document["sentences"] = [_overlap_words(document)]
-    return tell(document, _overlap_table(found["rows"]), document["sentences"], out, as_json)
+    return _tell(document, _overlap_table(found["rows"]), document["sentences"], out, as_json)
 
 
-def refused(*folders: str | None) -> bool:
+def checkpoint(
+    what: checkpoints.Training, folders: tuple[str, str | None], rounds: int, out: str | None, as_json: bool
+) -> int:
+    """folders : the slow one, and the fast one or None. Exit status: 2 under a launcher, or without one of them."""
+    slow, fast = folders
+    if _refused(slow, fast):
+        return 2
+    ways, missing = checkpoints.ways_here(fast)
+    words = (
+        f"{what.checkpoints} of {decimal_bytes(what.nbytes)}, one after every {what.every} iterations of "
+        f"{seconds(what.step_s)}"
+    )
+    if not as_json:
+        screen.say(f"{words}; slow: {slow}, fast: {fast or 'none'}")
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    with _tidy(), screen.bar(rounds * len(ways), "checkpoint", "run") as bar:
+        for number in range(rounds):
+            for way in ways:
+                bar.set_postfix_str(way, refresh=False)
+                found[way].append(checkpoints.run_way(way, what, slow, fast, number))
+                bar.update(1)
+    rows = [
+        {"way": way, **{name: [run[name] for run in runs] for name in ("total", "stall", "durable")}}
+        for way, runs in found.items()
+    ]
+    document = {
+        "format": 1, "instrument": "checkpoint", "machine": machine(), "what": words, "rounds": rounds, "rows": rows,
+        "missing": missing,
+    }  # fmt: skip
+    said = _checkpoint_words(rows, missing)
+    return _tell({**document, "sentences": said}, _checkpoint_table(rows), said, out, as_json)
+
+
+def _refused(*folders: str | None) -> bool:
     """True, said on the screen, if a launcher has started this process, or one of the folders cannot be written to."""
     why = "one process measures; run it without mpiexec or srun" if screen.launched else ""
     for folder in folders:
@@ -213,9 +247,7 @@ def _overlap_table(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 def _overlap_words(document: dict[str, Any]) -> str:
     rows, hides = document["rows"], document["hides"]
     largest = max(row["factor"] for row in rows)
-    costs = {
-        row["way"]: statistics.median(row["seconds"]) - row["compute"] for row in rows if row["factor"] == largest
-    }
+    costs = {row["way"]: statistics.median(row["seconds"]) - row["compute"] for row in rows if row["factor"] == largest}
     said = f"Reading a batch takes {seconds(document['input'])}"
     if 0 in costs:
         said += f" and costs each step {seconds(max(costs[0], 0.0))} without prefetching"
@@ -225,7 +257,28 @@ def _overlap_words(document: dict[str, Any]) -> str:
     return f"{said}; a step that computes for {seconds(hides)} or longer hides it, with one batch prefetched or more."
 
 
-def tell(
+def _checkpoint_table(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = [("", "whole loop", "stall per checkpoint", "all durable after")]
+    for row in rows:
+        numbers = (seconds(statistics.median(row[name])) for name in ("total", "stall", "durable"))
+        lines.append((f"{row['way']}: {checkpoints.WAYS[row['way']]}", *numbers))
+    return lines
+
+
+def _checkpoint_words(rows: Sequence[Mapping[str, Any]], missing: Mapping[str, str]) -> list[str]:
+    of = {row["way"]: {name: statistics.median(row[name]) for name in ("total", "stall")} for row in rows}
+    best = "burst buffer" if "burst buffer" in of else "background"
+    direct = of["direct"]
+    said = (
+        f"Straight to the slow store each checkpoint stops the loop for {seconds(direct['stall'])}; "
+        f"{'through the burst buffer' if best == 'burst buffer' else 'written in the background'} for "
+        f"{seconds(of[best]['stall'])}, and the whole loop takes {direct['total'] / of[best]['total']:.1f} × less "
+        f"time, {of[best]['total'] / of['none']['total']:.2f} × that without checkpoints."
+    )
+    return [said, *(f"Not measured: {way} ({why})." for way, why in missing.items())]
+
+
+def _tell(
     document: dict[str, Any], lines: Sequence[tuple[str, ...]], words: Sequence[str], out: str | None, as_json: bool
 ) -> int:
     """Show and save an instrument's document, table and sentences, and draw its figure."""

@@ -3,33 +3,79 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pario.comm.world import get_world
+import click
+
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
-from pario.packing.pack import PackOptions, Summary, Talk, pack
-from pario.packing.unpack import unpack
 
-__all__ = ["run_pack", "run_unpack"]
+if TYPE_CHECKING:
+    from pario.packing.pack import Summary, Talk
+
+__all__ = ["pack", "unpack"]
+
+_folder = click.option("--folder", "in_folder", is_flag=True, help="DST is a folder with data.mdb, as SRC may be.")
 
 
-def run_pack(sources: tuple[str, ...], dst: str, options: PackOptions) -> int:
-    """Collective over all ranks."""
+@click.command()
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True)
+@click.argument("dst")
+@click.option(
+    "--codec", default="zstd:3", show_default=True, metavar="NAME[:LEVEL]", help='Or "auto": as `choose` finds best.'
+)
+@click.option("--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="For small records: 32k.")
+@click.option("--no-prefix", is_flag=True, help="Of several SRC, take the keys as they are.")
+@_folder
+@click.option("--force", is_flag=True, help="Replace DST, when the new one is complete.")
+@click.option("--no-verify", is_flag=True, help="Do not read DST back and compare it with SRC.")
+def pack(sources: tuple[str, ...], dst: str, no_prefix: bool, no_verify: bool, **options: Any) -> int:
+    """Make a compressed dataset.
+
+    SRC is an LMDB, a folder, or a tar, compressed or not. DST is an LMDB with the same keys; keys of a folder or a tar
+    are the paths in it. pario reads it as it reads any LMDB, and `unpack` gives SRC back. With several SRC, keys begin
+    with the name of theirs. A run that was killed goes on when it is started again. Collective under mpiexec.
+
+    \b
+    Examples:
+      python -m pario pack train.lmdb packed.lmdb
+      python -m pario pack images/ images.lmdb --codec zstd:19
+      mpiexec -n 16 python -m pario pack train.tar train.lmdb
+    """
+    from pario.comm.world import get_world
+    from pario.packing.pack import PackOptions
+    from pario.packing.pack import pack as run
+
     started = time.perf_counter()
     world = get_world()
-    made = pack(world, sources, dst, options, _talk())
+    made = run(world, sources, dst, PackOptions(prefix=not no_prefix, verify=not no_verify, **options), _talk())
     ratio = f", {made.raw_bytes / made.stored_bytes:.2f} times smaller" if made.raw_bytes > made.stored_bytes else ""
-    _say(made, "packed" + (" and verified" if options.verify else ""), world.size, started)
+    _say(made, "packed" + ("" if no_verify else " and verified"), world.size, started)
     screen.say(f"{decimal_bytes(made.raw_bytes)} of values, {decimal_bytes(made.stored_bytes)} in the file{ratio}")
     world.free()
     return 0
 
 
-def run_unpack(source: str, dst: str, in_folder: bool, force: bool, verify: bool) -> int:
-    """Collective over all ranks."""
+@click.command()
+@click.argument("source", metavar="SRC")
+@click.argument("dst")
+@_folder
+@click.option("--force", is_flag=True, help="Replace DST, an LMDB or a tar, when the new one is complete.")
+@click.option(
+    "--no-verify", is_flag=True, help="Of an LMDB: do not read DST back. (Values have checksums in any case.)"
+)
+def unpack(source: str, dst: str, in_folder: bool, force: bool, no_verify: bool) -> int:
+    """Give back what a dataset was packed from: the LMDB, the folder or the tar.
+
+    \b
+    Example:
+      python -m pario unpack images.lmdb images/
+    """
+    from pario.comm.world import get_world
+    from pario.packing.unpack import unpack as run
+
     started = time.perf_counter()
     world = get_world()
-    made = unpack(world, source, dst, _talk(), in_folder=in_folder, force=force, verify=verify)
+    made = run(world, source, dst, _talk(), in_folder=in_folder, force=force, verify=not no_verify)
     _say(made, "unpacked", world.size, started)
     world.free()
     return 0
@@ -41,6 +87,8 @@ def _say(made: Summary, done: str, ranks: int, started: float) -> None:
 
 
 def _talk() -> Talk:
+    from pario.packing.pack import Talk
+
     def progress(what: str, nbytes: int) -> Any:
         bar = screen.bar(nbytes, what, "B")
 

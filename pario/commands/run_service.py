@@ -33,7 +33,7 @@ from pario.errors import ParioError
 from pario.kernels.private import PrivateDirectory
 from pario.options import Tier
 
-__all__ = ["script_tiers", "use_own_service"]
+__all__ = ["allow_many_files", "join_service", "script_tiers", "use_own_service"]
 
 _log = logging.getLogger("pario")
 
@@ -46,6 +46,13 @@ def script_tiers() -> Sequence[Tier]:
     from pario.options import Options
 
     return wanted_tiers(Options()) or ()
+
+
+def join_service() -> None:
+    """`use_own_service`, if the script is to have one. Raises OptionError."""
+    tiers = script_tiers()
+    if tiers:
+        use_own_service(tiers)
 
 
 def use_own_service(tiers: Sequence[Tier]) -> None:
@@ -74,8 +81,8 @@ def use_own_service(tiers: Sequence[Tier]) -> None:
 
 def _folder(tiers: Sequence[Tier]) -> str:
     """The same for all scripts that can share a service. Raises OSError, OptionError."""
-    from pario.comm.sockets import machine_id
     from pario.stage.asking import here
+    from pario.wire.client import machine_id
 
     temporary = tempfile.gettempdir()
     if machine.file_system(temporary).shared:  # the folder of a service is on a disk of the node
@@ -86,7 +93,19 @@ def _folder(tiers: Sequence[Tier]) -> str:
         where = tier.where if tier.where == "memory" else os.path.abspath(here(tier.where))
         words += [where, tier.quota_bytes, tier.force]
     name = hashlib.sha256(repr(words).encode()).hexdigest()[:16]
-    return os.path.join(temporary, f"pario-run-{os.geteuid()}-{name}")
+    return _own(os.path.join(temporary, f"pario-run-{os.geteuid()}-{name}"))
+
+
+def _own(path: str) -> str:
+    """The folder; where another user has taken its name, which can be foretold, one with more of a name. Raises
+    OSError."""
+    with suppress(FileNotFoundError):
+        if os.lstat(path).st_uid != os.geteuid():
+            above, begin = os.path.split(f"{path}-")
+            there = [each for each in os.scandir(above) if each.name.startswith(begin)]
+            mine = [each.path for each in there if each.stat(follow_symlinks=False).st_uid == os.geteuid()]
+            return min(mine) if mine else tempfile.mkdtemp(prefix=begin, dir=above)
+    return path
 
 
 def _start(folder: str, lock: int) -> None:
@@ -119,7 +138,6 @@ def _work(folder: str, lock: int) -> int:
     lock : descriptor of its lock file, with the lock that says that it starts or lives
     """
     from pario.comm.solo import Solo
-    from pario.commands.serve import allow_many_files
     from pario.dataset.host import Host
     from pario.kernels.jit import warm_up
     from pario.options import Options
@@ -148,6 +166,12 @@ def _work(folder: str, lock: int) -> int:
     finally:
         host.close()
     return 0
+
+
+def allow_many_files() -> None:
+    """Each connection is a file, and so are the tiers; what the system allows at most is what a service needs."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _silence(*streams: int) -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pario.commands.dataset import Dataset, name_of
+from pario.commands.dataset import Dataset, name_of, pieces
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
-from pario.commands.verify_packed import packed_values
 from pario.commands.verify_pages import PageUse
 from pario.commands.verify_tree import TreeCheck, check_free_list, leaf_pages
+from pario.decode.unpacking import laid_out
 from pario.errors import ChecksumError, CorruptedError, FileError, ParioError
 from pario.fetch.snapshot import check_snapshot
 from pario.format.layout import MDB_DUPSORT
@@ -25,6 +25,7 @@ from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sums import MISMATCH, Found, find_sums
+from pario.records import Records
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
@@ -117,7 +118,7 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     damages = damages or of_entry
     count = len(damages)
     if packing is not None and not damages:
-        count, damages = packed_values(dataset, packing, check)
+        count, damages = _packed_values(dataset, packing, check)
         have = "all of them have" if not count else "not all of them have"
         screen.say(f"{words}: packed values; {have} the size and the checksum that they were packed with")
     if saved is not None and not names:
@@ -187,6 +188,36 @@ def _other_values(dataset: Dataset, check: TreeCheck, saved: np.ndarray, first: 
         errors.append(ChecksumError(what, page=page, offset=offset, record=first + k))
     everyones = dataset.world.allgather((len(other), errors))
     return sum(count for count, _ in everyones), [error for _, first_ones in everyones for error in first_ones]
+
+
+def _packed_values(dataset: Dataset, packing: Packing, check: TreeCheck) -> tuple[int, list[ParioError]]:
+    """(how many packed values have not the size and the checksum that they were packed with, the errors about the first
+    ones of each rank), after unpacking all. Collective."""
+    n = packing.n
+    # Named databases may lie among the records of the main one: they have no packed values.
+    offsets, nbytes = (np.delete(np.array(found, np.int64), check.named_rows) for found in (check.offsets, check.sizes))
+    first = dataset.world.exscan(len(offsets))
+    mine = np.arange(first, min(first + len(offsets), n))  # not the reserved entry
+    count, errors = 0, list[ParioError]()
+    work = dataset.together(lambda: packing.sizes[mine], "reading the table of sizes")
+    for part in pieces(np.maximum(work, nbytes[: len(mine)]), "packed values"):
+        for row, why in _damaged(dataset, packing, mine[part], offsets[part], nbytes[part]):
+            count += 1
+            if len(errors) < SHOWN:
+                at = part.start + row
+                errors.append(CorruptedError(why, record=int(mine[at]), offset=int(offsets[at])))
+    everyones = dataset.world.allgather((count, errors))
+    return sum(count for count, _ in everyones), [error for _, told in everyones for error in told]
+
+
+def _damaged(
+    dataset: Dataset, packing: Packing, ids: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray
+) -> list[tuple[int, str]]:
+    """(row, reason) of these values, which this reads and unpacks."""
+    data, begins = dataset.read(offsets, nbytes)
+    sizes = packing.sizes[ids]
+    starts, total = laid_out(sizes)
+    return packing.unpack(Records(ids, data, begins, nbytes), np.empty(total, np.uint8), starts, sizes)
 
 
 def _note_counters(tree: Tree, words: str, leaf_count: int, overflow_pages: int) -> None:

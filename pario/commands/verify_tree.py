@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from pario.commands.dataset import Dataset
+from pario.commands.dataset import Dataset, pieces
 from pario.commands.screen import screen
 from pario.commands.verify_pages import Claim, PageUse
 from pario.errors import CorruptedError, FileError, ParioError
@@ -20,13 +20,9 @@ from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_INTEGERKEY, NUM_METAS,
 from pario.format.meta import Snapshot
 from pario.format.page import Node, Page, SubPage
 from pario.format.tree import Tree, check_ascending, clean_name, dup_order
-from pario.plan.coalesce import coalesce
-from pario.plan.shard import even_split
+from pario.plan.schedule import even_split
 
-__all__ = ["TreeCheck", "check_free_list", "leaf_pages"]
-
-#: Bytes of values that are read at once per rank.
-CHUNK = 32 << 20
+__all__ = ["TreeCheck", "check_free_list", "leaf_pages", "spelt_out"]
 
 #: Leaf pages between two looks at the progress bar.
 STRIDE = 64
@@ -202,17 +198,8 @@ class TreeCheck:
         sizes = np.array(self.sizes, np.int64)[ids]
         needs = _pages_of(s, sizes)
         counts = needs.copy()
-        ends = np.cumsum(sizes + s.header)
-        bar = screen.bar(int(ends[-1]) if len(ends) else 0, "values", "B")
-        at = 0
-        while at < len(ids):
-            done = int(ends[at - 1]) if at else 0
-            stop = max(at + 1, int(np.searchsorted(ends, done + CHUNK, side="right")))
-            part = slice(at, stop)
+        for part in pieces(sizes + s.header, "values"):
             self._read_chunk(ids[part], pages[part], sizes[part], counts[part])
-            at = stop
-            bar.update(int(ends[stop - 1]) - bar.n)
-        screen.end_bar()
         self._use.mark_runs(pages, counts)
         self._use.claim(Claim(f"the value of record {{}} of {self._words}", pages, counts, needs, first + ids))
         dup_records = first + np.array(self._dup_records, np.int64)
@@ -255,21 +242,12 @@ def read_runs(
     """
     s = dataset.snapshot
     pages, sizes, counts = pages[part], sizes[part], counts[part]
-    plan = coalesce(
-        pages * s.page_size,
-        sizes + s.header,
-        align=dataset.fetcher.align,
-        gap_bytes=64 << 10,
-        read_bytes=4 << 20,
-        file_bytes=dataset.fetcher.nbytes,
-    )
-    data = np.empty(plan.nbytes, np.uint8)
-    dataset.pool.read(plan.reads, data, plan.starts)
+    data, starts = dataset.read(pages * s.page_size, sizes + s.header)
     if sums is not None:
-        begins = plan.record_starts + s.header
+        begins = starts + s.header
         values = (data[at : at + n] for at, n in zip(begins.tolist(), sizes.tolist(), strict=True))
         sums[part] = [xxh3_64_intdigest(value) for value in values]
-    heads = data[plan.record_starts[:, None] + np.arange(s.header)]
+    heads = data[starts[:, None] + np.arange(s.header)]
     fields = heads.view(s.layout.page)[:, 0]
     at = s.layout.pages_at
     order = "<" if s.byteorder == "little" else ">"
@@ -340,7 +318,8 @@ def check_free_list(dataset: Dataset, use: PageUse) -> list[Fault]:
 
 
 def _free_pages(dataset: Dataset, node: Node, use: PageUse) -> np.ndarray:
-    """i64[k], the pages that one transaction left free: a count, then page numbers from the highest to the lowest."""
+    """i64[k], the pages that one transaction left free: a count, then page numbers from the highest to the lowest (in
+    format 2, of which there was no release, in the order of lmdb-js: `spelt_out`)."""
     s = dataset.snapshot
     word = s.word
     if node.flags & F_BIGDATA:
@@ -366,11 +345,25 @@ def _free_pages(dataset: Dataset, node: Node, use: PageUse) -> np.ndarray:
             f"{len(value)} bytes and a count of {count:,}",
             node.key_start,
         )
-    pages = numbers[1 : count + 1]
-    if ((pages < NUM_METAS) | (pages > s.last_pgno)).any() or (pages[1:] >= pages[:-1]).any():
+    said = numbers[1 : count + 1].astype(np.int64)
+    pages = spelt_out(said, s.last_pgno) if s.version == 2 else said
+    descend = s.version == 2 or not (pages[1:] >= pages[:-1]).any()
+    if ((pages < NUM_METAS) | (pages > s.last_pgno)).any() or not descend:
         raise node.page.fault(
             f"item {node.i} of the list of free pages holds numbers that do not descend, or that are not in "
             f"{NUM_METAS}..{s.last_pgno}",
             node.key_start,
         )
-    return pages.astype(np.int64)
+    return pages
+
+
+def spelt_out(said: np.ndarray, last: int) -> np.ndarray:
+    """i64[m], the pages of a list as lmdb-js keeps it, in any order: 0 is an empty place, -k stands before the first of
+    k pages. last : the highest page"""
+    firsts = said > 0
+    counts = np.ones(len(said), np.int64)
+    counts[1:][said[:-1] < 0] = -said[:-1][said[:-1] < 0]
+    first, count = said[firsts], counts[firsts]
+    if (count < 1).any() or (count > last).any() or count.sum() > last:  # more pages than there are
+        return np.full(1, -1)
+    return np.repeat(first, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)

@@ -18,11 +18,12 @@ import weakref
 from contextlib import suppress
 
 from pario.control.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates
-from pario.control.line import Bell, Line, TurnedAwayError, Who
-from pario.control.wire import Address, Grant, WireError, grant_of
+from pario.control.session import Session, Who
+from pario.control.words import Grant, PlaneAddress, grant_of
 from pario.errors import ParioError
 from pario.text import decimal_bytes
 from pario.threads import start_thread
+from pario.wire.frames import Bell, TurnedAwayError
 
 __all__ = ["Agent"]
 
@@ -34,7 +35,7 @@ _PAUSE_S, _MOST_PAUSE_S, _REFUSED_S = 0.1, 2.0, 30.0
 #: to notice that it could use more.
 _HELD_UP, _ROOM = 0.05, 1.25
 #: of what a plane says
-_MOST_LINE = 64 << 10
+_MOST_MESSAGE = 64 << 10
 #: A read of the store is divided into calls of about so many seconds' worth, and at least so many bytes.
 _GRAIN_S, _GRAIN_BYTES = BURST_S / 2, 256 << 10
 
@@ -47,7 +48,7 @@ class Agent:
     joined : the plane has answered, and its last lease has not ended
     """
 
-    def __init__(self, address: Address, who: Who) -> None:
+    def __init__(self, address: PlaneAddress, who: Who) -> None:
         self._address, self._who = address, who
         self._users = 0
         self._said: set[str] = set()
@@ -62,7 +63,7 @@ class Agent:
         self._thread: threading.Thread | None = None
         self._member = secrets.token_bytes(16)
         self._born = time.monotonic()
-        self._line: Line | None = None
+        self._session: Session | None = None
         self._grant: Grant | None = None
         self._until = 0.0  # of the lease
         self._reported = 0.0
@@ -119,7 +120,7 @@ class Agent:
             if self._thread is not None or self._over:
                 return
             try:
-                self._thread = start_thread("pario-control", self._run)
+                self._thread = start_thread("pario-control", self._run, stop=self.close)
             except ParioError as e:
                 self._thread = threading.current_thread()  # which does not try again
                 self._say(logging.WARNING, f"this process is not limited: {e}")
@@ -132,7 +133,7 @@ class Agent:
 
     def forget(self) -> None:
         """In a process that was forked: the connection belongs to its parent."""
-        for each in (self._bell, self._line):
+        for each in (self._bell, self._session):
             if each is not None:
                 each.close()
         self._renew(self.bucket.rates)
@@ -144,26 +145,26 @@ class Agent:
         while not self._over:
             joined = False
             try:
-                self._line = self._join()
+                self._session = self._join()
                 joined, pause_s = True, _PAUSE_S
-                self._talk(self._line)
+                self._talk(self._session)
             except TurnedAwayError as e:
                 self._say(logging.ERROR, f"the control plane at {self._address} refuses this job: {e}")
                 pause_s = _REFUSED_S
-            except (OSError, WireError) as e:
+            except OSError as e:
                 why = f"{type(e).__name__}" if not str(e) else str(e)
                 self._say(logging.WARNING, f"the control plane at {self._address} does not answer: {why}")
             finally:
-                if self._line is not None:
-                    self._line.close()
-                    self._line = None
+                if self._session is not None:
+                    self._session.close()
+                    self._session = None
             # All jobs lose a plane in the same moment; they must not come back in the same moment.
             self._rest(pause_s * random.uniform(0.5, 1.0))
             if not joined and pause_s < _MOST_PAUSE_S:
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         self._bell.close()
 
-    def _join(self) -> Line:
+    def _join(self) -> Session:
         now = time.monotonic()
         holds = self._grant.rates if self._grant is not None and now < self._until else None
         words = {
@@ -174,14 +175,14 @@ class Agent:
             "node": self._who.node,
             "holds": holds,
         }
-        line = Line(self._address, self._who, words, _MOST_LINE)
+        session = Session(self._address, self._who, words, _MOST_MESSAGE)
         try:
-            self._take(grant_of(line.first), now)
+            self._take(grant_of(session.first), now)
         except BaseException:
-            line.close()
+            session.close()
             raise
         self._say(logging.INFO, f"the control plane at {self._address} has job {self._who.name!r} of {self._who.user}")
-        return line
+        return session
 
     def _take(self, grant: Grant, asked_at: float) -> None:
         """The plane counts a lease from when it hears of us, which is not before `asked_at`."""
@@ -189,12 +190,12 @@ class Agent:
         if self.bucket.rates != grant.rates:
             self.bucket.set_rates(grant.rates)
 
-    def _talk(self, line: Line) -> None:
-        """Report and obey, until the connection or the lease ends. Raises OSError, WireError."""
+    def _talk(self, session: Session) -> None:
+        """Report and obey, until the connection or the lease ends. Raises OSError."""
         poll = select.poll()
-        for each in (line.sock, self._bell):
+        for each in (session.sock, self._bell):
             poll.register(each, select.POLLIN)
-        self._report(line)
+        self._report(session)
         while not self._over:
             assert self._grant is not None  # as we have joined
             now = time.monotonic()
@@ -202,22 +203,20 @@ class Agent:
                 raise TimeoutError("it is silent")
             due = self._reported + self._grant.every_s
             if now >= due:
-                self._report(line)
+                self._report(session)
                 continue
             for fd, _ in poll.poll(1e3 * (min(due, self._until) - now) + 1):
                 if fd == self._bell.fileno():
                     self._bell.silence()
                     if not self._over and self._is_hungry:
-                        self._report(line)
+                        self._report(session)
                     continue
-                for words in line.come():
-                    if "refused" in words:
-                        raise TurnedAwayError(str(words["refused"])[:200])
+                for words in session.come():
                     self._take(grant_of(words), self._reported)
         with suppress(OSError):
-            line.send({"bye": 1})
+            session.send({"bye": 1})
 
-    def _report(self, line: Line) -> None:
+    def _report(self, session: Session) -> None:
         now = time.monotonic()
         over, *held_up = self.bucket.hold_ups()
         used = list(self.bucket.used)
@@ -227,7 +226,7 @@ class Agent:
             demand.append(None if held_up[k] > _HELD_UP * over else _ROOM * rate)
         self._used, self._reported = used, now
         self._is_hungry = None in demand
-        line.send({"at": now - self._born, "used": used, "demand": demand})
+        session.send({"at": now - self._born, "used": used, "demand": demand})
 
     def _rest(self, seconds: float) -> None:
         """Until the next try. The lease may end meanwhile."""
@@ -268,5 +267,4 @@ def _forked() -> None:
         agent.forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)

@@ -25,7 +25,8 @@ from pario.control.bucket import Rates
 from pario.control.rules import JobRule, Limits, Rules
 from pario.control.share import fitted, fixed, max_min, max_min_each, weighted
 from pario.control.table import Table
-from pario.control.wire import Grant, Report, Usage
+from pario.control.words import Grant, Report, Usage
+from pario.wire.frames import WireError
 
 __all__ = ["Book", "Hello", "Job", "Member", "RefusedError"]
 
@@ -40,7 +41,7 @@ _LEAST = (65536.0, 4.0)
 _MOST_REPORTS = 100
 
 
-class RefusedError(Exception):
+class RefusedError(WireError):
     """Somebody cannot join. The text goes to it."""
 
 

@@ -17,8 +17,9 @@ __all__ = ["Depth"]
 _LEAST_READS = 8
 _TIMES = 2
 #: A hurried window lasts at least so many latencies, and so many seconds.
-_LATENCIES = 2.0
-_HURRIED_S = 0.02
+_HURRIED = 2.0, 0.02
+#: A probe as well: of fewer reads each job would see another base latency, and take another share.
+_PROBE = 1.5, 0.1
 #: How fast the quickest read is forgotten: twice as long counts after 35 others.
 _FORGETS = 1.02
 #: No read takes less, whatever the clock says.
@@ -50,16 +51,18 @@ class Depth:
         self._begun = False
         self._followed = False  # an epoch has begun
 
-    def _open_window(self, now: float) -> None:
-        self._since = now
+    def _open_window(self, now: float, drain_s: float = 0.0) -> None:
+        # Were only reads counted that begin after the drain, a probe of two latencies would see the shorter ones.
+        self._from, self._since = now, now + drain_s
         if self._law.hurried:
-            self._until = now + max(_HURRIED_S, _LATENCIES * self.latency)
+            latencies, seconds = _PROBE if self._law.drains else _HURRIED
+            self._until = self._since + max(seconds, latencies * self.latency)
         else:
             self._length = WINDOW_S
             while self._length < _STEADY_LATENCIES * self.latency:
                 self._length *= 2
             self._until = (self._number(now) + 1) * self._length - self._day
-        self._reads = 0  # begun in this window
+        self._reads = 0  # begun in this window or its drain, and ended in it
         self._seconds = 0.0  # theirs
         self._nbytes = 0
         self._all_seconds = 0.0
@@ -73,8 +76,12 @@ class Depth:
     def follow(self, is_full: Callable[[], bool]) -> None:
         """An epoch begins, which says whether enough waits for the consumer."""
         self.is_full = is_full
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """The first reads of records: those of the tree before them are of another kind."""
         if not self._followed:
-            self._followed, self._begun = True, False  # reads of the tree before it are of another kind
+            self._followed, self._begun = True, False
 
     def note_full(self) -> None:
         """Called when a group is about to be published: the moment when fewest wait for the consumer."""
@@ -103,7 +110,7 @@ class Depth:
         self._failed = self._failed or failed
         if begin == self._alone_since and not self._alone:
             self._alone = latency
-        if begin >= self._since:
+        if begin >= self._from and now >= self._since:
             self._reads += reads
             self._seconds += seconds
             self._nbytes += nbytes
@@ -138,5 +145,5 @@ class Depth:
             alone=self._alone,
         )
         changed = self.knob.turn(*self._law.step(self.knob.value, window))
-        self._open_window(now + self.latency if self._law.drains else now)
+        self._open_window(now, self.latency if self._law.drains else 0.0)
         return changed

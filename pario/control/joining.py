@@ -8,13 +8,15 @@ import pwd
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pario.comm.launcher import job_name, node_name
-from pario.control.agent import Agent
-from pario.control.line import Who
-from pario.control.rules import read_token
-from pario.control.wire import Address, read_address
 from pario.errors import OptionError
+
+if TYPE_CHECKING:
+    from pario.control.agent import Agent
+    from pario.control.session import Who
+    from pario.control.words import PlaneAddress
 
 __all__ = ["plane_address", "store_agent", "token_path", "user_name", "who"]
 
@@ -50,6 +52,9 @@ def _held_agent() -> Agent | None:
     text = plane_address()
     if not text:
         return None
+    from pario.control.agent import Agent  # only here, and so in `who`: most jobs have no plane
+    from pario.control.words import read_address
+
     try:
         address = read_address(text)
     except OptionError as e:
@@ -68,8 +73,11 @@ def _held_agent() -> Agent | None:
         return agent
 
 
-def who(address: Address) -> Who:
+def who(address: PlaneAddress) -> Who:
     """This process, for that plane. Raises OptionError without a token that could be used."""
+    from pario.control.rules import read_token
+    from pario.control.session import Who
+
     path = token_path()
     secret = None
     if not address.path or os.path.exists(path):
@@ -105,5 +113,4 @@ def _forked() -> None:
     _lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)

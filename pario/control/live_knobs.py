@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pario.control.bridge import RingTuner
 from pario.control.decoding import DecodeTuner
-from pario.control.knobs import Knob, Setting
+from pario.control.knobs import Knob
 from pario.options import KNOBS, Options
 
 __all__ = ["Knobs"]
@@ -23,22 +22,12 @@ class Knobs:
         self._knobs: dict[str, Knob] = {}
         for name in KNOBS:
             self._make(name)
-        #: turns "ring_bytes"
-        self.filling = RingTuner(self["ring_bytes"], 1)
         #: turns the two of decoding
         self.decoding = DecodeTuner(self["decode_threads"], self["decode_ahead"], 1)
-        self._decided: dict[str, Setting] = {}
-        self._acting = {"inflight", "ring_bytes", "read_bytes", "readers_per_node"} if reads else set()
+        self._acting = {"inflight"} if reads else set()
 
     def __getitem__(self, name: str) -> Knob:
         return self._knobs[name]
-
-    def ring(self, slots: int, slot_bytes: int) -> None:
-        """The ring has these slots: what is "auto" of its bytes begins with two of them, and may become all."""
-        whole = slots * slot_bytes
-        self._make("ring_bytes", most=whole, start=2 * slot_bytes)
-        self["ring_bytes"].limit(whole, "the ring has no more")
-        self.filling = RingTuner(self["ring_bytes"], slot_bytes)
 
     def decode(self, cores: int) -> None:
         """This rank decodes record by record, and may use so many cores."""
@@ -54,10 +43,6 @@ class Knobs:
         """From now on this knob acts on this rank."""
         self._acting.add(name)
 
-    def decided(self, name: str, value: int, reason: str) -> None:
-        """Publish a decision beside the knobs: it is made once."""
-        self._decided[name] = Setting(value, reason)
-
     def published(self) -> dict[str, dict[str, Any]]:
         """Of the knobs that act on this rank: name -> value, reason, least, most, and whether it is pinned."""
         found = {}
@@ -69,19 +54,14 @@ class Knobs:
                     **{"value": value, "reason": reason, "least": knob.least, "most": knob.most},
                     "pinned": self._options.bounds(name) is not None and knob.is_pinned,
                 }
-        for name, (value, reason) in self._decided.items():
-            found[name] = {"value": value, "reason": reason, "least": value, "most": value, "pinned": False}
         return found
 
     def _make(self, name: str, *, most: int | None = None, start: int | None = None) -> None:
         turns, given = KNOBS[name], self._options.bounds(name)
         start = turns.start if start is None else start
         if given is not None:
-            reason = "" if given[0] == given[1] else turns.reason
-            self._knobs[name] = Knob(turns.words, *given, start, reason)
+            self._knobs[name] = Knob(turns.words, *given, start)
         else:
             most = turns.most if most is None else max(turns.least, most)
-            reason = turns.reason
-            if not reason and turns.least == most:
-                reason = "there is no more"
+            reason = "there is no more" if turns.least == most else ""
             self._knobs[name] = Knob(turns.words, turns.least, most, start, reason)

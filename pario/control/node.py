@@ -1,7 +1,7 @@
 """A node agent: one process per node, between the node's jobs and the plane.
 
 To the processes it is a plane: they join, report and get grants in the same way. To the plane it is one connection that
-speaks for all jobs of the node: one line with what each job uses and wants, one line with what each gets. What a job
+speaks for all jobs of the node: one message with what each job uses and wants, one with what each gets. What a job
 gets it divides over the job's processes as the plane would.
 
 Leases form a chain. A process gets no longer lease than the agent has itself, so that whoever dies, plane, agent or
@@ -25,36 +25,36 @@ from typing import Any
 import numpy as np
 
 from pario.control.book import Book, RefusedError
-from pario.control.line import Line, TurnedAwayError, Who
-from pario.control.processes import Processes
+from pario.control.processes import Processes, Speaker
 from pario.control.rules import Rules
-from pario.control.server import Client, Pipe
-from pario.control.wire import (
+from pario.control.session import Session, Who
+from pario.control.words import (
     MOST,
-    Address,
     Grant,
+    PlaneAddress,
     Usage,
-    WireError,
     amount_of,
     grants_of,
     times_of,
     unpacked,
-    usage_line,
+    usage_message,
 )
 from pario.errors import ParioError
 from pario.threads import start_thread
+from pario.wire.client import machine_id
+from pario.wire.frames import TurnedAwayError, Word
 
 __all__ = ["NodeAgent", "NodeBook", "node_rules"]
 
 #: of what a plane says
-_MOST_LINE = 16 << 20
+_MOST_MESSAGE = 16 << 20
 #: Seconds until the next try, and after a refusal.
 _PAUSE_S, _REFUSED_S = 0.5, 10.0
 #: Seconds that a process waits for its first grant: it gives up after one.
 _ANSWER_S = 0.8
-#: Bytes of a line that tells of a new job, and of its use, at most.
+#: Bytes of a message that tells of a new job, and of its use, at most.
 _JOIN_BYTES, _USE_BYTES = 2560, 128
-#: Seconds between two reports, at least: a plane hears no more than a hundred lines per second.
+#: Seconds between two reports, at least: a plane hears no more than a hundred messages per second.
 _REPORT_S = 0.02
 #: The shortest lease that the protocol knows.
 _LEAST_LEASE_S = 0.1
@@ -104,7 +104,7 @@ class NodeBook(Book):
     def usage(self, numbers: list[int], now: float) -> Usage:
         """What the jobs use and want. numbers : theirs, in their order; a negative one: not this one
 
-        Sums of what processes say may be too large for a line.
+        Sums of what processes say may be too large for a message.
         """
         lay, table = self.layout(), self.table
         rows = lay.rows
@@ -118,7 +118,7 @@ class NodeBook(Book):
 
 
 class NodeAgent(Processes):
-    """See `Server`.
+    """See `Processes`.
 
     plane : where it is; who : as whom the agent joins it
     rules : limits, and tokens of those who connect to the agent by TCP
@@ -129,8 +129,8 @@ class NodeAgent(Processes):
 
     def __init__(
         self,
-        address: Address,
-        plane: Address,
+        address: PlaneAddress,
+        plane: PlaneAddress,
         who: Who,
         rules: Rules,
         *,
@@ -147,16 +147,16 @@ class NodeAgent(Processes):
         self._free = list(range(rules.limits.node_jobs))
         self._known: dict[int, float] = {}  # of these this connection's plane has been told, and when: `at`
         self._left: list[int] = []  # these it is to forget
-        self._waiting: dict[Client, float] = {}  # for their first grant, until then
-        self._pipe: Pipe | None = None
-        self._found: Line | Exception | None = None  # by the thread that connects
+        self._waiting: dict[Speaker, float] = {}  # for their first grant, until then
+        self._pipe: Session | None = None
+        self._found: Session | Exception | None = None  # by the thread that connects
         self._connects = False
         self._try_at = -math.inf
         self._until = self._heard_at = -math.inf  # of the lease; when the plane was heard last
         self._is_safe = True
         self._reported_at, self._has_news = -math.inf, False
         self._every_s = 0.25
-        self._most_jobs, self._joins_per_line = rules.limits.node_jobs, 1
+        self._most_jobs, self._joins_each = rules.limits.node_jobs, 1
 
     @property
     def joined(self) -> bool:
@@ -181,22 +181,23 @@ class NodeAgent(Processes):
         elif not self._connects and now >= self._try_at:
             self._connects = True
             try:
-                start_thread("pario-control-plane", self._connect)
+                start_thread("pario-control-plane", self._connect, stop=None)
             except ParioError as e:
                 self._found = e
-        for client, until in list(self._waiting.items()):
+        for link, until in list(self._waiting.items()):
             if now >= until:  # as if there were no plane: it goes on, and tries again
-                self.drop(client)
+                self.drop(link)
 
-    def hear(self, wait_s: float) -> None:
+    def hear(self, wait_s: float | None) -> None:
         """Besides: the plane. Who came meanwhile it is told of at once, all together."""
         if self._has_news and self._pipe is not None:
-            wait_s = min(wait_s, max(0.0, self._reported_at + _REPORT_S - self._clock()))
+            left = max(0.0, self._reported_at + _REPORT_S - self._clock())
+            wait_s = left if wait_s is None else min(wait_s, left)
         super().hear(wait_s)
         found, self._found = self._found, None
         if found is not None:
             self._connects = False
-            self._take_line(found)
+            self._take_session(found)
         self._tell_plane()
 
     # -- the plane -----------------------------------------------------------------------------------------------------
@@ -205,36 +206,39 @@ class NodeAgent(Processes):
         """In a thread of its own: it may take seconds."""
         words = {"do": "agent", "member": self._member.hex(), "node": self._who.node}
         try:
-            line = Line(self._plane, self._who, words, _MOST_LINE)
-        except (OSError, WireError, TurnedAwayError) as e:
+            session = Session(self._plane, self._who, words, _MOST_MESSAGE)
+        except TurnedAwayError as e:
+            self._try_at = self._clock() + _REFUSED_S
+            self._found = e
+        except OSError as e:
             self._found = e
         else:
-            self._found = line
+            self._found = session
             if self._over:
-                line.close()
+                session.close()
         self._bell.ring()
 
-    def _take_line(self, found: Any) -> None:
+    def _take_session(self, found: Any) -> None:
         now = self._clock()
-        self._try_at = now + _PAUSE_S
+        self._try_at = max(self._try_at, now + _PAUSE_S)
         try:
             if isinstance(found, Exception):
                 raise found
             lease_s, self._every_s = times_of(found.first)
-            jobs, line_bytes = (amount_of(found.first, key) for key in ("jobs", "line"))
-        except (OSError, WireError, TurnedAwayError, ParioError) as e:
-            if isinstance(e, TurnedAwayError):
-                self._try_at = now + _REFUSED_S
+            jobs, most_bytes = (amount_of(found.first, key) for key in ("jobs", "bytes"))
+        except (OSError, ParioError) as e:
             self.say(f"has no answer of the control plane at {self._plane}", str(e) or type(e).__name__)
             return
         self._most_jobs = min(int(jobs), self.rules.limits.node_jobs)
-        self._joins_per_line = max(1, int(line_bytes - _USE_BYTES * jobs) // _JOIN_BYTES)
+        self._joins_each = max(1, int(most_bytes - _USE_BYTES * jobs) // _JOIN_BYTES)
         self.rules = replace(self.rules, lease_s=lease_s)
         self.book.reload(self.rules)
-        self._pipe, self._heard_at = Pipe(found.sock, _MOST_LINE), now
+        self._pipe, self._heard_at = found, now
+        found.sock.setblocking(False)
         self.watch(found.sock.fileno(), self._hear_plane)
         self._renumber()
         self._reported_at, self._has_news = -math.inf, True
+        self._hear_plane(0)
 
     def _renumber(self) -> None:
         """For a plane that has heard of nothing yet, and may take fewer jobs than another one did."""
@@ -261,12 +265,16 @@ class NodeAgent(Processes):
         assert self._pipe is not None
         if what & select.EPOLLOUT:
             self._send()
-        if self._pipe is None or not what & ~select.EPOLLOUT:
+        if self._pipe is None or what == select.EPOLLOUT:
             return
         try:
-            for line in self._pipe.read():
-                self._take(unpacked(line))
-        except (OSError, WireError) as e:
+            self._pipe.receive()
+            while (frame := self._pipe.next()) is not None:
+                self._take(unpacked(frame[1]))
+        except TurnedAwayError as e:
+            self._lose(f"it refuses: {e}")
+            return
+        except OSError as e:
             self._lose(str(e))
             return
         now = self._clock()
@@ -275,11 +283,9 @@ class NodeAgent(Processes):
     def _take(self, words: dict[str, Any]) -> None:
         """Raises WireError."""
         refused = words.get("refused", [])
-        if isinstance(refused, str):
-            raise WireError(f"it refuses: {refused[:200]}")
         grants = grants_of(words)
         lease_s, self._every_s = times_of(words)
-        # The plane counts from when it heard the line that it answers, which is not before that was sent. Its answer
+        # The plane counts from when it heard the message that it answers, which is not before that was sent. Its answer
         # may have been on the way for long: what comes when a cut heals is no fresh lease.
         self._heard_at = now = self._clock()
         at = amount_of(words, "at")
@@ -297,7 +303,7 @@ class NodeAgent(Processes):
                     self._refuse_job(key, str(entry[1])[:200])
 
     def _spoken_of(self, number: int, at: float) -> Key | None:
-        """The job that a plane means which has heard the line of `at`; an earlier one may have had the number."""
+        """The job that a plane means which has heard the message of `at`; an earlier one may have had the number."""
         return self._keys[number] if self._known.get(number, math.inf) <= at else None
 
     def _refuse_job(self, key: Key, why: str) -> None:
@@ -305,10 +311,10 @@ class NodeAgent(Processes):
         # So that the plane is told again, and refuses again, while its process is not connected.
         self._known.pop(self._numbers[key], None)
         self.book.granted.pop(key, None)
-        for client in list(self.by_row.values()):
-            if client.member is not None and (client.member.hello.user, client.member.hello.job) == key:
-                self.leave(client, now, bye=True)
-                self.refuse(client, why)
+        for link in list(self.by_row.values()):
+            if link.member is not None and (link.member.hello.user, link.member.hello.job) == key:
+                self.leave(link, now, bye=True)
+                self.refuse(link, why)
 
     def _tell_plane(self) -> None:
         """If there is something to tell, and it is time to."""
@@ -322,7 +328,7 @@ class NodeAgent(Processes):
         self._release()
         at = now - self._started
         new = [key for key, number in self._numbers.items() if number not in self._known]
-        step = self._joins_per_line
+        step = self._joins_each
         for first in range(0, max(1, len(new)), step):
             chosen = new[first : first + step]
             self._known.update((self._numbers[key], at) for key in chosen)
@@ -335,7 +341,7 @@ class NodeAgent(Processes):
                 number if is_last and (number := self._numbers.get(key, -1)) in self._known else -1
                 for key in self.book.jobs
             ]
-            self._pipe.put(usage_line(at, self.book.usage(numbers, now), more))
+            self._pipe.put(Word.WORDS, usage_message(at, self.book.usage(numbers, now), more))
         self._reported_at, self._has_news = now, False
         self._send()
 
@@ -343,8 +349,8 @@ class NodeAgent(Processes):
         """What it takes; the rest when there is room."""
         assert self._pipe is not None
         try:
-            left = self._pipe.send()
-            if left > _MOST_LINE:
+            left = self._pipe.flush()
+            if left > _MOST_MESSAGE:
                 raise OSError("it takes nothing")
         except OSError as e:
             self._lose(str(e))
@@ -352,7 +358,7 @@ class NodeAgent(Processes):
             self._poll.modify(self._pipe.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if left else 0))
 
     def _release(self) -> None:
-        """The numbers of jobs that are gone. In a line a plane reads who left before it reads who came."""
+        """The numbers of jobs that are gone. In a message a plane reads who left before it reads who came."""
         for key in [key for key in self._numbers if key not in self.book.jobs]:
             number = self._numbers.pop(key)
             del self._keys[number]
@@ -380,23 +386,22 @@ class NodeAgent(Processes):
         self.book.share(now)
         lease_s = self._lease_s(now)
         every_s = min(self._every_s, lease_s / 2)
-        for client in list(self._waiting):
-            member = client.member
+        for link in list(self._waiting):
+            member = link.member
             if member is not None and (member.hello.user, member.hello.job) in self.book.granted:
-                del self._waiting[client]
-                self.answer(client, self.book.grant(member)._replace(lease_s=lease_s, every_s=every_s).words())
+                del self._waiting[link]
+                self.answer(link, self.book.grant(member)._replace(lease_s=lease_s, every_s=every_s).words())
         self.tell_grants(self.book.table.due(), lease_s, every_s)
 
-    def let_in(self, client: Client, words: dict[str, Any], now: float) -> None:
+    def let_in(self, link: Speaker, words: dict[str, Any], now: float) -> None:
         if words.get("do") == "agent":
             raise RefusedError("an agent of a node speaks for processes only")
-        self.join(client, words, now)
-        assert client.member is not None
-        key = client.member.hello.user, client.member.hello.job
+        hello = self.join(link, words, now).hello
+        key = hello.user, hello.job
         if key not in self._numbers and not self._give_number(key):
-            self.leave(client, now, bye=True)
+            self.leave(link, now, bye=True)
             raise RefusedError(self._full())
-        self._waiting[client] = now + _ANSWER_S
+        self._waiting[link] = now + _ANSWER_S
         if key in self.book.granted:
             self._hand_on(now)
         else:
@@ -415,9 +420,9 @@ class NodeAgent(Processes):
         self._numbers[key], self._keys[number] = number, key
         return True
 
-    def forget(self, client: Client) -> None:
-        self._waiting.pop(client, None)
-        super().forget(client)
+    def forget(self, link: Speaker) -> None:
+        self._waiting.pop(link, None)
+        super().forget(link)
 
     def state(self) -> dict[str, Any]:
         """As a plane's, for the jobs of this node; agent_of: where its plane is; joined: it is connected."""
@@ -432,7 +437,7 @@ class NodeAgent(Processes):
             "lease_s": self.rules.lease_s,
             "uptime_s": now - self._started,
             "learning": False,
-            "connections": len(self._clients),
+            "connections": len(self.links),
             "cycle_s": self.cycle_s,
         }
 
@@ -446,12 +451,10 @@ class NodeAgent(Processes):
         super().close()
 
 
-def _member_of(node: str, address: Address) -> bytes:
+def _member_of(node: str, address: PlaneAddress) -> bytes:
     """Where an agent listens, whatever the node is called. Containers of one node may use the same path or port."""
-    words = [node, str(address)]
+    words = [node, str(address), machine_id()]
     with suppress(OSError):
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            words.append(file.read(64).strip())
         found = os.stat(os.path.dirname(address.path) if address.path else "/proc/self/ns/net")
         words += [str(found.st_dev), str(found.st_ino)]
     return hashlib.blake2b("\0".join(words).encode(), digest_size=16).digest()

@@ -1,6 +1,6 @@
 """The control plane: one thread that listens to the jobs of a cluster and tells them what they may ask of the store.
 
-It keeps nothing on disk. The protocol is in wire.py, how clients are let in in server.py, what is granted in book.py.
+It keeps nothing on disk. What is said is in words.py, who is connected in processes.py, what is granted in book.py.
 Above a thousand processes node agents (node.py) speak for those of their nodes.
 """
 
@@ -16,38 +16,37 @@ from typing import Any
 import numpy as np
 
 from pario.control.book import Book, Hello, Member, RefusedError
-from pario.control.processes import Processes
+from pario.control.processes import MEMBER_BYTES, Processes, Speaker
 from pario.control.rules import Rules
-from pario.control.server import Client
-from pario.control.wire import (
-    Address,
-    WireError,
+from pario.control.words import (
+    PlaneAddress,
     amount_of,
-    grants_line,
+    grants_message,
     rates_of,
     read_number,
     text_of,
     usage_of,
 )
 from pario.errors import ParioError
+from pario.wire.frames import WireError, Word
 
 __all__ = ["Plane"]
 
 _log = logging.getLogger("pario")
 
-#: Lines of one agent in one second, at most.
-_MOST_LINES = 100
+#: Messages of one agent in one second, at most.
+_MOST_MESSAGES = 100
 
 
 class Plane(Processes):
-    """See `Server`.
+    """See `Processes`.
 
     read_rules() : reads the rules again (`reload`)
     """
 
     def __init__(
         self,
-        address: Address,
+        address: PlaneAddress,
         rules: Rules,
         *,
         read_rules: Callable[[], Rules] | None = None,
@@ -57,14 +56,14 @@ class Plane(Processes):
         super().__init__(address, rules, "control plane", clock, tell)
         self._read_rules = read_rules
         self.book = Book(rules, clock())
-        self._agents: dict[tuple[str, bytes], Client] = {}
+        self._agents: dict[tuple[str, bytes], Speaker] = {}
         self._of_user: Counter[str] = Counter()  # connections
         self._reload = False
 
     def every_s(self) -> float:
         return self.rules.cycle_s
 
-    def hear(self, wait_s: float) -> None:
+    def hear(self, wait_s: float | None) -> None:
         """Besides: rules are read again."""
         if self._reload:
             self._take_rules()
@@ -84,16 +83,17 @@ class Plane(Processes):
         except ParioError as e:  # those that it has are better than none
             _log.error("the control plane keeps its rules: %s", e)
             return
-        before, self.rules = self.rules, rules
+        before = self.rules
+        self.go_by(rules)
         self.book.reload(rules)
         _log.warning("the control plane has read its rules again")
-        for client in list(self._clients.values()):
-            user = client.user
-            other = client.uid is None and rules.secrets.get(user) != before.secrets.get(user)
+        for link in list(self.links):
+            user = link.user
+            other = link.uid is None and rules.secrets.get(user) != before.secrets.get(user)
             # An agent hears at its next connection how many jobs it may have.
-            other |= client.speaks is not None and rules.limits.node_jobs != before.limits.node_jobs
-            if client.proven and (other or (client.speaks and rules.speaks_for(user) != before.speaks_for(user))):
-                self.drop(client)
+            other |= link.speaks is not None and rules.limits.node_jobs != before.limits.node_jobs
+            if link.proven and (other or (link.speaks and rules.speaks_for(user) != before.speaks_for(user))):
+                self.drop(link)
 
     def cycle(self) -> None:
         book, table = self.book, self.book.table
@@ -101,60 +101,58 @@ class Plane(Processes):
         book.share(self._clock())
         due = table.due()
         self.tell_grants(due, self.rules.lease_s, book.every_s)
-        for client in list(self._agents.values()):
-            node: _Node = client.speaks
+        for link in list(self._agents.values()):
+            node: _Node = link.speaks
             mine = due[node.rows]
             if node.reported or mine.any():
                 node.reported = False
-                self._tell_agent(client, mine)
+                self._tell_agent(link, mine)
 
-    def _tell_agent(self, client: Client, which: np.ndarray) -> None:
+    def _tell_agent(self, link: Speaker, which: np.ndarray) -> None:
         """which : bool[k], of its jobs"""
-        node: _Node = client.speaks
+        node: _Node = link.speaks
         more: dict[str, Any] = {"at": node.at}
         more |= {"refused": node.refused} if node.refused else {}
         node.refused = []
         grants = self.book.table.grants(node.rows[which])
-        line = grants_line(node.numbers[which], grants, self.rules.lease_s, self.book.every_s, more)
-        self.put(client, line)
+        message = grants_message(node.numbers[which], grants, self.rules.lease_s, self.book.every_s, more)
+        self.put(link, Word.WORDS, message)
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
-    def let_in(self, client: Client, words: dict[str, Any], now: float) -> dict[str, Any]:
+    def let_in(self, link: Speaker, words: dict[str, Any], now: float) -> dict[str, Any]:
         limits = self.rules.limits
         most = limits.per_user
         is_agent = words.get("do") == "agent"
         if is_agent:
-            member, node = read_number(words, "member", 16), text_of(words, "node")
-            earlier = self._agents.get((client.user, member))
+            member, node = read_number(words, "member", MEMBER_BYTES), text_of(words, "node")
+            earlier = self._agents.get((link.user, member))
             if earlier is not None:  # it has lost that connection
                 self.drop(earlier)
-        if self._of_user[client.user] >= most:
-            raise RefusedError(f"user {client.user} has {most} connections already")
+        if self._of_user[link.user] >= most:
+            raise RefusedError(f"user {link.user} has {most} connections already")
         if is_agent:
-            client.speaks = _Node(member, node, limits.node_jobs)
-            client.accept(limits.node_line_bytes)
-            client.whom = f"the agent of node {node}, {client.whom}"
-            self._agents[client.user, member] = client
+            link.speaks = _Node(member, node, limits.node_jobs)
+            link.most_bytes = limits.node_line_bytes
+            link.whom = f"the agent of node {node}, {link.whom}"
+            self._agents[link.user, member] = link
             answer: dict[str, Any] = {"lease": self.rules.lease_s, "every": self.book.every_s}
-            answer |= {"jobs": limits.node_jobs, "line": limits.node_line_bytes}
+            answer |= {"jobs": limits.node_jobs, "bytes": limits.node_line_bytes}
         else:
-            self.join(client, words, now)
-            assert client.member is not None
-            answer = self.book.grant(client.member).words()
-        self._of_user[client.user] += 1
-        client.counts = True
+            answer = self.book.grant(self.join(link, words, now)).words()
+        self._of_user[link.user] += 1
+        link.counts = True
         return answer
 
-    def obey(self, client: Client, words: dict[str, Any], now: float) -> None:
-        if client.speaks is None:
-            super().obey(client, words, now)
+    def obey(self, link: Speaker, words: dict[str, Any], now: float) -> None:
+        if link.speaks is None:
+            super().obey(link, words, now)
         else:
-            self._hear_agent(client, words, now)
+            self._hear_agent(link, words, now)
 
-    def _hear_agent(self, client: Client, words: dict[str, Any], now: float) -> None:
+    def _hear_agent(self, link: Speaker, words: dict[str, Any], now: float) -> None:
         """Raises WireError."""
-        node: _Node = client.speaks
+        node: _Node = link.speaks
         if node.is_too_loud(now):
             raise WireError("too many messages")
         node.reported, node.at = True, amount_of(words, "at")
@@ -164,21 +162,21 @@ class Plane(Processes):
             if member is not None:
                 self.book.leave(member, now, bye=True)
         for entry in _list_of(words, "join"):
-            number, hello = node.hello(entry, client.user)
+            number, hello = node.hello(entry, link.user)
             user = hello.user
             try:
-                if user != client.user and not fnmatch.fnmatchcase(user, self.rules.speaks_for(client.user)):
+                if user != link.user and not fnmatch.fnmatchcase(user, self.rules.speaks_for(link.user)):
                     raise RefusedError(f"the agent of node {node.node} may not speak for user {user}")
                 if any((each.hello.user, each.hello.job) == (user, hello.job) for each in node.members.values()):
                     raise WireError("a job that is there twice")
                 node.members[number] = self.book.join(hello, now)
                 came.append(number)
             except RefusedError as e:
-                self.say(f"refused {client.whom}", str(e))
+                self.say(f"refused {link.whom}", str(e))
                 node.refused.append([number, str(e)])
         if "join" in words or "leave" in words:
             node.arrange()
-            self._tell_agent(client, np.isin(node.numbers, came))  # the first grants are waited for
+            self._tell_agent(link, np.isin(node.numbers, came))  # the first grants are waited for
         usage = usage_of(words, node.most)
         rows = node.row_of[usage.numbers]
         if (rows < 0).any() or len(np.unique(rows)) < len(rows):
@@ -187,17 +185,17 @@ class Plane(Processes):
             first = first[rows[first] >= 0]
             rows, usage = rows[first], usage.part(first)
         if len(rows):
-            self.book.report_many(client, rows, node.at, usage, now)
+            self.book.report_many(link, rows, node.at, usage, now)
 
-    def forget(self, client: Client) -> None:
-        if client.counts:
-            self._of_user[client.user] -= 1
-        if client.speaks is None:
-            super().forget(client)
+    def forget(self, link: Speaker) -> None:
+        if link.counts:
+            self._of_user[link.user] -= 1
+        if link.speaks is None:
+            super().forget(link)
             return
         now = self._clock()
-        del self._agents[client.user, client.speaks.member]
-        for member in client.speaks.members.values():
+        del self._agents[link.user, link.speaks.member]
+        for member in link.speaks.members.values():
             self.book.leave(member, now, bye=False)
 
     def state(self) -> dict[str, Any]:
@@ -209,20 +207,20 @@ class Plane(Processes):
             "jobs": self.book.state(now),
             "agents": [
                 {
-                    "user": client.user,
-                    "node": client.speaks.node,
-                    "jobs": len(client.speaks.members),
-                    "processes": int(self.book.table.processes[client.speaks.rows].sum()),
-                    "heard_s": now - client.heard_at,
+                    "user": link.user,
+                    "node": link.speaks.node,
+                    "jobs": len(link.speaks.members),
+                    "processes": int(self.book.table.processes[link.speaks.rows].sum()),
+                    "heard_s": now - link.heard_at,
                 }
-                for client in self._agents.values()
+                for link in self._agents.values()
             ],
             "capacity": list(rules.capacity),
             "policy": rules.policy,
             "lease_s": rules.lease_s,
             "uptime_s": now - self._started,
             "learning": self.book.learns(now),
-            "connections": len(self._clients),
+            "connections": len(self.links),
             "cycle_s": self.cycle_s,
         }
 
@@ -232,7 +230,7 @@ class _Node:
 
     most : numbers are smaller
     row_of : i64[most], of each number, -1 without; numbers, rows : i64[k] of those that are there
-    reported : it is to hear something; at : on its clock, of its last line
+    reported : it is to hear something; at : on its clock, of its last message
     refused : jobs that it has not been told of yet, [number, why]
     """
 
@@ -242,15 +240,15 @@ class _Node:
         self.row_of = np.full(most, -1, np.int64)
         self.reported, self.at = False, 0.0
         self.refused: list[list[Any]] = []
-        self._second, self._lines = -np.inf, 0
+        self._second, self._heard = -np.inf, 0
         self.arrange()
 
     def is_too_loud(self, now: float) -> bool:
-        """Whether this line is one too many."""
+        """Whether this message is one too many."""
         if now >= self._second + 1.0:
-            self._second, self._lines = now, 0
-        self._lines += 1
-        return self._lines > _MOST_LINES
+            self._second, self._heard = now, 0
+        self._heard += 1
+        return self._heard > _MOST_MESSAGES
 
     def hello(self, entry: Any, user: str) -> tuple[int, Hello]:
         """What an entry of "join" says, and its number. user : the agent's. Raises WireError."""

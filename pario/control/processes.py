@@ -1,48 +1,147 @@
-"""What a plane and a node agent do with the processes that are connected to them."""
+"""What a plane and a node agent have in common: where they listen, their cycles, and the processes that are connected.
+
+One thread. The protocol is in wire/frames.py, what is said in words.py.
+"""
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import socket
+import stat
+from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from pario.control.book import Book, Hello
+from pario.control.book import Book, Hello, Member
 from pario.control.rules import Rules
-from pario.control.server import Client, Server
-from pario.control.wire import Address, WireError, grant_tail, grant_text, rates_of, read_number, report_of, text_of
-from pario.errors import ParioError
+from pario.control.words import (
+    PlaneAddress,
+    grant_tail,
+    grant_text,
+    packed,
+    rates_of,
+    read_number,
+    report_of,
+    text_of,
+    unpacked,
+)
+from pario.errors import OptionError, ParioError
+from pario.wire.frames import WireError, Word
+from pario.wire.server import BACKLOG, MOST_STRANGERS, Guest, Server
 
-__all__ = ["Processes"]
+__all__ = ["MEMBER_BYTES", "Processes", "Speaker"]
 
+#: of the random number by which a process, or an agent, is known again
+MEMBER_BYTES = 16
 #: Telling the state takes at most this part of the time.
 _TELL = 1 / 20
+#: Seconds between two questions for the state on one connection, at least.
+_ASK_S = 0.05
 
 
-class Processes(Server):
-    """See `Server`. Subclasses set `book`.
+class Speaker(Guest):
+    """A connection of a process, of a node agent, or of somebody who wants to see the state.
 
-    tell(state) : called about once a second with `state()`
-
-    by_row : their connections, by their rows in the book's table
+    asks : for the state only, and when it may again: `asks_at`
+    counts : among its user's connections
+    answered : it has heard what it may have
+    member : of a process; speaks : of a node agent, what the plane knows of it
     """
 
+    asks = counts = answered = is_in = False
+    asks_at = -math.inf
+    member: Member | None = None
+    speaks: Any = None
+
+
+class Processes(Server[Speaker]):
+    """Listens from the beginning; `run` does the rest, in the caller's thread.
+
+    address : port 0: one that is free
+    rules : of it only limits and secrets are looked at
+    name : what it calls itself in the log
+    clock() : seconds that never go back
+    tell(state) : called about once a second with `state()`
+
+    address : with the port
+    book : of the processes
+    cycles, cycle_s : how often shares were computed and sent, and how long the last time took
+    by_row : connections of processes, by their rows in the book's table
+    Raises OptionError, ParioError.
+    """
+
+    guest = Speaker
+    trusts_system = True
+    unknown = "no such user, or another token, or another address than this plane's"
     book: Book
 
     def __init__(
         self,
-        address: Address,
+        address: PlaneAddress,
         rules: Rules,
         name: str,
         clock: Callable[[], float],
         tell: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        super().__init__(address, rules, name, clock)
-        self.by_row: dict[int, Client] = {}
+        listener = listen(address)
+        super().__init__(f"the {name}", most_links=0, most_bytes=0, clock=clock)
+        self.listen_at(listener)
+        self.go_by(rules)
+        self._started = clock()
+        found = listener.getsockname()
+        self.address = address if address.path else PlaneAddress(found[0], found[1])
+        self._inode = os.stat(address.path).st_ino if address.path else 0
+        self.cycles, self.cycle_s = 0, 0.0
+        self.by_row: dict[int, Speaker] = {}
         self._tell, self._tell_at = tell, -math.inf
 
-    def hear(self, wait_s: float) -> None:
+    @abstractmethod
+    def every_s(self) -> float:
+        """Seconds from cycle to cycle."""
+
+    @abstractmethod
+    def cycle(self) -> None:
+        """Compute and tell what everybody gets."""
+
+    @abstractmethod
+    def let_in(self, link: Speaker, words: dict[str, Any], now: float) -> dict[str, Any] | None:
+        """Its first words. The answer; None: it will be told later. Raises WireError."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """For `control status`."""
+
+    def go_by(self, rules: Rules) -> None:
+        self.rules, self.most_bytes = rules, rules.limits.line_bytes
+        # A few more than the book takes: they hear why they cannot join.
+        self.most_links = rules.limits.connections + MOST_STRANGERS
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until `stop`. Then the connections are closed: jobs go on with what they hold, until their leases end."""
+        cycle = self._clock()
+        try:
+            while not self._over:
+                begin = self._clock()
+                if begin >= cycle:
+                    self.cycle()
+                    self.cycles += 1
+                    self.cycle_s = self._clock() - begin
+                    self._drop_silent()
+                    cycle = max(cycle + self.every_s(), self._clock())
+                self.hear(max(0.0, cycle - self._clock()))
+                if self._strangers:  # they answer at once: also if cycles take all the time, that need not cost one
+                    self.hear(1e-3)
+        finally:
+            self.close()
+
+    def hear(self, wait_s: float | None) -> None:
         """Besides: the state is told."""
         now = self._clock()
         if self._tell is not None and now >= self._tell_at:
@@ -54,34 +153,75 @@ class Processes(Server):
             self._tell_at = max(now + 1.0, self._clock() + (self._clock() - now) / _TELL)
         super().hear(wait_s)
 
-    def join(self, client: Client, words: dict[str, Any], now: float) -> None:
-        """Raises WireError, RefusedError."""
+    def _drop_silent(self) -> None:
+        silent = self._clock() - max(10.0, 2 * self.rules.lease_s)
+        for link in [link for link in self.links if link.proven and link.heard_at < silent]:
+            self.drop(link)
+
+    def close(self) -> None:
+        super().close()
+        if self.address.path:
+            with suppress(OSError):  # another one may have it by now
+                if os.stat(self.address.path).st_ino == self._inode:
+                    os.unlink(self.address.path)
+
+    # -- who is connected ----------------------------------------------------------------------------------------------
+
+    def secret_of(self, user: str) -> bytes | None:
+        return self.rules.secrets.get(user)
+
+    def took(self, link: Speaker, kind: int, body: bytes) -> bool:
+        words, now = unpacked(body), self._clock()
+        if link.asks or (not link.is_in and words.get("do") == "status"):
+            if link.waiting or now < link.asks_at:
+                raise WireError("too many messages")
+            link.asks, link.asks_at = True, now + _ASK_S
+            self.put(link, Word.WORDS, packed({"status": self.state()}))
+        elif link.is_in:
+            self.obey(link, words, now)
+        else:
+            link.is_in = True
+            text_of({"user": link.user}, "user")
+            answer = self.let_in(link, words, now)
+            if answer is not None:
+                self.answer(link, answer)
+        return True
+
+    def answer(self, link: Speaker, words: dict[str, Any]) -> None:
+        """The first one."""
+        link.answered = True
+        self.put(link, Word.WORDS, packed(words))
+
+    def join(self, link: Speaker, words: dict[str, Any], now: float) -> Member:
+        """Raises WireError."""
         holds = rates_of(words, "holds") if words.get("holds") is not None else None
         job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
-        who = Hello(client.user, read_number(words, "member", 16), job, name, node, holds)
+        who = Hello(link.user, read_number(words, "member", MEMBER_BYTES), job, name, node, holds)
         member = self.book.join(who, now)
         earlier = self.by_row.get(member.row)
         if earlier is not None:  # its process has lost that connection
             earlier.member = None
             self.drop(earlier)
-        client.member = member
-        self.by_row[member.row] = client
-        client.whom = f"user {client.user}, job {who.job}, {client.whom}"
+        link.member = member
+        self.by_row[member.row] = link
+        link.whom = f"user {link.user}, job {who.job}, {link.whom}"
+        return member
 
-    def obey(self, client: Client, words: dict[str, Any], now: float) -> None:
-        assert client.member is not None
+    def obey(self, link: Speaker, words: dict[str, Any], now: float) -> None:
+        """What one says that has joined. Raises WireError."""
+        assert link.member is not None
         if "bye" in words:
-            self.leave(client, now, bye=True)
-            self.drop(client)
-        elif not self.book.report(client.member, report_of(words), now):
+            self.leave(link, now, bye=True)
+            self.drop(link)
+        elif not self.book.report(link.member, report_of(words), now):
             raise WireError("too many messages")
 
-    def forget(self, client: Client) -> None:
-        self.leave(client, self._clock(), bye=False)
+    def forget(self, link: Speaker) -> None:
+        self.leave(link, self._clock(), bye=False)
 
-    def leave(self, client: Client, now: float, *, bye: bool) -> None:
+    def leave(self, link: Speaker, now: float, *, bye: bool) -> None:
         """Its process has left the book, if it was in it."""
-        member, client.member = client.member, None
+        member, link.member = link.member, None
         if member is not None:
             del self.by_row[member.row]
             self.book.leave(member, now, bye=bye)
@@ -92,6 +232,51 @@ class Processes(Server):
         rows = rows[due[rows]]
         tail = grant_tail(lease_s, every_s)
         for row, grant in zip(rows.tolist(), self.book.table.grants(rows).tolist(), strict=True):
-            client = self.by_row.get(row)
-            if client is not None and not client.answer:
-                self.put(client, grant_text(grant, tail))
+            link = self.by_row.get(row)
+            if link is not None and link.answered:
+                self.put(link, Word.WORDS, grant_text(grant, tail))
+
+
+def listen(address: PlaneAddress) -> socket.socket:
+    """A socket that listens. Raises OptionError, ParioError."""
+    if address.host in ("0.0.0.0", "*"):
+        raise OptionError(
+            "a control plane listens at one interface",
+            hint="Name the one by which the nodes reach this one, as in --at ib0:7400.",
+        )
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        if address.path:
+            _make_room(address.path)
+            before = os.umask(0o111)  # the folder's mode says who may come, and the system who it is
+            try:
+                listener.bind(address.path)  # a mode that came later would go to whatever is there by then
+            finally:
+                os.umask(before)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address.target)
+        listener.listen(BACKLOG)
+    except OSError as e:
+        listener.close()
+        raise ParioError(
+            f"cannot listen at {address}: {e.strerror or e}",
+            hint="Another plane may run there; an address must be this node's own.",
+        ) from e
+    return listener
+
+
+def _make_room(path: str) -> None:
+    """Remove the socket of a plane that has died. Raises OSError if one lives, or if it is something else."""
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

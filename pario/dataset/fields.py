@@ -29,8 +29,8 @@ from pario.errors import OptionError
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.format.tree import key_order
 from pario.plan.samples import Samples, absent, digest_of_samples, sample_type
+from pario.plan.schedule import even_split
 from pario.plan.selection import Figures, id_type
-from pario.plan.shard import even_split
 
 __all__ = ["FieldSet", "Found", "as_fields", "find"]
 

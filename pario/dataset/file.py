@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+from pario import machine
 from pario.comm.base import AnyWorld
 from pario.comm.launcher import rank_and_size
 from pario.control.joining import store_agent
@@ -22,7 +23,8 @@ from pario.fetch.joined import JoinedFetcher, joined_name
 from pario.fetch.limited import Gate, open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.resolve import open_datasets
-from pario.fetch.traced import open_traced
+from pario.fetch.snapshot import identity_of
+from pario.format.meta import Snapshot
 from pario.options import Options
 from pario.stats.tracing import joined
 from pario.threads import Workers
@@ -33,9 +35,8 @@ __all__ = ["DataFile"]
 class DataFile:
     """One data file, or several in one space of addresses (fetch/joined.py), the same for all ranks of a node.
 
-    The node's leader opens it by its path (`open`), the other reading ranks as the leader has it (`share`), the rest
-    when they first ask for `pool`: on a shared file system every open goes to the metadata server, which all ranks
-    share.
+    The node's leader, which reads for the node, opens it by its path (`open`), the others as the leader has it when
+    they first ask for `pool`: on a shared file system every open goes to the metadata server, which all ranks share.
 
     given : paths, see `open_datasets`
     fetcher : how to read a file
@@ -45,8 +46,6 @@ class DataFile:
     path : the data file, or what stands for all of them in messages; known after `share`
     paths : the data files; counts : how many of them each path of `given` means
     fetchers : one for each of them, as far as they are open on this rank
-    feeders : number of ranks that read for this node (`Options.readers_per_node`)
-    feeder : this rank's number among them, or None
     knobs : all knobs of this rank; knob : reads that it may have in flight, if it reads
     opened : the threads that read it, on a rank that has opened it so far; `pool` opens it
     recorder : of the trace, if there is one
@@ -67,23 +66,20 @@ class DataFile:
         rank, size = (world.rank, world.size) if world.size > 1 else rank_and_size()
         self.recorder = joined(options.trace, rank, size, world.node)
         self._through: Callable[[Fetcher], Fetcher] = _unchanged
+        self._store: Fetcher | None = None  # what `_through` was given
         self.opened: ReadPool | None = None
+        self._identified: tuple[tuple[Snapshot, ...], bytes] = (), b""
         self._closed = False
         self._opening = threading.Lock()
-        self.feeders = min(options.usual("readers_per_node"), world.node_size)
-        # The reading ranks are spread over the node, the leader first.
-        self._readers = [f * world.node_size // self.feeders for f in range(self.feeders)]
-        self.feeder = self._readers.index(world.node_rank) if world.node_rank in self._readers else None
-        self.knobs = Knobs(options, reads=self.feeder is not None)
-        self.knobs["readers_per_node"].limit(world.node_size, "the node has no more ranks")
+        self.knobs = Knobs(options, reads=world.is_leader)
         self.knob = self.knobs["inflight"]
 
-    def reader_of(self, group: int) -> int:
-        """The node rank that reads a group of the schedule."""
-        return self._readers[group % self.feeders]
-
     def open(self) -> None:
-        """Open what the paths lead to; on the leader of a node."""
+        """Open what the paths lead to, or lead to by now; on the leader of a node."""
+        pool, self.opened = self.opened, None
+        if pool is not None:
+            pool.close()
+            pool.fetcher.close()
         with store_agent() as gate:
             opened = open_datasets(self.given, lambda path: self._open(gate, path))
         self.counts = tuple(map(len, opened))
@@ -91,9 +87,14 @@ class DataFile:
         self.paths = tuple(fetcher.path for fetcher in self.fetchers)
         self.opened = ReadPool(_joined(self.fetchers, [fetcher.nbytes for fetcher in self.fetchers]), self.knob)
 
+    def identity(self, snapshots: Sequence[Snapshot]) -> bytes:
+        """`identity_of` the files in these states, as it was when that was asked for the first time."""
+        if self._identified[0] != tuple(snapshots):
+            self._identified = tuple(snapshots), identity_of(self.pool.fetcher, snapshots)
+        return self._identified[1]
+
     def share(self, goes_on: bool) -> None:
-        """Tell the ranks of this node which files their leader has opened; those that read for the node open them.
-        Collective over the node.
+        """Tell the ranks of this node which files their leader has opened. Collective over the node.
 
         goes_on : False: an error is known to this rank, so nothing need be opened
         """
@@ -106,15 +107,21 @@ class DataFile:
         if goes_on and found is not None:
             self.paths, self.counts, self._statuses, self._leaders_files = found
             self.path = joined_name(self.paths)
-            if self.feeder is not None and self.opened is None:
-                self.opened = self._open_like_leader()
 
     def read_through(self, tiers: Callable[[Fetcher], Fetcher]) -> None:
-        """From now on the file is read with what `tiers` makes of its fetcher."""
+        """From now on the file is read with what `tiers` makes of its own fetcher."""
         with self._opening:
             self._through = tiers
             if self.opened is not None:
-                self.opened.fetcher = tiers(self.opened.fetcher)
+                self._store = self._store or self.opened.fetcher
+                self.opened.fetcher = tiers(self._store)
+
+    @cached_property
+    def is_local(self) -> bool:
+        """True if no other node sees the files, as far as the system tells, and if nobody limits their reads."""
+        files = self.pool.fetcher.files
+        shared = any(machine.file_system_of(file.path, file.status().st_dev).shared for file in files)
+        return not shared and not self.pool.fetcher.limited
 
     @property
     def pool(self) -> ReadPool:
@@ -154,7 +161,12 @@ class DataFile:
 
     def _open(self, gate: Gate | None, path: str, via: str | None = None) -> Fetcher:
         """A fetcher of one file. via : another name that leads to it"""
-        return open_limited(partial(open_traced, partial(self._fetcher, path, via), self.recorder), gate)
+        make: Callable[[], Fetcher] = partial(self._fetcher, path, via)
+        if self.recorder is not None:
+            from pario.fetch.traced import open_traced
+
+            make = partial(open_traced, make, self.recorder)
+        return open_limited(make, gate)
 
     def _open_like_leader(self) -> ReadPool:
         fetchers: list[Fetcher] = []
@@ -167,7 +179,8 @@ class DataFile:
             raise
         self.fetchers = fetchers
         # The leader's sizes: a file may have grown since.
-        return ReadPool(self._through(_joined(fetchers, [status.st_size for status in self._statuses])), self.knob)
+        self._store = _joined(fetchers, [status.st_size for status in self._statuses])
+        return ReadPool(self._through(self._store), self.knob)
 
     def _open_one_like_leader(self, path: str, status: os.stat_result, leaders_file: str) -> Fetcher:
         """Open a file that this node's leader has open: through the leader's descriptor, because the path may lead to

@@ -7,7 +7,7 @@
 A dataset stays as long as there is room. If another one needs its memory, the one that was used least recently goes,
 unless a job on this node holds its lock or another node has asked for it within the last minute.
 
-No two services wait for each other: OPEN and ASSIGN have threads of their own at each service (comm/server.py), and
+No two services wait for each other: OPEN and ASSIGN have threads of their own at each service (wire/server.py), and
 whoever answers ROOM asks nobody.
 """
 
@@ -27,20 +27,18 @@ import numpy as np
 
 from pario import machine
 from pario.comm.base import AnyWorld, together
-from pario.comm.sockets import Client
 from pario.comm.solo import Solo
-from pario.control.knobs import Knob
 from pario.dataset.file import DataFile
 from pario.dataset.staging import COPIES, MOST_BITS, Stage, kept_chunks, open_stage
 from pario.dataset.tiers import automatic_bytes, wanted_tiers
 from pario.errors import OptionError, ParioError
 from pario.fetch.pool import STOP_S
-from pario.fetch.resolve import FETCHERS
-from pario.fetch.snapshot import read_snapshot
+from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import identity_of, read_snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import Options, Tier
 from pario.plan.placement import Placement, assign
-from pario.stage.asking import CHUNK_BYTES, LOCK, WHERE, here, identity_of, packed, unpacked, written
+from pario.stage.asking import CHUNK_BYTES, LOCK, WHERE, here, packed, unpacked, written
 from pario.stage.disk_files import is_used, lock_use, root_of
 from pario.stage.fill import Filler
 from pario.stage.grid import Grid
@@ -49,6 +47,7 @@ from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
 from pario.threads import Workers
+from pario.wire.client import Client
 
 __all__ = ["Host"]
 
@@ -122,7 +121,7 @@ class Host:
     """Serves the jobs on this node until `close`. Collective over `world`, on the first rank of each node.
 
     folder : on a disk of the node, where jobs find the service; it may name variables, as $TMPDIR
-    options : tiers (None: PARIO_TIERS), copies, inflight, fetch
+    options : tiers (None: PARIO_TIERS), inflight
     served_bytes : sent to other processes, when it is closed; what jobs of this node read in its memory is not counted
     number : of this node among the services; None on a rank that is not its node's first one: it serves nobody
 
@@ -238,23 +237,24 @@ class Host:
 
     def _open(self, asked: _Asked) -> _Dataset:
         options, path = self._options, asked.path
-        file = DataFile([path], self._solo, options, FETCHERS[options.fetch])
+        file = DataFile([path], self._solo, options, PosixFetcher)
         try:
             file.open()
             file.share(True)
             fetcher = file.pool.fetcher
             snapshot = read_snapshot(fetcher)
-            identity = identity_of(fetcher, snapshot)
+            identity = identity_of(fetcher, [snapshot])
             if len(file.paths) > 1 or identity != asked.identity or snapshot.file_bytes != asked.file_bytes:
                 raise ParioError("the service's node sees another state of the file", path=path)
             with self._opening:
                 tiers = self._tiers_for(snapshot.file_bytes)
-                stage = open_stage(file, self._solo, snapshot, replace(options, tiers=tiers)) if tiers else None
+                given = replace(options, tiers=tiers)
+                stage = open_stage(file, self._solo, [snapshot], given, by_default=False) if tiers else None
                 if stage is None:
                     raise ParioError("no tier of the service has room for another dataset", path=path)
-                given = stage.memory.budget if stage.memory is not None else 0
+                budget = stage.memory.budget if stage.memory is not None else 0
                 self._slots += 1
-                return _Dataset(path, identity, file, stage, self._slots, given, time.monotonic())
+                return _Dataset(path, identity, file, stage, self._slots, budget, time.monotonic())
         except BaseException:
             file.close(STOP_S)
             raise
@@ -336,9 +336,7 @@ class Host:
             owners = assign(_seed(dataset.identity), np.arange(chunks), rooms, 1).owners
         placement = Placement(owners=owners, nodes=nodes)
         peers = Peers(placement, self._servers, serves=True, identity=dataset.identity, grid=stage.grid)
-        keeps = kept_chunks(
-            placement, self.number, np.arange(chunks), room if self._options.copies == "auto" else 0
-        )
+        keeps = kept_chunks(placement, self.number, np.arange(chunks), room)
         earlier = stage.peers
         stage.share(placement, peers, keeps, keeps)
         if earlier is not None:
@@ -353,22 +351,25 @@ class Host:
         if stage.memory is None or not len(chunks) or not (dataset.filler is None or dataset.filler.is_over):
             return
 
+        usual = self._options.usual_inflight
+        dataset.file.knob.turn(max(usual, dataset.file.knob.value), "nothing is measured yet")
+
         def failed(error: BaseException) -> None:
             _log.warning("%s was not brought as a whole: %s", dataset.path, error)
 
         dataset.filler = Filler(
+            dataset.file.pool,
             stage.fetcher,
             stage.memory,
             iter(chunks.tolist()),
             np.flatnonzero(stage.keeps),
-            inflight=Knob("reads in flight", *self._options.inflight_bounds, self._options.usual_inflight),
             stats=RankStats(),
             failed=failed,
         )
 
     def _placed(self, dataset: _Dataset, body: bytes) -> np.ndarray:
         """i32[chunks, copies]: see `Placement`. Raises OSError, ValueError, ParioError."""
-        words, raw = unpacked(self._answer_assign(body) if self.number == 0 else self._first.call(ASSIGN, body))
+        words, raw = unpacked(self._answer_assign(body) if self.number == 0 else self._first.call(ASSIGN, body)[1])
         if words.get("problem"):
             raise ParioError(words["problem"])
         chunks, copies = dataset.stage.grid.chunks, int(words.get("copies", 0))
@@ -395,7 +396,7 @@ class Host:
         answers: list[Future[bytes]] = [
             self._askers.call(self._answer_room, body)
             if node == self.number
-            else self._askers.call(client.call, ROOM, body)
+            else self._askers.call(lambda client=client: client.call(ROOM, body)[1])
             for node, client in enumerate(self._clients)
         ]
         rooms = [0] * len(answers)
@@ -411,8 +412,7 @@ class Host:
                     held[node] = np.unpackbits(np.frombuffer(raw, np.uint8), count=grid.chunks)
             except (OSError, ValueError, KeyError, ParioError) as e:
                 _log.warning("node %d keeps nothing of %s: %s", node, asked.path, e)
-        copies = COPIES if self._options.copies == "auto" else int(self._options.copies)
-        placed = assign(_seed(asked.identity), np.arange(grid.chunks), rooms, copies, held=held)
+        placed = assign(_seed(asked.identity), np.arange(grid.chunks), rooms, COPIES, held=held)
         return np.ascontiguousarray(placed.owners)
 
     def _answer_room(self, body: bytes) -> bytes:

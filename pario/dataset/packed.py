@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pario.comm.base import AnyWorld, together
-from pario.decode.unpacking import Unpacking
 from pario.errors import CorruptedError, ParioError
 from pario.locate.base import Index
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
+    from pario.decode.unpacking import Unpacking
 
 __all__ = ["open_packed", "packing_of"]
 
@@ -30,12 +30,14 @@ def open_packed(index: Index, world: AnyWorld) -> Unpacking | None:
             packings.append(None if entry is None else packing_of(entry, n, stretch.database.path, world.rank))
     if world.rank:  # what else is packed into an entry (of folders: names and times), rank 0 alone is asked for
         index.entries = tuple(None if entry is None else b"" for entry in index.entries)
+    from pario.decode.unpacking import Unpacking  # only here, and so in `packing_of`: it brings codecs
+
     return Unpacking(packings, [stretch.start for stretch in stretches])
 
 
 def packing_of(entry: bytes, n: int, path: str, rank: int = 0) -> Packing:
     """The packing of a database of n records, from its reserved entry. Raises CorruptedError, OptionError."""
-    from pario.codec.packing import Packing  # not before it is wanted: it brings the C libraries of codecs
+    from pario.codec.packing import Packing
 
     try:
         packing = Packing.from_entry(entry)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import platform
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,12 +19,8 @@ from pario.comm.farewell import guard
 from pario.comm.world import get_world
 from pario.dataset.file import DataFile
 from pario.dataset.packed import open_packed
-from pario.dataset.served import open_served
 from pario.dataset.several import checks_of, open_several
-from pario.dataset.staging import Stage, open_stage
-from pario.dataset.tiers import no_tiers
-from pario.decode.unpacking import Unpacking
-from pario.errors import ClosedError, DecodeError, FileError, MissingError, OptionError, ParioError
+from pario.errors import ClosedError, DecodeError, FileError, MissingError, OptionError, ParioError, SnapshotError
 from pario.fetch.pool import STOP_S
 from pario.fetch.resolve import FETCHERS, Paths, as_paths
 from pario.fetch.snapshot import read_snapshot
@@ -33,17 +31,19 @@ from pario.locate.database import Database
 from pario.locate.open import open_index
 from pario.locate.sidecar import Saved, find_saved
 from pario.locate.sums import Sums, open_sums
-from pario.options import Options, Recipe, find_recipe
+from pario.options import READ_BYTES, Options, Recipe, find_recipe
 from pario.plan.coalesce import coalesce
 from pario.plan.selection import Selection
 from pario.records import Records
 from pario.stats.rank import RankStats
-from pario.threads import start_thread
+from pario.threads import at_end, start_thread
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
+    from pario.dataset.staging import Stage
+    from pario.decode.unpacking import Unpacking
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "renew_tiers"]
 
 _log = logging.getLogger("pario")
 
@@ -51,13 +51,15 @@ _log = logging.getLogger("pario")
 _LOOK_S = 0.5
 #: A walk that reads no more than this part of the file reads the store: chunks come later, in the order of their use.
 _LITTLE = 0.015
+#: A writer may commit between two nodes' looks, or while the file is opened: so all look again, after these seconds.
+_PAUSES_S = (0.01, 0.05, 0.25)
 
 
 class Reader:
     """The records of one LMDB, or of several one after the other, for the ranks of a communicator.
 
     Collective over `comm`: construction and `close`. `read` and `keys` are not: any rank may call them at any time.
-    `Options.readers_per_node` ranks of a node open the file at once, the others when they first call `read`.
+    One rank of a node opens the file at once, the others when they first call `read`.
 
     Parameters
     ----------
@@ -95,7 +97,7 @@ class Reader:
         tiers: bool = False,
     ) -> None:
         self.options = options or Options()
-        self.world = get_world(comm)
+        self.world = get_world(comm, "making a Reader")
         wrong: BaseException | None = None
         paths: tuple[str, ...] = ()
         try:
@@ -112,12 +114,14 @@ class Reader:
         #: how the values are packed, of several files those of the first one; None: they are not
         self.packing: Packing | None = None
         self.sums: Sums | None = None
-        self._tiers = tiers and self.recipe.source == "auto"
+        self._tiers = tiers and self.recipe.source in ("auto", "ring")
         self._chosen: Selection | None = None
         self._epochs = 0
         self._replaced = False
         self._grow = grow and self.recipe.locate in ("auto", "speculate", "cursor")
-        self.file = DataFile(paths, self.world, self.options, FETCHERS[self.recipe.fetch or self.options.fetch])
+        # Usually through the page cache: a set that fits into memory is read from the storage once, and a cold file
+        # costs nothing by it on a store of 200 MB/s. For fast disks of the node see fetch/past_cache.py.
+        self.file = DataFile(paths, self.world, self.options, FETCHERS[self.recipe.fetch or "posix"])
         try:
             self._open(db, save_index, progress)
             self.unpacking = open_packed(self.index, self.world)
@@ -133,6 +137,7 @@ class Reader:
             raise
         if self.world is not comm:  # a Loader has its own guard
             guard(self.world, self)
+            at_end(partial(self.abandon, 0))
 
     def _open(
         self,
@@ -141,27 +146,13 @@ class Reader:
         progress: Callable[[int, int], None] | None,
     ) -> None:
         world, file = self.world, self.file
-        error: BaseException | None = None
         tell_cache_problem(world.rank)
         name = db.encode() if isinstance(db, str) else db
-        snapshots: tuple[Snapshot, ...] = ()
-        saved: Saved | None = None
-        try:
-            if world.is_leader:
-                file.open()
-            if world.rank == 0:
-                snapshots, saved = self._look(name)
-            else:
-                warm_up()  # while this rank waits for rank 0
-        except BaseException as e:
-            error = e
-        # One rank decides which snapshots all ranks read.
-        snapshots, paths = world.bcast((snapshots, file.paths))
-        if world.is_leader and world.rank and error is None and snapshots:
-            try:
-                _compare(file, paths, snapshots, world.rank)
-            except BaseException as e:
-                error = e
+        for pause_s in (*_PAUSES_S, 0.0):
+            snapshots, saved, error = self._look_together(name)
+            if not pause_s or not world.allreduce_max(isinstance(error, _OtherStateError | SnapshotError)):
+                break
+            time.sleep(pause_s)
         try:
             file.share(error is None and bool(snapshots))
         except BaseException as e:
@@ -171,17 +162,16 @@ class Reader:
         self.snapshot = snapshot = snapshots[0]  # of the only file, or the first one; `_agree` raised without any
         self.path = file.path
         self.index: Index
+        self._walked_through_tiers = False
         if len(snapshots) > 1:
             self.index, self.checked = open_several(
                 file, world, snapshots, name, self.recipe, save=save_index and self._uses_sidecar, progress=progress
             )
             return
-        # What a walk reads much of it should bring into the tiers at once. With several readers on a node only the
-        # first one can. (All ranks must decide alike: not by how many readers this node has.)
-        can = self._tiers and name is None and self.options.usual("readers_per_node") == 1
-        early = can and _walk_share(snapshot) > _LITTLE
+        # What a walk reads much of it should bring into the tiers at once.
+        early = self._tiers and name is None and _walk_share(snapshot) > _LITTLE
         if early:
-            self.stage = _open_tiers(self)
+            self.stage = _open_tiers(self, None)
             if self.stage is not None:
                 self.stage.meet(world, None, None)
         self._walked_through_tiers = early
@@ -198,20 +188,29 @@ class Reader:
         )
         self.checked = checks_of(file, self.index, 0, self.index.trusted)
 
-    def _look(self, db: bytes | None) -> tuple[tuple[Snapshot, ...], Saved | None]:
-        """The newest state of each file; of a single one also the side-car if it matches: then one read of the meta
-        pages is enough."""
-        pool = self.file.pool
-        if len(self.file.fetchers) > 1:
-            return tuple(map(read_snapshot, self.file.fetchers)), None
+    def _look_together(self, db: bytes | None) -> tuple[tuple[Snapshot, ...], Saved | None, BaseException | None]:
+        """The leaders open the file, and one rank decides which snapshots all ranks read: these; on that rank what the
+        side-car says; and what is wrong on this one. Collective."""
+        world, file = self.world, self.file
+        error: BaseException | None = None
+        snapshots: tuple[Snapshot, ...] = ()
         saved: Saved | None = None
-
-        def known(snapshot: Snapshot) -> bool:
-            nonlocal saved
-            saved = find_saved(pool, snapshot, db, look=self._uses_sidecar)
-            return saved.places is not None
-
-        return (read_snapshot(pool.fetcher, believe=known),), saved
+        try:
+            if world.is_leader:
+                file.open()
+            if world.rank == 0:
+                snapshots, saved = _newest(file, db, sidecar=self._uses_sidecar)
+            else:
+                warm_up()  # while this rank waits for rank 0
+        except BaseException as e:
+            error = e
+        snapshots, paths = world.bcast((snapshots, file.paths))
+        if world.is_leader and world.rank and error is None and snapshots:
+            try:
+                _compare(file, paths, snapshots, world.rank)
+            except BaseException as e:
+                error = e
+        return snapshots, saved, error
 
     @property
     def _uses_sidecar(self) -> bool:
@@ -221,9 +220,7 @@ class Reader:
         """Number of records."""
         return self.index.n
 
-    def read(
-        self, ids: Iterable[int] | np.ndarray, stats: RankStats | None = None, *, verify: bool = True
-    ) -> Records:
+    def read(self, ids: Iterable[int] | np.ndarray, stats: RankStats | None = None, *, verify: bool = True) -> Records:
         """The values of these records, in this order, in new memory; packed ones (docs/packing.md) are unpacked.
 
         ids : i64[n], record ids in 0..len(self)-1; any order, repetitions allowed
@@ -252,7 +249,7 @@ class Reader:
             lengths,
             align=align,
             gap_bytes=self.options.gap_bytes,
-            read_bytes=self.options.usual("read_bytes"),
+            read_bytes=READ_BYTES,
             file_bytes=pool.fetcher.nbytes,
         )
         memory = np.empty(plan.nbytes + align, np.uint8)
@@ -260,9 +257,8 @@ class Reader:
         pool.read(plan.reads, data, plan.starts)
         if stats is not None:
             stats.count(len(plan.reads), int(plan.reads["nbytes"].sum()))
-        starts = plan.behind(offsets - begins).record_starts
-        self.checked.records(data, starts, offsets, nbytes, wanted)
-        records = Records(wanted, data, starts, nbytes)
+        records = Records(wanted, data, plan.behind(offsets - begins).record_starts, nbytes)
+        self.checked.records(records, offsets)
         if verify and self.sums is not None:
             self.sums.check(records)
         return records
@@ -287,10 +283,8 @@ class Reader:
         chosen : the records that will be read; None: all. It is closed together with the reader
         Raises OptionError."""
         self._chosen = chosen
-        if len(self.snapshots) > 1 and self.recipe.source == "auto":
-            no_tiers(self.world, self.options, self.path)
-        elif self.recipe.source == "auto" and not self._walked_through_tiers:
-            self.stage = _open_tiers(self)
+        if self._tiers and not self._walked_through_tiers:
+            self.stage = _open_tiers(self, chosen)
         if self.stage is not None:
             self.stage.chosen = chosen
             if not self._walked_through_tiers:
@@ -310,7 +304,7 @@ class Reader:
         if self._epochs > 1 and not self._replaced and not self.is_staged:
             # In a thread, so that errors and signals reach this one while the store stalls. No thread, no warning.
             with suppress(ParioError):
-                start_thread("pario-look", self._warn_if_replaced).join(_LOOK_S)
+                start_thread("pario-look", self._warn_if_replaced, stop=None).join(_LOOK_S)
 
     def _warn_if_replaced(self) -> None:
         with suppress(ClosedError):
@@ -357,6 +351,22 @@ class Reader:
         return f"Reader({self.path!r}, records={len(self):,}, ranks={self.world.size})"
 
 
+def _newest(file: DataFile, db: bytes | None, *, sidecar: bool) -> tuple[tuple[Snapshot, ...], Saved | None]:
+    """The newest state of each file; of a single one also the side-car if it matches: then one read of the meta pages
+    is enough."""
+    pool = file.pool
+    if len(file.fetchers) > 1:
+        return tuple(map(read_snapshot, file.fetchers)), None
+    saved: Saved | None = None
+
+    def known(snapshot: Snapshot) -> bool:
+        nonlocal saved
+        saved = find_saved(pool, snapshot, db, look=sidecar)
+        return saved.places is not None
+
+    return (read_snapshot(pool.fetcher, believe=known),), saved
+
+
 def _unpacked(reader: Reader, records: Records) -> Records:
     """The values of packed records. Raises DecodeError for the first one that is damaged."""
     assert reader.unpacking is not None
@@ -368,19 +378,48 @@ def _unpacked(reader: Reader, records: Records) -> Records:
     return values
 
 
-def _open_tiers(reader: Reader) -> Stage | None:
-    """Collective; raises OptionError."""
-    given = reader.file, reader.world, reader.snapshot, reader.options
-    stage = open_served(*given) or open_stage(*given)
+def _open_tiers(reader: Reader, chosen: Selection | None, *, waits: bool = True) -> Stage | None:
+    """chosen : what will be read; None: all; waits : for a service that starts. Collective; raises OptionError."""
+    from pario.dataset.staging import open_stage, used_chunks
+    from pario.dataset.tiers import service_folder
+
+    file, world, snapshots, options = reader.file, reader.world, reader.snapshots, reader.options
+    stage: Stage | None = None
+    # A service keeps single files.
+    if len(snapshots) == 1 and world.allreduce_max(world.rank == 0 and bool(service_folder(options))):
+        from pario.dataset.served import open_served
+
+        stage = open_served(file, world, snapshots[0], options, waits=waits)
+    if stage is None:
+        need = None if chosen is None else (lambda grid: len(used_chunks(grid, reader.index, reader.checked, chosen)))
+        by_default = reader.recipe.source == "auto"
+        stage = open_stage(file, world, snapshots, options, by_default=by_default, need=need)
     if stage is not None:
         # A thread of the stage refers to it, so that it would outlive a reader that is dropped.
         weakref.finalize(reader, stage.close).atexit = False
     return stage
 
 
+def renew_tiers(reader: Reader) -> None:
+    """The service that kept the copies has gone: join the one that has come since, or take tiers of this job's own.
+    Collective over the reader's `comm`."""
+    lost, reader.stage = reader.stage, None
+    reader.file.read_through(lambda store: store)
+    if lost is not None:
+        lost.close()
+    stage = reader.stage = _open_tiers(reader, reader._chosen, waits=False)
+    if stage is not None:
+        stage.chosen = reader._chosen
+        stage.meet(reader.world, reader.index, reader.checked)
+
+
 def _walk_share(snapshot: Snapshot) -> float:
     """The part of the file that a walk through the main database reads: its leaf pages."""
     return snapshot.main.md_leaf_pages * snapshot.page_size / snapshot.file_bytes
+
+
+class _OtherStateError(FileError):
+    """This node sees another state of a file than rank 0."""
 
 
 def _compare(file: DataFile, paths: Sequence[str], snapshots: Sequence[Snapshot], rank: int) -> None:
@@ -395,7 +434,7 @@ def _compare(file: DataFile, paths: Sequence[str], snapshots: Sequence[Snapshot]
     for fetcher, snapshot in zip(file.fetchers, snapshots, strict=True):
         mine = read_snapshot(fetcher, believe=snapshot.__eq__)
         if mine != snapshot:
-            raise FileError(
+            raise _OtherStateError(
                 f"this node sees another file than rank 0: transaction {mine.txnid} with "
                 f"{mine.main.md_entries} entries, against {snapshot.txnid} with {snapshot.main.md_entries}",
                 path=fetcher.path,

@@ -22,6 +22,7 @@ from pario.comm.base import together
 from pario.dataset.reader import Reader
 from pario.errors import OptionError
 from pario.format.layout import MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.plan.schedule import even_split
 from pario.plan.selection import (
     FEW_RUNS,
     Figures,
@@ -34,7 +35,6 @@ from pario.plan.selection import (
     prefers_runs,
     runs_of,
 )
-from pario.plan.shard import even_split
 
 __all__ = ["Wanted", "as_wanted", "choose", "picked"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,18 @@ from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import Options
 from pario.records import EXTENT
-from pario.stage.asking import CHUNK_BYTES, Told, ask_service, find_servers, here, identity_of, peers_told
-from pario.stage.disk_files import root_of
+from pario.stage.asking import (
+    CHUNK_BYTES,
+    LOCK,
+    WHERE,
+    Told,
+    ask_service,
+    find_servers,
+    here,
+    peers_told,
+    read_servers,
+)
+from pario.stage.disk_files import is_used, root_of
 from pario.stage.grid import Grid
 from pario.stage.peers import Peers
 from pario.stage.served import ServedTier
@@ -29,12 +40,17 @@ __all__ = ["look_at_service", "open_served"]
 _log = logging.getLogger("pario")
 
 
-def open_served(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Options) -> Stage | None:
+def open_served(
+    file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Options, *, waits: bool
+) -> Stage | None:
     """Let `file` be read through the services that PARIO_SERVICE names; None, with a warning, if one of the nodes has
-    none that can. Collective over `world`; all ranks raise, OptionError where it was noticed, if none can be meant."""
+    none that can. Collective over `world`; all ranks raise, OptionError where it was noticed, if none can be meant.
+
+    waits : for a service that is about to start
+    """
     with together(world, "looking for the service of the node"):
         folder = service_folder(options) if world.rank == 0 else ""
-        identity = identity_of(file.pool.fetcher, snapshot) if folder else b""
+        identity = file.identity([snapshot]) if folder else b""
     folder, identity, file_bytes = world.bcast((folder, identity, snapshot.file_bytes))
     if not folder:
         return None
@@ -43,9 +59,12 @@ def open_served(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Op
     lease, memory = -1, None
     try:
         with together(world, "looking for the service of the node"):
+            if world.is_leader:
+                told, lease = ask_service(here(folder), os.path.abspath(file.path), identity, grid, waits=waits)
             # What the identity is of must be what the ranks read.
-            if world.is_leader and read_snapshot(file.pool.fetcher) == snapshot:
-                told, lease = ask_service(here(folder), os.path.abspath(file.path), identity, grid)
+            if told is not None and read_snapshot(file.pool.fetcher) != snapshot:
+                _close(lease)
+                told, lease = None, -1
         told = world.node_bcast(told)
         groups = set(world.allgather(told and told.servers.secret))
         if told is None or len(groups) > 1:
@@ -54,7 +73,9 @@ def open_served(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Op
             _close(lease)
             return None
         memory = share_memory(_attached(grid, told) if world.is_leader else None, ServedTier, grid, world)
-        return _stage(file, snapshot, options, identity, told, memory, lease)
+        stage = _stage(file, snapshot, options, identity, told, memory, lease)
+        stage.is_lost = lambda: not _serves(folder, told)
+        return stage
     except BaseException:
         _close(lease)
         if memory is not None:
@@ -79,13 +100,29 @@ def _stage(
     """Let the file be read through the service."""
     grid = Grid(snapshot.file_bytes, CHUNK_BYTES)
     tiers = [memory] if memory is not None else []
-    stage = Stage([*tiers], memory, None, snapshot, options, identity, grid, everywhere=True)
+    stage = Stage([*tiers], memory, None, [snapshot], options, identity, grid, everywhere=True)
     peers = peers_told(told, identity, grid, count=lambda nbytes: stage.count_peers(came=nbytes))
     if memory is not None:
         memory.ask_by(lambda chunk: _brought(peers, chunk, grid), told.budget)
     file.read_through(stage.through)
     stage.share(peers.placement, peers, told.keeps, np.zeros(grid.chunks, bool), lease if lease >= 0 else None)
     return stage
+
+
+def _serves(folder: str, told: Told) -> bool:
+    """Whether this node's service is still the one that has said this; one that has retired still serves."""
+    try:
+        directory = PrivateDirectory(root_of(here(folder)))
+        lock = directory.open_file(LOCK, make=False)
+        try:
+            lives = is_used(lock, byte=0)
+        finally:
+            os.close(lock)
+        with suppress(FileNotFoundError):
+            return lives and read_servers(directory.read(WHERE)).secret == told.servers.secret
+        return lives
+    except (OSError, ValueError, ParioError):
+        return False
 
 
 def _brought(peers: Peers, chunk: int, grid: Grid) -> bool:

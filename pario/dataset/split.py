@@ -104,7 +104,7 @@ def split(
 
     Collective over `comm`. Raises OptionError, and what `Reader` raises, on all ranks.
     """
-    world = get_world(comm)
+    world = get_world(comm, "pario.split")
     try:
         with together(world, "looking at the arguments of pario.split"):
             shares, wanted = _checked(fractions, seed, by), as_wanted(select)

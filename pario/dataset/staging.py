@@ -6,13 +6,13 @@ import logging
 import os
 import secrets
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pario.comm.base import AnyWorld, together
-from pario.comm.sockets import Address
 from pario.control.joining import store_agent
 from pario.dataset.file import DataFile
 from pario.dataset.tiers import OpenTiers, same_disks, share_memory, tiers_by_default, wanted_tiers
@@ -20,14 +20,16 @@ from pario.errors import ParioError
 from pario.fetch.base import Fetcher
 from pario.fetch.checked import Checked
 from pario.fetch.direct import DirectFetcher
+from pario.fetch.joined import bases_of
 from pario.fetch.limited import open_limited
 from pario.fetch.traced import open_traced
 from pario.format.meta import Snapshot
 from pario.locate.base import Index
-from pario.options import Options
+from pario.machine import is_rotating
+from pario.options import READ_BYTES, Options
 from pario.plan.placement import NOBODY, Placement, assign
 from pario.plan.selection import Selection
-from pario.stage.asking import CHUNK_BYTES, identity_of
+from pario.stage.asking import CHUNK_BYTES
 from pario.stage.base import AnyTier
 from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
@@ -37,8 +39,9 @@ from pario.stage.service import Service
 from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
 from pario.stats.tracing import recorder_of
+from pario.wire.client import Address
 
-__all__ = ["COPIES", "MOST_BITS", "Stage", "kept_chunks", "open_stage"]
+__all__ = ["COPIES", "MOST_BITS", "Stage", "kept_chunks", "open_stage", "used_chunks"]
 
 _log = logging.getLogger("pario")
 
@@ -55,6 +58,7 @@ class Stage:
     memory : the one in memory, which all ranks of this node share, or None
     watch : lets it shrink, on the rank that fills it
     everywhere : all ranks have tiers
+    local : the file is on this node: nobody waits for its chunks (feed/seat.py), and nodes do not share them
     placement, peers, service : None if nodes do not share what they keep; the service only on a node's first rank, if
         no process of its own serves the node
     keeps : bool[chunks]: this node's part of the placement; None without one
@@ -66,7 +70,7 @@ class Stage:
         tiers: list[AnyTier],
         memory: MemoryTier | None,
         watch: PressureWatch | None,
-        snapshot: Snapshot,
+        snapshots: Sequence[Snapshot],
         options: Options,
         identity: bytes,
         grid: Grid,
@@ -74,11 +78,12 @@ class Stage:
         everywhere: bool,
     ) -> None:
         self.everywhere = everywhere
+        self.local = False
         self.grid = grid
         self.tiers = tiers
         self.memory = memory
         self.fetcher: StagedFetcher | None = None
-        self._snapshot = snapshot
+        self._snapshots = snapshots
         self._options = options
         self._identity = identity
         self.placement: Placement | None = None
@@ -90,6 +95,8 @@ class Stage:
         self._used: np.ndarray | None = None
         self._also: int | None = None
         self._watch = watch
+        #: whether what keeps its copies is there no more
+        self.is_lost: Callable[[], bool] = lambda: False
         self._counting = threading.Lock()
         self.store_reads = self.store_bytes = 0
         self.stats: RankStats | None = None  # counts the same, since there is a loader
@@ -111,11 +118,12 @@ class Stage:
         """A fetcher that asks the tiers before the store."""
         self.fetcher = StagedFetcher(
             store,
-            self._snapshot,
+            self._snapshots,
             self.tiers,
             grid=self.grid,
-            past_cache=_past_cache(store, self._options.trace) if self._options.fetch == "auto" else None,
-            read_bytes=self._options.usual("read_bytes"),
+            past_cache=_past_cache(store, self._options.trace),
+            read_bytes=READ_BYTES,
+            local=self.local,
             count=self.count,
         )
         if self.peers is not None and self._brings is not None:
@@ -141,10 +149,9 @@ class Stage:
         index, checked : None if the index is still to be made, through the tiers
         """
         options, grid = self._options, self.grid
-        if self.peers is not None:  # by the node's service
+        if self.peers is not None or self.local:  # by the node's service
             return
-        # A node's readers ask each other, too: a chunk that two of them need is read once.
-        if not options.peers or (world.nodes < 2 and min(options.usual("readers_per_node"), world.size) < 2):
+        if not options.peers or world.nodes < 2:
             return
         if not self.everywhere:
             if world.rank == 0:
@@ -174,7 +181,7 @@ class Stage:
             int.from_bytes(self._identity[:8], "little"),
             worth,
             offers,
-            COPIES if options.copies == "auto" else int(options.copies),
+            COPIES,
             held=held,
         )
         peers = Peers(
@@ -185,8 +192,7 @@ class Stage:
             grid=grid,
             count=lambda nbytes: self.count_peers(came=nbytes),
         )
-        more = options.copies == "auto" or not offers[world.node]
-        keeps = kept_chunks(placement, world.node, worth, rooms[world.node] if more else 0)
+        keeps = kept_chunks(placement, world.node, worth, rooms[world.node])
         # The other ranks of a node leave its chunks to the first one.
         self.share(placement, peers, keeps, keeps if world.is_leader else np.zeros(grid.chunks, bool))
 
@@ -219,20 +225,14 @@ class Stage:
 
     def used(self, index: Index, checked: Checked) -> np.ndarray:
         """i64[n], the chunks that hold records that are read. The index must be complete."""
-        chosen = self.chosen
-        if self._used is None and chosen is not None:
-            held = np.zeros(self.grid.chunks, bool)
-            for start, stop in chosen.pieces():
-                offsets, nbytes = index.extents_of(chosen.ids(np.arange(start, stop)))
-                held[self.grid.chunks_at(*checked.spans(offsets, nbytes))] = True
-            self._used = np.flatnonzero(held)
-        elif self._used is None:
-            extents = index.extents
-            begins, lengths = checked.spans(
-                np.ascontiguousarray(extents["offset"]), np.ascontiguousarray(extents["nbytes"])
-            )
-            self._used = self.grid.chunks_at(begins, lengths)
+        if self._used is None:
+            self._used = used_chunks(self.grid, index, checked, self.chosen)
         return self._used
+
+    @property
+    def is_plain(self) -> bool:
+        """True if chunks may be read through the file's descriptors, which nobody watches."""
+        return self.fetcher is not None and not self.fetcher.watched
 
     def fits_memory(self, index: Index, checked: Checked) -> bool:
         """Whether the memory tier has room for all records; on the rank that fills it."""
@@ -247,7 +247,8 @@ class Stage:
             return False
         used = self.used(index, checked)
         held = self.held()
-        if self.placement is not None:  # what other processes keep they bring as soon as anybody needs it
+        # What other processes keep they bring as soon as anybody needs it.
+        if self.placement is not None and not self.is_lost():
             assert self._brings is not None  # set together
             assert self.peers is not None
             owners = self.placement.owners[used]
@@ -282,9 +283,24 @@ class Stage:
             self._watch.close()
         for tier in self.tiers:
             tier.close()
+        self.fetcher = None  # it refers to this: else the mappings of memory wait for the garbage collector
         also, self._also = self._also, None
         if also is not None:
             os.close(also)
+
+
+def used_chunks(grid: Grid, index: Index, checked: Checked, chosen: Selection | None) -> np.ndarray:
+    """i64[n], the chunks that hold these records (None: all), and what their checks need. The index must be complete.
+    """
+    if chosen is None:
+        extents = index.extents
+        offsets, nbytes = np.ascontiguousarray(extents["offset"]), np.ascontiguousarray(extents["nbytes"])
+        return grid.chunks_at(*checked.spans(offsets, nbytes))
+    held = np.zeros(grid.chunks, bool)
+    for start, stop in chosen.pieces():
+        offsets, nbytes = index.extents_of(chosen.ids(np.arange(start, stop)))
+        held[grid.chunks_at(*checked.spans(offsets, nbytes))] = True
+    return np.flatnonzero(held)
 
 
 def kept_chunks(placement: Placement, node: int, worth: np.ndarray, room: int) -> np.ndarray:
@@ -299,24 +315,37 @@ def kept_chunks(placement: Placement, node: int, worth: np.ndarray, room: int) -
     return keeps
 
 
-def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Options) -> Stage | None:
+def open_stage(
+    file: DataFile,
+    world: AnyWorld,
+    snapshots: Sequence[Snapshot],
+    options: Options,
+    *,
+    by_default: bool,
+    need: Callable[[Grid], int] | None = None,
+) -> Stage | None:
     """Open the tiers that the options or PARIO_TIERS name, or those by default; None if there are to be none, or if
     none can be used.
+
+    by_default : there may be tiers that nobody names
+    need : how many chunks of the grid will be read; None: all
 
     From then on `file` reads through them. Collective over `world`. All ranks raise, OptionError where it
     was noticed, if tiers cannot be meant; a tier that its storage refuses is left out, with a warning.
     """
     with together(world, "looking at the tiers"):
         wanted = wanted_tiers(options) if world.rank == 0 else ()
-    wanted, file_bytes = world.bcast((wanted, snapshot.file_bytes))
-    if wanted is None:
-        wanted = tiers_by_default(file, file_bytes, options, world)
+    sizes = [snapshot.file_bytes for snapshot in snapshots]
+    wanted, file_bytes = world.bcast((wanted, int(bases_of(sizes)[-1]) + sizes[-1]))
+    local, grid = False, Grid(file_bytes, CHUNK_BYTES)
+    if wanted is None and by_default:
+        chunks = grid.chunks if need is None else need(grid)
+        wanted, local = tiers_by_default(file, chunks * grid.chunk_bytes, options, world)
     if not wanted:
         return None
     with together(world, "looking at the tiers"):
-        identity = identity_of(file.pool.fetcher, snapshot) if world.rank == 0 else b""
+        identity = file.identity(snapshots) if world.rank == 0 else b""
     identity = world.bcast(identity)
-    grid = Grid(file_bytes, CHUNK_BYTES)
     mine = OpenTiers()
     try:
         with together(world, "opening the tiers"):
@@ -332,14 +361,15 @@ def open_stage(file: DataFile, world: AnyWorld, snapshot: Snapshot, options: Opt
     everywhere = bool(world.allreduce_min(bool(tiers)))
     if not tiers:
         return None
-    stage = Stage(tiers, memory, mine.watch, snapshot, options, identity, grid, everywhere=everywhere)
+    stage = Stage(tiers, memory, mine.watch, snapshots, options, identity, grid, everywhere=everywhere)
+    stage.local = local
     file.read_through(stage.through)
     return stage
 
 
 def _past_cache(store: Fetcher, trace: str | None) -> Fetcher | None:
     """The same open file past the page cache, if it lies on a block device of this node."""
-    if not store.read_ahead_bytes:
+    if len(store.files) > 1 or is_rotating(store.files[0].status().st_dev) is None:
         return None
     (file,) = store.files
     try:

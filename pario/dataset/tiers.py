@@ -7,13 +7,10 @@ import os
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from pario import machine
-from pario.comm.base import AnyWorld, together
+from pario.comm.base import AnyWorld
 from pario.dataset.file import DataFile
 from pario.errors import OptionError, ParioError
-from pario.fetch.base import Fetcher
 from pario.options import Options, Tier, read_tiers
 from pario.stage.asking import here
 from pario.stage.disk import DiskTier
@@ -26,7 +23,6 @@ __all__ = [
     "OpenTiers",
     "automatic_bytes",
     "look_at_tiers",
-    "no_tiers",
     "same_disks",
     "service_folder",
     "share_memory",
@@ -45,11 +41,8 @@ _MEMORY = "memory"
 #: a disk's automatic quota: the tier's floor of free space is the limit
 _UNLIMITED = 1 << 62
 
-#: What nobody has named, for a file that other nodes see, too.
+#: What nobody has named.
 _BY_DEFAULT = (Tier(_MEMORY, "auto"),)
-#: The page cache holds a file if it has this fraction of a sample of this many bytes, evenly over the file.
-_CACHED, _SAMPLE = 0.98, 64
-
 
 class OpenTiers:
     """What this rank has opened so far."""
@@ -110,53 +103,28 @@ def wanted_tiers(options: Options) -> tuple[Tier, ...] | None:
     return wanted
 
 
-def no_tiers(world: AnyWorld, options: Options, path: str) -> None:
-    """Several files have no tiers: an error if the options name any, and a warning if the environment does. Collective;
-    raises OptionError on all ranks."""
-    with together(world, "looking at the tiers"):
-        if options.tiers:
-            raise OptionError(
-                "several LMDBs have no tiers", path=path, hint="Leave Options.tiers out, or load one LMDB at a time."
-            )
-        if world.rank == 0 and (service_folder(options) or wanted_tiers(options)):
-            _log.warning("%s: several LMDBs have no tiers and no service; they are read from the store", path)
-
-
-def tiers_by_default(file: DataFile, file_bytes: int, options: Options, world: AnyWorld) -> tuple[Tier, ...]:
-    """The tiers of a dataset for which none are named: one of memory if other nodes see the file, too, the nodes have
-    room for all of it, and their page caches do not hold it yet. Collective over `world`, the same on all ranks.
-
-    Elsewhere the first epoch loses more than the later ones of a short job gain: a file in the page cache takes two to
-    six times as long once (docs/tiers.md).
-    """
-    found: tuple[bool, bool, int] | None = None
-    if world.is_leader:
-        fetcher = file.pool.fetcher
-        shared = all(machine.file_system_of(each.path, each.status().st_dev).shared for each in fetcher.files)
-        found = shared, shared and _is_cached(fetcher), automatic_bytes()
-    nodes = [node for node in world.allgather(found) if node is not None]
-    rooms = [min(room, file_bytes) for _, _, room in nodes]
-    room = sum(rooms) if options.peers else min(rooms)
-    if not all(shared for shared, _, _ in nodes) or all(cached for _, cached, _ in nodes):
-        return ()
-    if room < file_bytes:
-        if world.rank == 0:
+def tiers_by_default(
+    file: DataFile, need_bytes: int, options: Options, world: AnyWorld
+) -> tuple[tuple[Tier, ...], bool]:
+    """The tiers of a dataset for which none are named: one of memory, if the nodes have room for all of it; and whether
+    the file is on its nodes alone. Collective over `world`, the same on all ranks."""
+    mine = (file.is_local, automatic_bytes()) if world.is_leader else None
+    nodes = [node for node in world.allgather(mine) if node is not None]
+    local = all(here for here, _ in nodes)
+    rooms = [min(room, need_bytes) for _, room in nodes]
+    room = min(rooms) if local or not options.peers else sum(rooms)
+    if room < need_bytes:
+        if world.rank == 0 and not local:
             _log.info(
-                "%s has %s, for which a quarter of the nodes' memory has no room: every epoch reads it from the store. "
-                "Name disks of the nodes in PARIO_TIERS to keep copies there",
+                "%s: %s will be read, for which a quarter of the nodes' memory has no room: it comes from the store in "
+                "every epoch. Name disks of the nodes in PARIO_TIERS to keep copies there",
                 file.path,
-                decimal_bytes(file_bytes),
+                decimal_bytes(need_bytes),
             )
-        return ()
+        return (), local
     if world.rank == 0:
         _log.info("%s is kept in the memory of the nodes; PARIO_TIERS= switches that off", file.path)
-    return _BY_DEFAULT
-
-
-def _is_cached(fetcher: Fetcher) -> bool:
-    """The page cache of this node holds the file, as far as the kernel tells."""
-    offsets = np.linspace(0, max(0, fetcher.nbytes - 1), _SAMPLE).astype(np.int64)
-    return (fetcher.cached_share(offsets, _CACHED) or 0.0) >= _CACHED
+    return _BY_DEFAULT, local
 
 
 def look_at_tiers(path: str | None) -> list[dict[str, Any]]:
@@ -170,7 +138,7 @@ def look_at_tiers(path: str | None) -> list[dict[str, Any]]:
     except OptionError as e:
         return [{"where": "PARIO_TIERS", "quota": "", "free": 0, "problem": str(e)}]
     if wanted is None:
-        wanted = _BY_DEFAULT if path is not None and machine.file_system(path).shared else ()
+        wanted = _BY_DEFAULT if path is not None else ()
     found = []
     for tier in wanted:
         facts: dict[str, Any] = {"where": tier.where, "quota": str(tier.quota), "problem": ""}

@@ -22,7 +22,8 @@ from pario.errors import DecodeError
 from pario.records import Records
 
 __all__ = [
-    "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "describe", "extent", "past_caches", "shown",
+    "ArraySpec", "Decoder", "Draw", "Failures", "Parts", "Verbatim", "columns", "describe", "extent", "flat",
+    "past_caches", "shown",
 ]  # fmt: skip
 
 #: shape with the first axis, dtype
@@ -119,6 +120,11 @@ class Decoder(ABC):
         """`learn`, from the records of one row."""
         return self.learn_at(records[0], int(records.ids[0]), draw)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether what was learnt leaves something to further records, which `learn` is shown until it does not."""
+        return self.users is not self and self.users.is_open
+
     @abstractmethod
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         """The arrays that these records need; dtype object for rows of any size. Do not change the returned dict."""
@@ -202,6 +208,27 @@ def extent(shape: tuple[int, ...], dtype: np.dtype | None = None) -> str:
 
 def past_caches(rows: np.ndarray) -> bool:
     """Whether the rows of a batch are to be written past the processor's caches, because these do not hold as many
-    batches as are in use."""
+    batches as are in use, and what they are copied from."""
     cache = machine.last_cache_bytes()
-    return cache is not None and _BATCHES * rows.nbytes > cache
+    return cache is not None and 2 * _BATCHES * rows.nbytes > cache
+
+
+def columns(records: Records) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(data, starts, nbytes, failed): read-only u8[...], then contiguous i64[n]; `failed` is uninitialised.
+
+    Tables in a window may be strided fields of a structured array; copying them costs less than a microsecond.
+    """
+    data = records.data
+    if data.flags.writeable:
+        data = data.view()
+        data.flags.writeable = False
+    starts = np.array(records.starts, np.int64)
+    return data, starts, np.array(records.nbytes, np.int64), np.empty(len(starts), np.int64)
+
+
+def flat(array: np.ndarray, dtype: type = np.uint8) -> np.ndarray:
+    """The same memory as a 1-D array of `dtype`; the array must be C-contiguous."""
+    if not array.flags.c_contiguous:
+        raise ValueError("decoders write into C-contiguous arrays only")
+    # reshape(-1) of contiguous memory never copies.
+    return array.reshape(-1).view(dtype)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pario.codec.library import find_package
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
 from pario.decode.function import as_decoder
 from pario.errors import DecodeError, OptionError
@@ -18,11 +19,13 @@ from pario.records import Records
 
 __all__ = ["Compressed", "Gzip", "Zlib", "Zstd"]
 
-_MOST = 256 << 20
+_zstandard = functools.partial(find_package, "zstd")
+
+_MOST = 120 << 20
 #: Bytes to decompress before the inner decoder gets them.
 _UNIT = 4 << 20
-#: The least that is decompressed at once where the size is unknown.
-_PIECE = 1 << 20
+#: The most bytes of a block of zstd.
+_BLOCK = 128 << 10
 
 _OBJECT = np.dtype(object)
 
@@ -66,6 +69,10 @@ class Compressed(Decoder):
     @spec.setter
     def spec(self, spec: Any) -> None:
         self.inner.spec = spec
+
+    @property
+    def is_open(self) -> bool:
+        return self.inner.is_open
 
     @abstractmethod
     def unpack(self, record: bytes) -> bytes:
@@ -171,25 +178,31 @@ class Zlib(Compressed):
 
     def unpack(self, record: bytes) -> bytes:
         pieces: list[bytes] = []
-        left, rest = self.most_bytes, record
-        while True:
+        left, at, step = self.most_bytes, 0, len(record)
+        while at < len(record) or not pieces:
             stream = zlib.decompressobj(self._window)
-            inside = stream.decompress(rest, left + 1)
-            left -= len(inside)
-            if left < 0:
-                raise _too_much(self.most_bytes)
-            if not stream.eof:
-                raise _Broken("the end is missing")
-            pieces.append(inside)
-            rest = stream.unused_data
-            if not rest:
-                return inside if len(pieces) == 1 else b"".join(pieces)
-            if self._window == zlib.MAX_WBITS:
-                raise _Broken(f"{len(rest)} bytes follow the end")
+            while not stream.eof:
+                given = record[at : at + step]
+                if not given:
+                    raise _Broken("the end is missing")
+                inside = stream.decompress(given, left + 1)
+                left -= len(inside)
+                if left < 0:
+                    raise _too_much(self.most_bytes)
+                pieces.append(inside)
+                at += len(given) - len(stream.unused_data)
+                step *= 2
+            if self._window == zlib.MAX_WBITS and at < len(record):
+                raise _Broken(f"{len(record) - at} bytes follow the end")
+            while record[at : at + 1] == b"\0":  # padding, as gzip and Python allow it
+                at += 1
+            step = 512  # zlib copies what follows a stream: of thousands of short ones not the whole record each time
+        return b"".join(pieces)
 
 
 class Gzip(Zlib):
-    """Records compressed with gzip, of another decoder: Gzip(Json()). Several gzip streams in one record are one.
+    """Records compressed with gzip, of another decoder: Gzip(Json()). Several gzip
+    streams in one record are one; zeros behind a stream are padding.
 
     Parameters
     ----------
@@ -212,6 +225,8 @@ class Zstd(Compressed):
         Of what is inside; None: the bytes, as Raw() returns them.
     most_bytes : int
         A record that decompresses to more is bad: a few bytes may hold gigabytes of zeros.
+
+    Several frames in one record are one; skippable frames are skipped.
     """
 
     kind = "zstd"
@@ -227,31 +242,52 @@ class Zstd(Compressed):
         library = _zstandard()
         # A decompressor belongs to one thread; making one costs little beside a record.
         engine = library.ZstdDecompressor(max_window_size=1 << 27)
-        size = library.frame_content_size(record)
-        if size > self.most_bytes:
-            raise _too_much(self.most_bytes)
-        if size >= 0:
-            inside: bytes = engine.decompress(record, allow_extra_data=False)
-            return inside
-        room = min(self.most_bytes, max(_PIECE, 16 * len(record)))
-        while True:  # without a size in the frame
+        pieces: list[bytes] = []
+        left, end = self.most_bytes, 0
+        while end < len(record) or not pieces:
+            begin, (end, most) = end, _frame(record, end)
+            frame = record[begin:end]
+            said = library.frame_content_size(frame) if most else 0
+            if said > left:
+                raise _too_much(self.most_bytes)
+            if said > most or (most and not said):  # nobody gets memory for a size that a damaged header says
+                raise _Broken(f"a frame says that it holds {said:,} bytes, and its blocks hold 1 to {most:,}")
             try:
-                inside = engine.decompress(record, max_output_size=room, allow_extra_data=False)
-                return inside
+                inside = engine.decompress(frame, max_output_size=min(most, left + 1)) if most else b""
             except library.ZstdError as error:
-                if room == self.most_bytes:
-                    raise _Broken(f"{error}; or it decompresses to more than most_bytes={room:,}") from error
-                room = min(self.most_bytes, 16 * room)
+                more = "" if most <= left else f"; or it decompresses to more than most_bytes={self.most_bytes:,}"
+                raise _Broken(f"{error}{more}") from error
+            left -= len(inside)
+            if left < 0:
+                raise _too_much(self.most_bytes)
+            pieces.append(inside)
+        return b"".join(pieces)
+
+
+def _frame(record: bytes, at: int) -> tuple[int, int]:
+    """(end, the most bytes that it holds) of the zstd frame that begins there. A skippable one holds none.
+
+    The library decodes one frame, and does not say where it ends: RFC 8878, 3.1.
+    """
+    magic = int.from_bytes(record[at : at + 4], "little")
+    if magic >> 4 == 0x184D2A5:
+        end, most = at + 8 + int.from_bytes(record[at + 4 : at + 8], "little"), 0
+    elif magic == 0xFD2FB528:
+        end, most, last = at + _zstandard().frame_header_size(record[at : at + 18]), 0, 0
+        while not last:
+            if len(record) < end + 3:
+                raise _Broken("the end is missing")
+            head = int.from_bytes(record[end : end + 3], "little")
+            last, kind, nbytes = head & 1, head >> 1 & 3, head >> 3
+            end += 3 + (1 if kind == 1 else nbytes)
+            most += _BLOCK if kind > 1 else nbytes
+        end += record[at + 4] & 4  # bytes of a checksum, and the flag for it
+    else:
+        raise _Broken(f"at byte {at} of {len(record)} no frame begins")
+    if end > len(record):
+        raise _Broken("the end is missing")
+    return end, most
 
 
 def _too_much(most: int) -> _Broken:
     return _Broken(f"it decompresses to more than {most:,} bytes; most_bytes= is the limit")
-
-
-@functools.cache
-def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    return zstandard

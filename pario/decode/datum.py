@@ -8,8 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pario.decode import image as images
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, describe, extent, past_caches
-from pario.decode.columns import columns, flat
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, describe, extent, flat, past_caches
 from pario.errors import DecodeError, OptionError
 from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
 from pario.kernels.datum import (

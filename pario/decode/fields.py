@@ -98,6 +98,10 @@ class Fields(Decoder):
         for one, spec in zip(self.inner.values(), specs, strict=True):
             one.spec = spec
 
+    @property
+    def is_open(self) -> bool:
+        return any(one.is_open for one in self.inner.values())
+
     def learn(self, record: np.ndarray) -> Any:
         raise NotImplementedError("a sample has several records: learn_from")
 

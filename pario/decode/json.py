@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from pario.decode.base import Draw
 from pario.decode.rows import BadValue, FieldDecoder
 from pario.errors import OptionError
+from pario.text import read_json
 
 __all__ = ["Json"]
 
@@ -52,10 +52,7 @@ class Json(FieldDecoder):
         return self._repr(fields=(self.fields, None), arrays=(self.arrays, None), **self.options())
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
-        try:
-            return json.loads(record.tobytes(), object_hook=_from_ase if self.arrays else None)
-        except RecursionError as error:
-            raise BadValue("JSON that is nested too deeply") from error
+        return read_json(record.tobytes(), _from_ase if self.arrays else None)
 
 
 def _from_ase(said: dict[str, Any]) -> Any:

@@ -83,7 +83,7 @@ def _arrays(said: dict[Any, Any]) -> Any:
     data = named["data"]
     if not isinstance(data, bytes):
         raise BadValue("an array whose numbers are no bytes")
-    if dtype.hasobject or not dtype.itemsize or any(type(k) is not int or k < 0 for k in shape):
+    if dtype.hasobject or not dtype.itemsize or len(shape) > 64 or any(type(k) is not int or k < 0 for k in shape):
         raise BadValue(f"no array of numbers: {dtype}, shape {shape!r:.60}")
     if math.prod(shape) * dtype.itemsize != len(data):
         raise BadValue(f"{dtype}{list(shape)} are {math.prod(shape) * dtype.itemsize:,} bytes, got {len(data):,}")

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.decode.base import Draw, Failures, Verbatim, past_caches
-from pario.decode.columns import columns, flat
+from pario.decode.base import Draw, Failures, Verbatim, columns, flat, past_caches
 from pario.decode.rows import BadValue, Column, FieldDecoder, RowDecoder
 from pario.kernels.pack import pack_rows
 from pario.records import Records
@@ -177,7 +176,7 @@ class Npz(FieldDecoder):
         ragged: str | Mapping[str, str] | None = None,
         pad_value: Any = 0,
         pad_multiple: int = 1,
-        most_bytes: int = 256 << 20,
+        most_bytes: int = 120 << 20,
     ) -> None:
         fields = "all" if fields is None else fields
         super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
@@ -185,7 +184,7 @@ class Npz(FieldDecoder):
 
     def __repr__(self) -> str:
         fields = None if self.fields == "all" else self.fields
-        most = None if self.most_bytes == 256 << 20 else self.most_bytes
+        most = None if self.most_bytes == 120 << 20 else self.most_bytes
         return self._repr(fields=(fields, None), **self.options(), most_bytes=(most, None))
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> dict[str, np.ndarray]:

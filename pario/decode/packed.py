@@ -6,7 +6,7 @@
                              or, if that only copies whole values, or a row out of each: unpack straight into the batch
 
 The parts of a batch go to several threads, as with any decoder that works record by record
-(supply/decode_step.py).
+(feed/decode_step.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Parts, Verbatim
-from pario.decode.columns import flat
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Parts, Verbatim, flat
 from pario.decode.unpacking import Unpacking, laid_out
 from pario.errors import DecodeError
 from pario.records import Records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import warnings
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,7 @@ import numpy as np
 
 from pario.decode.base import Draw
 from pario.decode.rows import BadValue, FieldDecoder
-from pario.decode.unpickle import NotAllowed, unpickle
+from pario.decode.unpickle import NotAllowed, unpickle, whole
 from pario.errors import OptionError
 
 __all__ = ["Pickle"]
@@ -81,7 +82,12 @@ class Pickle(FieldDecoder):
 
     def value(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> Any:
         if self.allow is None:
-            return pickle.loads(record.tobytes())
+            file: Any = io.BytesIO(record)
+            if record[:2].tobytes() < b"\x80\x04":  # without frames pickle would read byte by byte
+                file = io.BufferedReader(file)
+            value = pickle.load(file)
+            whole(file)
+            return value
         try:
             return unpickle(record.tobytes(), self.allow)
         except NotAllowed as error:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, extent, past_caches
-from pario.decode.columns import columns, flat
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, extent, flat, past_caches
 from pario.errors import DecodeError, OptionError
 from pario.kernels.pack import pack_rows, pack_spans
 from pario.records import Records
@@ -62,10 +61,10 @@ class Raw(Decoder):
         known = math.prod(k for k in self.shape if k != -1) * self.dtype.itemsize
         k, rest = divmod(len(record), known)
         if rest or k == 0 or (k != 1 and -1 not in self.shape):
+            sizes = f"{known}, {2 * known}, {3 * known}, ..." if -1 in self.shape else f"{known}"
             raise DecodeError(
-                f"{self!r} needs records of {'a multiple of ' if -1 in self.shape else ''}{known} bytes, "
-                f"this one has {len(record)}",
-                hint="Raw() without dtype and shape takes records of any size",
+                f"{self!r} needs records of {sizes} bytes, this one has {len(record)}",
+                hint="Raw() without dtype and shape, and Text(dtype=...), take records of any size",
             )
         self.spec = tuple(k if size == -1 else size for size in self.shape)
         return self.spec

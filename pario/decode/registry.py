@@ -67,11 +67,12 @@ DECODERS = (
 #: decoders around another one
 WRAPPERS = ("zlib", "gzip", "zstd")
 
+_OWN = "give a function as decoder"
 #: first bytes that no decoder of pario reads
 _OTHERS = (
-    (b"\xff\x0a", "a JPEG XL", "give a function as decoder"),
+    (b"\xff\x0a", "a JPEG XL", _OWN),
     (b"\x04\x22\x4d\x18", "an lz4 frame", "give a function as decoder: lz4.frame.decompress(b) unpacks it"),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "give a function as decoder"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", _OWN),
 )
 
 
@@ -105,11 +106,10 @@ def _kind(head: bytes) -> tuple[str, str]:
     for begin, kind, advice in _OTHERS:
         if head.startswith(begin):
             return kind, advice
-    image = find("image").advice
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "a WebP", image
+        return "a WebP", find("image").advice
     if head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"avis"):
-        return "an AVIF", image
+        return "an AVIF", _OWN
     if head.lstrip()[:1] in (b"{", b"["):
         return "perhaps JSON", find("json").advice
     return "", ""

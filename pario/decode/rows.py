@@ -27,6 +27,8 @@ RAGGED = ("flat", "pad", "list", "object")
 _OBJECT = np.dtype(object)
 _I64 = np.dtype(np.int64)
 _F64 = np.dtype(np.float64)
+#: Below, float64 has every integer.
+_EXACT = 1 << 53
 #: What is no dict, without asking.
 _LEAVES = frozenset((np.ndarray, bool, int, float, str, bytes, list, tuple))
 #: Padding of more bytes than this, and of so many times the records' own, is refused.
@@ -43,11 +45,13 @@ class Column(NamedTuple):
 
     shape, dtype : of record 0's row
     ragged : "" if every row has this shape; "flat", "pad" or "list" if the first axes differ; "object" for anything
+    is_open : record 0 has no elements there, as [] has: the first record with some says what the column is
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     ragged: str = ""
+    is_open: bool = False
 
 
 class RowDecoder(Decoder):
@@ -149,7 +153,7 @@ class RowDecoder(Decoder):
             return Column((), _OBJECT, "object")
         if not mode or not array.ndim:
             return Column(array.shape, array.dtype)
-        return Column(array.shape, array.dtype, mode)
+        return Column(array.shape, array.dtype, mode, not array.size)
 
     def _array(self, name: str, item: Any) -> np.ndarray:
         """The item as an array of numbers, of the dtype that was asked for; lists of other things as object."""
@@ -158,11 +162,11 @@ class RowDecoder(Decoder):
         except ValueError as error:  # lists of unequal lengths
             raise BadValue(f"{name!r} is not an array of numbers: {error}; {_as_it_is(name)}") from error
         dtype = self.dtypes.get(name)
+        if isinstance(item, (list, tuple)) and array.dtype.kind in "fc" and (np.abs(array) >= _EXACT).any():
+            array = _unrounded(name, item, array, dtype)
         if dtype is not None and array.dtype != dtype:
             array = _converted(name, array, dtype)
-        if array.dtype.hasobject or array.dtype.kind in "SU":
-            return np.empty(0, _OBJECT)
-        return array
+        return array.astype(_OBJECT) if array.dtype.hasobject or array.dtype.kind in "SU" else array
 
     def learn(self, record: np.ndarray) -> dict[str, Column]:
         return self.learn_at(record, 0, Draw())
@@ -178,11 +182,28 @@ class RowDecoder(Decoder):
                 f"{self!r} cannot decode this record: {reason(error)}; {begins}",
                 hint=_hint(advice, type(self).__name__),
             ) from error
+        if self.is_open:  # what an earlier record has settled stays
+            known = self._columns()
+            if known.keys() != spec.keys():
+                raise DecodeError(f"this record has {sorted(spec)}, record 0 {sorted(known)}")
+            spec = {
+                name: _settled(column, spec[name], items[name]) if column.is_open else column
+                for name, column in known.items()
+            }
         for name, column in spec.items():
             if column.ragged in ("flat", "pad") and _beside(name, column.ragged) in spec:
                 raise OptionError(f"{name!r} needs the name {_beside(name, column.ragged)!r}, which the records use")
+            if column.ragged == "pad" and not _holds(column.dtype, self.pad_value):
+                raise OptionError(
+                    f"pad_value={self.pad_value!r} is no {column.dtype}, the dtype of {name!r}",
+                    hint="Choose a value that this dtype holds.",
+                )
         self.spec = spec
         return spec
+
+    @property
+    def is_open(self) -> bool:
+        return self.spec is not None and any(column.is_open for column in self._columns().values())
 
     def _columns(self) -> dict[str, Column]:
         columns: dict[str, Column] = self._learnt()
@@ -192,7 +213,7 @@ class RowDecoder(Decoder):
         n = len(records)
         return {
             name: ((n,), _OBJECT) if ragged else ((n, *shape), dtype)
-            for name, (shape, dtype, ragged) in self._columns().items()
+            for name, (shape, dtype, ragged, _) in self._columns().items()
         }
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
@@ -213,20 +234,29 @@ class RowDecoder(Decoder):
 
     def _row(self, name: str, item: Any, column: Column) -> Any:
         """What goes into the column's row. Raises BadValue if it does not fit."""
-        shape, dtype, ragged = column
+        shape, dtype, ragged, _ = column
         if not ragged and not self.dtypes:  # the usual cases, in a fraction of the time
             kind = type(item)
             if kind is np.ndarray and item.dtype is dtype and item.shape == shape:
                 return item
-            if not shape and ((kind is int and dtype is _I64) or (kind is float and dtype is _F64)):
+            if not shape and (
+                (kind is int and dtype is _I64 and -1 << 63 <= item < 1 << 63) or (kind is float and dtype is _F64)
+            ):
                 return item
         if ragged == "object":  # arrays may lie in the reader's memory
             return item.copy() if isinstance(item, np.ndarray) else item
         array = self._array(name, item)
         same = array.shape == shape
         if not same and ragged:
+            if array.shape == (0,):  # [] has as many axes as the others
+                array = array.reshape((0,) * len(shape) if ragged == "pad" else (0, *shape[1:]))
             same = array.ndim == len(shape) and (ragged != "flat" or array.shape[1:] == shape[1:])
-        if same and np.can_cast(array.dtype, dtype, "safe"):
+        if same and array.dtype.kind in "iu":
+            if dtype.kind in "iu" and isinstance(item, (int, list, tuple)):  # int64 is only what NumPy makes of them
+                array = _converted(name, array, dtype)
+            elif dtype.type in (np.float64, np.complex128):
+                _check_exact(name, array[(array >= _EXACT) | (array <= -_EXACT)].tolist(), dtype)
+        if same and (np.can_cast(array.dtype, dtype, "safe") or (ragged and not array.size)):
             return np.array(array, dtype) if ragged else array
         if not same and array.dtype != _OBJECT:
             how = f"; {_HOW}" if not ragged and array.ndim else ""
@@ -254,7 +284,7 @@ class RowDecoder(Decoder):
     def _padded(self, rows: np.ndarray, column: Column) -> tuple[np.ndarray, np.ndarray]:
         axes = len(column.shape)
         sizes = np.array([row.shape for row in rows], _I64).reshape(len(rows), axes)
-        longest = sizes.max(axis=0, initial=0) if len(rows) else np.array([0, *column.shape[1:]], _I64)
+        longest = sizes.max(axis=0) if sizes.any() else np.array([0, *column.shape[1:]], _I64)
         first = -(-int(longest[0]) // self.pad_multiple) * self.pad_multiple
         want = len(rows) * first * math.prod(longest[1:].tolist()) * column.dtype.itemsize
         if want > _MOST_PADDED and want > _SPARSE * sum(row.nbytes for row in rows):
@@ -351,6 +381,54 @@ def _field(value: Any, name: Any) -> Any:
     return value
 
 
+def _settled(known: Column, found: Column, item: Any) -> Column:
+    """A column of which the records so far have no elements, after one more. float64 is what NumPy calls []."""
+    if found.ragged == "object":  # a list of strings, but not a field that this record lacks
+        return found if isinstance(item, (list, tuple, np.ndarray)) else known
+    keeps_shape = not found.shape or (found.is_open and len(found.shape) <= len(known.shape))
+    return Column(
+        known.shape if keeps_shape else found.shape,
+        found.dtype if known.dtype == _F64 and found.shape else known.dtype,
+        known.ragged,
+        keeps_shape or found.is_open,
+    )
+
+
+def _check_exact(name: str, numbers: list[Any], dtype: np.dtype) -> None:
+    """Raises BadValue if float64 would round one of the integers among them."""
+    for number in numbers:
+        if isinstance(number, (int, np.integer)) and int(float(number)) != number:
+            raise BadValue(f"{name!r} holds {number}, which {dtype} would round; {_as_it_is(name)}")
+
+
+def _unrounded(name: str, item: Any, array: np.ndarray, wanted: np.dtype | None) -> np.ndarray:
+    """The array of a list with large integers, which NumPy has made floats. Raises BadValue if it has rounded some and
+    nobody wanted floats."""
+    numbers = np.array(item, _OBJECT)
+    listed = numbers.ravel().tolist()
+    if all(isinstance(number, (int, np.integer)) and number >= 0 for number in listed):
+        return numbers.astype(np.uint64)
+    if wanted is None or wanted.kind not in "fc":
+        _check_exact(name, listed, array.dtype)
+    return array
+
+
+def _holds(dtype: np.dtype, number: Any) -> bool:
+    """Whether a column of this dtype can be filled up with this number, but for the rounding of floats."""
+    if dtype.kind not in "biufc":
+        return True
+    if np.iscomplexobj(number) and dtype.kind != "c":
+        return False
+    with np.errstate(all="ignore"):
+        try:
+            filled = np.full((), number, dtype)[()]
+        except (OverflowError, ValueError, TypeError):
+            return False
+    if dtype.kind in "fc":
+        return bool(np.isfinite(filled) or not np.isfinite(number))
+    return bool(filled == number)
+
+
 def _converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The array in this dtype. Raises BadValue if numbers would change by more than rounding."""
     integers = array.dtype.kind in "biu" and dtype.kind in "iu"
@@ -361,7 +439,13 @@ def _converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         low, high = int(array.min()), int(array.max())
         if low < limits.min or high > limits.max:
             raise BadValue(f"{name!r} holds {low} to {high}, which does not fit {dtype}")
-    return array.astype(dtype)
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    if dtype.kind in "fc" and array.dtype.kind in "iufc":
+        lost = np.isfinite(array) & ~np.isfinite(converted)
+        if lost.any():
+            raise BadValue(f"{name!r} holds {array[lost][0]}, which does not fit {dtype}")
+    return converted
 
 
 def _single(dtype: np.dtype) -> np.dtype:

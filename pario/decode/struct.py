@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
-from pario.decode.columns import columns
+from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns, describe
 from pario.errors import DecodeError, OptionError
 from pario.kernels.pack import pack_rows
 from pario.records import Records

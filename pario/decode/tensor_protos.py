@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pario.decode.base import Decoder, Draw, Failures, extent
-from pario.decode.rows import BadValue, RowDecoder
+from pario.decode.rows import BadValue, Column, RowDecoder
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
@@ -103,6 +103,13 @@ class TensorProtos(RowDecoder):
             named[name] = tensor.array if tensor.array is not None else self._picture(tensor.strings, number, draw)
         return named
 
+    def _column(self, name: str, item: Any) -> Column:
+        named = isinstance(self.ragged, Mapping) and name in self.ragged
+        return super()._column(name, item if named else _scalar(item))
+
+    def _row(self, name: str, item: Any, column: Column) -> Any:
+        return super()._row(name, item if column.shape else _scalar(item), column)
+
     def _picture(self, strings: list[bytes], number: int, draw: Draw) -> Any:
         if len(strings) != 1:
             return strings
@@ -132,7 +139,11 @@ def outline(record: bytes) -> list[str]:
         tensors = [_tensor(body) for body in _bodies(record)]
     except BadValue:
         return []
-    return [f"{len(t.strings)} strings" if t.array is None else extent(t.array.shape, t.array.dtype) for t in tensors]
+    arrays = [None if t.array is None else _scalar(t.array) for t in tensors]
+    return [
+        f"{len(t.strings)} strings" if array is None else extent(array.shape, array.dtype)
+        for t, array in zip(tensors, arrays, strict=True)
+    ]
 
 
 def _bodies(record: bytes) -> list[bytes]:
@@ -174,7 +185,12 @@ def _tensor(body: bytes) -> _Tensor:
     values = _numbers(data, field, np.dtype(dtype), name)
     if values.size != math.prod(dims):
         raise BadValue(f"a {name} tensor of shape {dims} with {values.size} values")
-    return _Tensor(values[0] if dims in ([], [1]) else values.reshape(dims), [])
+    return _Tensor(values.reshape(dims), [])
+
+
+def _scalar(item: Any) -> Any:
+    """A tensor of one number as this number."""
+    return item[0] if isinstance(item, np.ndarray) and item.shape == (1,) else item
 
 
 def _numbers(data: bytes, field: int, dtype: np.dtype, name: str) -> np.ndarray:

@@ -74,4 +74,6 @@ class Text(RowDecoder):
 
     def _column(self, name: str, item: Any) -> Column:
         column = super()._column(name, item)
-        return column if self.tokens is None else column._replace(shape=(0,) if column.ragged else column.shape)
+        if self.tokens is None or not column.ragged:
+            return column
+        return column._replace(shape=(0,), is_open=False)

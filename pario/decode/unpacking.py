@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pario.decode.base import Failures
-from pario.decode.columns import columns
-from pario.kernels.coded import FORM, LATER, OK, WRONG
+from pario.decode.base import Failures, columns
+from pario.kernels.coded import FORM, LATER, OK, TIMES, WRONG
 from pario.kernels.pack import copy_ranges
 from pario.records import Records
 
@@ -27,8 +26,8 @@ __all__ = ["ALIGN", "BAD", "Unpacking"]
 
 #: Unpacked values begin at multiples of this many bytes.
 ALIGN = 16
-#: A header is believed that says at most so many times the packed bytes, and so many more.
-_PLAUSIBLE, _SMALL = 64, 64 << 10
+#: A header is believed that says at most TIMES the packed bytes, and so many more.
+_SMALL = 64 << 10
 #: The reason where nothing more is known: `Packing.raw_nbytes` found no size that makes sense.
 BAD = "the header of the packed value is damaged"
 
@@ -60,7 +59,7 @@ class Unpacking:
                     raw[rows] = packing.raw_nbytes(_rows(records, rows))
         # Nobody gets memory for a size that only a damaged header says. (Ratios like these are rare: a look at the
         # table of sizes, which is unpacked for it.)
-        odd = raw > _PLAUSIBLE * records.nbytes + _SMALL
+        odd = raw > TIMES * records.nbytes + _SMALL
         if odd.any():
             rows = np.flatnonzero(odd)
             wrong = rows[raw[rows] != self.sizes(np.asarray(records.ids)[rows], raw[rows])]

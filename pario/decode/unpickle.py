@@ -9,21 +9,31 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
+import functools
 import io
 import math
 import pickle
-from typing import Any
+from collections.abc import Iterable
+from typing import IO, Any
 
 import numpy as np
 
-__all__ = ["PLAIN", "NotAllowed", "unpickle"]
+__all__ = ["PLAIN", "NotAllowed", "unpickle", "whole"]
 
 #: A value may be this many times larger, as a tree, than its pickle has bytes: parts may be used twice, not 2^50 times.
 _SHARED = 16
 _LEAST_NODES = 10_000
+#: What a copy of a part is worth in such parts: one in a set takes up to 100 bytes.
+_CALL = 4
 _DEEPEST = 500
 #: Parts of a tuple that is a key of a dict or in a set.
 _KEY_NODES = 1_000
+#: Keys of one hash in all dicts and sets of a pickle: each is compared with the others.
+_ALIKE = 64
+#: Integers closer to 0 have hashes of their own.
+_OWN_HASH = 1 << 60
+#: Digits of a Decimal.
+_DIGITS = 4_300
 
 
 class NotAllowed(Exception):
@@ -121,25 +131,10 @@ def _bytearray(data: Any = b"", codec: Any = "latin1") -> bytearray:
     return bytearray(data)
 
 
-def _set(items: Any = ()) -> set[Any]:
-    return set(_hashed(items))
-
-
-def _frozenset(items: Any = ()) -> frozenset[Any]:
-    return frozenset(_hashed(items))
-
-
-def _ordered(pairs: Any = ()) -> collections.OrderedDict[Any, Any]:
-    _hashed([pair[0] for pair in pairs])
-    return collections.OrderedDict(pairs)
-
-
-def _hashed(items: Any) -> Any:
-    """The items, whose hashes cost little: that of a tuple asks all its parts, shared ones again and again."""
-    for item in items:
-        if type(item) is tuple:
-            _measure(item, _KEY_NODES)
-    return items
+def _decimal(said: Any) -> decimal.Decimal:
+    if not isinstance(said, str) or len(said) > _DIGITS:
+        raise pickle.UnpicklingError("no Decimal, or one of too many digits")
+    return decimal.Decimal(said)
 
 
 def _numpy_names() -> dict[str, Any]:
@@ -157,20 +152,21 @@ _BUILTINS: dict[str, Any] = {
     "bytearray": _bytearray,
     "bytes": _bytes,
     "complex": complex,
-    "frozenset": _frozenset,
-    "set": _set,
+    "frozenset": frozenset,
+    "set": set,
 }
 
 #: full name -> what stands for it
+_KEYED = (set, frozenset, collections.OrderedDict)
 _PLAIN: dict[str, Any] = {
     **_numpy_names(),
     "_codecs.encode": _encode,
-    "collections.OrderedDict": _ordered,
+    "collections.OrderedDict": collections.OrderedDict,
     "datetime.date": datetime.date,
     "datetime.datetime": datetime.datetime,
     "datetime.time": datetime.time,
     "datetime.timedelta": datetime.timedelta,
-    "decimal.Decimal": decimal.Decimal,
+    "decimal.Decimal": _decimal,
     **{f"{module}.{name}": made for module in ("builtins", "__builtin__") for name, made in _BUILTINS.items()},
 }
 
@@ -186,9 +182,39 @@ class _Unpickler(_InPython):  # type: ignore[misc]
 
     dispatch = dict(_InPython.dispatch)  # noqa: RUF012
 
-    def __init__(self, data: bytes, allow: tuple[str, ...]) -> None:
-        super().__init__(io.BytesIO(data), encoding="latin1")
+    def __init__(self, file: IO[bytes], nbytes: int, allow: tuple[str, ...]) -> None:
+        super().__init__(file, encoding="latin1")
         self._allow = allow
+        #: steps that the rest may take: a few bytes can have a part of the pickle used again
+        self._left = _SHARED * nbytes + _LEAST_NODES
+        self._known: dict[int, tuple[Any, ...]] = {}  # hash -> keys
+
+    def _charge(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise pickle.UnpicklingError("a pickle that uses its parts too often")
+
+    def _hashed(self, keys: Iterable[Any]) -> None:
+        """Raise UnpicklingError for keys that cost too much to hash and to compare: a tuple asks all its parts, shared
+        ones again and again, and keys of one hash make a dict quadratic."""
+        for key in keys:
+            kind = type(key)
+            if kind is str or kind is bytes or (kind is int and -_OWN_HASH < key < _OWN_HASH):
+                continue
+            cost = _measure(key, _KEY_NODES) if kind is tuple else key.bit_length() >> 6 if kind is int else 1
+            same = self._known.get(hash(key), ())
+            self._charge(cost * (1 + len(same)))
+            if key not in same:
+                if len(same) == _ALIKE:
+                    raise pickle.UnpicklingError("too many keys of one hash")
+                self._known[hash(key)] = (*same, key)
+
+    def _made(self, make: Any, *parts: Any) -> Any:
+        """What a pickle's call of a name of plain data gives."""
+        self._charge(_CALL * sum(len(part) for part in parts if hasattr(part, "__len__")))
+        if make in _KEYED and parts:
+            self._hashed(parts[0] if make is not collections.OrderedDict else [pair[0] for pair in parts[0]])
+        return make(*parts)
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
@@ -196,7 +222,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]
             return super().find_class(module, name)
         if full not in _PLAIN:
             raise NotAllowed(full)
-        return _PLAIN[full]
+        return functools.partial(self._made, _PLAIN[full])
 
     def get_extension(self, code: int) -> None:
         raise NotAllowed(f"copyreg extension {code}")
@@ -209,9 +235,11 @@ class _Unpickler(_InPython):  # type: ignore[misc]
                 raise pickle.UnpicklingError(f"more parts for a {kind.__name__}, which is complete")
             super().load_build()
             return
-        whole = unfinished.finished(self.stack.pop())
-        self.stack[-1] = whole
+        state = self.stack.pop()
+        self._charge(_CALL * sum(len(part) for part in state if isinstance(part, (str, bytes, bytearray, list))))
+        self.stack[-1] = whole = unfinished.finished(state)
         for number, known in reversed(self.memo.items()):
+            self._charge(1)
             if known is unfinished:
                 self.memo[number] = whole
                 break
@@ -224,23 +252,23 @@ class _Unpickler(_InPython):  # type: ignore[misc]
         self.append(bytearray(data))
 
     def load_setitem(self) -> None:
-        _hashed(self.stack[-2:-1])
+        self._hashed(self.stack[-2:-1])
         super().load_setitem()
 
     def load_setitems(self) -> None:
-        _hashed(self.stack[::2])
+        self._hashed(self.stack[::2])
         super().load_setitems()
 
     def load_dict(self) -> None:
-        _hashed(self.stack[::2])
+        self._hashed(self.stack[::2])
         super().load_dict()
 
     def load_additems(self) -> None:
-        _hashed(self.stack)
+        self._hashed(self.stack)
         super().load_additems()
 
     def load_frozenset(self) -> None:
-        _hashed(self.stack)
+        self._hashed(self.stack)
         super().load_frozenset()
 
     dispatch[pickle.BUILD[0]] = load_build
@@ -257,30 +285,42 @@ def unpickle(data: bytes, allow: tuple[str, ...]) -> Any:
 
     allow : full names of classes and functions that the pickle may use as well
     """
-    value = _Unpickler(data, allow).load()
+    file = io.BytesIO(data)
+    value = _Unpickler(file, len(data), allow).load()
     _measure(value, _SHARED * len(data) + _LEAST_NODES)
+    whole(file)
     return value
 
 
-def _measure(value: Any, most: int) -> None:
-    """Raise UnpicklingError if a value has more than `most` parts, its shared ones counted each time, or lies deeper
-    than any data: walking over it, as numpy does, would take forever."""
-    waiting: list[tuple[Any, int]] = [(value, 0)]
-    seen = 0
+def whole(file: IO[bytes]) -> None:
+    """Raise UnpicklingError for a file in which more than a pickle stands, but zeros: pickle ignores what follows."""
+    if (rest := file.read()).strip(b"\0"):
+        raise pickle.UnpicklingError(f"{len(rest):,} bytes follow the end")
+
+
+def _measure(value: Any, most: int) -> int:
+    """How many parts a value has, its shared ones counted each time. Raises UnpicklingError if they are more than
+    `most`, or lie deeper than any data: walking over them, as numpy does, would take forever."""
+    waiting = [iter((value,))]
+    seen = 1
     while waiting:
-        item, depth = waiting.pop()
-        kind = type(item)
-        if kind in (dict, collections.OrderedDict):
-            parts: Any = item.values()
-        elif kind in (list, tuple, set, frozenset):
-            parts = item
-        elif kind is np.ndarray and item.dtype.hasobject:
-            parts = item.reshape(-1)
-        elif isinstance(item, _Unfinished):
-            raise pickle.UnpicklingError("an array or a dtype without its parts")
+        for item in waiting[-1]:
+            kind = type(item)
+            if kind in (dict, collections.OrderedDict):
+                parts: Any = item.values()
+            elif kind in (list, tuple, set, frozenset):
+                parts = item
+            elif kind is np.ndarray and item.dtype.hasobject:
+                parts = item.reshape(-1)
+            elif isinstance(item, _Unfinished):
+                raise pickle.UnpicklingError("an array or a dtype without its parts")
+            else:
+                continue
+            seen += len(parts)
+            if seen > most or len(waiting) > _DEEPEST:
+                raise pickle.UnpicklingError("a value that contains parts of itself, or one part too often")
+            waiting.append(iter(parts))
+            break
         else:
-            continue
-        seen += len(parts)
-        if seen > most or depth > _DEEPEST:
-            raise pickle.UnpicklingError("a value that contains parts of itself, or one part too often")
-        waiting += [(part, depth + 1) for part in parts]
+            waiting.pop()
+    return seen

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from errno import EFAULT
-from typing import NamedTuple
 
 import numpy as np
 
 from pario.errors import ReadError
 
-__all__ = ["Compare", "Fetcher", "Form", "OpenFile", "RowReader", "read_error"]
+__all__ = ["Fetcher", "OpenFile", "read_error"]
 
 
 class OpenFile(ABC):
@@ -45,26 +44,34 @@ class Fetcher(ABC):
     align : offsets, lengths and memory of `read` must be multiples of this many bytes
 
     Capabilities
-    read_ahead_bytes : how far the kernel can prefetch; 0 if the file is not on a block device of this node, so that the
-        page cache may not be the better way to read, and if the fetcher bypasses the page cache
-    staged : bytes come from tiers or from the store; what comes from the store, the fetcher itself compares with the
-        snapshot's meta page, and counts
-    rows : reads records from the page cache straight to their destination; None: not possible, or no gain
-    long_bytes : reads may be as long as this, where `Options.read_bytes` is less: fewer of them are in flight then, but
-        each costs processor time
+    staged : bytes come from tiers or from the store, which it counts. It compares with the snapshot's meta page what
+        it keeps; what it gives away, when it is told to `look`
+    limited : a control plane says when it may read
+    watched : its requests are recorded, so nobody may send others through its descriptors
+    long_bytes : reads may be as long as this, if that is more than `options.READ_BYTES`: fewer of them are in flight
+        then, but each costs processor time
     """
 
     path: str
     nbytes: int
     align: int = 1
-    read_ahead_bytes: int = 0
     staged: bool = False
-    rows: RowReader | None = None
+    limited: bool = False
+    watched: bool = False
     long_bytes: int = 0
 
     @property
     @abstractmethod
     def files(self) -> tuple[OpenFile, ...]: ...
+
+    @property
+    def members(self) -> tuple[Fetcher, ...]:
+        """One fetcher per file."""
+        return (self,)
+
+    def file_of(self, addresses: np.ndarray) -> np.ndarray:
+        """i64[n], the number of the file in which each of these addresses (i64[n]) lies."""
+        return np.zeros(len(addresses), np.int64)
 
     @abstractmethod
     def pread(self, offset: int, nbytes: int) -> bytes:
@@ -85,82 +92,22 @@ class Fetcher(ABC):
         to be asked for more (limited.py)."""
         return
 
-    def advise(self, begins: np.ndarray, nbytes: np.ndarray, gap: int) -> None:
-        """Hints that these bytes will be read soon. Blocks only while the device queue is full. Reports no errors: the
-        reads will. No effect if the fetcher bypasses the page cache.
+    def read_now(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """`read`, but only what need not be waited for: bool[m], which of these reads were made. The others leave `out`
+        undefined."""
+        return np.zeros(len(reads), bool)
 
-        begins, nbytes : i64[n], contiguous; neighbours are one request as `plan/coalesce.py` says
-        gap : the most unwanted bytes between two neighbours of one request
-        """
+    def look(self) -> None:
+        """If `staged`: raise SnapshotError if a writer may have overwritten what reads took from the store."""
         return
 
-    def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
-        """The fraction of these file offsets (i64[n]) whose page is in this node's page cache; None if unknown. Stops
-        when the fraction can no longer reach `enough`."""
+    def cached_share(self, offset: int, nbytes: int) -> float | None:
+        """The part of these bytes' pages, at least one, that this node's page cache has; None if unknown."""
         return None
 
     @abstractmethod
     def close(self) -> None:
         """Idempotent; later calls of other methods raise ClosedError."""
-
-
-class Form(NamedTuple):
-    """How the bytes of values are distributed: `lead` bytes before a value and its first `head` bytes are edge, the
-    next `row` bytes (or all, if negative) are the row, and at most `tail` bytes after them are edge again."""
-
-    lead: int
-    head: int
-    row: int
-    tail: int
-
-
-class Compare(NamedTuple):
-    """Checksums to compare values with: `wrong` bool[n] becomes True where the checksum of value i is not
-    sums[ids[i]]. ids : i64[n]; sums : u64[m]"""
-
-    ids: np.ndarray
-    sums: np.ndarray
-    wrong: np.ndarray
-
-
-class RowReader(ABC):
-    """Reads from the page cache in the caller's thread, without the GIL: one call plans and makes all reads.
-
-    Neighbours are merged into one read as `plan/coalesce.py` says; `gap` is the most unwanted bytes between two of
-    them.
-    """
-
-    @abstractmethod
-    def read_ranges(
-        self, begins: np.ndarray, nbytes: np.ndarray, gap: int, out: np.ndarray
-    ) -> tuple[np.ndarray, int, int] | None:
-        """Ranges of the file in any order, read in this order: (starts i64[n] in `out`, reads, bytes read); None if
-        `out` is too short for them and the bytes between them.
-
-        begins, nbytes : i64[n], contiguous; out : u8[k], contiguous
-        Raises ReadError.
-        """
-
-    @abstractmethod
-    def read_split(
-        self,
-        begins: np.ndarray,
-        nbytes: np.ndarray,
-        form: Form,
-        gap: int,
-        edges: np.ndarray,
-        out: np.ndarray,
-        compare: Compare | None = None,
-    ) -> tuple[int, int] | None:
-        """Read values with their rows straight into `out`: (number of reads, their bytes), or None if a value has
-        another form; the content of `out` is then undefined.
-
-        begins, nbytes : i64[n], contiguous: where each value's lead begins in the file, and the value's bytes
-        out : u8[k], contiguous; gets the rows, one after the other
-        edges : u8[n or more, at least lead + head + tail]; edges[i] gets the bytes before and after row i, joined
-        compare : the values' checksums, with which they are compared; None: with none
-        Raises ReadError, IndexError if `out` or `edges` is too short.
-        """
 
 
 def read_error(path: str, offset: int, wanted: int, got: int, errno: int) -> ReadError:
@@ -170,7 +117,7 @@ def read_error(path: str, offset: int, wanted: int, got: int, errno: int) -> Rea
             f"reading {wanted:,} bytes failed: no memory behind their destination (EFAULT)",
             path=path,
             offset=offset,
-            hint="Most likely this node's /dev/shm is full: enlarge it, or use a smaller ring "
+            hint="Most likely this node's memory is full: ask for more, or use a smaller ring "
             "(Options.slots, slot_bytes).",
         )
     if errno:

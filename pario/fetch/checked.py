@@ -11,9 +11,12 @@ from pario.fetch.base import Fetcher
 from pario.fetch.snapshot import check_snapshot, file_words
 from pario.format.meta import Snapshot
 from pario.kernels.verify import BAD_NODE, BAD_PAGE, check_values
+from pario.records import Records
 
-__all__ = ["Checked"]
+__all__ = ["NONE_SEEN", "Checked"]
 
+#: of `in_copy`: check all
+NONE_SEEN = np.empty(0, np.uint8)
 
 #: what `check_values` finds -> in words
 _FAULTS = {
@@ -46,13 +49,15 @@ class Checked:
 
     @property
     def shape(self) -> tuple[int, int, bool]:
-        """What `spans` and `in_leaves` depend on."""
+        """What `spans` depends on."""
         return self._snapshot.page_size, self._snapshot.header, self.nodes
 
     def snapshot(self) -> None:
         """Raises SnapshotError if a writer may have overwritten pages of the snapshot."""
         fetcher = self._fetcher()
-        if not fetcher.staged:
+        if fetcher.staged:
+            fetcher.look()
+        else:
             check_snapshot(fetcher, self._snapshot)
 
     def spans(self, offsets: np.ndarray, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -63,34 +68,20 @@ class Checked:
             begins = self._page_begins(offsets)
         return begins, nbytes + (offsets - begins)
 
-    def in_leaves(self, offsets: np.ndarray) -> np.ndarray:
-        """bool[m]: values inside leaf pages, for which `records` needs the page from its beginning."""
-        if not self.nodes:
-            return np.zeros(len(offsets), bool)
-        return offsets - self._page_begins(offsets) != self._snapshot.header
+    def records(self, records: Records, offsets: np.ndarray) -> None:
+        """Check that these are the right records. Their memory holds the bytes that `spans` gives; the values begin at
+        `offsets` (i64[m]) in the file.
 
-    def are_large(self, nbytes: np.ndarray) -> bool:
-        """Whether values of these sizes (i64[m]) all have pages of their own: a leaf page has room for two nodes."""
-        return not len(nbytes) or 2 * int(nbytes.min()) >= self._snapshot.page_size
-
-    def records(
-        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
-    ) -> None:
-        """Check that these are the right records. Each value begins at `starts` in `data` (u8[k], which holds the bytes
-        that `spans` gives) and at `offsets` in the file.
-
-        starts, offsets, nbytes, ids : i64[m]
         Raises SnapshotError, and CorruptedError for the first record that is not what the index says.
         """
         self.snapshot()
-        self.in_copy(data, starts, offsets, nbytes, ids)
+        self.in_copy(records, offsets)
 
-    def in_copy(
-        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
-    ) -> None:
+    def in_copy(self, records: Records, offsets: np.ndarray, seen: np.ndarray = NONE_SEEN) -> None:
         """As `records`, of a copy that was compared with the snapshot when it was made: no look at the file, which need
-        not be open."""
-        bad, fault = check_values(data, starts, offsets, nbytes, ids, self.nodes, self._dups, self._words)
+        not be open. seen : u8[...], a bit per id: those that passed before, and that pass now"""
+        ids, nbytes, trust = records.ids, records.nbytes, (self.nodes, self._dups)
+        bad, fault = check_values(records.data, records.starts, offsets, nbytes, ids, *trust, self._words, seen)
         if bad < 0:
             return
         begin = int(self._page_begins(offsets[bad]))

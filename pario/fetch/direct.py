@@ -25,7 +25,7 @@ class DirectFetcher(FileFetcher):
             super().close()
             if isinstance(e, OSError) and e.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
-            raise OptionError("this file system has no O_DIRECT", path=path, hint='Use fetch="posix".') from e
+            raise OptionError("this file system has no O_DIRECT", path=path, hint='Use Recipe(fetch="posix").') from e
 
     def close(self) -> None:
         if self._fd >= 0:

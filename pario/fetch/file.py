@@ -10,6 +10,7 @@ import numpy as np
 from pario.errors import ClosedError, FileError
 from pario.fetch.base import Fetcher, OpenFile, read_error
 from pario.kernels.reads import read_spans
+from pario.machine import absolute
 
 __all__ = ["FileFetcher"]
 
@@ -21,7 +22,7 @@ class FileFetcher(Fetcher, OpenFile):
     """
 
     def __init__(self, path: str, via: str | None = None) -> None:
-        self.path = path
+        self.path = absolute(path)  # a script may go to another folder
         self._fd = self._read_fd = _open(via or path)
         self._status = os.fstat(self._fd)
         self.nbytes = self._status.st_size

@@ -2,7 +2,7 @@
 
     file 0          file 1                  file 2
     |===========|   |===================|   |=====|
-    bases[0] = 0    bases[1]                bases[2]        multiples of the largest page
+    bases[0] = 0    bases[1]                bases[2]        multiples of a chunk's size
 
 An address is the offset in a file plus the file's base. Extents, the planning of reads and the ring work with addresses
 and need not know of files; reads are divided here.
@@ -15,14 +15,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from pario.fetch.base import Compare, Fetcher, Form, OpenFile, RowReader
-from pario.fetch.checked import Checked
-from pario.records import EXTENT
+from pario.fetch.base import Fetcher, OpenFile
+from pario.fetch.checked import NONE_SEEN, Checked
+from pario.records import EXTENT, Records
 
 __all__ = ["JoinedChecked", "JoinedFetcher", "bases_of", "joined_name"]
 
-#: Files begin at multiples of this, LMDB's largest page, so that pages and O_DIRECT's blocks begin where they would.
-_UNIT = 64 << 10
+#: Files begin at multiples of this: a chunk of a tier lies in one file; pages and O_DIRECT's blocks begin where they
+#: would.
+_UNIT = 1 << 20
 #: More files than this are not all named in a message.
 _NAMED = 3
 
@@ -59,17 +60,19 @@ class JoinedFetcher(Fetcher):
         self.path = joined_name([file.path for file in self._files])
         self.nbytes = int(self.bases[-1] + lengths[-1])
         self.align = max(file.align for file in self._files)
-        self.read_ahead_bytes = min(file.read_ahead_bytes for file in self._files)
-        rows = [file.rows for file in self._files]
-        self.rows = JoinedRows([one for one in rows if one is not None], self.bases) if None not in rows else None
+        self.limited = any(file.limited for file in self._files)
+        self.watched = any(file.watched for file in self._files)
         self._ends = self.bases + -(-lengths // self.align) * self.align
 
     @property
     def files(self) -> tuple[OpenFile, ...]:
         return tuple(opened for file in self._files for opened in file.files)
 
+    @property
+    def members(self) -> tuple[Fetcher, ...]:
+        return self._files
+
     def file_of(self, addresses: np.ndarray) -> np.ndarray:
-        """i64[n], the number of the file in which each of these addresses (i64[n]) lies."""
         return _file_of(self.bases, addresses)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
@@ -102,79 +105,31 @@ class JoinedFetcher(Fetcher):
             part["offset"], part["nbytes"] = begin[mine] - base, (stop - begin)[mine]
             self._files[number].read(part, out, (starts + begin - begins)[mine])
 
-    def advise(self, begins: np.ndarray, nbytes: np.ndarray, gap: int) -> None:
-        numbers = self.file_of(begins)
-        for number in np.unique(numbers):
-            mine = numbers == number
-            self._files[number].advise(begins[mine] - self.bases[number], nbytes[mine], gap)
+    def read_now(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        there = np.zeros(len(reads), bool)
+        numbers = self.file_of(reads["offset"])
+        inside = np.flatnonzero(numbers == self.file_of(reads["offset"] + reads["nbytes"] - 1))
+        for number in np.unique(numbers[inside]):
+            mine = inside[numbers[inside] == number]
+            own = reads[mine]
+            own["offset"] -= self.bases[number]
+            there[mine] = self._files[number].read_now(own, out, np.asarray(starts)[mine])
+        return there
 
-    def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
-        numbers, cached = self.file_of(offsets), 0.0
-        for number in np.unique(numbers):
-            mine = offsets[numbers == number] - self.bases[number]
-            share = self._files[number].cached_share(mine)
-            if share is None:
-                return None
-            cached += share * len(mine)
-        return cached / len(offsets) if len(offsets) else None
+    def cached_share(self, offset: int, nbytes: int) -> float | None:
+        cached = 0.0
+        for file, base in zip(self._files, self.bases.tolist(), strict=True):
+            first, stop = max(offset - base, 0), min(offset + nbytes - base, file.nbytes)
+            if first < stop:
+                share = file.cached_share(first, stop - first)
+                if share is None:
+                    return None
+                cached += share * (stop - first)
+        return cached / nbytes
 
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-
-class JoinedRows(RowReader):
-    """Reads rows of several files: each call for one file after the other.
-
-    files : of each file; bases : i64[files], the address at which each begins
-    """
-
-    def __init__(self, files: Sequence[RowReader], bases: np.ndarray) -> None:
-        self._files = tuple(files)
-        self._bases = bases
-
-    def read_ranges(
-        self, begins: np.ndarray, nbytes: np.ndarray, gap: int, out: np.ndarray
-    ) -> tuple[np.ndarray, int, int] | None:
-        order, numbers, own = _by_file(self._bases, begins)
-        nbytes = nbytes[order]
-        starts = np.empty(len(begins), np.int64)
-        reads = total = 0
-        for number, mine in _runs(numbers):
-            done = self._files[number].read_ranges(own[mine], nbytes[mine], gap, out[total:])
-            if done is None:
-                return None
-            starts[order[mine]] = done[0] + total
-            reads += done[1]
-            total += done[2]
-        return starts, reads, total
-
-    def read_split(
-        self,
-        begins: np.ndarray,
-        nbytes: np.ndarray,
-        form: Form,
-        gap: int,
-        edges: np.ndarray,
-        out: np.ndarray,
-        compare: Compare | None = None,
-    ) -> tuple[int, int] | None:
-        numbers = _file_of(self._bases, begins)
-        own = begins - self._bases[numbers]
-        sizes = nbytes - form.head if form.row < 0 else np.full(len(begins), form.row)
-        if int(sizes.min(initial=0)) < 0:
-            return None
-        ends = [0, *np.cumsum(sizes).tolist()]
-        reads = total = 0
-        for number, mine in _runs(numbers):
-            rows = out[ends[mine.start] : ends[mine.stop]]
-            asked = compare and Compare(compare.ids[mine], compare.sums, compare.wrong[mine])
-            done = self._files[number].read_split(own[mine], nbytes[mine], form, gap, edges[mine], rows, asked)
-            if done is None:
-                return None
-            reads += done[0]
-            total += done[1]
-        return reads, total
 
 
 class JoinedChecked(Checked):
@@ -206,38 +161,21 @@ class JoinedChecked(Checked):
             begins[order[mine]] = begin + self._bases[number]
         return begins, lengths
 
-    def in_leaves(self, offsets: np.ndarray) -> np.ndarray:
-        if self._alike is not None:
-            return self._alike.in_leaves(offsets)
+    def records(self, records: Records, offsets: np.ndarray) -> None:
+        for file, part, own in self._divided(records, offsets):
+            file.records(part, own)
+
+    def in_copy(self, records: Records, offsets: np.ndarray, seen: np.ndarray = NONE_SEEN) -> None:
+        for file, part, own in self._divided(records, offsets):
+            file.in_copy(part, own, seen)
+
+    def _divided(self, records: Records, offsets: np.ndarray) -> Iterator[tuple[Checked, Records, np.ndarray]]:
+        """The checks of each file, those of the records that lie in it, and their offsets there."""
         order, numbers, own = _by_file(self._bases, offsets)
-        found = np.zeros(len(offsets), bool)
         for number, mine in _runs(numbers):
-            found[order[mine]] = self._files[number].in_leaves(own[mine])
-        return found
-
-    def are_large(self, nbytes: np.ndarray) -> bool:
-        return all(file.are_large(nbytes) for file in self._files)
-
-    def records(
-        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
-    ) -> None:
-        for file, *values in self._divided(starts, offsets, nbytes, ids):
-            file.records(data, *values)
-
-    def in_copy(
-        self, data: np.ndarray, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
-    ) -> None:
-        for file, *values in self._divided(starts, offsets, nbytes, ids):
-            file.in_copy(data, *values)
-
-    def _divided(
-        self, starts: np.ndarray, offsets: np.ndarray, nbytes: np.ndarray, ids: np.ndarray
-    ) -> Iterator[tuple[Checked, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """The checks of each file, and these values of those that lie in it, with their offsets in the file."""
-        order, numbers, own = _by_file(self._bases, offsets)
-        starts, nbytes, ids = starts[order], nbytes[order], ids[order]
-        for number, mine in _runs(numbers):
-            yield self._files[number], starts[mine], own[mine], nbytes[mine], ids[mine]
+            which = order[mine]
+            ids, starts, nbytes = records.ids[which], records.starts[which], records.nbytes[which]
+            yield self._files[number], Records(ids, records.data, starts, nbytes), own[mine]
 
 
 def _by_file(bases: np.ndarray, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 It counts what it asks for, bytes and operations: reads, and the opening of files and looks at them as operations. It
 cannot know which bytes the page cache holds, so those count, too. What would read without being asked, the kernel's
-read-ahead and rows straight from the page cache, is switched off.
+read-ahead, is switched off.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def open_limited(make: Callable[[], Fetcher], gate: Gate | None) -> Fetcher:
 class LimitedFetcher(Fetcher):
     """Reads behind a gate. store : is closed with this; gate : is held, and released when nobody needs this any more"""
 
+    limited = watched = True
+
     def __init__(self, store: Fetcher, gate: Gate) -> None:
         self._store, self._gate = store, gate
         self.path, self.nbytes, self.align = store.path, store.nbytes, store.align
@@ -65,10 +67,6 @@ class LimitedFetcher(Fetcher):
     @property
     def files(self) -> tuple[OpenFile, ...]:
         return self._files
-
-    @property
-    def read_ahead_bytes(self) -> int:  # type: ignore[override]
-        return self._store.read_ahead_bytes
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         self._gate.take(nbytes, 1)
@@ -96,8 +94,8 @@ class LimitedFetcher(Fetcher):
     def announce(self, operations: int) -> None:
         self._gate.take(0, operations)
 
-    def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
-        return self._store.cached_share(offsets, enough)
+    def cached_share(self, offset: int, nbytes: int) -> float | None:
+        return self._store.cached_share(offset, nbytes)
 
     def close(self) -> None:
         self._store.close()

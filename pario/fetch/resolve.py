@@ -19,11 +19,8 @@ from pario.fetch.posix import PosixFetcher
 
 __all__ = ["FETCHERS", "Paths", "as_paths", "open_dataset", "open_datasets", "resolve"]
 
-#: name -> class: those of `pario.options.FETCHERS`, and one that only recipes use.
-#: "auto" reads through the page cache: a set that fits into memory is read from the storage once. A cold file costs
-#: nothing by it on a store of 200 MB/s; for fast disks of the node see past_cache.py.
+#: name -> class: those of `pario.options.Fetch`.
 FETCHERS: dict[str, type[FileFetcher]] = {
-    "auto": PosixFetcher,
     "posix": PosixFetcher,
     "direct": DirectFetcher,
     "mapped": MappedFetcher,

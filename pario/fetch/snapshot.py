@@ -8,16 +8,18 @@ page says more than S + 1.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pario.errors import CorruptedError, ParioError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.format.meta import EXPLAIN_BYTES, Snapshot, explain, newest, page_size, sniff
 from pario.kernels.nodes import FILE
 
-__all__ = ["check_snapshot", "file_words", "read_snapshot"]
+__all__ = ["SharedLook", "check_snapshot", "file_words", "identity_of", "read_snapshot"]
 
 #: What the first read brings: both meta pages, at the usual page size.
 _HEAD_BYTES = 8192
@@ -109,6 +111,56 @@ def check_snapshot(fetcher: Fetcher, snapshot: Snapshot) -> None:
         path=fetcher.path,
         hint="Read a file that nobody writes, or a copy of it (mdb_copy); or open it again and repeat",
     )
+
+
+def identity_of(store: Fetcher, snapshots: Sequence[Snapshot]) -> bytes:
+    """bytes[32] that tell this state of the files from all others. (Device numbers differ between mounts.)"""
+    found = hashlib.sha256()
+    for part, snapshot in zip(store.members, snapshots, strict=True):
+        status = part.files[0].status()
+        found.update(f"pario 1 {status.st_ino} {status.st_size} {status.st_mtime_ns} ".encode())
+        found.update(part.pread(0, 2 * snapshot.page_size))
+    return found.digest()
+
+
+class SharedLook:
+    """`check_snapshot` for several threads: one look serves all whose reads had ended when it began.
+
+    count(reads, bytes) : called for each look
+    """
+
+    def __init__(self, fetcher: Fetcher, snapshot: Snapshot, count: Callable[[int, int], None]) -> None:
+        self._fetcher, self._snapshot, self._count = fetcher, snapshot, count
+        self._turn = threading.Condition()  # guards those below
+        self._begun = self._ended = 0  # looks
+        self._failed: tuple[int, BaseException] = 0, SnapshotError("nobody has looked")
+
+    def check(self) -> None:
+        """Raises what `check_snapshot` raises."""
+        with self._turn:
+            mine = self._begun + 1
+            self._turn.wait_for(lambda: self._begun == self._ended or self._ended >= mine)
+            looks = self._ended < mine
+            self._begun += looks
+        if looks:
+            self._look(mine)
+        number, error = self._failed
+        if number >= mine:
+            raise error
+
+    def check_alone(self) -> None:
+        """The same by a look of its own, at once: for one that follows many reads."""
+        self._count(1, self._snapshot.page_size + len(self._snapshot.stamp))
+        check_snapshot(self._fetcher, self._snapshot)
+
+    def _look(self, number: int) -> None:
+        try:
+            self.check_alone()
+        except BaseException as e:
+            self._failed = number, e
+        with self._turn:
+            self._ended = number
+            self._turn.notify_all()
 
 
 def file_words(snapshot: Snapshot) -> list[int]:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from pario import machine
-from pario.fetch.base import Compare, Fetcher, Form, OpenFile, RowReader
-from pario.stats.trace import ADVISE, OPEN, PREAD, PROBE, ROWS, STAT, OpenedFile, Recorder
+from pario.fetch.base import Fetcher, OpenFile
+from pario.stats.trace import OPEN, PREAD, PROBE, STAT, OpenedFile, Recorder
 
 __all__ = ["TracedFetcher", "open_traced", "traced"]
 
@@ -36,9 +36,12 @@ def traced(fetcher: Fetcher | None, recorder: Recorder | None) -> Fetcher | None
 class TracedFetcher(Fetcher):
     """Reads of one file. store : is closed with this; number : of the file, for events"""
 
+    watched = True
+
     def __init__(self, store: Fetcher, recorder: Recorder) -> None:
         self._store, self._recorder = store, recorder
-        self.path, self.nbytes, self.align, self.staged = store.path, store.nbytes, store.align, store.staged
+        self.limited = store.limited
+        self.path, self.nbytes, self.align = store.path, store.nbytes, store.align
         (file,) = store.files
         status = file.status()
         system = machine.file_system_of(store.path, status.st_dev)
@@ -53,16 +56,10 @@ class TracedFetcher(Fetcher):
             )
         )
         self._files = (_TracedFile(file, recorder, self.number),)
-        rows = store.rows
-        self.rows = None if rows is None else _TracedRows(rows, recorder, self.number)
 
     @property
     def files(self) -> tuple[OpenFile, ...]:
         return self._files
-
-    @property
-    def read_ahead_bytes(self) -> int:  # type: ignore[override]
-        return self._store.read_ahead_bytes
 
     @property
     def long_bytes(self) -> int:  # type: ignore[override]
@@ -82,16 +79,17 @@ class TracedFetcher(Fetcher):
     def announce(self, operations: int) -> None:
         self._store.announce(operations)
 
-    def advise(self, begins: np.ndarray, nbytes: np.ndarray, gap: int) -> None:
+    def read_now(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:
         begin = time.perf_counter()
-        self._store.advise(begins, nbytes, gap)
-        self._recorder.request(ADVISE, begin, len(begins), int(nbytes.sum()), self.number)
+        there = self._store.read_now(reads, out, starts)
+        if there.any():
+            self._recorder.reads(begin, reads[there], self.number)
+        return there
 
-    def cached_share(self, offsets: np.ndarray, enough: float = 0.0) -> float | None:
+    def cached_share(self, offset: int, nbytes: int) -> float | None:
         begin = time.perf_counter()
-        share = self._store.cached_share(offsets, enough)
-        # It may have ended before, with fewer looks.
-        self._recorder.request(PROBE, begin, len(offsets) if (share or 0.0) >= enough else 0, 0, self.number)
+        share = self._store.cached_share(offset, nbytes)
+        self._recorder.request(PROBE, begin, 1, 0, self.number)
         return share
 
     def close(self) -> None:
@@ -114,35 +112,3 @@ class _TracedFile(OpenFile):
         found = self._file.is_replaced()
         self._recorder.request(STAT, begin, 0, 0, self._number)
         return found
-
-
-class _TracedRows(RowReader):
-    """Rows from the page cache, whose single requests only the kernels know."""
-
-    def __init__(self, rows: RowReader, recorder: Recorder, number: int) -> None:
-        self._rows, self._recorder, self._number = rows, recorder, number
-
-    def read_ranges(
-        self, begins: np.ndarray, nbytes: np.ndarray, gap: int, out: np.ndarray
-    ) -> tuple[np.ndarray, int, int] | None:
-        begin = time.perf_counter()
-        done = self._rows.read_ranges(begins, nbytes, gap, out)
-        if done is not None:
-            self._recorder.request(ROWS, begin, done[1], done[2], self._number)
-        return done
-
-    def read_split(
-        self,
-        begins: np.ndarray,
-        nbytes: np.ndarray,
-        form: Form,
-        gap: int,
-        edges: np.ndarray,
-        out: np.ndarray,
-        compare: Compare | None = None,
-    ) -> tuple[int, int] | None:
-        begin = time.perf_counter()
-        done = self._rows.read_split(begins, nbytes, form, gap, edges, out, compare)
-        if done is not None:
-            self._recorder.request(ROWS, begin, *done, self._number)
-        return done

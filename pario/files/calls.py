@@ -11,14 +11,15 @@ import itertools
 import os
 import struct
 from collections.abc import Callable
+from functools import partial
 
-from pario.files.kernel_stat import stat_bytes, statfs_bytes, statx_bytes
 from pario.files.moving import change_folder
-from pario.files.notify import quick_close, raw_call
+from pario.files.notify import failed, quick_close, raw_call, stat_bytes, statfs_bytes, statx_bytes
+from pario.files.rights import check_folder
 from pario.files.spots import Spot
 from pario.files.view import AT_FDCWD, Call, Node, View
 
-__all__ = ["CHANGES", "ON_DESCRIPTORS", "ON_PATHS", "TWO_PATHS", "change_opened", "signed"]
+__all__ = ["CHANGES", "ON_DESCRIPTORS", "ON_PATHS", "TWO_PATHS", "change_opened", "signed", "tell"]
 
 Handler = Callable[[View, Call, Spot], None]
 
@@ -29,17 +30,11 @@ _PIDFD_GETFD, _PIDFD_THREAD = 438, os.O_EXCL
 _OPEN_HOW = struct.Struct("QQQ")
 _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x08, 0x10
 _TYPES = {"folder": 4, "file": 8}  # DT_DIR, DT_REG
-#: a file of a view whose name is too long for its memfd
-_LONG_NAME = b"/memfd:pario (deleted)"
 
 
 def signed(argument: int) -> int:
     """An int among the arguments: 32 bits with a sign."""
     return (argument & 0xFFFFFFFF) - ((argument & 0x80000000) << 1)
-
-
-def _error(number: int) -> OSError:
-    return OSError(number, os.strerror(number))
 
 
 def _argument(call: Call, k: int) -> int:
@@ -53,20 +48,21 @@ def _open(view: View, call: Call, spot: Spot, flags: int) -> None:
     try:
         node = view.find(spot)
     except FileNotFoundError:
-        raise _error(errno.EROFS if flags & os.O_CREAT and _has_parent(view, spot) else errno.ENOENT) from None
+        raise failed(errno.EROFS if flags & os.O_CREAT and _has_parent(view, spot) else errno.ENOENT) from None
     if flags & os.O_CREAT and flags & os.O_EXCL:
-        raise _error(errno.EEXIST)
+        raise failed(errno.EEXIST)
     writes = flags & (_WRITES | os.O_TRUNC) and not flags & os.O_PATH
     if node.kind == "folder":
         if flags & _O_TMPFILE:
-            raise _error(errno.EROFS)
+            raise failed(errno.EROFS)
         if writes or flags & os.O_CREAT:
-            raise _error(errno.EISDIR)
+            raise failed(errno.EISDIR)
+        check_folder(view, call)
         fd = view.folder(spot, node)
     elif flags & os.O_DIRECTORY:
-        raise _error(errno.ENOTDIR)
+        raise failed(errno.ENOTDIR)
     elif writes:
-        raise _error(errno.EROFS)
+        raise failed(errno.EROFS)
     else:
         fd = view.open(spot, node, flags)
     try:
@@ -82,24 +78,20 @@ def _has_parent(view: View, spot: Spot) -> bool:
         return False
 
 
-def _open_path(view: View, call: Call, spot: Spot) -> None:
-    _open(view, call, spot, _argument(call, 1))
-
-
-def _open_at(view: View, call: Call, spot: Spot) -> None:
-    _open(view, call, spot, _argument(call, 2))
+def _open_by(view: View, call: Call, spot: Spot, *, flags_at: int) -> None:
+    _open(view, call, spot, _argument(call, flags_at))
 
 
 def _open_how(view: View, call: Call, spot: Spot) -> None:
     if _argument(call, 3) < _OPEN_HOW.size:
-        raise _error(errno.EINVAL)
+        raise failed(errno.EINVAL)
     flags, _, resolve = _OPEN_HOW.unpack(view.memory.read(call[_THREAD], _argument(call, 2), _OPEN_HOW.size))
     if resolve & (_RESOLVE_BENEATH | _RESOLVE_IN_ROOT):
         # The kernel's rules apply to a folder; only what begins in the view and stays below it is served.
         path = view.memory.path(call[_THREAD], _argument(call, 1)) or b"/"
         base = view.link(call[_THREAD], signed(_argument(call, 0)))
         if path.startswith(b"/") or b".." in path.split(b"/") or base is None or view.skeleton.spot(base) is None:
-            raise _error(errno.EXDEV)
+            raise failed(errno.EXDEV)
     _open(view, call, spot, flags)
 
 
@@ -110,11 +102,11 @@ def _create(view: View, call: Call, spot: Spot) -> None:
 # -- asking ----------------------------------------------------------------------------------------------------------
 
 
-def _tell(view: View, call: Call, address: int, data: bytes) -> None:
-    """Write into the program's memory and return 0."""
+def tell(view: View, call: Call, address: int, data: bytes, result: int = 0) -> None:
+    """Write into the program's memory, and let the call return `result`."""
     view.listener.check(call[_ID])
     view.memory.write(call[_THREAD], address, data)
-    view.listener.give(call[_ID], 0)
+    view.listener.give(call[_ID], result)
 
 
 def _about(view: View, spot: Spot, tell: Callable[[int, bool], bytes]) -> bytes:
@@ -128,38 +120,26 @@ def _about(view: View, spot: Spot, tell: Callable[[int, bool], bytes]) -> bytes:
         os.close(fd)
 
 
-def _stat(view: View, call: Call, spot: Spot) -> None:
-    _tell(view, call, _argument(call, 1), _about(view, spot, stat_bytes))
-
-
-def _stat_at(view: View, call: Call, spot: Spot) -> None:
-    _tell(view, call, _argument(call, 2), _about(view, spot, stat_bytes))
+def _stat(view: View, call: Call, spot: Spot, *, at: int) -> None:
+    tell(view, call, _argument(call, at), _about(view, spot, stat_bytes))
 
 
 def _statx(view: View, call: Call, spot: Spot) -> None:
     mask = _argument(call, 3) & 0xFFFFFFFF
-    _tell(view, call, _argument(call, 4), _about(view, spot, lambda fd, of_file: statx_bytes(fd, mask, of_file)))
+    tell(view, call, _argument(call, 4), _about(view, spot, lambda fd, of_file: statx_bytes(fd, mask, of_file)))
 
 
 def _statfs(view: View, call: Call, spot: Spot) -> None:
-    _tell(view, call, _argument(call, 1), _about(view, spot, lambda fd, _: statfs_bytes(fd)))
+    tell(view, call, _argument(call, 1), _about(view, spot, lambda fd, _: statfs_bytes(fd)))
 
 
-def _may(view: View, call: Call, spot: Spot, mode: int) -> None:
-    node = view.find(spot)
+def _access(view: View, call: Call, spot: Spot, *, mode_at: int) -> None:
+    node, mode = view.find(spot), _argument(call, mode_at)
     if mode & os.W_OK:
-        raise _error(errno.EROFS)
+        raise failed(errno.EROFS)
     if mode & os.X_OK and node.kind == "file":
-        raise _error(errno.EACCES)
+        raise failed(errno.EACCES)
     view.listener.give(call[_ID], 0)
-
-
-def _access(view: View, call: Call, spot: Spot) -> None:
-    _may(view, call, spot, _argument(call, 1))
-
-
-def _access_at(view: View, call: Call, spot: Spot) -> None:
-    _may(view, call, spot, _argument(call, 2))
 
 
 def _refused(number: int) -> Handler:
@@ -167,7 +147,7 @@ def _refused(number: int) -> Handler:
 
     def refuse(view: View, call: Call, spot: Spot) -> None:
         view.find(spot)
-        raise _error(number)
+        raise failed(number)
 
     return refuse
 
@@ -183,7 +163,8 @@ def _no_attributes(view: View, call: Call, spot: Spot) -> None:
 def _change_folder(view: View, call: Call, spot: Spot) -> None:
     node = view.find(spot)
     if node.kind != "folder":
-        raise _error(errno.ENOTDIR)
+        raise failed(errno.ENOTDIR)
+    check_folder(view, call)
     fd = view.folder(spot, node)
     try:
         change_folder(view.listener, call, fd)
@@ -199,10 +180,8 @@ def _working_folder(view: View, call: Call) -> None:
         return
     text = view.prefixes.full(here) + b"\0"
     if len(text) > _argument(call, 1):
-        raise _error(errno.ERANGE)
-    view.listener.check(call[_ID])
-    view.memory.write(call[_THREAD], _argument(call, 0), text)
-    view.listener.give(call[_ID], len(text))
+        raise failed(errno.ERANGE)
+    tell(view, call, _argument(call, 0), text, len(text))
 
 
 def _entry(number: int, offset: int, kind: str, name: bytes) -> bytes:
@@ -217,15 +196,7 @@ def _old_entry(number: int, offset: int, kind: str, name: bytes) -> bytes:
     return struct.pack("<QQH", number, offset, length) + name.ljust(length - 19, b"\0") + bytes([_TYPES[kind]])
 
 
-def _entries(view: View, call: Call) -> None:
-    _list(view, call, _entry)
-
-
-def _old_entries(view: View, call: Call) -> None:
-    _list(view, call, _old_entry)
-
-
-def _list(view: View, call: Call, make: Callable[[int, int, str, bytes], bytes]) -> None:
+def _list(view: View, call: Call, *, make: Callable[[int, int, str, bytes], bytes]) -> None:
     number = signed(_argument(call, 0))
     base = view.link(call[_THREAD], number)
     spot = view.skeleton.spot(base) if base else None
@@ -256,7 +227,7 @@ def _names(
         entry = make(node.number, position + 1, node.kind, name)
         if len(done) + len(entry) > most:
             if not done:
-                raise _error(errno.EINVAL)
+                raise failed(errno.EINVAL)
             if position >= 2:
                 view.stop_at(spot, position - 2, node)
             break
@@ -287,38 +258,38 @@ def _make(view: View, call: Call, spot: Spot) -> None:
     try:
         view.find(spot)
     except FileNotFoundError:
-        raise _error(errno.EROFS if _has_parent(view, spot) else errno.ENOENT) from None
-    raise _error(errno.EEXIST)
+        raise failed(errno.EROFS if _has_parent(view, spot) else errno.ENOENT) from None
+    raise failed(errno.EEXIST)
 
 
 _change = _refused(errno.EROFS)
 
 
-def _is_of_records(view: View, real: bytes) -> bool:
-    spot = view.opened(real)
-    return spot is not None and (view.outputs is None or spot.root != view.outputs.root)
-
-
 def change_opened(view: View, call: Call) -> None:
-    """Mode, owner, times and attributes by a descriptor: it is that of all who have the file open."""
+    """Mode, owner, times, attributes and leases by a descriptor: it is that of all who have the file open."""
     real = view.link(call[_THREAD], signed(_argument(call, 0)))
-    if real is not None and (real == _LONG_NAME or _is_of_records(view, real)):
-        raise _error(errno.EROFS)
+    if real is not None and view.is_record(real):
+        raise failed(errno.EROFS)
+    view.listener.go_on(call[_ID])
+
+
+def _confine(view: View, call: Call) -> None:
+    view.confined = True
     view.listener.go_on(call[_ID])
 
 
 ON_PATHS: dict[str, Handler] = {
-    "open": _open_path,
-    "openat": _open_at,
+    "open": partial(_open_by, flags_at=1),
+    "openat": partial(_open_by, flags_at=2),
     "openat2": _open_how,
     "creat": _create,
-    "stat": _stat,
-    "lstat": _stat,
-    "newfstatat": _stat_at,
+    "stat": partial(_stat, at=1),
+    "lstat": partial(_stat, at=1),
+    "newfstatat": partial(_stat, at=2),
     "statx": _statx,
-    "access": _access,
-    "faccessat": _access_at,
-    "faccessat2": _access_at,
+    "access": partial(_access, mode_at=1),
+    "faccessat": partial(_access, mode_at=2),
+    "faccessat2": partial(_access, mode_at=2),
     "readlink": _refused(errno.EINVAL),
     "readlinkat": _refused(errno.EINVAL),
     "statfs": _statfs,
@@ -337,14 +308,19 @@ ON_PATHS: dict[str, Handler] = {
     "file_getattr": _refused(errno.EOPNOTSUPP),
     "file_setattr": _change,
 }
-#: calls that change what they find
-CHANGES = frozenset(name for name, answer in ON_PATHS.items() if answer is _change)
+#: calls that change what a link leads to, and which argument may tell them to take the link itself
+CHANGES: dict[str, int | None] = {
+    **dict.fromkeys(("truncate", "chmod", "fchmodat", "chown", "utime", "utimes", "futimesat")),
+    **dict.fromkeys(("setxattr", "removexattr")),
+    **{"fchmodat2": 3, "fchownat": 4, "utimensat": 3, "setxattrat": 2, "removexattrat": 2, "file_setattr": 4},
+}
 #: calls without a path, on descriptors that may be a view's
 ON_DESCRIPTORS: dict[str, Callable[[View, Call], None]] = {
     "getcwd": _working_folder,
-    "getdents": _old_entries,
-    "getdents64": _entries,
-    **dict.fromkeys(("fchmod", "fchown", "fsetxattr", "fremovexattr"), change_opened),
+    "landlock_restrict_self": _confine,
+    "getdents": partial(_list, make=_old_entry),
+    "getdents64": partial(_list, make=_entry),
+    **dict.fromkeys(("fchmod", "fchown", "fsetxattr", "fremovexattr", "ioctl", "fcntl"), change_opened),
 }
 #: serve.py answers these
 TWO_PATHS = ("rename", "renameat", "renameat2", "link", "linkat")

@@ -15,16 +15,24 @@ from datetime import datetime, timezone
 from errno import EROFS
 from typing import Any
 
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, make_instance
 
 from pario.errors import OptionError
 from pario.files.tree import FILE, Node, Tree
+from pario.machine import absolute
 
 __all__ = ["RecordFile", "RecordFileSystem"]
 
 #: Files up to this size are read when they are opened, larger ones piece by piece.
 _WHOLE_BYTES = 16 << 20
 _DATA = "data.mdb"
+
+
+class _Folder:
+    """The class attribute that says where relative names begin now."""
+
+    def __get__(self, fs: RecordFileSystem | None, cls: type) -> str:
+        return absolute("")
 
 
 class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -40,8 +48,10 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     protocol = "pario"
     root_marker = ""
-    #: for all users of a process
+    #: for all users of a process, in one folder: a name may be relative
     cachable = True
+    folder = _Folder()
+    _extra_tokenize_attributes = ("folder",)
 
     def __init__(
         self,
@@ -59,10 +69,13 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 path=None if fo is None else os.fspath(fo),
                 hint="Copy the LMDB here, or mount its store.",
             )
-        self.fo = None if fo is None else os.fspath(fo).removeprefix("file://")
+        self.fo = None if fo is None else absolute(os.fspath(fo).removeprefix("file://"))
         self.extensions = extensions
         self._trees: dict[str, Tree] = {}
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return make_instance, (type(self), (), {**self.storage_options, "fo": self.fo, "extensions": self.extensions})
 
     # -- from paths to LMDBs -------------------------------------------------------------------------------------------
 
@@ -84,6 +97,7 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """(its LMDB, the path below). Raises FileNotFoundError."""
         if self.fo is not None:
             return self._opened(self.fo), path
+        path = absolute(path)
         for known in list(self._trees):
             if path == known or path.startswith(known + "/"):
                 return self._opened(known), path[len(known) + 1 :]
@@ -172,6 +186,7 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if node.size <= _WHOLE_BYTES:
             return io.BytesIO(tree.read(node))
         known = {name: options[name] for name in ("cache_type", "cache_options") if name in options}
+        path = path if self.fo is not None else absolute(path)
         return RecordFile(self, path, mode, block_size or "default", size=node.size, **known)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:

@@ -16,10 +16,12 @@ fifth, but pages that sendfile or splice have put into a pipe are still the file
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -32,6 +34,7 @@ from pario.machine import memory
 __all__ = ["Held", "HeldFiles", "Source", "Wanted"]
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)  # FS_IOC_SETFLAGS, FS_IMMUTABLE_FL
 _NOEXEC = 8  # MFD_NOEXEC_SEAL, since Linux 6.3
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 #: Flags of open(2) that a descriptor keeps. Not O_PATH, because the kernel hands no such descriptor over.
@@ -120,6 +123,8 @@ class Held:
         """The contents are there. Raises OSError."""
         os.utime(self.fd, (self._mtime, self._mtime))
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        with contextlib.suppress(OSError):  # needs CAP_LINUX_IMMUTABLE: root could change what others have open
+            fcntl.ioctl(self.fd, _SET_FLAGS, _IMMUTABLE)
         if os.lseek(self.fd, 0, os.SEEK_END) != self.size:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self.filled = True

@@ -10,7 +10,6 @@ signals of a terminal, and goes on behind the back of a front end whose program 
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import errno
@@ -34,7 +33,7 @@ from pario.files.numbers import NUMBERS, machine
 from pario.files.outputs import Outputs
 from pario.files.serve import serve
 from pario.files.spots import checked_prefix, real_prefix
-from pario.files.view import Limits, Records, View
+from pario.files.view import Limits, Records, View, sweep
 
 __all__ = ["Plan", "run_under_view"]
 
@@ -162,6 +161,7 @@ def _without_supervisor(supervisor: int, program: int, outputs: Outputs | None) 
     if program:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(program, 0)
+    sweep()
     raise ParioError(
         f"the supervisor of the view ended with status {os.waitstatus_to_exitcode(status)}: since then every call with "
         'a path failed with ENOSYS ("Function not implemented") in the programs under it',
@@ -206,24 +206,24 @@ def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
         readable = Memory().read(program, ctypes.addressof(known), len(_KNOWN)) == _KNOWN
     except OSError:
         readable = False
-    if not readable:  # every call would go on as if there were no view
+    if not readable or os.readlink("/proc/self") != str(os.getpid()):  # calls would go on as if there were no view
         ours.close()  # the process ends by that
         os.waitpid(program, 0)
         raise ParioError(
             "pario may not read the memory of programs that it starts (/proc/sys/kernel/yama/ptrace_scope, or "
-            "a container's policy)",
+            "a container's policy), or /proc shows the processes of another namespace",
             hint=OTHER_WAY,
         )
     records = [(prefix, opens()) for prefix, opens in plan.roots]
     most = _allow_many_files()
     limits = plan.limits._replace(held_files=min(plan.limits.held_files, max(1, most // 2)))
     ours.send(b"go")
-    message, ancillary, _, _ = ours.recvmsg(64, socket.CMSG_SPACE(4))
-    if not ancillary:
+    message, handed, _, _ = socket.recv_fds(ours, 64, 1)
+    if not handed:
         os.waitpid(program, 0)
         number = int(message or b"0")
         raise _cannot(number)
-    listener = Listener(struct.unpack("i", ancillary[0][2])[0])
+    listener = Listener(handed[0])
     os.set_inheritable(listener.fd, False)
     ours.close()
     if not listener.can_hand():
@@ -340,7 +340,7 @@ def _become(plan: Plan, theirs: socket.socket, before: set[Any]) -> NoReturn:
             theirs.send(b"%d" % (e.errno or errno.EIO))
             os._exit(1)
         # Nothing that takes a path before the supervisor has the descriptor: nobody would answer.
-        theirs.sendmsg([b"fd"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        socket.send_fds(theirs, [b"fd"], [fd])
         os.close(fd)
         theirs.close()
         os.execvp(command[0], list(command))

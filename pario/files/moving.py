@@ -14,7 +14,7 @@ import signal
 import struct
 import time
 
-from pario.files.notify import Gone, Listener
+from pario.files.notify import Gone, Listener, failed
 from pario.files.numbers import ARCHITECTURE, machine
 
 __all__ = ["change_folder"]
@@ -43,8 +43,7 @@ class _Iovec(ctypes.Structure):
 
 def _ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
     if _libc.ptrace(request, thread, address, data) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise failed()
 
 
 def change_folder(listener: Listener, call: tuple[int, ...], fd: int) -> None:
@@ -59,7 +58,7 @@ def change_folder(listener: Listener, call: tuple[int, ...], fd: int) -> None:
         _ptrace(_SEIZE, thread, 0, _OPTIONS)
     except OSError:
         # The descriptor stays; the program closes it when it ends or runs another one.
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES)) from None
+        raise failed(errno.EACCES) from None
     signals: list[int] = []
     try:
         _ptrace(_INTERRUPT, thread)

@@ -1,4 +1,5 @@
-"""Names of files from the keys of records, and back. Pure; docs/files.md states the rules for users.
+"""Names of files from the keys of records, and back; extensions from how data begin. Pure; docs/files.md states the
+rules for users.
 
     key      --cut at /-->  components  --escaped()-->  names  --joined by /-->  path
 
@@ -20,7 +21,10 @@ import hashlib
 import re
 from typing import NamedTuple
 
-__all__ = ["DATABASE_MARK", "LONGEST", "RECORD_MARK", "Part", "digest_of", "is_plain", "name_of", "part_of"]
+__all__ = [
+    "DATABASE_MARK", "EXTENSIONS", "HEAD_BYTES", "LONGEST", "LONGEST_EXTENSION", "RECORD_MARK", "Part", "digest_of",
+    "extension_of", "is_plain", "name_of", "part_of",
+]  # fmt: skip
 
 #: NAME_MAX of Linux: bytes of a name.
 LONGEST = 255
@@ -37,6 +41,40 @@ _DOTS = {".": "%2E", "..": "%2E%2E"}
 
 #: What stands at the end of the name of a record or a named database, if a folder has the name.
 RECORD_MARK, DATABASE_MARK = "%", "%db"
+
+#: Bytes of a value's beginning that `extension_of` looks at.
+HEAD_BYTES = 16
+
+_BEGINNINGS = {
+    b"\x89PNG\r\n\x1a\n": ".png",
+    b"\xff\xd8\xff": ".jpg",
+    b"GIF87a": ".gif",
+    b"GIF89a": ".gif",
+    b"BM": ".bmp",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+    b"\x93NUMPY": ".npy",
+    b"PK\x03\x04": ".zip",
+    b"\x1f\x8b\x08": ".gz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"\xfd7zXZ\0": ".xz",
+    b"BZh": ".bz2",
+    b"\x04\x22\x4d\x18": ".lz4",
+    b"%PDF-": ".pdf",
+    b"\x89HDF\r\n\x1a\n": ".h5",
+    b"PAR1": ".parquet",
+    b"fLaC": ".flac",
+    b"OggS": ".ogg",
+    b"ID3": ".mp3",
+    b"\x1a\x45\xdf\xa3": ".mkv",
+    b"SIMPLE  =": ".fits",
+}
+#: RIFF....WEBP: the kind stands behind the size.
+_RIFF = {b"WEBP": ".webp", b"WAVE": ".wav", b"AVI ": ".avi"}
+_BRANDS = {b"avif": ".avif", b"heic": ".heic", b"jxl ": ".jxl"}
+
+EXTENSIONS = frozenset([*_BEGINNINGS.values(), *_RIFF.values(), *_BRANDS.values(), ".mp4"])
+LONGEST_EXTENSION = max(map(len, EXTENSIONS))
 
 
 class Part(NamedTuple):
@@ -142,3 +180,16 @@ def _shortened(part: bytes, flat: bool, room: int) -> str:
             break
         taken.append(piece)
     return "".join(taken) + end
+
+
+def extension_of(head: bytes) -> str:
+    """What programs expect of a value that begins with `head` (HEAD_BYTES, or the whole value); "" if it is of none of
+    these kinds."""
+    for beginning, extension in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            return extension
+    if head[:4] == b"RIFF":
+        return _RIFF.get(head[8:12], "")
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12], ".mp4")
+    return ""

@@ -23,11 +23,11 @@ import sys
 from collections.abc import Iterable
 
 from pario.errors import ParioError
-from pario.files.numbers import ARCHITECTURE, Machine, machine
+from pario.files.numbers import ARCHITECTURE, NUMBERS, SECOND_ARGUMENTS, Machine, machine
 
 __all__ = [
-    "OTHER_WAY", "Gone", "Listener", "Memory", "Receiver", "check_kernel", "filter_program", "install", "quick_close",
-    "quick_open", "raw_call", "set_subreaper",
+    "OTHER_WAY", "Gone", "Listener", "Memory", "Receiver", "check_kernel", "failed", "filter_program", "install",
+    "quick_close", "quick_open", "raw_call", "set_subreaper", "stat_bytes", "statfs_bytes", "statx_bytes",
 ]  # fmt: skip
 
 _MODE_FILTER, _ACTION_AVAILABLE, _NOTIFICATION_SIZES = 1, 2, 3
@@ -68,6 +68,12 @@ class Gone(Exception):
     """The call that was being answered does not wait any more: its thread was killed or interrupted."""
 
 
+def failed(number: int | None = None) -> OSError:
+    """The error of this errno, by default of the last call."""
+    number = ctypes.get_errno() if number is None else number
+    return OSError(number, os.strerror(number))
+
+
 class _Iovec(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
@@ -84,8 +90,7 @@ def raw_call(number: int, *arguments: int) -> int:
     """A system call by its number; raises OSError."""
     done = int(_syscall(ctypes.c_long(number), *(ctypes.c_long(each) for each in arguments)))
     if done < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise failed()
     return done
 
 
@@ -93,8 +98,7 @@ def quick_open(folder: int, name: bytes, flags: int) -> int:
     """As os.open(name, flags, dir_fd=folder), for what is in memory: the interpreter lets no other thread run."""
     fd = int(_quick.openat(folder, name, flags))
     if fd < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise failed()
     return fd
 
 
@@ -155,7 +159,13 @@ def filter_program(calls: Iterable[int], numbers: Machine) -> bytes:
             (give, 0, 0, _ALLOW),
             (give, 0, 0, _NOTIFY),
         ]
-    for number in sorted(set(calls) - {numbers.newfstatat, numbers.statx}):
+    by_request = {NUMBERS[name]: requests for name, requests in SECOND_ARGUMENTS.items()}
+    for number, requests in by_request.items():
+        most = len(requests)
+        body += [(equal, 0, most + 3, number), (load, 0, 0, argument(1))]
+        body += [(equal, most - k, 0, request) for k, request in enumerate(requests)]
+        body += [(give, 0, 0, _ALLOW), (give, 0, 0, _NOTIFY)]
+    for number in sorted(set(calls) - {numbers.newfstatat, numbers.statx, *by_request}):
         body += [(equal, 0, 1, number), (give, 0, 0, _NOTIFY)]
     body.append((give, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *each) for each in body)
@@ -209,7 +219,7 @@ class Receiver:
             number = ctypes.get_errno()
             if number in (errno.ENOENT, errno.EINTR):
                 return None
-            raise OSError(number, os.strerror(number))
+            raise failed(number)
         return _NOTIFICATION.unpack(self._notification)
 
 
@@ -283,7 +293,7 @@ class Listener:
             if number == errno.ENOENT:
                 raise Gone
             if number != errno.EINTR:
-                raise OSError(number, os.strerror(number))
+                raise failed(number)
         return int(done)
 
     def check(self, call: int) -> None:
@@ -336,7 +346,7 @@ class Memory:
         self._here.base, self._there.base = self._text, address
         self._here.length = self._there.length = nbytes
         if _read_memory(ctypes.c_int(thread), *self._iovecs) != nbytes:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+            raise failed(errno.EFAULT)
         return bytes(self._buffer[:nbytes])
 
     def write(self, thread: int, address: int, data: bytes) -> None:
@@ -345,4 +355,50 @@ class Memory:
         self._here.base, self._there.base = self._data, address
         self._here.length = self._there.length = len(data)
         if data and _write_memory(ctypes.c_int(thread), *self._iovecs) != len(data):
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+            raise failed(errno.EFAULT)
+
+
+# -- its own answers about a descriptor, as the bytes that a program expects in its memory -----------------------------
+
+_AT_EMPTY_PATH = 0x1000
+_buffer = ctypes.create_string_buffer(256)
+_at, _empty = ctypes.addressof(_buffer), ctypes.create_string_buffer(1)
+_nothing = ctypes.addressof(_empty)
+#: bytes of struct stat; where st_nlink, st_size and st_blocks stand in it, and how st_nlink is packed
+_STAT = (144, 16, 48, 64, "Q") if ARCHITECTURE == "x86_64" else (128, 20, 48, 64, "I")
+_STATX = (256, 16, 40, 48, "I")
+_BLOCK, _PAGE_BLOCKS = 4096, 8  # a page of memory, and how many blocks of 512 bytes it is
+_STATFS_BYTES = 120
+
+
+def stat_bytes(fd: int, of_file: bool) -> bytes:
+    """struct stat. of_file : tell what a memfd will have when it is filled: blocks; and a link, since it has none"""
+    numbers = machine()
+    assert numbers is not None
+    raw_call(numbers.newfstatat, fd, _nothing, _at, _AT_EMPTY_PATH)
+    return _told(_STAT, of_file)
+
+
+def statx_bytes(fd: int, mask: int, of_file: bool) -> bytes:
+    """struct statx."""
+    numbers = machine()
+    assert numbers is not None
+    raw_call(numbers.statx, fd, _nothing, _AT_EMPTY_PATH, mask, _at)
+    return _told(_STATX, of_file)
+
+
+def _told(layout: tuple[int, int, int, int, str], of_file: bool) -> bytes:
+    nbytes, links, size, blocks, code = layout
+    if of_file:
+        struct.pack_into(code, _buffer, links, 1)
+        pages = -(-struct.unpack_from("Q", _buffer, size)[0] // _BLOCK)
+        struct.pack_into("Q", _buffer, blocks, _PAGE_BLOCKS * pages)
+    return _buffer.raw[:nbytes]
+
+
+def statfs_bytes(fd: int) -> bytes:
+    """struct statfs."""
+    numbers = machine()
+    assert numbers is not None
+    raw_call(numbers.fstatfs, fd, _at)
+    return _buffer.raw[:_STATFS_BYTES]

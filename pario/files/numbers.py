@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from typing import NamedTuple
 
-__all__ = ["ARCHITECTURE", "CALLS", "NUMBERS", "Entry", "Machine", "machine"]
+__all__ = ["ARCHITECTURE", "CALLS", "NUMBERS", "SECOND_ARGUMENTS", "Entry", "Machine", "machine"]
 
 _DIRECT = -1  # no folder descriptor: a relative path begins in the working directory
 
@@ -59,6 +59,9 @@ CALLS = {
     "fchown": Entry(93, 55),
     "fsetxattr": Entry(190, 7),
     "fremovexattr": Entry(199, 16),
+    "landlock_restrict_self": Entry(446, 446),
+    "ioctl": Entry(16, 29),
+    "fcntl": Entry(72, 25),
     "mkdir": Entry(83, None, _FIRST),
     "mkdirat": Entry(258, 34, _AT),
     "mknod": Entry(133, None, _FIRST),
@@ -101,6 +104,10 @@ CALLS = {
     "inotify_add_watch": Entry(254, 27, _SECOND),
     "name_to_handle_at": Entry(303, 264, _AT),
 }
+
+#: calls that are answered for these requests only: FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR; F_SETLEASE, which makes all
+#: others wait who open the file, F_SET_RW_HINT, F_SETDELEG
+SECOND_ARGUMENTS = {"ioctl": (0x40086602, 0x401C5820), "fcntl": (1024, 1036, 1040)}
 
 
 class Machine(NamedTuple):

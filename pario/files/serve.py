@@ -14,18 +14,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pario.errors import ParioError, SnapshotError
-from pario.files.beyond import beyond, say_link
+from pario.files.beyond import OPENS, beyond, ends, renames, say_link, writes, writing
 from pario.files.calls import CHANGES, ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, change_opened, signed
 from pario.files.crew import Duty
-from pario.files.notify import Gone, Receiver
+from pario.files.notify import Gone, Receiver, failed
 from pario.files.numbers import CALLS, NUMBERS, machine
+from pario.files.rights import lent
 from pario.files.spots import Escaped, Spot, has_dots
 from pario.files.view import AT_FDCWD, Call, View
-from pario.files.writing import ends, renames, writes
 
 __all__ = ["serve"]
 
-_ARGUMENTS = 6
+_ARGUMENTS, _NOFOLLOW = 6, 0x100
+#: where names of descriptors are
+_PROCESSES = (b"/proc/", b"/dev/fd/", b"/dev/std")
 
 
 class _Way(NamedTuple):
@@ -33,6 +35,7 @@ class _Way(NamedTuple):
 
     folder_at, path_at : positions in the call of the folder's descriptor (0: there is none) and of the path
     if_none : what a path that is not given means: b"" the descriptor itself; None: an error, the kernel's business
+    changes : changes what it finds
     """
 
     folder_at: int
@@ -40,6 +43,7 @@ class _Way(NamedTuple):
     answer: Handler
     name: str
     if_none: bytes | None
+    changes: bool
 
 
 def _ways() -> dict[int, _Way]:
@@ -48,8 +52,8 @@ def _ways() -> dict[int, _Way]:
         if name in NUMBERS:
             ((folder, path),) = CALLS[name].paths
             folder_at = folder + _ARGUMENTS if folder >= 0 else 0
-            if_none = b"" if name in ("utimensat", "futimesat") else None
-            found[NUMBERS[name]] = _Way(folder_at, path + _ARGUMENTS, answer, name, if_none)
+            if_none = b"" if name in CHANGES and folder >= 0 else None
+            found[NUMBERS[name]] = _Way(folder_at, path + _ARGUMENTS, answer, name, if_none, name in CHANGES)
     return found
 
 
@@ -91,8 +95,9 @@ def _serve(view: View, duty: Duty) -> None:
             path = path_of(call[1], address) if address else way.if_none
             if path is None or (
                 path[:1] == b"/"
+                and not way.changes
                 and not path.startswith(heads)
-                and not path.startswith((b"/proc/", b"/dev/fd/"))
+                and not path.startswith(_PROCESSES)
                 and not has_dots(path)
             ):
                 go_on(call[0])
@@ -133,24 +138,46 @@ def _answer(view: View, call: Call, answer: Callable[..., None], *arguments: obj
 
 
 def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
-    if not path and way.folder_at and way.name in CHANGES:
+    if not path and way.folder_at and way.changes:
         change_opened(view, call)
         return
     if way.name in ("readlink", "readlinkat"):
         text = view.link_text(call[1], path)
-        if text is not None:
+        if text is not None and _may_read(view, call, path):
             say_link(view, call, way.name, text)
             return
     folder = signed(call[way.folder_at]) if way.folder_at else AT_FDCWD
     spot = view.spot(call[1], folder, path)
+    if not isinstance(spot, Spot) and _changes(way, call):
+        whole = spot.path if spot else _whole(view, call[1], folder, path)
+        if (way.changes or os.path.normpath(whole).startswith(_PROCESSES)) and view.leads_to_record(call[1], whole):
+            raise failed(errno.EROFS)
     if spot is None:
         view.listener.go_on(call[0])
     elif isinstance(spot, Escaped):
-        beyond(view, call, spot.path)
+        beyond(view, call, spot.named, spot.path)
     elif view.outputs is not None and spot.root == view.outputs.root:
-        writes(view, view.outputs, call, way.name, spot.path)
+        with writing(view, view.outputs, call):
+            writes(view, view.outputs, call, way.name, spot.path)
     else:
         way.answer(view, call, spot)
+
+
+def _may_read(view: View, call: Call, path: bytes) -> bool:
+    """Where descriptors lead: everybody his own, others' only those who could read it without a view."""
+    if path.startswith((b"/proc/self/", b"/proc/thread-self/", b"/dev/fd/")):
+        return True
+    with lent(view, call) as may:
+        return may
+
+
+def _changes(way: _Way, call: Call) -> bool:
+    """Whether the call may change what the path leads to. A write to a record fails, and still leaves its time."""
+    if way.changes:
+        at = CHANGES[way.name]
+        return at is None or not call[_ARGUMENTS + at] & _NOFOLLOW
+    at, _ = OPENS.get(way.name, (None, 0))
+    return at is not None and bool(call[_ARGUMENTS + at] & (os.O_WRONLY | os.O_RDWR))
 
 
 def _two_paths(name: str) -> Callable[[View, Call], None]:
@@ -174,14 +201,15 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
         if not any(spots):
             view.listener.go_on(call[0])
         elif outputs is not None and [spot.root for spot in inside] == 2 * [outputs.root]:
-            renames(view, outputs, call, name, inside[0].path, inside[1].path)
+            with writing(view, outputs, call):
+                renames(view, outputs, call, name, inside[0].path, inside[1].path)
         elif inside:
             if isinstance(spots[0], Spot) and (outputs is None or spots[0].root != outputs.root):
                 view.find(spots[0])
             number = errno.EROFS if len(inside) == len(spots) else errno.EXDEV
-            raise OSError(number, os.strerror(number))
+            raise failed(number)
         else:
-            beyond(view, call, *paths)
+            beyond(view, call, all(not isinstance(spot, Escaped) or spot.named for spot in spots), *paths)
 
     return answer
 

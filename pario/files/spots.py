@@ -24,9 +24,14 @@ class Spot(NamedTuple):
 
 
 class Escaped(NamedTuple):
-    """A path that begins in a view, or goes through it, and leads out of it, made absolute."""
+    """A path that begins in a view, or goes through it, and leads out of it, made absolute.
+
+    named : the program wrote the view's folder; for that the kernel goes the same way, or finds nothing. Otherwise it
+        would start from a folder that stands for one of the view, and go astray
+    """
 
     path: bytes
+    named: bool = True
 
 
 def decoded(path: bytes) -> str:
@@ -88,7 +93,7 @@ class Prefixes:
         """Where a path lies that begins in a folder of the view."""
         found = self.absolute(self.full(spot) + b"/" + path)
         assert found is not None
-        return found
+        return found if isinstance(found, Spot) else found._replace(named=False)
 
     def full(self, spot: Spot) -> bytes:
         """The path that a program knows it by."""

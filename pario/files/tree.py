@@ -20,13 +20,10 @@ from pario.errors import ClosedError, DatabaseError, OptionError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset
 from pario.fetch.snapshot import read_snapshot
-from pario.files.copies import served_copy
-from pario.files.database import Database, as_bytes
-from pario.files.folders import has_prefix, is_folder, parts_of
+from pario.files.database import Database, as_bytes, served_copy
+from pario.files.folders import Namer, has_prefix, is_folder, parts_of
 from pario.files.keys import Leaf
-from pario.files.kinds import EXTENSIONS
-from pario.files.namer import Namer
-from pario.files.names import DATABASE_MARK, LONGEST, RECORD_MARK, is_plain, name_of
+from pario.files.names import DATABASE_MARK, EXTENSIONS, LONGEST, RECORD_MARK, is_plain, name_of
 from pario.format.layout import F_BIGDATA, F_SUBDATA
 
 __all__ = ["FILE", "FOLDER", "Node", "Tree"]
@@ -79,7 +76,7 @@ class Tree:
     ----------
     sources : name of a folder in the root -> LMDB, its folder or its data file. With a single source the name may be
         "": its records lie in the root itself
-    extensions : names get the extension that programs expect of their data (kinds.py). A listing then reads the
+    extensions : names get the extension that programs expect of their data (names.py). A listing then reads the
         beginning of each record
 
     Everything is of the state that each LMDB had when it was opened. All methods raise SnapshotError once a writer

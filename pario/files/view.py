@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
+import shutil
+import stat
+import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -13,17 +17,34 @@ from typing import Any, NamedTuple, Protocol
 
 from pario.files.crew import Crew
 from pario.files.held import Held, HeldFiles, Wanted
-from pario.files.notify import Listener, Memory
+from pario.files.notify import Listener, Memory, failed
 from pario.files.outputs import Outputs
-from pario.files.skeleton import Skeleton
 from pario.files.spots import Escaped, Prefixes, Spot, encoded, has_dots
 
-__all__ = ["AT_FDCWD", "Call", "Limits", "Node", "Records", "View"]
+__all__ = ["AT_FDCWD", "Call", "Limits", "Node", "Records", "View", "of_thread", "sweep"]
 
 AT_FDCWD = -100
 
 #: id, thread, flags, number, architecture, instruction pointer, six arguments
 Call = tuple[int, ...]
+
+
+def of_thread(thread: int, path: bytes) -> bytes:
+    """An absolute path that means the same when this process looks it up."""
+    return _SELF.sub(b"/proc/%d" % thread, path)
+
+
+def _text(link: bytes) -> bytes:
+    """Where a link leads; empty for anything else."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return b""
+
+
+def _followed(thread: int, found: re.Match[bytes]) -> bytes:
+    process = found[1] if found[1] and found[1].isdigit() else b"%d" % thread
+    return _text(b"/proc/%s/%s" % (process, found[2] or found[3]))
 
 
 class Node(Protocol):
@@ -73,8 +94,89 @@ class _Record(NamedTuple):
 _THROUGH = re.compile(
     rb"(?:/proc/(self|thread-self|[0-9]+)(?:/task/[0-9]+)?/(fd/[0-9]+|cwd)|/dev/(fd/[0-9]+))(/.*)?", re.DOTALL
 )
+#: What processes have open, or map, in the directory of one of them; and what means the one that looks.
+_OPENED = re.compile(rb"/proc/([0-9]+)(?:/task/[0-9]+)?/(fd/[0-9]+|cwd|map_files/[0-9a-f]+-[0-9a-f]+)")
+_SELF = re.compile(rb"^(?:/proc/(?:thread-)?self|/dev(?=/fd))(?=/|$)")
+#: Symbolic links in a path, as the kernel counts them; and a file of a view whose name is too long for its memfd.
+_LINKS, _LONG_NAME = 40, b"/memfd:pario (deleted)"
 _NAME_BYTES = 255
 _LISTINGS = 1024
+
+#: beginnings of the names of skeletons, and the lock in one
+_NAME, _LOCK = "pario-view-", "lock"
+
+
+class _Skeleton:
+    """Real, empty folders that stand for the folders of a view.
+
+    A program that opens a folder gets a descriptor of one of them, and one that changes into a folder works in one. So
+    the kernel inherits, duplicates and closes them as it does any other. They lie side by side, not in each other:
+    making one never changes another, whose times a program may be watching. They are in memory if there is a writable
+    folder for that.
+    """
+
+    def __init__(self) -> None:
+        parent = sweep()
+        while True:
+            self.base = os.path.realpath(tempfile.mkdtemp(prefix=f"{_NAME}{os.getuid()}-", dir=parent))
+            # Held until this process ends, however it does.
+            lock = os.path.join(self.base, _LOCK)
+            self._lock = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if os.fstat(self._lock).st_nlink:
+                break
+            os.close(self._lock)  # another supervisor has just swept it away
+        self._head = os.fsencode(self.base) + b"/"
+        self._folders: list[Spot] = []
+        self._numbers: dict[Spot, int] = {}
+
+    def folder(self, spot: Spot, mtime: float) -> str:
+        """Path of the folder that stands for one of the view. Raises OSError."""
+        spot = Spot(spot.root, spot.path)
+        number = self._numbers.get(spot)
+        if number is None:
+            number = len(self._folders)
+            path = self._path(number)
+            os.mkdir(path)
+            os.chmod(path, 0o755)
+            os.utime(path, (mtime, mtime))
+            self._folders.append(spot)
+            self._numbers[spot] = number
+        return self._path(number)
+
+    def spot(self, path: bytes) -> Spot | None:
+        """Which folder of the view a real path stands for; None for any other path."""
+        if not path.startswith(self._head):
+            return None
+        name = path[len(self._head) :]
+        return self._folders[int(name)] if name.isdigit() and int(name) < len(self._folders) else None
+
+    def _path(self, number: int) -> str:
+        return f"{self.base}/{number}"
+
+    def close(self) -> None:
+        shutil.rmtree(self.base, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep() -> str:
+    """Remove what supervisors of this user left behind that were killed. Returns the folder where skeletons are."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
+    mine = f"{_NAME}{os.getuid()}-"
+    for entry in os.scandir(parent):
+        if not entry.name.startswith(mine):
+            continue
+        with contextlib.suppress(OSError):  # it may have just ended
+            found = entry.stat(follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            lock = os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry.path, ignore_errors=True)
+            finally:
+                os.close(lock)
+    return parent
 
 
 class View:
@@ -96,7 +198,7 @@ class View:
         self.outputs = outputs
         self.listener = listener
         self.memory = Memory()
-        self.skeleton = Skeleton()
+        self.skeleton = _Skeleton()
         self.held = HeldFiles(limits.held_bytes, limits.held_files, self.crew)
         prefixes = [prefix for prefix, _ in roots]
         if outputs is not None:
@@ -105,6 +207,8 @@ class View:
         self.prefixes = Prefixes(prefixes, self._is_folder)
         self.heads = self.prefixes.heads
         self.find = lru_cache(8192)(self._find)
+        #: a program has confined itself by Landlock, which nobody else can see, nor who inherits it
+        self.confined = False
         self._reported: set[type] = set()
         self._listings: OrderedDict[tuple[Spot, int], Node] = OrderedDict()
 
@@ -113,7 +217,7 @@ class View:
             node = self.roots[spot.root][1].find(spot.path)
         except FileNotFoundError:
             if any(len(name) > _NAME_BYTES for name in encoded(spot.path).split(b"/")):
-                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from None
+                raise failed(errno.ENAMETOOLONG) from None
             raise
         if spot.folder and node.kind != "folder":
             raise NotADirectoryError
@@ -149,29 +253,43 @@ class View:
     def _through(self, thread: int, path: bytes) -> Spot | Escaped | None:
         """Where a path leads that goes through a folder that a process has open."""
         found = _THROUGH.fullmatch(path)
-        base = self._followed(thread, found) if found and (found[4] or b"").strip(b"/") else None
-        here = self.standing(base) if base is not None else None
+        here = self.standing(_followed(thread, found)) if found and (found[4] or b"").strip(b"/") else None
         return self.prefixes.relative(here, found[4]) if found and here is not None else None
 
     def link_text(self, thread: int, path: bytes) -> bytes | None:
         """What `readlink` says of a process's descriptor for a file or a folder of the view; None of anything else."""
         found = _THROUGH.fullmatch(path)
-        real = self._followed(thread, found) if found and not found[4] else None
-        spot = self.opened(real) if real is not None else None
+        spot = self.opened(_followed(thread, found)) if found and not found[4] else None
         return self.prefixes.full(spot) if spot is not None else None
-
-    def _followed(self, thread: int, found: re.Match[bytes]) -> bytes | None:
-        process = found[1] if found[1] and found[1].isdigit() else b"%d" % thread
-        try:
-            return os.readlink(b"/proc/" + process + b"/" + (found[2] or found[3]))
-        except OSError:
-            return None
 
     def opened(self, real: bytes) -> Spot | None:
         """Which file or folder of the view a descriptor means, by its real path."""
         if real.startswith(b"/memfd:/") and real.endswith(b" (deleted)"):
             return self.prefixes.clean(real[len(b"/memfd:") : -len(b" (deleted)")])
         return self.standing(real)
+
+    def is_record(self, real: bytes) -> bool:
+        """Whether a descriptor's real path is that of a file or folder that nobody may change."""
+        spot = self.opened(real)
+        return real == _LONG_NAME or (spot is not None and (self.outputs is None or spot.root != self.outputs.root))
+
+    def leads_to_record(self, thread: int, path: bytes) -> bool:
+        """Whether an absolute path outside, or a link there, names a descriptor or mapping of a record."""
+        # A thread's descriptor need not be one of ours. The folder's file system may take its time.
+        with contextlib.suppress(OSError), self.crew.given_up(another=True):
+            if not stat.S_ISLNK(os.lstat(b"/proc/%d/root" % thread + path).st_mode):
+                return False
+        for _ in range(_LINKS):
+            above, _, name = of_thread(thread, path).rpartition(b"/")
+            above = os.path.realpath(above or b"/")
+            found = _OPENED.fullmatch(above + b"/" + name)
+            texts = [_text(above + b"/" + name)]
+            if found and int(found[1]) == os.getpid():  # a link further up to /proc/self has led here
+                texts.append(_text(b"/proc/%d/" % thread + found[2]))
+            if found or not texts[0]:
+                return any(map(self.is_record, texts))
+            path = os.path.join(above, texts[0])
+        return False
 
     def standing(self, real: bytes) -> Spot | None:
         """Which folder of the view a real folder stands for."""
@@ -183,12 +301,8 @@ class View:
 
     def link(self, thread: int, folder_fd: int) -> bytes | None:
         """The real path of a program's working directory (AT_FDCWD) or of one of its descriptors."""
-        try:
-            if folder_fd == AT_FDCWD:
-                return os.readlink(b"/proc/%d/cwd" % thread)
-            return os.readlink(b"/proc/%d/fd/%d" % (thread, folder_fd))
-        except OSError:
-            return None
+        name = b"cwd" if folder_fd == AT_FDCWD else b"fd/%d" % folder_fd
+        return _text(b"/proc/%d/%s" % (thread, name)) or None
 
     # -- files and folders --
 

@@ -78,7 +78,9 @@ MDB_INTEGERKEY = 0x08
 MDB_DUPFIXED = 0x10
 MDB_INTEGERDUP = 0x20
 MDB_REVERSEDUP = 0x40
-MDB_DB_FLAGS = 0x7E
+#: lmdb-js (`useVersions`): each value begins with 8 bytes, its version.
+MDB_VERSIONS = 0x100
+MDB_DB_FLAGS = 0x7E | MDB_VERSIONS
 #: In `mm_dbs[0].md_flags`, formats 2 and 3.
 MDB_ENCRYPT = 0x2000
 

@@ -55,7 +55,8 @@ class Snapshot:
     txnid : the transaction that committed this state
     meta : 0 or 1, the meta page that it comes from
     main, free : the records of the main tree and of the list of free pages
-    file_bytes : size of the file when it was opened
+    file_bytes : of the file when it was opened, up to the end of the last page of this state: a file may be as long as
+        its map, and mostly a hole
     stamp : the meta page that it comes from, header and MDB_meta, byte by byte
     """
 
@@ -274,7 +275,7 @@ def _meta(pages: bytes, number: int, size: int, layout: Layout, file_bytes: int)
         raise InvalidError(
             f"meta page {number} claims transaction {txnid}, which belongs to the other one", page=number
         )
-    sum_size = 0
+    last_pgno, sum_size = _number(pages, at, layout, "mm_last_pg"), 0
     if layout.version > 1:
         sum_size = int(layout.unpack_u16(pages, size - 2)[0])
         if sum_size > size // 2:
@@ -287,12 +288,12 @@ def _meta(pages: bytes, number: int, size: int, layout: Layout, file_bytes: int)
         sum_size=sum_size,
         flags=free.md_flags,
         mapsize=_number(pages, at, layout, "mm_mapsize"),
-        last_pgno=_number(pages, at, layout, "mm_last_pg"),
+        last_pgno=last_pgno,
         txnid=txnid,
         meta=number,
         main=main,
         free=free,
-        file_bytes=file_bytes,
+        file_bytes=min(file_bytes, (last_pgno + 1) * size),
         stamp=bytes(pages[start : at + layout.meta.itemsize]),
     )
 

@@ -120,7 +120,7 @@ class Tree:
                 raise page.fault("the tree reaches one of its pages twice")
             left -= 1
             yield page
-            path = self._turn(path, +1)
+            path = self._turn(path)
 
     def items(self) -> Iterator[tuple[Page, int]]:
         """(leaf, index) of all items in key order; a key with duplicates is one item."""
@@ -158,19 +158,14 @@ class Tree:
             else:
                 high = middle
         if low == page.n:
-            return self._turn([*path, (page, page.n - 1)], +1), False
+            return self._turn([*path, (page, page.n - 1)]), False
         path.append((page, low))
         return path, page.key(low) == key
 
     def next(self, path: Path) -> Path:
         """The path to the following item; [] after the last."""
         page, i = path[-1]
-        return [*path[:-1], (page, i + 1)] if i + 1 < page.n else self._turn(path, +1)
-
-    def prev(self, path: Path) -> Path:
-        """The path to the preceding item; [] before the first."""
-        page, i = path[-1]
-        return [*path[:-1], (page, i - 1)] if i > 0 else self._turn(path, -1)
+        return [*path[:-1], (page, i + 1)] if i + 1 < page.n else self._turn(path)
 
     def dups(self, node: Node) -> SubPage | Tree | None:
         """The duplicates of a key: a sub-page, a tree, or None if it has a single value.
@@ -211,13 +206,12 @@ class Tree:
                 return path
             pgno = page.child(i)
 
-    def _turn(self, path: Path, step: int) -> Path:
-        """The path to the nearest item of the neighbouring leaf."""
+    def _turn(self, path: Path) -> Path:
+        """The path to the first item of the next leaf."""
         for level in range(len(path) - 2, -1, -1):
             page, i = path[level]
-            if 0 <= i + step < page.n:
-                above = [*path[:level], (page, i + step)]
-                return self._down(above, page.child(i + step), last=step < 0)
+            if i + 1 < page.n:
+                return self._down([*path[:level], (page, i + 1)], page.child(i + 1), last=False)
         return []
 
 

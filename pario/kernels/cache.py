@@ -16,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -25,6 +27,8 @@ from typing import Any
 
 from numba.core.caching import FunctionCache
 from numba.core.compiler import CompileResult
+from numba.core.environment import Environment, _rebuild_env, lookup_environment
+from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 from pario.kernels.private import PrivateDirectory
@@ -53,7 +57,9 @@ class KernelCache(FunctionCache):
         return self._folder.path
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        target_context.refresh()
+        # All that compiled code needs of Numba. Numba would also prepare for compiling (`refresh`), which imports its
+        # implementations and scipy.linalg: 0.3 s; the compiler does so by itself where nothing is found.
+        rtsys.initialize(target_context)
         key = self._key(sig, target_context.codegen())
         found = self._read(key)
         if found is None and self._held < 0:
@@ -93,7 +99,7 @@ class KernelCache(FunctionCache):
         pickled = None if key is None else self._pickled(key)
         if pickled is None:
             return None
-        of, compiled = pickle.loads(pickled)
+        of, compiled = _Unpickler(io.BytesIO(pickled)).load()
         return compiled if of == key else None
 
     def _pickled(self, key: Any) -> bytes | None:
@@ -118,6 +124,26 @@ class KernelCache(FunctionCache):
             with contextlib.suppress(OSError):
                 fcntl.flock(held, fcntl.LOCK_UN)
             os.close(held)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes the environments (constants and globals) of what a kernel inlines without an import of their modules:
+    code without objects uses the constants alone, and the modules are half of Numba."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _environment if name == _rebuild_env.__name__ else super().find_class(module, name)
+
+
+def _environment(module: str, constants: list[Any], name: str) -> Environment:
+    if module in sys.modules:
+        return _rebuild_env(module, constants, name)
+    found = lookup_environment(name)
+    if found is None:
+        found = Environment({"__name__": module})
+        found.consts[:] = constants
+        found.env_name = name
+        Environment._memo[name] = found
+    return found
 
 
 @cache

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from pario.kernels.jit import inner
 
-__all__ = ["as_bytes", "call_c", "copy_memory"]
+__all__ = ["as_bytes", "call_c", "copy_memory", "pointer_to"]
 
 _WORD = ir.IntType(64)
 _ARGUMENTS = 6
@@ -54,10 +54,10 @@ def _pointer_to(typing_context, address):  # type: ignore[no-untyped-def]
 
 call_c: Any = intrinsic(_call)
 copy_memory: Any = intrinsic(_copy)
-_pointer: Any = intrinsic(_pointer_to)
+pointer_to: Any = intrinsic(_pointer_to)
 
 
 @inner
 def as_bytes(address, n):  # type: ignore[no-untyped-def]
     """u8[n] at this address."""
-    return carray(_pointer(address), (n,), np.uint8)
+    return carray(pointer_to(address), (n,), np.uint8)

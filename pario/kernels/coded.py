@@ -31,8 +31,8 @@ from pario.kernels.sums import SCRATCH, sum_pieces
 
 __all__ = [
     "BLOSC", "BLOSC_HEAD", "BROTLI", "CONTEXT", "DEFLATE", "EXTRA", "FIXED", "FORM", "FUNCTION", "HELPER", "HOW",
-    "KIND", "LATER", "LZ4", "LZ4_STREAM", "MOST", "MOST_INT", "NUMBER", "OK", "PYTHON", "RAW", "THIRD", "WRONG",
-    "ZSTD", "check_values", "decode_values", "pack_values", "raw_sizes", "unpack_rows", "unpack_values",
+    "KIND", "LATER", "LZ4", "LZ4_STREAM", "MORE", "MOST", "MOST_INT", "NUMBER", "OK", "PYTHON", "RAW", "THIRD", "TIMES",
+    "WRONG", "ZSTD", "check_values", "decode_values", "pack_values", "raw_sizes", "unpack_rows", "unpack_values",
 ]  # fmt: skip
 
 KIND, FUNCTION, CONTEXT, EXTRA, NUMBER, HELPER, THIRD, HOW = range(8)
@@ -42,6 +42,8 @@ PYTHON, RAW, ZSTD, LZ4, LZ4_STREAM, BROTLI, DEFLATE, BLOSC = range(8)
 FIXED = 5
 #: The largest value that LMDB holds; more in a header is damage.
 MOST = 0xFFFFFFFF
+#: A value is at most so many times its packed bytes and so much more: a few bytes can say, and hold, 4 GiB.
+TIMES, MORE = 64, 128 << 20
 #: The largest value that a call of another C function than zstd's takes: many count bytes in an int.
 MOST_INT = 0x7E000000
 #: A value is kept as it is unless compressing saves this share: 1 >> 5 = 3 %. Less is not worth the time of decoding.
@@ -171,7 +173,7 @@ def _header(at, n):  # type: ignore[no-untyped-def]
         size |= (byte & 127) << shift
         k += 1
         if byte < 128:
-            return (size if size <= MOST else -1), k
+            return (size if size <= min(MOST, TIMES * n + MORE) else -1), k
     return -1, 0
 
 
@@ -359,7 +361,8 @@ def pack_values(how, slot, data, data_bytes, starts, nbytes, out, out_bytes, pac
                 break
         got = _encoded(how, src, n, out + end + head, out_bytes - end - head, word)
         mine = slot
-        if got == 0 or got + head - FIXED > n - (n >> _PAYS) or got + head - FIXED >= n:
+        little = got + head - FIXED > n - (n >> _PAYS) or got + head - FIXED >= n
+        if got == 0 or little or n > TIMES * (got + head) + MORE:
             mine, head, got = 0, FIXED, n
             copy_memory(out + end + FIXED, src, n)
         total = _sum(src, n, lanes, scratch)

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from pario.kernels.jit import kernel
 
-__all__ = ["full_fence"]
+__all__ = ["full_fence", "in_order"]
 
 
 @intrinsic
@@ -26,3 +26,14 @@ def _fence(typingctx: Any) -> Any:
 def full_fence() -> None:
     """Makes everything before it visible to all processors before anything after it."""
     _fence()
+
+
+@kernel
+def in_order(words, first, second):  # type: ignore[no-untyped-def]
+    """(words[first], words[second]), after everything before, the first one first, and before everything after."""
+    _fence()
+    one = words[first]
+    _fence()
+    two = words[second]
+    _fence()
+    return one, two

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -32,7 +31,7 @@ from pario.kernels.cache import KernelCache
 from pario.kernels.private import PrivateDirectory
 
 __all__ = [
-    "c_function", "cache_directory", "cache_problem", "entry", "inner", "is_cached", "kernel", "lock_now",
+    "c_function", "cache_directory", "cache_problem", "entry", "inner", "is_cached", "kernel",
     "tell_cache_problem", "warm_up",
 ]  # fmt: skip
 
@@ -141,23 +140,14 @@ def is_cached(function: Callable[..., Any], signature: Any) -> bool:
     return KernelCache(function, _FOLDER).holds(signature, cpu_target.target_context.codegen())
 
 
-def lock_now(name: str) -> int:
-    """Descriptor of a locked file beside the compiled kernels: it stays locked until all its copies are closed.
-
-    Raises BlockingIOError while another process has it, OSError where nothing can be kept or locked.
-    """
-    fd = _FOLDER.open_file(name)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 def warm_up() -> None:
-    """Let Numba load its own parts now: about 0.3 s, which the first kernel call would pay otherwise."""
-    _nothing()
+    """Let Numba prepare its run-time parts now: a few hundredths of a second, which the first kernel call would pay."""
+    _nothing(np.empty(0))
+
+
+def _nothing_yet() -> None:
+    """In place of a search of every installed package for extensions of Numba before it looks for a kept kernel: the
+    compiler does that, too."""
 
 
 #: Owners of the code behind the entries.
@@ -166,9 +156,10 @@ _ENTRIES: list[Any] = []
 
 def _cached(made: Any, function: Callable[..., Any]) -> Any:
     made._cache = KernelCache(function, _FOLDER)
+    made._compilation_chain_init_hook = _nothing_yet
     return made
 
 
 @kernel
-def _nothing():  # type: ignore[no-untyped-def]
-    return 0
+def _nothing(array):  # type: ignore[no-untyped-def]
+    return len(array)

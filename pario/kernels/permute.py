@@ -29,13 +29,11 @@ __all__ = [
     "STREAM_SPLIT",
     "STREAM_TABLE",
     "absorb",
-    "bounded",
     "mix64",
     "permute",
     "pool_order",
     "pool_rows",
     "pool_rows_small",
-    "run_xoshiro",
     "stream_key",
 ]
 
@@ -109,15 +107,6 @@ def _next(s0, s1, s2, s3):
 
 
 @kernel
-def run_xoshiro(state, out):
-    """out u64[k] <- the next k numbers of state u64[4], which advances (for comparison with published values)."""
-    s0, s1, s2, s3 = state[0], state[1], state[2], state[3]
-    for i in range(out.shape[0]):
-        out[i], s0, s1, s2, s3 = _next(s0, s1, s2, s3)
-    state[0], state[1], state[2], state[3] = s0, s1, s2, s3
-
-
-@kernel
 def _below(bound, s0, s1, s2, s3):
     """(uniform u64 in [0, bound), next state); bound >= 1."""
     if bound < _2TO32:
@@ -141,15 +130,6 @@ def _below(bound, s0, s1, s2, s3):
         x, s0, s1, s2, s3 = _next(s0, s1, s2, s3)
         x &= mask
     return x, s0, s1, s2, s3
-
-
-@kernel
-def bounded(key, bound, out):
-    """out u64[k] <- uniform integers in [0, bound) of the stream `key`."""
-    s0, s1, s2, s3 = _start(key)
-    limit = _U(bound)
-    for i in range(out.shape[0]):
-        out[i], s0, s1, s2, s3 = _below(limit, s0, s1, s2, s3)
 
 
 @kernel

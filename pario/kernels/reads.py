@@ -1,30 +1,36 @@
-"""Reading: libc's pread, preadv and readahead, called without the interpreter."""
+"""Reading: libc's pread and preadv2, called without the interpreter."""
 
 from __future__ import annotations
+
+import os
 
 import numpy as np
 from numba import carray, types
 
 from pario.kernels.jit import inner, kernel
-from pario.kernels.runs import next_run, together
-from pario.kernels.sums import SCRATCH, sum_pieces
 
-__all__ = ["advise_ranges", "read_ranges", "read_spans", "read_split"]
+__all__ = ["cached_share", "read_spans", "read_spans_now", "read_whole", "system_call"]
 
 # Resolved by the linker inside the process. A ctypes function pointer would do the same, but Numba cannot cache code
 # that holds an address of this run.
 _pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
-_preadv = types.ExternalFunction("preadv", types.intp(types.intc, types.uintp, types.intc, types.int64))
-_readahead = types.ExternalFunction("readahead", types.intp(types.intc, types.int64, types.uintp))
+_preadv2 = types.ExternalFunction("preadv2", types.intp(types.intc, types.uintp, types.intc, types.int64, types.intc))
 _errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.intc)())
 
-_EINTR = 4
-#: Values that are compared with their checksums are read so many bytes at a time: they stay in the second cache.
-_CHECKED_BYTES = 256 << 10
+_long = types.int64
+#: syscall(2) with six arguments: one signature for all kernels, because LLVM knows a name by one.
+system_call = types.ExternalFunction("syscall", _long(_long, _long, _long, _long, _long, _long, _long))
+
+_EINTR, _EAGAIN = 4, 11
+#: Number of the system call cachestat, the same on every architecture.
+_CACHESTAT = 451
+_PAGE = os.sysconf("SC_PAGESIZE")
+#: Read only what need not be waited for.
+_NOWAIT = 8
 
 
 @inner
-def _read_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
+def read_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
     """Read `nbytes` bytes from `offset` on to `address`. Returns (errno, bytes got); all of them, if errno is 0 and
     the file does not end before."""
     got = 0
@@ -41,6 +47,55 @@ def _read_whole(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
     return 0, got
 
 
+@inner
+def _cached_pages(fd, offset, nbytes, words):  # type: ignore[no-untyped-def]
+    """(pages of these bytes, how many of them the page cache has; -1 if the kernel does not say).
+
+    Linux 6.5 and later; some do not say it of others' files. words : u64[7], struct cachestat_range, struct cachestat
+    """
+    at, none = _long(words.ctypes.data), _long(0)
+    words[0], words[1] = offset, nbytes
+    pages = (offset + nbytes - 1) // _PAGE - offset // _PAGE + 1
+    known = system_call(_long(_CACHESTAT), _long(fd), at, at + 16, none, none, none) == 0
+    return pages, (_long(words[2]) if known else _long(-1))
+
+
+@kernel
+def cached_share(fd, offset, nbytes):  # type: ignore[no-untyped-def]
+    """The part of these bytes' pages that the page cache has; -1.0 if the file system cannot tell."""
+    words, byte = np.empty(7, np.uint64), np.empty(1, np.uint8)
+    pages, cached = _cached_pages(fd, offset, nbytes, words)
+    if cached >= 0:
+        return cached / pages
+    there = looked = 0
+    for page in range(offset // _PAGE, offset // _PAGE + pages, 16):  # each look may fetch what it misses
+        words[0], words[1] = byte.ctypes.data, 1
+        at = types.uintp(words.ctypes.data)
+        got = _preadv2(types.intc(fd), at, types.intc(1), types.int64(page * _PAGE), types.intc(_NOWAIT))
+        if got < 0 and carray(_errno_location(), 1)[0] != _EAGAIN:
+            return -1.0
+        there += got > 0
+        looked += 1
+    return there / looked
+
+
+@inner
+def read_now(fd, offset, nbytes, address):  # type: ignore[no-untyped-def]
+    """Read `nbytes` bytes, if the page cache has all of them; returns whether it has. False also where the file system
+    cannot tell. A read that does not wait starts read-ahead where a page is missing, so the kernel is asked before."""
+    words = np.empty(7, np.uint64)
+    at = types.uintp(words.ctypes.data)  # of a struct iovec, too
+    pages, cached = _cached_pages(fd, offset, nbytes, words)
+    if 0 <= cached < pages:
+        return False
+    if cached < 0:  # the first page tells, and is all that is fetched
+        words[0], words[1] = address, min(nbytes, 1)
+        if _preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) != min(nbytes, 1):
+            return False
+    words[0], words[1] = address, nbytes
+    return _preadv2(types.intc(fd), at, types.intc(1), types.int64(offset), types.intc(_NOWAIT)) == nbytes
+
+
 @kernel
 def read_spans(fd, offsets, sizes, address, starts, file_bytes):  # type: ignore[no-untyped-def]
     """Read span i to `address + starts[i]`. Returns (-1, 0, 0), or the failing span with errno and the bytes it got.
@@ -48,115 +103,14 @@ def read_spans(fd, offsets, sizes, address, starts, file_bytes):  # type: ignore
     A span may end beyond the file (a last block widened for O_DIRECT): only bytes inside the file are required.
     """
     for i in range(len(offsets)):
-        errno, got = _read_whole(fd, offsets[i], sizes[i], address + starts[i])
+        errno, got = read_whole(fd, offsets[i], sizes[i], address + starts[i])
         if got < min(sizes[i], file_bytes - offsets[i]):
             return i, errno, got
     return -1, 0, 0
 
 
 @kernel
-def read_ranges(fd, begins, nbytes, gap, out, starts):  # type: ignore[no-untyped-def]
-    """Read ranges one after the other into `out`, those of one run (`next_run`) by one call.
-
-    begins, nbytes i64[n]. Fills starts i64[n], places in `out`. Returns (-1, 0, 0, 0, reads, bytes read), or of the
-    read that failed (where it begins in the file, its bytes, errno, the bytes that came), or errno -1 with -1 in front:
-    `out` is too short.
-    """
-    at, reads, total, i, n, address = 0, 0, 0, 0, len(begins), out.ctypes.data
-    while i < n:
-        j, first, stop = next_run(begins, nbytes, i, gap)
-        if stop - first > len(out) - at:
-            return -1, 0, -1, 0, reads, total
-        errno, got = _read_whole(fd, first, stop - first, address + at)
-        if got < stop - first:
-            return first, stop - first, errno, got, reads, total
-        for k in range(i, j):
-            starts[k] = at + begins[k] - first
-        at += stop - first
-        total += stop - first
-        reads += 1
-        i = j
-    return -1, 0, 0, 0, reads, total
-
-
-@kernel
-def read_split(fd, begins, nbytes, form, gap, edges, out, vector, trash, ids, sums, wrong):  # type: ignore[no-untyped-def]
-    """Of value i, `nbytes[i]` bytes behind the `lead` bytes from `begins[i]` on, all but its first `head` bytes and
-    what is behind `row` more go to `out`, one after the other; what stands before and behind to `edges[i]`. `row` < 0:
-    all of each value. Values that follow each other in the file are one read where `together` says so.
-
-    form: (lead, head, row, tail); vector u64[k, 2]: the places and sizes of a read's parts, 4 for a value;
-    trash: as long as a gap may be; ids: i64[n], or none: then nothing is compared with sums u64[m], by record id;
-    wrong: bool[n], becomes True where a value has another checksum.
-    Returns (-1, 0, 0, reads, their bytes), or of the part that failed (where it begins in the file, errno, the bytes
-    that came, reads, its bytes). errno -1: more than `tail` bytes stand behind some value, or none of it; -2: no room.
-    """
-    lead, head, row, tail = form
-    # Signed, as all else: a sum of both kinds would be a float.
-    at, edge, waste = np.int64(out.ctypes.data), np.int64(edges.ctypes.data), np.int64(trash.ctypes.data)
-    scratch = vector.ctypes.data
-    pitch, n, i, reads, total, room = edges.shape[1], len(begins), 0, 0, 0, len(out)
-    if head + lead + tail > pitch or len(edges) < n or len(vector) < 4:
-        return 0, -2, 0, reads, total
-    for k in range(n):
-        size = nbytes[k] - head if row < 0 else row
-        if size < 0 or not 0 <= nbytes[k] - head - size <= tail:
-            return 0, -1, 0, reads, total
-        room -= size
-    if room < 0:
-        return 0, -2, 0, reads, total
-    checks = len(ids) == n
-    lanes, memory, flat = np.empty(8, np.uint64), np.empty(SCRATCH, np.uint8), edges.reshape(-1)
-    row_at = np.int64(0)
-    while i < n:
-        begin, wanted, parts, first = begins[i], 0, 0, i
-        while True:
-            size = nbytes[i] - head if row < 0 else row
-            rest = nbytes[i] - head - size
-            vector[parts, 0], vector[parts, 1] = edge, lead + head
-            vector[parts + 1, 0], vector[parts + 1, 1] = at, size
-            vector[parts + 2, 0], vector[parts + 2, 1] = edge + lead + head, rest
-            parts += 3
-            wanted += lead + nbytes[i]
-            at += size
-            edge += pitch
-            i += 1
-            stop = begin + wanted
-            if i == n or begins[i] < stop or not together(stop, begins[i], gap) or parts + 4 > len(vector):
-                break
-            if checks and wanted >= _CHECKED_BYTES:
-                break
-            vector[parts, 0], vector[parts, 1] = waste, begins[i] - stop
-            parts += 1
-            wanted += begins[i] - stop
-        reads += 1
-        total += wanted
-        if _preadv(types.intc(fd), types.uintp(scratch), types.intc(parts), types.int64(begin)) != wanted:
-            # Interrupted, short or refused: part by part, which also tells where.
-            for part in range(parts):
-                size = np.int64(vector[part, 1])
-                errno, got = _read_whole(fd, begin, size, np.int64(vector[part, 0]))
-                if got < size:
-                    return begin, errno, got, reads, size
-                begin += size
-        if checks:  # while they are in the processor's cache
-            for k in range(first, i):
-                size = nbytes[k] - head if row < 0 else row
-                tail = nbytes[k] - head - size
-                found = sum_pieces(flat, k * pitch + lead, head, out, row_at, size, tail, lanes, memory)
-                wrong[k] = not 0 <= ids[k] < len(sums) or found != sums[ids[k]]
-                row_at += size
-    return -1, 0, 0, reads, total
-
-
-@kernel
-def advise_ranges(fd, begins, nbytes, gap, piece):  # type: ignore[no-untyped-def]
-    """Let the kernel bring ranges into its page cache, those of one run (`next_run`) as one, and no more than `piece`
-    bytes per call, since the kernel cuts off what is longer than it likes."""
-    i, n = 0, len(begins)
-    while i < n:
-        i, first, stop = next_run(begins, nbytes, i, gap)
-        while first < stop:
-            size = min(piece, stop - first)
-            _readahead(types.intc(fd), types.int64(first), types.uintp(size))
-            first += size
+def read_spans_now(fd, offsets, sizes, address, starts, there):  # type: ignore[no-untyped-def]
+    """Read those spans to `address + starts[i]` that the page cache holds; bool[n] `there` says which these are."""
+    for i in range(len(offsets)):
+        there[i] = read_now(fd, offsets[i], sizes[i], address + starts[i])

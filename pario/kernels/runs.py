@@ -1,19 +1,16 @@
 """Which byte ranges of the file are read together, and their places in memory.
 
-All reads are merged by `together`, inlined where they are planned (`merge_runs`) and where they are planned and made in
-one go (kernels/reads.py).
+All reads are merged by `together`, inlined where they are planned (`merge_runs`).
 """
 
 from __future__ import annotations
 
 from pario.kernels.jit import inner, kernel
 
-__all__ = ["LONGEST_GAP", "PAGE", "cut_runs", "merge_runs", "next_run", "together", "unwanted_bytes"]
+__all__ = ["PAGE", "cut_runs", "merge_runs", "together", "unwanted_bytes"]
 
 #: Bytes that the page cache reads at least. Those beside a record in its page come anyway, and cost nothing.
 PAGE = 4096
-#: No gap that `together` bridges is longer: what is left of two pages, and the one between them.
-LONGEST_GAP = 3 * PAGE - 2
 
 
 @inner
@@ -31,27 +28,6 @@ def together(stop, first, gap):  # type: ignore[no-untyped-def]
     between overflow pages, so that this is the usual gap.
     """
     return first - stop <= gap and unwanted_bytes(stop, first) <= PAGE
-
-
-@inner
-def next_run(begins, nbytes, i, gap):  # type: ignore[no-untyped-def]
-    """(j, first, stop): ranges i to j - 1 are read together, bytes [first, stop) of the file.
-
-    In the order given, not in that of the file. Small values lie in descending order in their page, so that a range may
-    extend the run on either side.
-    """
-    first, stop = begins[i], begins[i] + nbytes[i]
-    j = i + 1
-    while j < len(begins):
-        begin, end = begins[j], begins[j] + nbytes[j]
-        if begin > stop:
-            if not together(stop, begin, gap):
-                break
-        elif end < first and not together(end, first, gap):
-            break
-        first, stop = min(first, begin), max(stop, end)
-        j += 1
-    return j, first, stop
 
 
 @kernel

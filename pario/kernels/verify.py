@@ -123,7 +123,7 @@ def _flags_of(data, o, page, g):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g):  # type: ignore[no-untyped-def]
+def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g, seen):  # type: ignore[no-untyped-def]
     """(index of the first record that is not where the index says, what is wrong), or (-1, 0).
 
     data : u8[k]; record i's value begins at `starts[i]` in it and at `offsets[i]` in the file
@@ -131,6 +131,7 @@ def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g):  # type: i
     value's end. Else skip them; `data` must contain the headers of overflow pages.
     dups : keys of the database may have several values
     g : of kernels/nodes.py
+    seen : u8[...], a bit per id: records that need no check, and those that passed; of length 0: check all
 
     A value begins exactly one header after a page boundary only on overflow pages, or as the first item of a LEAF2 page
     (other leaves have their pointer array there). The page must have its own number, no later transaction than
@@ -150,6 +151,9 @@ def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g):  # type: i
         page = (offsets[i] - 1) >> shift  # an empty value may lie at the page's very end
         in_page = offsets[i] - (page << shift)
         if in_page != header and not nodes:
+            continue
+        byte, bit = ids[i] >> 3, np.uint8(1 << (ids[i] & 7))
+        if byte < len(seen) and seen[byte] & bit:
             continue
         o, at = starts[i] - in_page, starts[i]
         if o < 0 or in_page < header or nbytes[i] < 0 or at > len(data):
@@ -186,4 +190,6 @@ def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g):  # type: i
                 return i, BAD_NODE
         else:
             return i, BAD_PAGE
+        if byte < len(seen):  # another thread may lose a bit of this byte: then its record is checked once more
+            seen[byte] |= bit
     return -1, 0

@@ -21,12 +21,11 @@ import numpy as np
 
 from pario import machine
 from pario.errors import ParioError
+from pario.fetch.snapshot import identity_of
 from pario.lmdb import abi
-from pario.lmdb.children import tell_children
 from pario.lmdb.errors import Error
-from pario.lmdb.served import announce, announced, peers_of_service
+from pario.lmdb.served import announce, announced, peers_of_service, tell_children
 from pario.stage.ahead import Ahead, Found
-from pario.stage.asking import identity_of
 from pario.stage.told_memory import ToldMemory
 from pario.threads import Workers
 
@@ -173,7 +172,7 @@ def _ahead_of(store: Store, user: Announced) -> Ahead | None:
     user : has joined it
     """
     try:
-        identity = identity_of(store.file, store.snapshot)
+        identity = identity_of(store.file, [store.snapshot])
         if not store.is_newest():  # the identity is that of a newer state
             return None
         with _start:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pario.format.layout import F_DUPDATA
+from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner, kernel
 from pario.kernels.nodes import BIG, PAGE_SIZE, count, node_at, u16, word
 from pario.lmdb.abi import (
@@ -38,7 +39,6 @@ from pario.lmdb.abi import (
     VALUE,
 )
 from pario.lmdb.capi import (
-    as_bytes,
     as_words,
     bool_new,
     decref,

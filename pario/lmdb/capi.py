@@ -11,6 +11,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from pario.kernels.calls import as_bytes, pointer_to
 from pario.kernels.jit import inner
 from pario.kernels.nodes import PAGE_SIZE
 from pario.lmdb.abi import POOL, SLOTS
@@ -59,16 +60,6 @@ else:
         return _make_call(_thread_state(), function, arguments_at, intp(n), names)
 
 
-def _pointer_to(typing_context, address):  # type: ignore[no-untyped-def]
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.intp), generate
-
-
-_pointer: Any = intrinsic(_pointer_to)
-
-
 def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
     """Address of 256 bytes on the stack of the function that asks."""
 
@@ -97,12 +88,7 @@ add_at: Any = intrinsic(_added)
 
 @inner
 def as_words(address, n):  # type: ignore[no-untyped-def]
-    return carray(_pointer(address), (n,), np.int64)
-
-
-@inner
-def as_bytes(address, n):  # type: ignore[no-untyped-def]
-    return carray(_pointer(address), (n,), np.uint8)
+    return carray(pointer_to(address), (n,), np.int64)
 
 
 @inner

@@ -32,6 +32,7 @@ import numpy as np
 from numba import types
 
 from pario.format.layout import F_DUPDATA
+from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, count, key_span, node_at, search_leaf, u16, word
 from pario.lmdb.abi import (
@@ -77,7 +78,6 @@ from pario.lmdb.abi import (
     WAY,
 )
 from pario.lmdb.capi import (
-    as_bytes,
     as_words,
     bool_new,
     bytes_size,

@@ -16,6 +16,7 @@ from pario.lmdb.real import real
 from pario.lmdb.served import use_announced, use_service
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
+from pario.machine import absolute
 
 if TYPE_CHECKING:
     from pario.lmdb.ahead import Announced
@@ -95,6 +96,7 @@ class Environment:
     def _start(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
         self._path = os.fsdecode(arguments["path"])
+        self._at = absolute(self._path)
         self._readahead = bool(arguments["readahead"])
         self._map_size: int = arguments["map_size"]
         self._closed = False
@@ -108,7 +110,7 @@ class Environment:
         self._scans: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def _open(self) -> None:
-        path, subdir = self._path, self._arguments["subdir"]
+        path, subdir = self._at, self._arguments["subdir"]
         file_path = os.path.join(path, "data.mdb") if subdir else path
         try:
             if not subdir and os.path.isdir(path):
@@ -143,7 +145,8 @@ class Environment:
         return store
 
     def _newest(self) -> Store:
-        """The store of the newest snapshot. Opens the file first if this object was unpickled."""
+        """The store of the newest snapshot; on a slow store that of up to a tenth of a second ago. Opens the file
+        first if this object was unpickled."""
         store = self._store
         try:
             if store is None:
@@ -152,7 +155,7 @@ class Environment:
                 self._open()
                 assert self._store is not None
                 return self._store
-            if store.is_newest():
+            if store.is_new_enough():
                 use_announced(store)
                 return store
             return self._set(Store(store.file, self._arguments["cache_bytes"]))
@@ -164,7 +167,7 @@ class Environment:
     def __reduce__(self) -> Any:
         if self._closed:
             raise TypeError("cannot pickle a closed Environment")
-        return (_unpickled, (type(self), self._arguments))
+        return (_unpickled, (type(self), {**self._arguments, "path": self._at}))
 
     def __enter__(self) -> Environment:
         return self

@@ -10,10 +10,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from pario.lmdb.children import tell_children
 from pario.lmdb.cursor import Cursor
 from pario.lmdb.env import Environment
 from pario.lmdb.real import real
+from pario.lmdb.served import tell_children
 from pario.lmdb.txn import Transaction
 
 __all__ = ["install"]

@@ -8,6 +8,7 @@ import numpy as np
 from numba import carray, types
 
 from pario.format.layout import NUM_METAS, P_BRANCH, P_LEAF, P_LEAF2
+from pario.kernels.calls import as_bytes
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, SOUND, VERSION, check_page, u16
@@ -42,7 +43,6 @@ from pario.lmdb.abi import (
 )
 from pario.lmdb.capi import (
     RWF_NOWAIT,
-    as_bytes,
     as_words,
     bytearray_new,
     errno_location,

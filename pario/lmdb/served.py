@@ -1,6 +1,9 @@
 """What others of this node hold of a data file: the copy of a service (docs/tiers.md), and what was announced in this
 process or in the one that started it (ahead.py). Pages and values then come out of their memory, as far as they have
-them."""
+them.
+
+Processes that multiprocessing starts (spawn, forkserver: a DataLoader's workers among them) are told of it first.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pario.lmdb.children import told_by_parent
-
 if TYPE_CHECKING:
     from pario.lmdb.store import Store
     from pario.stage.told_memory import ToldMemory
+import sys
+from collections.abc import Callable
 
-__all__ = ["announce", "announced", "peers_of_service", "use_announced", "use_service"]
+__all__ = ["announce", "announced", "peers_of_service", "tell_children", "use_announced", "use_service"]
 
 _log = logging.getLogger("pario")
 
@@ -38,15 +41,15 @@ def use_announced(store: Store) -> None:
     if store.heard == _news:
         return
     store.heard = _news
-    paths: dict[bytes, tuple[str, str]] = told_by_parent("announced") or {}
+    paths: dict[bytes, tuple[str, str]] = _told_by_parent("announced") or {}
     if store.copy is not None or not (paths or announced):
         return
     from pario.errors import ParioError
-    from pario.stage.asking import identity_of
+    from pario.fetch.snapshot import identity_of
     from pario.stage.told_memory import ToldMemory
 
     try:
-        identity = identity_of(store.file, store.snapshot)
+        identity = identity_of(store.file, [store.snapshot])
         if identity in paths and identity not in announced:
             announced[identity] = ToldMemory.attached(paths.pop(identity))
         if identity in announced and store.is_newest():
@@ -79,14 +82,15 @@ def _copy(store: Store, folder: str) -> tuple[Any, int] | None:
     """(the memory tier, the descriptor of the lease)"""
     # Not before it is wanted: the drop-in begins faster than these modules are imported.
     from pario.errors import ParioError
-    from pario.stage.asking import CHUNK_BYTES, ask_service, here, identity_of
+    from pario.fetch.snapshot import identity_of
+    from pario.stage.asking import CHUNK_BYTES, ask_service, here
     from pario.stage.grid import Grid
     from pario.stage.served import ServedTier
 
     grid = Grid(store.snapshot.file_bytes, CHUNK_BYTES)
     lease = -1
     try:
-        identity = identity_of(store.file, store.snapshot)
+        identity = identity_of(store.file, [store.snapshot])
         if not store.is_newest():  # the identity is that of a newer state
             return None
         path = os.path.abspath(store.file.path)
@@ -105,10 +109,52 @@ def peers_of_service(store: Store) -> Any:
     folder, tier = os.environ.get("PARIO_SERVICE"), store.copy
     if not folder or tier is None:
         return None
-    from pario.stage.asking import ask_service, here, identity_of, peers_told
+    from pario.fetch.snapshot import identity_of
+    from pario.stage.asking import ask_service, here, peers_told
 
-    identity = identity_of(store.file, store.snapshot)
+    identity = identity_of(store.file, [store.snapshot])
     told, lease = ask_service(here(folder), os.path.abspath(store.file.path), identity, tier.grid)
     if lease >= 0:
         os.close(lease)  # the store has one
     return None if told is None else peers_told(told, identity, tier.grid)
+
+
+# -- what processes that multiprocessing starts are told first ---------------------------------------------------------
+
+#: An attribute of multiprocessing's class of processes: a child has that class before it can import pario.
+_ATTRIBUTE = "_told_by_pario"
+
+_told: dict[str, Callable[[], Any]] = {}
+
+
+class _Told:
+    """Unpickled in a child, it leaves there what the child is told. That needs the standard library only: the child
+    unpickles it before it knows where its parent found other modules."""
+
+    def __reduce__(self) -> Any:
+        from multiprocessing.process import BaseProcess
+
+        return setattr, (BaseProcess, _ATTRIBUTE, {name: thing() for name, thing in _told.items()})
+
+
+def tell_children(name: str, thing: Callable[[], Any]) -> None:
+    """From now on they are told what `thing` returns when they start: objects of Python's own, except where
+    every child is to import pario first of all. A name's earlier thing is replaced."""
+    from multiprocessing import spawn
+
+    _told[name] = thing
+    prepare = spawn.get_preparation_data
+    if getattr(prepare, "tells_of_pario", False):
+        return
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**prepare(name), "pario": _Told()}
+
+    get_preparation_data.tells_of_pario = True  # type: ignore[attr-defined]
+    spawn.get_preparation_data = get_preparation_data
+
+
+def _told_by_parent(name: str) -> Any:
+    """What the process that started this one told it when it did; None if nothing."""
+    process = sys.modules.get("multiprocessing.process")
+    return None if process is None else getattr(process.BaseProcess, _ATTRIBUTE, {}).get(name)

@@ -61,6 +61,9 @@ __all__ = ["DataFile", "Handle", "Store"]
 #: A file whose meta pages change at every look is looked at so often.
 _TRIES = 50
 _PAUSE_S = 0.002
+#: Whether somebody has committed is looked at so often at least, and where a look takes longer than this, at most for
+#: this part of the time. (From a page cache it takes microseconds: there each transaction looks.)
+_SEEN_S, _SLOW_LOOK_S, _LOOKING = 0.1, 1e-3, 1 / 20
 #: Flags of databases that the list of free pages cannot have (py-lmdb refuses such a file, too).
 _NEVER_OF_FREE = MDB_REVERSEKEY | MDB_DUPSORT | MDB_DUPFIXED | MDB_INTEGERDUP | MDB_REVERSEDUP
 #: Pages in memory begin where those of the system do.
@@ -117,7 +120,7 @@ class Store:
     """
 
     __slots__ = (
-        *("__weakref__", "_announced", "_arrays", "_copy"),
+        *("__weakref__", "_announced", "_arrays", "_copy", "_look_at", "_took"),
         *("at", "file", "handles", "heard", "metas", "metas_at", "snapshot", "words"),
     )
 
@@ -159,6 +162,7 @@ class Store:
         self.words = words
         self._copy: _Copy | None = None
         self._announced: list[ToldMemory] = []
+        self._look_at = self._took = 0.0  # when to look for a newer snapshot, and seconds of the last look
         self.heard = 0  # of what is announced: served.py
         self.at = words.buffer_info()[0]
         self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main, named=False)}
@@ -170,6 +174,17 @@ class Store:
     def is_newest(self) -> bool:
         """Whether nobody has committed since the snapshot was taken; False also if unsure."""
         return bool(_is_newest(self.at))
+
+    def is_new_enough(self) -> bool:
+        """`is_newest`, or was so within the last tenth of a second if the last two looks took long."""
+        begin = time.perf_counter()
+        if begin < self._look_at:
+            return True
+        newest = self.is_newest()
+        end = time.perf_counter()
+        slow, self._took = min(end - begin, self._took), end - begin  # of both: one may have waited for a core
+        self._look_at = end + min(_SEEN_S, slow / _LOOKING) if newest and slow > _SLOW_LOOK_S else 0.0
+        return newest
 
     def read_copy(self, tier: MemoryTier, lease: int) -> None:
         """From now on read what `tier` holds from there.
@@ -227,10 +242,7 @@ class Store:
         """
         parts = _parts(jobs, _READERS_WAITING if not self.words[abi.NOWAIT] else _READERS)
         failures = np.zeros((len(parts), 4), np.int64)
-        running = [
-            self._filled(part, failure)
-            for part, failure in zip(parts[1:], failures[1:], strict=True)
-        ]
+        running = [self._filled(part, failure) for part, failure in zip(parts[1:], failures[1:], strict=True)]
         try:
             # This thread works, too; the others get the interpreter's lock when it begins.
             statuses = [_fill(self.at, parts[0], failures[0])]
@@ -325,6 +337,7 @@ class Store:
             return errors.InvalidParameterError(f"{what}: the cursor stands nowhere")
         try:
             if code == abi.OVERTAKEN:
+                self._look_at = 0.0
                 check_snapshot(self.file, self.snapshot)
                 raise SnapshotError("the meta page of our snapshot changed while the file was read", path=path)
             if code == abi.FAILED:

@@ -8,7 +8,7 @@ from typing import Any
 from pario.lmdb import abi, errors
 from pario.lmdb.cursor import Cursor
 from pario.lmdb.database import _Database
-from pario.lmdb.native import are_compiled, compiled_get, later
+from pario.lmdb.native import compile_now, compiled_get, later
 from pario.lmdb.objects import slot_of
 from pario.lmdb.store import Handle, Store
 
@@ -31,6 +31,7 @@ class Transaction(_Slots):
 
     A transaction may be used by several threads at once. Nothing is locked and no reader slot taken: when a writer
     commits twice, so that pages of this snapshot may be overwritten, the next read from the file raises BadTxnError.
+    It has the newest snapshot; where reading the meta page takes longer than a millisecond, that of up to 0.1 s ago.
     """
 
     __slots__ = ("__weakref__", "_at", "_buffers", "_db", "_name", "_open", "_packed", "_store", "_words", "env")
@@ -71,10 +72,8 @@ class Transaction(_Slots):
 
     def get(self, key: Any, default: Any = None, db: _Database | None = None) -> Any:
         """The value of `key` (its first duplicate), or `default` if the key is missing."""
-        # The first call after all is compiled puts a compiled method in the place of this one.
+        # The first call puts a compiled method in the place of this one.
         if Transaction.get is _first_get:
-            if not are_compiled():
-                return _get_any(self, key, default, db)
             _compile_get(self)
         return Transaction.get(self, key, default, db)
 
@@ -181,6 +180,7 @@ _GET_DOC = "get($self, /, key, default=None, db=None)\n--\n\nThe value of `key`,
 
 def _compile_get(txn: Transaction) -> None:
     """Let Transaction.get be the compiled method, if the slots lie where it expects them; else the one in Python."""
+    compile_now()
     expected = (txn._fast, _get_any)
     found = tuple(slot_of(txn, i) for i in range(2))
     made = compiled_get(Transaction, _GET_DOC) if found == tuple(map(id, expected)) else None

@@ -8,6 +8,7 @@ import numpy as np
 from numba import types
 
 from pario.format.layout import F_BIGDATA, P_OVERFLOW
+from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
 from pario.kernels.nodes import (
     BIG,
@@ -47,7 +48,6 @@ from pario.lmdb.abi import (
 )
 from pario.lmdb.capi import (
     WILLNEED,
-    as_bytes,
     as_words,
     bytes_new,
     bytes_start,

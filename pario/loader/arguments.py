@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from pario.comm.base import AnyWorld
-from pario.comm.sharing import ranks_in
-from pario.dataset.fields import as_fields
+from pario.comm.world import ranks_in
 from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
@@ -22,7 +21,6 @@ from pario.options import ORDERS, POLICIES, Options, Policy, Recipe, Shuffle, fi
 from pario.plan.budget import Budget
 from pario.plan.mixture import as_units
 from pario.plan.seats import Seats, seats_of_groups
-from pario.stats.trace_file import check_writable
 
 __all__ = ["Arguments"]
 
@@ -90,7 +88,6 @@ class Arguments:
         self.seed, self.drop_last = int(seed), bool(self.drop_last)
         self.verify = bool(self.verify)
         self.path = as_paths(self.path)
-        self.fields = as_fields(self.fields)
         if self.fields is not None:
             self._check_fields(recipe)
         self.decoder = as_decoder(self.decoder)
@@ -98,6 +95,8 @@ class Arguments:
         if self.weights is not None:
             self._check_weights()
         if self.options.trace is not None:
+            from pario.stats.trace_file import check_writable
+
             check_writable(self.options.trace)
 
     def _check_weights(self) -> None:
@@ -119,6 +118,9 @@ class Arguments:
             self.weights = None
 
     def _check_fields(self, recipe: Recipe) -> None:
+        from pario.dataset.fields import as_fields
+
+        self.fields = as_fields(self.fields)
         if self.decoder is not None:
             raise OptionError("decoder= and fields= exclude each other: each field has a decoder of its own")
         if recipe.source != "auto":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -12,13 +13,14 @@ from pario.comm.base import together
 from pario.comm.slots import Slots
 from pario.comm.window import Ring
 from pario.dataset.costs import costs_of
-from pario.dataset.fields import find
 from pario.dataset.reader import Reader
 from pario.dataset.select import choose
-from pario.decode.base import Decoder
+from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
-from pario.decode.packed import Packed
-from pario.errors import OptionError
+from pario.errors import ChecksumError, DecodeError, OptionError
+from pario.feed.automatic import Automatic
+from pario.feed.decode_step import DecodeStep, learn
+from pario.feed.source import Context, Supply
 from pario.loader.arguments import Arguments
 from pario.loader.lifetime import Lifetime
 from pario.loader.meeting import Meeting
@@ -30,18 +32,15 @@ from pario.plan.epoch import records_per_block
 from pario.plan.mixture import Mixture
 from pario.plan.seats import Seats
 from pario.plan.selection import Selection
-from pario.plan.sizing import RingShape, fit_memory, pool_shape, step_shape
-from pario.plan.stream import Stream, Work
-from pario.recipes.lmdbio import Synchronous
+from pario.plan.stream import RingShape, Stream, Work, fit_memory, pool_shape, step_shape
 from pario.stats.rank import RankStats
-from pario.supply.base import Context, Supply
-from pario.supply.choose import bypass_cache, make_supply
-from pario.supply.decode_step import DecodeStep, learn
 
 __all__ = ["Built", "build"]
 
 #: If bad records are no error, the decoder may learn from any of this many first records.
 _SKIPPED_FIRST = 64
+#: The most records that say what a column is of which record 0 has no elements.
+_SETTLING = 512
 
 
 class Built(NamedTuple):
@@ -55,14 +54,20 @@ class Built(NamedTuple):
     fingerprint: str
 
 
+def _synchronous(context: Context) -> Supply:
+    from pario.recipes.lmdbio import Synchronous
+
+    return Synchronous(context)
+
+
 def _per_rank(context: Context) -> Supply:
     from pario.recipes.per_rank import PerRank  # imports py-lmdb, too
 
     return PerRank(context)
 
 
-#: supplies of the recipes for studies
-_RECIPES = {"synchronous": Synchronous, "per_rank": _per_rank}
+#: supplies by `Recipe.source`
+_SUPPLIES = {"auto": Automatic, "ring": Automatic, "synchronous": _synchronous, "per_rank": _per_rank}
 
 
 def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meeting: Meeting) -> Built:
@@ -70,10 +75,11 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     world, reader, options = life.world, life.reader, given.options
     decoder, chosen = _decoder_and_records(given, reader)
     if reader.unpacking is not None:
+        from pario.decode.packed import Packed
+
         decoder = Packed(decoder, reader.unpacking, stats.count_unpacked)
     given.select = None  # its ids may take much memory
     reader.use_tiers(chosen)
-    bypass_cache(reader, given.shuffle)
     most = world.allreduce_max(given.seats.here)
     life.costs = costs_of(given.budget, reader, chosen, file_order=given.shuffle == "block")
     stream, shape = _plan(reader, given, decoder, most, chosen, life.costs)
@@ -96,6 +102,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
             edges = ends_of(reader)
             ends = reader.read_stored([*edges, *ids[: decoder.records_per_row].tolist()], verify=False)
             learn(decoder, reader, ends.part(len(edges), len(ends)), ids, given.seed)
+            _settle(decoder, reader, stream, given.seed)
             ends = ends.part(0, len(edges))
             slot_bytes = reader.index.group_bytes(schedule, most, reader.file.pool.fetcher.align, chosen)
             if chosen is not None and chosen.has_gaps and given.shuffle != "global":
@@ -111,7 +118,6 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
     life.slots = slots = Slots(world, shape.slots, slot_bytes, whole.table_steps, rows)
     life.watch()
     knobs = reader.file.knobs
-    knobs.ring(slots.count, slots.slot_bytes)
     if decoder.parallel:
         knobs.decode(share.threads)
     else:
@@ -125,7 +131,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
         max_bad=options.max_bad,
     )
     context = Context(world, reader, options, stream, given.seats, share, ring, slots, decode, stats)
-    life.supply = supply = make_supply(context, _RECIPES)
+    life.supply = supply = _SUPPLIES[reader.recipe.source](context)
     # A later epoch may need the ring even if the first does not. If the first needs it, too little memory is an error
     # now.
     if world.allreduce_max(world.is_leader and supply.needs_ring(supply.propose())):
@@ -138,8 +144,20 @@ def _decoder_and_records(given: Arguments, reader: Reader) -> tuple[Decoder, Sel
     file_order = given.shuffle == "block"
     if given.fields is None:
         return copy.copy(as_decoder(given.decoder)), choose(given.select, reader, file_order=file_order)
+    from pario.dataset.fields import find
+
     samples = find(given.fields, given.select, reader, file_order=file_order)
     return given.fields.decoder(samples), samples.samples
+
+
+def _settle(decoder: Decoder, reader: Reader, stream: Stream, seed: int) -> None:
+    """Show the decoder further records, near ones and far ones, until they say what record 0 has left open."""
+    for number in np.unique(np.geomspace(1, stream.n, _SETTLING).astype(np.int64)) - 1:
+        if not decoder.is_open:
+            return
+        ids = np.array([number]) if stream.chosen is None else stream.chosen.ids(np.array([number]))
+        with suppress(DecodeError, ChecksumError):  # a bad record is bad when its batch comes
+            decoder.learn_from(reader.read_stored(ids), Draw(seed, 0, reader.keys))
 
 
 def _counted(seats: Seats) -> str:

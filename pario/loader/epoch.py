@@ -11,13 +11,13 @@ from concurrent.futures import Future, TimeoutError, wait
 from contextlib import suppress
 
 from pario.errors import ClosedError, ParioError
+from pario.feed.source import Ahead, Parts, Source
 from pario.loader.lifetime import Lifetime
 from pario.plan.stream import Work
 from pario.records import Batch
 from pario.stats.rank import RankStats
-from pario.supply.base import Ahead, Parts, Source
 
-__all__ = ["Epoch"]
+__all__ = ["Epoch", "Loop"]
 
 #: Another thread repays its context switches if the caller's time between two batches is this fraction of a step's.
 _OVERLAP = 0.25
@@ -166,3 +166,14 @@ class Epoch(Iterator[Batch]):
             self._source.wake()
             wait(not_done, timeout=0.01)
         self._under_way.clear()
+
+
+class Loop(Iterator[Batch]):
+    """What the script holds of an epoch. It has left the loop when it holds this no longer; the loader keeps the epoch,
+    whose preparation it has to end."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+
+    def __next__(self) -> Batch:
+        return next(self._epoch)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
+import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pario.comm.base import AnyWorld
 from pario.comm.farewell import describe, guard, is_known
@@ -16,14 +19,22 @@ from pario.comm.slots import Slots
 from pario.comm.window import Ring
 from pario.dataset.reader import Reader
 from pario.errors import ClosedError
+from pario.feed.decode_step import DecodeStep
+from pario.feed.source import Source, Supply
 from pario.fetch.pool import STOP_S
-from pario.loader.tracing import LoaderTrace
 from pario.plan.budget import Costs
 from pario.plan.stream import Work
-from pario.supply.base import Source, Supply
-from pario.supply.decode_step import DecodeStep
+from pario.threads import at_end
+
+if TYPE_CHECKING:
+    from pario.loader.tracing import LoaderTrace
 
 __all__ = ["Lifetime", "Run"]
+
+#: Seconds for idle threads to end, where nobody can wait, so that files are closed now.
+_DROP_S = 0.05
+#: Seconds after which a Ctrl-C that came meanwhile comes again.
+_AGAIN_S = 0.05
 
 
 class Run(Protocol):
@@ -56,6 +67,7 @@ class Lifetime:
         self._pid = os.getpid()
         self._closed = False
         guard(world, self)
+        at_end(self._quit)
 
     def watch(self) -> None:
         """From now on, a rank that waits in a collective call checks whether all others still live."""
@@ -120,8 +132,8 @@ class Lifetime:
         self.world.on_wait = None
         self._closed = True
         self._end_threads()
-        self._close_ring()
-        self.reader.close()
+        self._let_go(limit_s=math.inf)
+        self.world.free()
 
     def abandon(self, error: BaseException) -> None:
         """Tell the others, then drop what this rank holds. Waits for no other rank, and a few seconds at most for its
@@ -140,8 +152,7 @@ class Lifetime:
             self.run.end(STOP_S)
         ended = self._end_background(STOP_S)
         ended = self._end_threads(STOP_S) and ended
-        self._close_ring()
-        self.reader.abandon(STOP_S if ended else 0)
+        self._let_go(limit_s=STOP_S if ended else 0)
         if self.trace is not None:
             self.trace.end()
         self.world.abandon(error)
@@ -157,33 +168,56 @@ class Lifetime:
 
     def __del__(self) -> None:
         # The script dropped a loader without close() or a `with` block, together with its loops: let its threads end.
-        # The garbage collector may run this in any thread, so do not wait and do not call MPI: the windows disappear
-        # with the process.
+        # The garbage collector may run this in any thread, so do not wait and do not call MPI: the next World of these
+        # ranks takes the communicators.
         if self.over:
             return
         self._closed = True
+        try:
+            self._drop()
+        except KeyboardInterrupt:  # nothing that is raised in here goes on: it comes again when this has returned
+            self._drop()
+            again = partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
+            threading.Timer(_AGAIN_S, again).start()
+        what = f"a Loader of {self.reader.path} was dropped without close(): use it in a `with` block"
+        warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+
+    def _drop(self) -> None:
         with contextlib.suppress(Exception):
             self._end_threads(0)
-            if self.source is None or not self.source.outlive(partial(self.reader.abandon, 0)):
+            if self.source is None or not self.source.outlive(self._let_go):
                 self._end_background(0)
-                self.reader.abandon(0)
+                self._let_go()
+
+    def _quit(self) -> None:
+        """The script has ended, and no rank needs this one any more."""
+        if not self.over:
+            self._closed = True
+            self.leave(0)
+            self._end_threads(0)
+            self._end_background(0)
+            self.reader.abandon(0)
 
     def _end_background(self, limit_s: float = math.inf) -> bool:
         source, self.source = self.source, None
         return source is None or source.end(limit_s)
 
-    def _close_ring(self) -> None:
-        if self.ring is not None:
-            self.ring.close()
-        if self.slots is not None:
-            self.slots.close()
-        if self.costs is not None:
-            self.costs.close()
+    @property
+    def _let_go(self) -> Callable[..., None]:
+        """Closes what this rank holds, and does not refer to this."""
+        return partial(_close, self.reader, self.ring, self.slots, self.costs)
 
     def _end_threads(self, limit_s: float = math.inf) -> bool:
         """Whether they ended in time."""
         ended = self.decode is None or self.decode.close(limit_s)
         return (self.supply is None or self.supply.close(limit_s if ended else 0)) and ended
+
+
+def _close(reader: Reader, *shared: Ring | Slots | Costs | None, limit_s: float = _DROP_S) -> None:
+    for each in shared:
+        if each is not None:
+            each.close()
+    reader.abandon(limit_s)
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,14 +21,15 @@ from pario.loader.lifetime import Lifetime
 from pario.loader.meeting import Meeting
 from pario.loader.progress import Progress
 from pario.loader.state import LoaderState
-from pario.loader.tracing import LoaderTrace
 from pario.locate.base import Index
 from pario.options import Options, Policy, Recipe, Shuffle
 from pario.plan.budget import Budget
 from pario.plan.selection import Selection
 from pario.records import Batch
-from pario.stats.report import Report
-from pario.stats.traced_stats import rank_stats
+from pario.stats.rank import RankStats
+
+if TYPE_CHECKING:
+    from pario.stats.report import Report
 
 __all__ = ["Loader"]
 
@@ -74,9 +76,9 @@ class Loader:
         (docs/selections.md). Not with shuffle="block"
     verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
         decoded. One that differs is a record that cannot be read, for `on_error` (docs/guarantees.md)
-    share_batch : an mpi4py communicator of the ranks that are to get the same batches: those of one tensor, pipeline or
-        context parallel group (docs/groups.md). `comm` has the ranks of all groups, which have equal sizes. Then
-        `batch_size` counts records per group and step, and "rank" means group in what is said here of batches
+    share_batch : an mpi4py communicator, or a list, of the ranks that are to get the same batches: those of one tensor,
+        pipeline or context parallel group (docs/groups.md). `comm` has the ranks of all groups, which have equal sizes.
+        Then `batch_size` counts records per group and step, and "rank" means group in what is said here of batches
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
@@ -114,7 +116,7 @@ class Loader:
             path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
             options if options is not None else Options(), recipe, select, fields, weights, verify, share_batch,
         )  # fmt: skip
-        self.world = world = get_world(comm)
+        self.world = world = get_world(comm, "making a Loader")
         try:
             share = given.agree(world)
         except BaseException as e:
@@ -137,15 +139,21 @@ class Loader:
         self._life = Lifetime(world, reader)
         knobs = reader.file.knobs
         recorder = reader.file.recorder
-        self._stats = rank_stats(
-            recorder,
+        counters: Callable[..., RankStats] = RankStats
+        if recorder is not None:
+            from pario.stats.traced_stats import TracedStats
+
+            counters = partial(TracedStats.traced, recorder)
+        self._stats = counters(
             rank=world.rank,
             node=world.node,
-            reader=reader.file.feeder is not None,
+            reader=self.world.is_leader,
             tuned=not knobs["inflight"].is_pinned,
         )
         self._meeting = Meeting(world, reader.path, self._stats, given.options.metrics_file, knobs)
         if recorder is not None:
+            from pario.loader.tracing import LoaderTrace
+
             self._life.trace = LoaderTrace(recorder, world, reader, given, self._meeting)
         try:
             built = build(self._life, given, share, self._stats, self._meeting)
@@ -183,7 +191,7 @@ class Loader:
     @property
     def epoch(self) -> int:
         """The epoch that is running, or else the next one."""
-        return self._progress.epoch
+        return self._progress.next[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop run this epoch from its beginning. Call it on every rank."""
@@ -198,8 +206,7 @@ class Loader:
 
     @property
     def batches(self) -> int:
-        """Number of batches of the whole epoch that is running, or else of the next one, also after `load_state_dict`.
-        """
+        """Number of batches of the whole epoch that runs, or else of the next one, also after `load_state_dict`."""
         return self._progress.whole_steps
 
     @property
@@ -258,7 +265,7 @@ class Loader:
 
         Collective over `comm`, at any time between two batches.
         """
-        report, reader = self._progress.meet("report").report, self._life.reader
+        report, reader = self._progress.report(), self._life.reader
         if reader.packing is None or reader.unpacking is None or len(reader.unpacking.packings) > 1:
             return report  # a prediction speaks of one file
         return replace(report, prediction=reader.packing.more.get("prediction"))
@@ -273,7 +280,7 @@ class Loader:
         if self._life.over:
             return
         self._progress.leave()
-        # No rank may be reading or waiting when the window is freed, nor asking a node whose tiers end.
+        # No rank may be reading or waiting when the ring goes, nor asking a node whose tiers end.
         self._life.no_more()
         trace = self._life.trace
         if trace is not None:

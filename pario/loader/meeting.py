@@ -1,32 +1,31 @@
-"""The meeting of all ranks before an epoch, for a report, and at the end. They compare what they are about to do, and
-exchange their counters."""
+"""The meeting of all ranks before an epoch, for a report, and at the end. They compare what they are about to do in one
+small message each; counters travel only where somebody reads them."""
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import pickle
 import time
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pario.comm.alive import roll_call
 from pario.comm.base import AnyWorld
 from pario.control.live_knobs import Knobs
 from pario.errors import OptionError
-from pario.stats.prometheus import write_metrics
+from pario.machine import absolute
 from pario.stats.rank import RankStats
-from pario.stats.report import Report
 
-__all__ = ["Meeting", "Met"]
+if TYPE_CHECKING:
+    from pario.stats.report import Report
+
+__all__ = ["Meeting"]
 
 _log = logging.getLogger("pario")
-
-
-class Met(NamedTuple):
-    """report : counters of all ranks
-    ways : the proposal of each node's first rank
-    """
-
-    report: Report
-    ways: dict[int, str]
 
 
 class Meeting:
@@ -42,15 +41,18 @@ class Meeting:
         self._path = path
         self._stats = stats
         self._knobs = knobs
-        self._metrics_file = metrics_file
+        self._metrics_file = metrics_file and absolute(os.path.expanduser(metrics_file))
         self._loop_since: float | None = None
         self._ended: tuple[int, bool] | None = None  # (epoch, complete) of a loop that is not in the log yet
-        self._told: Report | None = None  # the report at the last log entry; rank 0
+        self._told = RankStats()  # the counters when the last loop was told
 
     def try_metrics(self) -> None:
         """Raise OptionError now, not after an epoch, if the file is not writable. On rank 0."""
         if self._metrics_file is None:
             return
+        from pario.stats.prometheus import write_metrics
+        from pario.stats.report import Report
+
         try:
             write_metrics(Report(self._path, [self._stats]), self._metrics_file)
         except OSError as e:
@@ -82,13 +84,18 @@ class Meeting:
             knobs=self._knobs.published(),
         )
 
-    def meet(self, doing: str, way: str = "") -> Met:
+    def meet(self, doing: str, way: str = "") -> dict[int, str]:
         """All ranks do the same next, or all raise OptionError. Collective.
 
         way : this rank's proposal for its node, on the node's first rank
+        Returns the proposal of each node's first rank.
         """
-        everyones = self._world.allgather((doing, way, *vars(self.so_far()).values()))
-        first = everyones[0][0]
+        ended, self._ended = self._ended, None
+        tells = self._metrics_file is not None or _log.isEnabledFor(logging.INFO)
+        where = f"the start of {doing.partition(' from')[0]}" if doing.startswith("epoch") else f"the {doing}"
+        with roll_call(self._world, where):
+            everyones = self._world.allgather((doing, self._world.node, way, ended is not None, tells))
+        first, *_, has_ended, tells = everyones[0]  # what rank 0 says
         for rank, (theirs, *_) in enumerate(everyones):
             if theirs != first:
                 error = OptionError(
@@ -97,21 +104,39 @@ class Meeting:
                     "report and close alike.",
                 )
                 raise self._world.raised_by_all(error)
-        report = Report(self._path, [RankStats(*numbers) for _, _, *numbers in everyones])
+        if has_ended:
+            now = self.so_far()
+            loop, self._told = now - self._told, now
+            if tells:
+                self._gather(now, loop, ended)
         ways: dict[int, str] = {}
-        for (_, theirs, *_), numbers in zip(everyones, report.ranks, strict=True):
-            ways[numbers.node] = max(theirs, ways.get(numbers.node, ""))
-        ended, self._ended = self._ended, None
-        if ended is not None and self._world.rank == 0:
-            self._tell(report, *ended)
-        return Met(report, ways)
+        for _, node, theirs, *_ in everyones:
+            ways[node] = max(theirs, ways.get(node, ""))
+        return ways
 
-    def _tell(self, report: Report, epoch: int, complete: bool) -> None:
-        """Log the loop that has ended since the last meeting."""
+    def report(self) -> Report:
+        """What each rank did so far. Collective."""
+        from pario.stats.report import Report
+
+        self.meet("report")
+        everyones = self._world.allgather(list(vars(self.so_far()).values()))
+        return Report(self._path, [RankStats(*numbers) for numbers in everyones])
+
+    def _gather(self, now: RankStats, loop: RankStats, ended: tuple[int, bool] | None) -> None:
+        """Log the loop that has ended, and write the metrics; on rank 0. Collective."""
+        mine = pickle.dumps([list(vars(each).values()) for each in (now, loop)])
+        pickled = self._world.gather_array(np.frombuffer(mine, np.uint8))
+        if pickled is None or ended is None:
+            return
+        from pario.stats.prometheus import write_metrics
+        from pario.stats.report import Report
+
+        parts = io.BytesIO(pickled.tobytes())
+        both = zip(*(pickle.load(parts) for _ in range(self._world.size)), strict=True)
+        report, of_loop = (Report(self._path, [RankStats(*each) for each in ranks]) for ranks in both)
+        epoch, complete = ended
         if _log.isEnabledFor(logging.INFO):
-            line = report.since(self._told).line(complete=complete)
-            _log.info("epoch %d%s: %s", epoch, "" if complete else ", left early", line)
-        self._told = report
+            _log.info("epoch %d%s: %s", epoch, "" if complete else ", left early", of_loop.line(complete=complete))
         if self._metrics_file is not None:
             try:
                 write_metrics(report, self._metrics_file)

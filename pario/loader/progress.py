@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from pario.comm.alive import tell
+from pario.decode.base import Draw
+from pario.feed.choose import Way
+from pario.feed.source import Context, Parts
 from pario.loader.build import Built
-from pario.loader.epoch import Epoch
+from pario.loader.epoch import Epoch, Loop
 from pario.loader.lifetime import Lifetime
-from pario.loader.meeting import Meeting, Met
-from pario.loader.peek import peek
+from pario.loader.meeting import Meeting
 from pario.loader.state import VERSION, LoaderState
 from pario.plan.schedule import Schedule
 from pario.plan.stream import Work
 from pario.records import Batch
+from pario.text import counted
+
+if TYPE_CHECKING:
+    from pario.stats.report import Report
 
 __all__ = ["Progress"]
 
 
 class Progress:
-    """epoch : the current epoch, or the next one between two loops
+    """epoch : of the last loop, or the next one if that is complete
     position : records of this epoch that all ranks together have consumed
+    next : (epoch, position where its loop begins) of the running loop, or else of the next one
     """
 
     def __init__(self, life: Lifetime, meeting: Meeting, built: Built) -> None:
@@ -33,16 +46,27 @@ class Progress:
         self.position = 0
         self._begin_at = 0  # position where the loop of this epoch begins
         self._step = 0  # steps taken since
+        self._loop: weakref.ref[Loop] | None = None  # the last one
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether this rank has left a loop early, after which the next one runs the next epoch."""
+        return self._life.run is not None and self._loop is not None and self._loop() is None
+
+    @property
+    def next(self) -> tuple[int, int]:
+        return (self.epoch + 1, 0) if self._is_left else (self.epoch, self._begin_at)
 
     @property
     def steps(self) -> int:
         """Steps of the current loop, or of the next one between two loops."""
-        return self._context.stream.steps(self._begin_at, self.epoch)
+        epoch, begin_at = self.next
+        return self._context.stream.steps(begin_at, epoch)
 
     @property
     def whole_steps(self) -> int:
         """Steps of the whole current epoch, or of the next one between two loops."""
-        return self._context.stream.steps(0, self.epoch)
+        return self._context.stream.steps(0, self.next[0])
 
     def state(self) -> LoaderState:
         stream = self._context.stream
@@ -66,25 +90,34 @@ class Progress:
         self._life.check_open()
         context = self._context
         stream, epoch, position, step = context.stream, self.epoch, self.position, self._step
-        if stream.steps(position, epoch) == 0:  # after the last batch of an epoch
+        if self._is_left or stream.steps(position, epoch) == 0:  # or after the last batch of an epoch
             epoch, position, step = epoch + 1, 0, 0
-        return peek(context, Work(stream, self._shape, epoch, position), step)
+        return _peek(context, Work(stream, self._shape, epoch, position), step)
 
     def go_to(self, epoch: int, position: int = 0) -> None:
         """Set where the next loop begins; leaves a running loop."""
         self.leave()
         self.epoch, self.position, self._begin_at, self._step = epoch, position, position, 0
 
-    def meet(self, doing: str, way: str = "") -> Met:
+    def meet(self, doing: str) -> None:
         """`Meeting.meet`; an error ends the loader. Collective."""
         self._life.check_open()
         try:
-            return self._meeting.meet(doing, way)
+            self._meeting.meet(doing)
         except BaseException as e:
             self._life.abandon(e)
             raise
 
-    def begin(self) -> Epoch:
+    def report(self) -> Report:
+        """Of all ranks; an error ends the loader. Collective."""
+        self._life.check_open()
+        try:
+            return self._meeting.report()
+        except BaseException as e:
+            self._life.abandon(e)
+            raise
+
+    def begin(self) -> Loop:
         """Start the next loop. Collective; an error ends the loader."""
         self._life.check_open()
         try:
@@ -92,7 +125,9 @@ class Progress:
         except BaseException as e:
             self._life.abandon(e)
             raise
-        return run
+        loop = Loop(run)
+        self._loop = weakref.ref(loop)
+        return loop
 
     def _begin(self) -> Epoch:
         life, supply, context = self._life, self._supply, self._context
@@ -100,10 +135,16 @@ class Progress:
         if life.run is not None:  # a loop that was left early
             self.go_to(self.epoch + 1)
         doing = f"epoch {self.epoch} from record {self.position}"
-        ways = self.meet(doing, supply.propose() if world.is_leader else "").ways
+        ways = self._meeting.meet(doing, supply.propose() if world.is_leader else "")
+        if Way.RENEW in ways.values():
+            life.end_source()
+            world.barrier()
+            supply.renew()
+            ways = self._meeting.meet(doing, supply.propose() if world.is_leader else "")
         if any(map(supply.needs_ring, ways.values())):
             context.slots.allocate()
         self._meeting.loop_begins()
+        tell(f"is in epoch {self.epoch}")
         work = Work(context.stream, self._shape, self.epoch, self.position)
         life.end_source(work, ways[world.node])
         world.node_barrier()
@@ -126,10 +167,11 @@ class Progress:
     def _taken(self, schedule: Schedule, batch: Batch) -> None:
         stats = self._context.stats
         self.position, self._step = schedule.next_position(batch.step), batch.step + 1
+        if self._context.world.size > 1:
+            tell(f"is in epoch {self.epoch}, after {counted(self._step, 'batch', 'batches')}")
         stats.batches += 1
         stats.records += len(batch.ids) + (0 if self._context.decode.substitutes else batch.skipped)
         stats.skipped += batch.skipped
-        self._supply.taken(self.position)
 
     def _complete(self) -> None:
         self.leave(complete=True)
@@ -142,3 +184,21 @@ class Progress:
         if self._life.run is not None:
             self._meeting.loop_ends(self.epoch, complete)
             self._life.leave()
+
+
+def _peek(context: Context, work: Work, step: int) -> Batch:
+    """This rank's batch of the first step of `work`, whose number in its loop is `step`. Not collective.
+
+    Raises ReadError, CorruptedError, SnapshotError, and DecodeError as the loop would, on this rank alone.
+    """
+    schedule = replace(work.schedule, pieces=1, per_group=1)
+    first, stop = schedule.step_groups(0)
+    shares = [context.own_records(schedule, work.order, group) for group in range(first, stop)]
+    ids, steps, rows = (np.concatenate(column) for column in zip(*shares, strict=True))
+    mine = steps == 0
+    reader, decode = context.reader, context.decode
+    records = reader.read_stored(ids[mine][np.argsort(rows[mine])], verify=False)
+    arrays, filled = decode.arrays(records, len(records) // context.width)
+    filled[:] = records.ids[:: context.width]
+    failures = decode.decode(records, arrays, Draw(work.stream.seed, work.epoch, reader.keys))
+    return decode.batch(Parts(arrays, filled, failures), step, work.epoch)

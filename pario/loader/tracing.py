@@ -21,9 +21,7 @@ _log = logging.getLogger("pario")
 class LoaderTrace:
     """Not collective. Errors become warnings: a full disk for a trace must not end the training."""
 
-    def __init__(
-        self, recorder: Recorder, world: AnyWorld, reader: Reader, given: Arguments, meeting: Meeting
-    ) -> None:
+    def __init__(self, recorder: Recorder, world: AnyWorld, reader: Reader, given: Arguments, meeting: Meeting) -> None:
         self._recorder = recorder
         self._so_far = meeting.so_far
         self._is_last = False
@@ -71,7 +69,6 @@ def _described(given: Arguments) -> dict[str, Any]:
     return {
         "shuffle": str(given.shuffle or "none"),
         "batch_size": str(given.batch_size),
-        "fetch": options.fetch,
         "slot_bytes": options.slot_bytes,
         "gap_bytes": options.gap_bytes,
         "inflight": str(options.inflight),

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pario.errors import OptionError
 from pario.locate.database import Database
-from pario.locate.guess import Speculator
 from pario.plan.epoch import Order
 from pario.plan.schedule import Schedule
 from pario.plan.selection import Selection
 from pario.stats.rank import RankStats
 
-__all__ = ["Files", "Index", "Stretch", "mostly_ascend"]
+if TYPE_CHECKING:
+    from pario.locate.guess import Speculator
 
-#: A dataset is in order if, of _SAMPLE records or leaf pages at equal distances, this share lies behind the one before.
-#: (After random insertions half of them do.)
-_IN_ORDER, _SAMPLE = 0.75, 64
+__all__ = ["Files", "Index", "Stretch"]
 
 
 class Stretch(NamedTuple):
@@ -133,11 +131,6 @@ class Index(ABC):
 
     @property
     @abstractmethod
-    def in_file_order(self) -> bool:
-        """Whether the file holds nearly all records in key order, judged by a sample. Reads nothing."""
-
-    @property
-    @abstractmethod
     def largest_bytes(self) -> int | None:
         """Size of the largest value; None if that is unknown. Reads nothing."""
 
@@ -154,13 +147,6 @@ class Index(ABC):
         """The record ids i64[m] of an order's numbers: ids, or places in the file (`Order.space`)."""
         by_offset = None if order.space == "id" else self.by_offset
         return numbers if by_offset is None else by_offset[numbers]
-
-    @abstractmethod
-    def reach(self, ids: np.ndarray, stats: RankStats) -> None:
-        """Read leaf pages in key order until the extents of these records are known, and count these reads in `stats`.
-
-        For records in key order. Unlike `places` it skips no leaf page, so that a wrong number of records is detected
-        at the last record at the latest. Does nothing if the index is complete."""
 
     @abstractmethod
     def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
@@ -205,10 +191,3 @@ class Index(ABC):
         return wanted
 
 
-def mostly_ascend(numbers: np.ndarray, unit: int) -> bool:
-    """Do these numbers, counted in whole units, ascend from one end to the other? Disorder among neighbours does not
-    count: from a sample at equal distances."""
-    sample = numbers[np.linspace(0, len(numbers) - 1, _SAMPLE).astype(np.int64)] // unit
-    steps = np.diff(sample)
-    steps = steps[steps != 0]
-    return bool((steps > 0).mean() >= _IN_ORDER) if len(steps) else True

@@ -8,7 +8,7 @@ import numpy as np
 
 from pario.format.layout import MDB_DUPSORT, Db
 from pario.format.meta import Snapshot
-from pario.locate.base import Index, mostly_ascend
+from pario.locate.base import Index
 from pario.locate.frontier import Growth
 from pario.locate.guess import Speculator
 from pario.locate.hidden import without_last
@@ -97,24 +97,12 @@ class GrowingIndex(Index):
             return self._places
 
     @property
-    def in_file_order(self) -> bool:
-        return mostly_ascend(self.growth.leaves, 1)  # the first value of a leaf stands beside it
-
-    @property
     def largest_bytes(self) -> int | None:
         return int(self.extents["nbytes"].max()) if self.is_complete else None
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         self.growth.reach(ids)
         return self.growth.extents[ids]
-
-    def reach(self, ids: np.ndarray, stats: RankStats) -> None:
-        if not len(ids):
-            return
-        pages = self.growth.pages
-        reads, nbytes = pages.reads, pages.bytes_read
-        self.growth.grow(int(ids.max()) + 1)
-        stats.count(pages.reads - reads, pages.bytes_read - nbytes)
 
     def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
         wanted = self.checked(ids)

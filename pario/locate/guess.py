@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pario.locate.fetched import Fetched, Later, Spare
-from pario.locate.frontier import Growth
+from pario.locate.frontier import Fetched, Growth, Later, Spare
 from pario.stats.rank import RankStats
 
 __all__ = ["Outlook", "Settled", "Speculator"]

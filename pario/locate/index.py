@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pario.errors import CorruptedError
-from pario.locate.base import Index, mostly_ascend
+from pario.locate.base import Index
 from pario.locate.database import Database
 from pario.plan.schedule import Schedule, slot_capacity
 from pario.plan.selection import Selection
@@ -44,7 +44,7 @@ NOWHERE = Places(np.empty(0, EXTENT), None, "", 0.0)
 
 
 class KeyTable:
-    """All keys, in memory or in an open side-car: arrays and HDF5 datasets are sliced alike. One thread at a time.
+    """All keys, in memory or in an open side-car (stored.py): both are sliced alike. One thread at a time.
 
     data : u8[...], all keys one after the other; a key with several values once
     width : bytes of every key, or -1; starts : i64[k + 1] if they differ
@@ -139,19 +139,12 @@ class RecordIndex(Index):
     def content_id(self) -> str:
         return self._places.content_id
 
-    @property
-    def in_file_order(self) -> bool:
-        return self.by_offset is None or mostly_ascend(self.extents["offset"], self.page_size)
-
     @cached_property
     def largest_bytes(self) -> int:
         return int(self.extents["nbytes"].max())
 
     def places(self, ids: np.ndarray) -> np.ndarray:
         return self._places.extents[ids]
-
-    def reach(self, ids: np.ndarray, stats: RankStats) -> None:
-        pass
 
     def keys(self, ids: np.ndarray | list[int]) -> list[bytes]:
         wanted = self.checked(ids)
@@ -188,7 +181,7 @@ class RecordIndex(Index):
             if isinstance(self._keys, KeyTable):
                 self._keys.close()
             self._keys = None
-            self._places = NOWHERE  # so that the window that holds the arrays can be freed
+            self._places = NOWHERE  # so that the memory that holds the arrays goes back
 
 
 def arrange(extents: np.ndarray, path: str) -> Places:

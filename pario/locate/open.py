@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,15 +14,16 @@ from pario.comm.base import AnyWorld, together
 from pario.fetch.pool import ReadPool
 from pario.locate.base import Index
 from pario.locate.database import Database
-from pario.locate.frontier import Growth, check_entries
-from pario.locate.growing import GrowingIndex, may_grow
 from pario.locate.hidden import entry_at, find_entry, hide
 from pario.locate.index import KeyTable, Places, RecordIndex, arrange, key_table
-from pario.locate.joined import JoinedIndex, Part, join_places
 from pario.locate.meta import find_meta, meta_in
 from pario.locate.sidecar import Mark, Saved, Trustees, find_saved, open_keys, same_sidecar, save_any
 from pario.locate.walk import Begun, Located, begin, build, check_size
 from pario.records import EXTENT
+
+if TYPE_CHECKING:
+    from pario.locate.growing import GrowingIndex
+    from pario.locate.joined import JoinedIndex
 
 __all__ = ["open_index", "open_joined"]
 
@@ -82,7 +83,7 @@ def open_index(
         return _complete(Whole(database, saved, 0), world)
     begun = begin(pool, database, world)
     database = replace(database, record=begun[1])
-    if grow is not None and may_grow(database.snapshot, begun[1], world.allreduce_sum(pool is not None)):
+    if grow is not None:
         growing = _growing(database, trustees, pool, world, begun, grow, keep_keys=save and world.rank == 0)
         if growing is not None:
             return growing
@@ -106,6 +107,8 @@ def open_joined(
     bases : i64[files], the address at which each begins
     progress : counts the leaf pages of one file after the other
     """
+    from pario.locate.joined import JoinedIndex, Part, join_places
+
     parts: list[Part] = []
     keys: list[KeyTable | Callable[[], KeyTable]] = []
     for database, pool in zip(databases, pools, strict=True):
@@ -230,9 +233,14 @@ def _growing(
     *,
     keep_keys: bool,
 ) -> GrowingIndex | None:
-    """An index of which the first and the last record are known, on rank 0. None if there are meta records in leaves
-    between them, whose ids only a complete index knows. Collective."""
+    """An index of which the first and the last record are known, on rank 0. None if it may not grow, or if there are
+    meta records in leaves between them, whose ids only a complete index knows. Collective."""
+    from pario.locate.frontier import Growth, check_entries
+    from pario.locate.growing import GrowingIndex, may_grow
+
     walk, record, leaves = begun
+    if not may_grow(database.snapshot, record, world.allreduce_sum(pool is not None)):
+        return None
     n, m = record.md_entries, len(leaves)
     ends: dict[int, bytes] = {}
     meta: dict[int, bytes] | None = None

@@ -11,7 +11,7 @@ Group `/`
 
 It is written to a temporary file and renamed, and believed only if everything fits: its owner and mode (`Trustees`),
 the fingerprint, the shapes, the checksums, extents that lie apart inside the file, and a sample of the file's leaf
-pages (probe.py). Anything else is rebuilt. Keys stay in the file until somebody asks for them.
+pages (probe.py). Anything else is rebuilt. Keys stay in the file until somebody asks for them (stored.py).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from pario.locate.database import Database, state_digest
 from pario.locate.index import KeyTable, Places, content_id_of
 from pario.locate.meta import NAMES, find_meta
 from pario.locate.probe import probe
+from pario.locate.stored import PIECE_BYTES, StoredArray
 from pario.records import EXTENT
 
 __all__ = [
@@ -50,8 +51,6 @@ __all__ = [
 #: Of the side-car; one that says something else is rebuilt.
 INDEX_VERSION = 1
 _FORMAT = "pario index"
-#: Keys are stored in pieces of so many bytes, each with a checksum, so that a few can be read without the others.
-_CHUNK_BYTES = 64 << 10
 #: File names are limited in length; database names are not.
 _LONGEST_NAME = 100
 
@@ -250,8 +249,8 @@ class _Sink(io.RawIOBase):
 
 def open_trusted(sidecar: str, trustees: Trustees) -> BinaryIO:
     """Open it; raises ValueError where it is somebody's who must not be believed, OSError."""
-    fd = os.open(sidecar, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would keep us waiting
-    raw = os.fdopen(fd, "rb")
+    # A pipe would keep us waiting.
+    raw = open(sidecar, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
     try:
         trustees.check(os.fstat(raw.fileno()))
     except BaseException:
@@ -330,9 +329,9 @@ def open_keys(sidecar: str, fingerprint: str, trustees: Trustees) -> KeyTable:
     raw = None
     try:
         raw = open_trusted(sidecar, trustees)
-        file = _h5_file(raw)
-        _check_attributes(file, fingerprint)
-        return _keys_in(file, raw)
+        with _h5_file(raw) as file:
+            _check_attributes(file, fingerprint)
+            return _keys_in(file, raw)
     except Exception as e:  # h5py raises many kinds for a damaged file
         if raw is not None:
             raw.close()
@@ -344,9 +343,8 @@ def open_keys(sidecar: str, fingerprint: str, trustees: Trustees) -> KeyTable:
 
 
 def _keys_in(file: Any, raw: Any) -> KeyTable:
-    starts, first = file.get("key_starts"), file.get("key_first")
-    width = int(file.attrs["key_width"])
-    return KeyTable(file["key_data"], width, starts, first, (file, raw))
+    starts, first = (StoredArray(file[name], raw) if name in file else None for name in ("key_starts", "key_first"))
+    return KeyTable(StoredArray(file["key_data"], raw), int(file.attrs["key_width"]), starts, first, (raw,))
 
 
 def _mark(status: os.stat_result) -> Mark:
@@ -478,7 +476,7 @@ def _write(saved: Saved, fd: int) -> None:
             if array is None:
                 continue
             if len(array):
-                chunk = max(1, min(len(array), _CHUNK_BYTES // array.itemsize))
+                chunk = max(1, min(len(array), PIECE_BYTES // array.itemsize))
                 file.create_dataset(name, data=array, chunks=(chunk,), fletcher32=True)
             else:
                 file.create_dataset(name, data=array)

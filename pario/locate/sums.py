@@ -30,6 +30,7 @@ from pario.locate.base import Index
 from pario.locate.database import Database, state_digest
 from pario.locate.sidecar import Trustees, open_trusted, save_whole, sidecar_places
 from pario.records import Records
+from pario.text import read_json
 
 __all__ = ["MISMATCH", "Sums", "find_sums", "open_sums", "save_sums", "sums_of"]
 
@@ -106,7 +107,7 @@ class Sums:
         )
 
     def close(self) -> None:
-        self.values = _NONE  # so that the window that holds them can be freed
+        self.values = _NONE  # so that the memory that holds them goes back
 
 
 def sums_of(records: Records) -> np.ndarray:
@@ -250,8 +251,8 @@ def _load(sidecar: str, status: os.stat_result, state: str, n: int) -> Found:
 
 def _said(line: bytes) -> dict[str, Any]:
     try:
-        about = json.loads(line)
-    except (ValueError, RecursionError):
+        about = read_json(line)
+    except ValueError:
         about = None
     if not isinstance(about, dict):
         raise ValueError("it is damaged: its first lines make no sense")

@@ -25,7 +25,7 @@ from pario.locate.database import Database
 from pario.locate.leaves import LeafScan, check_inside
 from pario.locate.meta import Route
 from pario.plan.coalesce import coalesce
-from pario.plan.shard import even_split
+from pario.plan.schedule import even_split
 
 __all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_pages", "check_size", "explain"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, together
-from pario.decode.columns import columns
+from pario.decode.base import columns
 from pario.errors import ChecksumError, CorruptedError, SnapshotError
 from pario.kernels.pack import copy_ranges
 from pario.machine import allowed_cores, boot, my_share

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
-from pario.packing.inflated import inflated
-from pario.packing.items import Items, joined
+from pario.packing.items import Items, inflated, joined
 from pario.records import Records
+from pario.text import DAMAGED, read_json
 
 __all__ = ["FileItems", "Restorer", "Row", "Tree", "read_tree"]
 
@@ -181,7 +181,7 @@ class Restorer:
         self._root = os.fsencode(folder)
         self._dataset = dataset
         try:
-            told: dict[str, Any] = json.loads(inflated(part, _TREE + _TIMES * len(part) + _LONGEST_ROW * records))
+            told: dict[str, Any] = read_json(inflated(part, _TREE + _TIMES * len(part) + _LONGEST_ROW * records))
             self.rows = [
                 Row(os.fsencode(path), int(mode), int(mtime), int(uid), int(gid), None if t is None else os.fsencode(t))
                 for path, mode, mtime, uid, gid, t in told["rows"]
@@ -189,7 +189,7 @@ class Restorer:
             if not all(map(_is_possible, self.rows)):
                 raise ValueError("a mode, an owner, a time or a link that no file has")
             self._users, self._groups = dict(told["users"]), dict(told["groups"])
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
+        except DAMAGED as e:
             raise CorruptedError(f"the part with the names of the folder is damaged: {e}", path=dataset) from e
         self._check()
 

@@ -8,6 +8,7 @@ Items ── ReaderItems   a database, read by all ranks through its index (a pa
 from __future__ import annotations
 
 import threading
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -23,9 +24,8 @@ from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKE
 from pario.format.meta import Snapshot
 from pario.format.tree import Tree, database_names, named_database, names_in
 from pario.records import Records
-from pario.supply.choose import page_cache_way
 
-__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "joined", "open_items"]
+__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "inflated", "joined", "open_items"]
 
 #: Of a main database with more leaf pages, not all are read before its records are.
 _FEW_LEAVES = 64
@@ -147,7 +147,6 @@ class ReaderItems(Items):
         self.txnid = reader.snapshot.txnid
         self.n = len(reader)
         self.packing = reader.packing
-        self._in_memory: bool | None = None
         stored = reader.index.extents["nbytes"]
         self.sizes = np.ascontiguousarray(stored) if self.packing is None else self.packing.sizes
 
@@ -155,7 +154,7 @@ class ReaderItems(Items):
         return self._reader.keys(np.arange(begin, stop))
 
     def read(self, ids: np.ndarray) -> Records:
-        stored = self._read_cached(ids) if len(ids) and self._is_cached else self._reader.read_stored(ids)
+        stored = self._reader.read_stored(ids)
         if self.packing is None:
             return stored
         sizes = self.sizes[ids]
@@ -165,35 +164,6 @@ class ReaderItems(Items):
             record = int(ids[row])
             raise _damaged(reason, self._reader.path, record, *self.keys(record, record + 1))
         return Records(ids, out, starts, sizes)
-
-    @property
-    def _is_cached(self) -> bool:
-        """Whether the page cache has the file, so that nothing is gained by several reads at once."""
-        if self._in_memory is None:
-            reader = self._reader
-            fetcher = reader.file.pool.fetcher
-            way = fetcher.rows and page_cache_way(fetcher, reader.index, False, 1, unpacks=True)
-            self._in_memory = way == "cached"
-        return self._in_memory
-
-    def _read_cached(self, ids: np.ndarray) -> Records:
-        """By the calling thread alone. (Handing reads over to others took 2 to 3 % of the time to pack 3 KB and 197 KB
-        pictures with zstd:3.)"""
-        reader = self._reader
-        rows = reader.file.pool.fetcher.rows
-        assert rows is not None  # else it is not cached
-        offsets, nbytes = reader.index.extents_of(ids)
-        begins, lengths = reader.checked.spans(offsets, nbytes)
-        ends = begins + lengths  # more than those of the values where the checks need their pages
-        room = min(int(lengths.sum()), int(ends.max() - begins.min())) + (64 << 10)  # and what lies between
-        done = None
-        while done is None:
-            data = np.empty(room, np.uint8)
-            done = rows.read_ranges(begins, lengths, reader.options.gap_bytes, data)
-            room *= 2
-        starts = done[0] + (offsets - begins)
-        reader.checked.records(data, starts, offsets, nbytes, ids)
-        return Records(ids, data, starts, nbytes)
 
     def close(self) -> None:
         self._reader.abandon()
@@ -295,3 +265,18 @@ def joined(ids: np.ndarray, values: Sequence[bytes]) -> Records:
 def _main_tree(fetcher: PosixFetcher, snapshot: Snapshot) -> Tree:
     size = snapshot.page_size
     return Tree(lambda pgno: fetcher.pread(pgno * size, size), snapshot, snapshot.main)
+
+
+def inflated(part: bytes, most: int) -> bytes:
+    """What a part of the reserved entry inflates to. Raises ValueError if it is damaged, or if that is more than `most`
+    bytes: anybody may have written it, and a few bytes can say that they are terabytes."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(part, most + 1)
+    except zlib.error as e:
+        raise ValueError(str(e)) from None
+    if len(found) > most:
+        raise ValueError(f"it inflates to more than {most:,} bytes")
+    if not stream.eof or stream.unused_data:
+        raise ValueError("it ends too early, or bytes follow its end")
+    return found

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from pario.errors import FileError, OptionError
+from pario.text import read_json
 
 __all__ = ["Partial", "Target", "exists", "refused"]
 
@@ -121,7 +122,7 @@ class Partial:
 
     def _state(self) -> dict[str, Any] | None:
         with suppress(OSError, ValueError), open(os.path.join(self.path, _STATE)) as file:
-            found = json.load(file)
+            found = read_json(file.read())
             return found if isinstance(found, dict) else None
         return None
 

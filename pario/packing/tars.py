@@ -22,8 +22,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from pario.errors import CorruptedError, FileError, InvalidError
-from pario.packing.inflated import inflated
-from pario.packing.items import Items, joined
+from pario.packing.items import Items, inflated, joined
 from pario.packing.partial import refused
 from pario.records import Records
 

@@ -14,12 +14,10 @@ from pario.comm.base import AnyWorld, together
 from pario.errors import CorruptedError, OptionError, ParioError
 from pario.packing.flow import Crew
 from pario.packing.folder import Restorer
-from pario.packing.inflated import inflated
-from pario.packing.items import Items
+from pario.packing.items import Items, inflated
 from pario.packing.pack import Summary, Talk, make_lmdb
 from pario.packing.partial import Partial, Target, exists, refused
-from pario.packing.several import Subset, own_names
-from pario.packing.sources import Source, describe
+from pario.packing.sources import Source, Subset, describe, own_names
 from pario.packing.tars import TarRestorer, opener_for
 from pario.packing.writer import Writer
 

@@ -51,10 +51,6 @@ class Samples(Selection):
         self._holes = [j for j in range(1, self.width) if bool((columns[j] == self._absent).any())]
 
     @property
-    def is_dense(self) -> bool:
-        return False
-
-    @property
     def has_gaps(self) -> bool:
         return False
 

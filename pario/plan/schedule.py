@@ -38,9 +38,8 @@ from pario.errors import OptionError
 from pario.kernels import permute as kernels
 from pario.plan.epoch import BlockOrder, Order, Pools
 from pario.plan.selection import Selection
-from pario.plan.shard import even_split
 
-__all__ = ["Schedule", "node_share", "slot_capacity"]
+__all__ = ["Schedule", "even_split", "node_share", "slot_capacity"]
 
 #: Addresses in slots are congruent to file offsets modulo this, for every alignment of the file system (see
 #: plan/coalesce.py).
@@ -85,17 +84,17 @@ class Schedule:
 
     # Steps ---------------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def step_records(self) -> int:
         """Records of a full step on all seats together."""
         return self.batch_size * self.seats
 
-    @property
+    @cached_property
     def steps(self) -> int:
         rest = self.n - self.start
         return rest // self.step_records if self.drop_last else -(-rest // self.step_records)
 
-    @property
+    @cached_property
     def stop(self) -> int:
         """Position after the last delivered one."""
         return min(self.n, self.start + self.steps * self.step_records)
@@ -123,7 +122,7 @@ class Schedule:
 
     # Groups --------------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def groups(self) -> int:
         if not self.steps:
             return 0
@@ -253,6 +252,18 @@ def _pool_group(schedule: Schedule, pools: Pools, position: int) -> int:
     more = schedule._leading - 1
     first = max(0, pools.pool_of(schedule.start) - more)
     return (max(0, pools.pool_of(position) - more) - first) // schedule.per_group
+
+
+def even_split(n: int, size: int, rank: int) -> tuple[int, int]:
+    """(start, stop) of share `rank` of `size` contiguous shares of `n` items.
+
+    Sizes differ by at most one, larger shares first; with n < size the last size - n shares are empty.
+    """
+    if n < 0 or size < 1 or not 0 <= rank < size:
+        raise OptionError(f"cannot take share {rank!r} of {size!r} from {n!r} things")
+    base, extra = divmod(n, size)
+    start = rank * base + min(rank, extra)
+    return start, start + base + (rank < extra)
 
 
 def node_share(

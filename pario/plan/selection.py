@@ -89,11 +89,6 @@ class Selection:
         return self.n / (self._last - self._first + 1)
 
     @property
-    def is_dense(self) -> bool:
-        """Whether to read it as all records between the first and the last one would be read."""
-        return self.density >= _DENSE
-
-    @property
     def has_gaps(self) -> bool:
         """Whether it is dense, and still leaves out more than what is read along anyhow."""
         return _DENSE <= self.density < _WHOLE

@@ -1,28 +1,39 @@
 """LMDBIO's ways of reading: through the node's ring, but in the reading rank's own thread, when a group is asked for.
 
 One read at a time is in flight. The reading rank waits for it and, if the recipe has turns, for its turn among the
-readers of other nodes (`stagger.py`). All ranks must leave a loop at the same step, because a rank that has left reads
+readers of other nodes. All ranks must leave a loop at the same step, because a rank that has left reads
 no more.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.errors import ParioError
+from pario.comm.base import AnyWorld
+from pario.comm.turns import Turns
+from pario.errors import OptionError, ParioError
+from pario.feed.first_epoch import FirstEpochWriter
+from pario.feed.ring_reader import RingReader
+from pario.feed.ring_writer import RingWriter
+from pario.feed.source import Context, Source, Supply
 from pario.plan.coalesce import Reads, span_reads
 from pario.plan.stream import Work
-from pario.recipes.stagger import Stagger
-from pario.supply.base import Context, Source, Supply
-from pario.supply.first_epoch import FirstEpochWriter
-from pario.supply.ring_reader import RingReader
-from pario.supply.ring_writer import RingWriter
+from pario.text import seconds
 
-__all__ = ["Synchronous"]
+__all__ = ["Stagger", "Synchronous", "Turn", "candidates", "choose_stagger", "turn", "turns_among"]
+
+_log = logging.getLogger("pario")
+
+#: Reads that each reader does per number of readers that the trial tests.
+ROUNDS = 2
+
+#: Seconds between two ranks of a node that hear of the same error.
+_NEWS_S = 1.0
 
 
 class Synchronous(Supply):
@@ -32,11 +43,11 @@ class Synchronous(Supply):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         wanted = context.reader.recipe.stagger
-        self._stagger = None if wanted is None else Stagger(context.world, context.reader.file.feeder, wanted)
+        self._stagger = None if wanted is None else Stagger(context.world, wanted)
 
     def source(self, work: Work, way: str) -> Source:
         context, writer = self.context, None
-        if context.reader.file.feeder is not None:
+        if context.world.is_leader:
             known = context.reader.index.sizes_known
             writer = AskedWriter(context, work) if known else FirstEpochAsked(context, work)
         if self._stagger is not None and work.schedule.groups:
@@ -62,7 +73,6 @@ class AskedWriter(RingWriter):
     """
 
     turns: Any = None
-    _paced = False
 
     def __init__(self, context: Context, work: Work, base: int = 0) -> None:
         super().__init__(context, work, base)
@@ -77,13 +87,9 @@ class AskedWriter(RingWriter):
         return self._merge(span_reads, begins, nbytes, runs, capacity=self._slots.slot_bytes)
 
     def bring(self, j: int, check: Callable[[], None]) -> None:
-        """Read group j now, in this thread, if it is this rank's to read; calls `check` while it waits."""
-        feeder, feeders = self._shares
-        if j % feeders != feeder:
-            return
+        """Read group j now, in this thread; calls `check` while it waits."""
         try:
             self._bring(j, check)
-            self._in_flight.forget()
         except BaseException as e:
             self._fail(e)
             raise
@@ -91,18 +97,19 @@ class AskedWriter(RingWriter):
     def _bring(self, j: int, check: Callable[[], None]) -> None:
         group = self._plan(j)
         self._wait_slot(j, check)
-        data = self._lay_out(group)
+        self._write_tables(group)
+        data = self._slot(j)
         if self.turns is not None:
             begin = time.perf_counter()
             self.turns.wait(j)
             self.stats.turn += time.perf_counter() - begin
-        begin = self._in_flight.begin()
+        begin = self.stats.begin_reads()
         self._pool.fetcher.read(group.reads.reads, data, group.reads.starts)
-        seconds = time.perf_counter() - begin
+        self.stats.end_reads(time.perf_counter() - begin)
         if self.turns is not None:
             self.turns.pass_on(j)
         self._check(group, data)
-        self._publish(group, seconds)
+        self._publish(group)
 
     def try_read(self, j: int) -> None:
         """Read group j into the memory of slot 0 and discard it: between two epochs, to measure the time."""
@@ -119,15 +126,16 @@ class FirstEpochAsked(FirstEpochWriter, AskedWriter):
     def _bring(self, j: int, check: Callable[[], None]) -> None:
         self._wait_slot(j, check)
         one = self._foresee(j)
-        begin = self._in_flight.begin()
+        begin = self.stats.begin_reads()
         read = self._pool.fetcher.read
-        read(one.reads.reads, self._slot(j), one.reads.starts)
+        data = self._slot(j)
+        read(one.reads.reads, data, one.reads.starts)
         group = self._settle(one, None)
-        data = self._lay_out(group)
+        self._write_tables(group)
         read(group.reads.reads, data, group.reads.starts)
-        seconds = time.perf_counter() - begin
+        self.stats.end_reads(time.perf_counter() - begin)
         self._check(group, data)
-        self._publish(group, seconds)
+        self._publish(group)
 
 
 class AskingReader(RingReader):
@@ -146,13 +154,17 @@ class AskingReader(RingReader):
         return self._ring.wait_group(group, lambda: self._check_reader(group, check))
 
     def _check_reader(self, group: int, check: Callable[[], None]) -> None:
-        """Raise an error if the rank that would read this group has left the loop."""
+        """Raise an error if the node's first rank, which reads, has left the loop."""
         check()
-        reader = self._context.reader.file.reader_of(group)
-        if self._ring.has_left(reader) and not self._ring.full_slots(group):
-            check()  # a failing rank reports first, and then leaves: both may have happened since the test above
+        if self._ring.has_left(0) and not self._ring.full_slots(group):
+            # A failing rank reports first, and then leaves: both may have happened since the test above. And one of
+            # another node tells the ranks of this one after another.
+            until = time.monotonic() + _NEWS_S
+            while time.monotonic() < until:
+                check()
+                time.sleep(1e-3)
             raise ParioError(
-                f"the rank that reads for this node (number {reader} on it) left the loop before this rank did",
+                "the rank that reads for this node left the loop before this rank did",
                 hint="With this recipe all ranks must leave a loop at the same step; the recipe auto does not mind.",
             )
 
@@ -160,3 +172,131 @@ class AskingReader(RingReader):
         super().leave()
         if self._stagger is not None:
             self._stagger.leave()
+
+
+
+class Turn(NamedTuple):
+    """turn : 0, 1, ...; before, after : the readers to wait for and to hand over to, or None"""
+
+    turn: int
+    before: int | None
+    after: int | None
+
+
+def turn(rank: int, size: int, group: int) -> Turn:
+    """The turn of reader `rank` of `size`, of which `group` may read at once."""
+    if not 0 <= rank < size or group < 1:
+        raise OptionError(f"no turn for reader {rank!r} of {size!r} with {group!r} at once")
+    before, after = rank - group, rank + group
+    return Turn(rank // group, before if before >= 0 else None, after if after < size else None)
+
+
+def candidates(size: int) -> list[int]:
+    """1, 2, 4, ... and `size` itself: the numbers that the trial tests."""
+    found = [1 << k for k in range(size.bit_length()) if 1 << k < size]
+    return [*found, size]
+
+
+class Stagger:
+    """LMDBIO's staggering: at most `group` of all readers read at once, in the order of the file. This is one rank's
+    turns, epoch after epoch.
+
+        size 7, group 3        turn   0        1        2
+                               ranks  0 1 2    3 4 5    6
+        each hands over to     rank + 3, which reads the part of the file that is `group` parts further on
+
+    A reader starts when the one `group` positions before it has finished. So at most `group` readers are active, their
+    window moves through the file, and no reader waits for a whole turn to end. Any number of readers and any `group`
+    work; a trial before the first epoch finds the best `group`.
+
+    wanted : nodes that may read at once; 0: a trial before the first epoch finds the number
+    """
+
+    def __init__(self, world: AnyWorld, wanted: int) -> None:
+        self._world = world
+        self._wanted = wanted or (1 if world.nodes == 1 else 0)
+        self._found: tuple[int, dict[int, float]] | None = None  # (readers at once, seconds per tested number)
+        self._turns: Turns | None = None
+
+    def turns(self, read: Callable[[int], None] | None, samples: int) -> Turns | None:
+        """This rank's turns in the next epoch. The first call runs the trial. Collective.
+
+        read(k) : reads sample k of `samples`, on ranks that read
+        """
+        world = self._world
+        if self._found is None:
+            everyones = enumerate(world.allgather((world.node, world.is_leader)))
+            leaders = [rank for _, rank in sorted((node, rank) for rank, (node, reads) in everyones if reads)]
+            self._found = self._wanted, {}
+            if not self._wanted:
+                self._found = choose_stagger(
+                    world, candidates(world.nodes), lambda size: turns_among(world, leaders, size), read, samples
+                )
+            self._turns = turns_among(world, leaders, self._found[0])
+        return self._turns
+
+    def leave(self) -> None:
+        """This rank reads nothing more in this epoch. Does not wait."""
+        if self._turns is not None:
+            self._turns.leave()
+
+    def settle(self) -> None:
+        """Receive the messages that are still in transit; all ranks have left."""
+        if self._turns is not None:
+            self._turns.settle()
+
+    def stats(self) -> dict[str, Any]:
+        return {} if self._found is None else {"stagger": self._found[0], "stagger_seconds": self._found[1]}
+
+
+def turns_among(world: AnyWorld, leaders: list[int], size: int) -> Turns | None:
+    """This rank's turns if `size` nodes read at once; None if it does not read. leaders : each node's reading rank"""
+    if not world.is_leader:
+        return None
+    mine = turn(world.node, world.nodes, size)
+    before, after = (None if node is None else leaders[node] for node in (mine.before, mine.after))
+    return Turns(world, before, after)
+
+
+def choose_stagger(
+    world: AnyWorld,
+    sizes: Sequence[int],
+    turns_of: Callable[[int], Turns | None],
+    read: Callable[[int], None] | None,
+    samples: int,
+) -> tuple[int, dict[int, float]]:
+    """How many readers should read at once: (the best of `sizes`, seconds of each size). Collective.
+
+    All readers read the same samples of the epoch in turns, `ROUNDS` for each size. Every size gets other samples, so
+    that none finds in memory what another has read. A size's time is that of its slowest reader.
+
+    turns_of(size) -> this rank's turns if `size` readers read at once; None: it reads nothing
+    read(k) : reads sample k, on ranks that read
+    samples : number of samples; if there are too few, the trial starts over with the first
+    """
+    took: dict[int, float] = {}
+    error: BaseException | None = None
+    for number, size in enumerate(sizes):
+        turns = turns_of(size)
+        world.barrier()
+        begin = time.perf_counter()
+        if turns is not None and read is not None:
+            for k in range(ROUNDS):
+                turns.wait(k)
+                if error is None:
+                    try:
+                        read((number * ROUNDS + k) % samples)
+                    except BaseException as e:  # the others wait for this rank's message, and learn of it at the end
+                        error = e
+                turns.pass_on(k)
+        mine = time.perf_counter() - begin
+        if turns is not None:
+            turns.leave()
+            turns.settle()
+        world.agree(error, "trying how many readers should read at once")
+        took[size] = world.allreduce_max(round(mine * 1e6)) / 1e6
+    best = min(took, key=took.__getitem__)
+    if world.rank == 0:
+        each = ", ".join(f"{size}: {seconds(time_s)}" for size, time_s in took.items())
+        _log.info("%d of %d readers at once, by a trial of %d reads each (%s)", best, max(sizes), ROUNDS, each)
+    return best, took

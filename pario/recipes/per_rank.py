@@ -23,13 +23,13 @@ import numpy as np
 
 from pario.comm.base import together
 from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
+from pario.feed.source import Context, Piece, Source, Supply
 from pario.lmdb.real import real
 from pario.locate.base import Index
 from pario.plan.seats import seat_share
 from pario.plan.selection import runs_of
 from pario.plan.stream import Work
 from pario.records import Records
-from pario.supply.base import Context, RecordSource, Source, Supply
 
 __all__ = ["PerRank", "PlainLmdb"]
 
@@ -109,12 +109,13 @@ class PerRank(Supply):
         return True
 
 
-class PerRankSource(RecordSource):
+class PerRankSource(Source):
     """One rank's records of one epoch. Looking them up counts as `share` (waiting for bytes) and as `locate`."""
 
     def __init__(self, context: Context, work: Work, plain: PlainLmdb) -> None:
         super().__init__(context, work)
         schedule, index = work.schedule, context.reader.index
+        self._schedule = schedule
         self._source = plain
         self._order = work.order
         self._index = index
@@ -131,11 +132,14 @@ class PerRankSource(RecordSource):
         context.decode.held.held_bytes = context.options.held_bytes
         context.stats.reader = context.stats.own = False
 
-    def take(self, step: int, piece: int, check: Callable[[], None]) -> tuple[int, Records]:
+    def pieces(self, step: int) -> list[Piece]:
+        return [Piece(step, 0, 0, self._schedule.rows(step, self._seats.mine), True)]
+
+    def take(self, piece: Piece, check: Callable[[], None]) -> Records:
         begin = time.perf_counter()
-        while self._ready <= step:
+        while self._ready <= piece.step:
             self._next()
-        ids = self._ids[step % len(self._ids), : self.rows(step)]
+        ids = self._ids[piece.step % len(self._ids), : piece.stop]
         views = self._get(ids) if self._source.keys is not None else self._step_to(ids)
         places = self._index.places(ids)
         nbytes = np.ascontiguousarray(places["nbytes"])
@@ -144,11 +148,12 @@ class PerRankSource(RecordSource):
         self._stats.share += took
         self._stats.locate += took
         self._stats.node_bytes += int(nbytes.sum())
-        return 0, Records(ids, self._map, np.ascontiguousarray(places["offset"]), nbytes)
+        return Records(ids, self._map, np.ascontiguousarray(places["offset"]), nbytes)
 
-    def release(self, step: int, piece: int) -> None:
-        """The records have been decoded. Raises SnapshotError if a writer may have overwritten them meanwhile."""
+    def release(self, piece: Piece) -> bool:
+        """Raises SnapshotError if a writer may have overwritten the records meanwhile."""
         self._context.reader.checked.snapshot()
+        return True
 
     def _next(self) -> None:
         """Compute which records the next steps have."""

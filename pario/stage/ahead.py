@@ -138,7 +138,7 @@ class Ahead:
         self._sweep_at = 0.0
         self._blocked = self._ended = False
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
-        start_thread("pario-ahead", _manage, weakref.ref(self), self._news)
+        start_thread("pario-ahead", _manage, weakref.ref(self), self._news, stop=partial(self.end, False))
 
     def tell(self, keys: Sequence[Any], look: Look) -> None:
         """These will be asked for, behind those that were announced before. look(keys) -> [Found, ...] of those that
@@ -168,11 +168,14 @@ class Ahead:
                 self.end()
         return is_last
 
-    def end(self) -> None:
-        """Read no more, and give all memory back; does not wait for the store. Idempotent."""
-        if os.getpid() != self._pid:  # a forked process: its parent goes on
+    def end(self, waits: bool = True) -> None:
+        """Read no more, and give all memory back; does not wait for the store. Idempotent.
+
+        waits : for the lock, which a thread may hold that runs no more
+        """
+        if os.getpid() != self._pid or not self._news.acquire(blocking=waits):  # in a fork: the parent goes on
             return
-        with self._news:
+        try:
             if self._ended:
                 return
             self._ended = True
@@ -180,6 +183,8 @@ class Ahead:
                 things.clear()
             self._news.notify_all()
             self.memory.end()
+        finally:
+            self._news.release()
         self._lookers.end(0, cancel=True)
         self._pool.close(0)
         _log.debug("%s: announced values: %s", self._file.path, self.counts)
@@ -401,9 +406,8 @@ class Ahead:
 
 def _is_cached(file: Fetcher, value: _Value) -> bool:
     """The kernel has it already: nothing is faster."""
-    ends = np.array([value.offset, value.offset + value.nbytes - 1])
     try:
-        return file.cached_share(ends, 1.0) == 1.0
+        return file.cached_share(value.offset, max(1, value.nbytes)) == 1.0
     except (OSError, ParioError):
         return False
 

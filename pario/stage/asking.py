@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -20,16 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.comm.sockets import Address, Client, machine_id
 from pario.errors import OptionError, ParioError
-from pario.fetch.base import Fetcher
-from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import MiB
 from pario.plan.placement import Placement
 from pario.stage.disk_files import USE, is_used, lock_use, root_of
 from pario.stage.grid import Grid
 from pario.stage.peers import OPEN, Peers, Servers
+from pario.text import DAMAGED, read_json
+from pario.wire.client import Address, Client, machine_id
 
 __all__ = [
     "CHUNK_BYTES",
@@ -40,7 +38,6 @@ __all__ = [
     "ask_service",
     "find_servers",
     "here",
-    "identity_of",
     "packed",
     "peers_told",
     "read_servers",
@@ -53,7 +50,7 @@ _log = logging.getLogger("pario")
 #: when a service was waited for in vain, by directory
 _missed: dict[str, float] = {}
 
-#: One chunk is one read, which FUSE and many network file systems carry in one request (see Options.read_bytes).
+#: One chunk is one read, which FUSE and many network file systems carry in one request (see options.READ_BYTES).
 CHUNK_BYTES = MiB
 
 #: names of the files
@@ -78,13 +75,6 @@ def here(folder: str) -> str:
     return where
 
 
-def identity_of(store: Fetcher, snapshot: Snapshot) -> bytes:
-    """bytes[32] that tell this state of the file from all others. (Device numbers differ between mounts.)"""
-    status = store.files[0].status()
-    words = f"pario 1 {status.st_ino} {status.st_size} {status.st_mtime_ns} ".encode()
-    return hashlib.sha256(words + store.pread(0, 2 * snapshot.page_size)).digest()
-
-
 def written(servers: Servers) -> bytes:
     """For the file that `read_servers` reads."""
     words = {"node": servers.node, "addresses": servers.addresses, "secret": servers.secret.hex()}
@@ -94,11 +84,11 @@ def written(servers: Servers) -> bytes:
 def read_servers(text: bytes) -> Servers:
     """Raises ValueError."""
     try:
-        words = json.loads(text)
+        words = read_json(text)
         addresses = [Address(a, b, tuple(hosts), port) for a, b, hosts, port in words["addresses"]]
         servers = Servers(int(words["node"]), addresses, bytes.fromhex(words["secret"]))
         here = addresses[servers.node]
-    except (KeyError, TypeError, IndexError) as e:
+    except DAMAGED as e:
         raise ValueError(f"not written by a service: {e}") from e
     if here.machine != machine_id():
         raise ValueError("the service there is that of another machine, with which this one shares the folder")
@@ -116,7 +106,7 @@ def unpacked(message: bytes) -> tuple[dict[str, Any], bytes]:
     if len(message) < 4:
         raise ValueError("a message that is too short")
     end = 4 + int.from_bytes(message[:4], "little")
-    words = json.loads(message[4:end])
+    words = read_json(message[4:end])
     if not isinstance(words, dict):
         raise ValueError("a message without words")
     return words, message[end:]
@@ -143,18 +133,21 @@ def peers_told(told: Told, identity: bytes, grid: Grid, **more: Any) -> Peers:
     return Peers(placement, told.servers, serves=False, identity=identity, grid=grid, kept=told.keeps, **more)
 
 
-def ask_service(folder: str, path: str, identity: bytes, grid: Grid, **more: Any) -> tuple[Told | None, int]:
+def ask_service(
+    folder: str, path: str, identity: bytes, grid: Grid, *, waits: bool = True, **more: Any
+) -> tuple[Told | None, int]:
     """What the service says, and the descriptor whose lock tells it that the dataset is in use. None: there is no
     service, or it cannot serve this dataset; a warning says why.
 
     folder : of the service on this node; path : of the data file
+    waits : for a service that is about to start
     more : fill=True: the service is to bring the dataset, as this process will not ask for chunks, nor other nodes
     """
     asked = {"path": path, "identity": identity.hex(), "file_bytes": grid.file_bytes}
     lock = -1
     try:
         directory = PrivateDirectory(root_of(folder))
-        servers = _await_servers(directory)
+        servers = _await_servers(directory, waits=waits)
         address = servers.addresses[servers.node]
         assert address is not None  # `find_servers` has looked at it
         client = Client(address, servers.secret, _OPEN_S)
@@ -184,21 +177,21 @@ def _call(client: Client, words: dict[str, Any]) -> tuple[dict[str, Any], bytes]
     """Raises ParioError with what the service says, OSError, ValueError."""
     body = packed(words)
     try:
-        found, raw = unpacked(client.call(OPEN, body))
+        found, raw = unpacked(client.call(OPEN, body)[1])
     except TimeoutError:
         raise
     except OSError:  # the connection was closed: there were too many
-        found, raw = unpacked(client.call(OPEN, body))
+        found, raw = unpacked(client.call(OPEN, body)[1])
     if found.get("problem"):
         raise ParioError(str(found["problem"]))
     return found, raw
 
 
-def _await_servers(directory: PrivateDirectory) -> Servers:
+def _await_servers(directory: PrivateDirectory, *, waits: bool) -> Servers:
     """`find_servers`, which may be about to start; but nobody waits for them twice. Raises OSError, ValueError."""
     waited = _missed.get(directory.path, -math.inf) > time.monotonic() - _MISSED_S
     try:
-        return find_servers(directory, 0.0 if waited else START_S)
+        return find_servers(directory, START_S if waits and not waited else 0.0)
     except FileNotFoundError:
         _missed[directory.path] = time.monotonic()
         raise

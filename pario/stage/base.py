@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pario.comm.memory import PAGE
-from pario.comm.sockets import Part
 from pario.stage.grid import Grid
+from pario.wire.frames import Part
 
 __all__ = ["AnyTier", "Counts"]
 
@@ -48,9 +48,11 @@ class AnyTier(ABC):
     name : for the user, as in "memory" or the folder
     grid : of the data file
     counts : what this process has done with it
+    asks : `fill` lets another process bring the chunk, which asks the store
     """
 
     name: str
+    asks = False
     grid: Grid
     counts: Counts
 

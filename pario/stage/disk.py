@@ -277,8 +277,9 @@ class DiskTier(AnyTier):
     def close(self) -> None:
         files, self._files = [self._files], None
         # What other threads have under way keeps the files open until it is done. Closing may have to wait, too.
-        with contextlib.suppress(OSError):
-            self._patience.call(lambda _: files.clear())
+        if files[0] is not None:
+            with contextlib.suppress(OSError):
+                self._patience.call(lambda _: files.clear())
         self._patience.end()
 
     # -- who puts, and what fails --------------------------------------------------------------------------------------

@@ -11,26 +11,26 @@ memory.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import platform
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from pario.comm.sockets import Part
+from pario.comm.memory import is_sealed, sealed_memory, with_files
 from pario.errors import OptionError, ParioError
 from pario.kernels.pack import copy_ranges
 from pario.stage.base import AnyTier, Counts
 from pario.stage.grid import Grid
 from pario.stage.states import ChunkStates
+from pario.wire.frames import Part
 
 __all__ = ["MemoryTier"]
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
 #: mmap has the name from 3.13 on only.
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x40 if platform.machine().startswith("ppc") else 0x4000)
@@ -47,7 +47,7 @@ class MemoryTier(AnyTier):
     Raises ParioError if they are not what `made` makes: without the seals, whoever made them could kill this process.
 
     fills : this process made it, and alone puts chunks
-    budget : bytes that its chunks may take, if this process fills it
+    budget : bytes that its chunks may take now, if this process fills it; wanted : while there is enough memory
     held_bytes : of the chunks that are here or on their way, in the process that fills it
     admit(bytes) : asked before the tier takes more; False: there is no memory for it now
     states : of the chunks
@@ -65,7 +65,7 @@ class MemoryTier(AnyTier):
         self.counts = Counts()
         self.fills = budget > 0
         self._pid = os.getpid()
-        self.budget = budget
+        self.budget = self.wanted = budget
         self.files = files
         self.held_bytes = 0
         self.admit: Callable[[int], bool] = lambda nbytes: True
@@ -73,15 +73,12 @@ class MemoryTier(AnyTier):
         # while this thread holds it.
         self._lock = threading.RLock()
         self._busy: set[int] = set()
+        self._seen: tuple[int, object, np.ndarray] = -1, None, np.empty(0, np.uint8)
         self._open = False
         self._files_closed = False
         sizes = _sizes(grid)
         for fd, nbytes in zip(files, sizes, strict=True):
-            try:
-                sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-            except OSError:  # no memfd
-                sealed = False
-            if not sealed or os.fstat(fd).st_size != nbytes:
+            if not is_sealed(fd, nbytes):
                 raise ParioError(f"descriptor {fd} is no sealed memory of {nbytes:,} bytes")
         self.states = self._states_kind(files[1], grid.chunks, writes=self.fills)
         kernel_view = mmap.mmap(files[0], sizes[0], flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -102,36 +99,29 @@ class MemoryTier(AnyTier):
                 f"a budget of {budget:,} bytes does not hold one chunk of {grid.chunk_bytes:,}",
                 hint="Give the memory tier more, or leave it out",
             )
-        files: list[int] = []
-        try:
-            for name, nbytes in zip(("pario-data", "pario-states"), _sizes(grid), strict=True):
-                files.append(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-                os.ftruncate(files[-1], nbytes)
-                fcntl.fcntl(files[-1], fcntl.F_ADD_SEALS, _SEALS)
-            return cls(grid, (files[0], files[1]), budget=budget)
-        except BaseException:
-            for fd in files:
-                os.close(fd)
-            raise
+        names = zip(("pario-data", "pario-states"), _sizes(grid), strict=True)
+        return with_files(partial(cls, grid, budget=budget), (partial(sealed_memory, *each) for each in names))
 
     @classmethod
     def attached(cls: type[T], grid: Grid, paths: tuple[str, str]) -> T:
         """The tier of another process, by the names that `paths` gives there. Raises OSError, ParioError."""
-        files: list[int] = []
-        try:
-            for path in paths:
-                files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            return cls(grid, (files[0], files[1]))
-        except BaseException:
-            for fd in files:
-                os.close(fd)
-            raise
+        read = os.O_RDONLY | os.O_CLOEXEC
+        return with_files(partial(cls, grid), (partial(os.open, path, read) for path in paths))
 
     @property
     def paths(self) -> tuple[str, str]:
         """Names of the files for other processes of this user on this node, for `attached`."""
         data, states = (f"/proc/{os.getpid()}/fd/{fd}" for fd in self.files)
         return data, states
+
+    def seen(self, whole: int, index: object, n: int) -> np.ndarray:
+        """u8[...], a bit for each of the n records of an index: those that this process has checked since the tier's
+        memory is whole, as `states.whole` says. (Checks of 256 records of 3 KB, at random: 70 of 370 us.)"""
+        before, of, bits = self._seen
+        if before != whole or of is not index:
+            bits = np.zeros(-(-n // 8), np.uint8)
+            self._seen = whole, index, bits
+        return bits
 
     def held(self) -> np.ndarray:
         return self.states.held()
@@ -251,6 +241,29 @@ class MemoryTier(AnyTier):
                 break
             self.give_back(chunk)
         return before - self.held_bytes
+
+    def grow(self, nbytes: int) -> None:
+        """Others need no more of the memory that was given back: take so many bytes again, when chunks come."""
+        with self._lock:
+            self.budget = min(self.wanted, max(self.budget, self.held_bytes + nbytes))
+
+    def reserve(self) -> bool:
+        """Count one more chunk as held, which somebody is about to write; False: there is no room for it."""
+        nbytes = self.grid.chunk_bytes
+        if self.is_full or not self.admit(nbytes):
+            return False
+        with self._lock:
+            if not self._open or self.held_bytes + nbytes > self.budget:
+                return False
+            self.held_bytes += nbytes
+        return True
+
+    def settle(self, reserved: int, written: int) -> None:
+        """Of so many chunks that were reserved, so many were written."""
+        with self._lock:
+            self.held_bytes = max(0, self.held_bytes - (reserved - written) * self.grid.chunk_bytes)
+            self.counts.puts += written
+            self.counts.put_bytes += written * self.grid.chunk_bytes
 
     def announce(self, filling: bool) -> None:
         """Whether chunks are on their way, so that waiting for them has a point."""

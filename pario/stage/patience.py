@@ -121,7 +121,7 @@ class _Desks:
             desk: _Desk[_Task | None] | None = self._idle.pop() if self._idle else None
         if desk is None:
             desk = queue.SimpleQueue()
-            start_thread(name, self._serve, desk, self._era)
+            start_thread(name, self._serve, desk, self._era, stop=self.end)
         desk.put(task)
 
     def leave(self, task: _Task) -> bool:

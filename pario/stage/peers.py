@@ -10,7 +10,7 @@ What several threads want from one node while a request to it is under way goes 
 slower the answers, the larger the requests.
 
     request    identity of the dataset, 32 bytes; then EXTENTs, each within one chunk
-    answer     one byte per extent (HERE, ABSENT, LATER), then the bytes of those that are here
+    answer     one byte per extent (a `Word`: HERE, ABSENT, LATER), then the bytes of those that are here
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pario.comm.sockets import Address, Client, Request
 from pario.errors import ParioError
 from pario.plan.placement import Placement
 from pario.stage.grid import Grid
 from pario.threads import Workers
+from pario.wire.client import Address, Client, Request
+from pario.wire.frames import Word
 
 __all__ = [
-    "ABSENT",
     "ASSIGN",
     "BRING",
-    "HERE",
     "KEEP",
-    "LATER",
     "LIMIT_S",
     "MOST_BYTES",
     "MOST_EXTENTS",
@@ -61,8 +59,6 @@ Whom = tuple[int, int]
 READ, BRING, KEEP = 1, 2, 3
 #: of a service that is a process of its own (dataset/host.py): here is a dataset; who keeps what; how much can you keep
 OPEN, ASSIGN, ROOM = 4, 5, 6
-#: what became of an extent: its bytes follow; the node does not have it; ask again, it is being brought
-HERE, ABSENT, LATER = 1, 0, 2
 
 #: One request asks for at most so much.
 MOST_EXTENTS, MOST_BYTES = 1000, 8 << 20
@@ -295,7 +291,7 @@ class Peers:
             if over:
                 self._by_thread(partial(self._run, node, kind))
                 return
-            flags = np.full(sum(len(which) for _, which in part), ABSENT, np.uint8)
+            flags = np.full(sum(len(which) for _, which in part), Word.ABSENT, np.uint8)
             interrupted: BaseException | None = None
             try:
                 flags = self._exchange(node, kind, part, flags)
@@ -306,17 +302,17 @@ class Peers:
             at = 0
             for whose, which in part:
                 mine, at = flags[at : at + len(which)], at + len(which)
-                if (mine == HERE).any():
+                if (mine == Word.HERE).any():
                     whose.news = time.monotonic()
                 elif time.monotonic() - whose.news > LIMIT_S:  # it cannot bring them: its store may be stalled
-                    mine = np.where(mine == LATER, ABSENT, mine)
-                here, later = which[mine == HERE], which[mine == LATER]
+                    mine = np.where(mine == Word.LATER, Word.ABSENT, mine)
+                here, later = which[mine == Word.HERE], which[mine == Word.LATER]
                 if len(here):
                     whose.finished(here, found=True)
                 if len(later):
                     with self._lock:
                         line.waiting.append(_Bundle(whose, later))
-                absent = which[(mine != HERE) & (mine != LATER)]
+                absent = which[(mine != Word.HERE) & (mine != Word.LATER)]
                 if len(absent):
                     lines |= self._send_on(whose, absent)
             self._start(lines - {(node, kind)})
@@ -324,10 +320,19 @@ class Peers:
                 self._by_thread(partial(self._run, node, kind))  # what waits in this line is somebody else's
                 raise interrupted
 
+    def is_responsible(self, chunk: int) -> bool:
+        """True if this process is to bring the chunk for all nodes."""
+        responsible = self._responsible(chunk)
+        return responsible is not None and self._is_me(responsible)
+
+    def _responsible(self, chunk: int) -> int | None:
+        owners = (int(node) for node in self.placement.owners[chunk] if node >= 0)
+        return next((node for node in owners if self._is_me(node) or self._is_up(node)), None)
+
     def _whom(self, chunk: int, keeps: bool) -> Iterator[Whom]:
         """Whom to ask for a chunk, and what, best first. Nodes that are given up now are left out."""
         owners = [int(node) for node in self.placement.owners[chunk] if node >= 0]
-        responsible = next((node for node in owners if self._is_me(node) or self._is_up(node)), None)
+        responsible = self._responsible(chunk)
         tried = set()
         if self._kept is not None and self._kept[chunk] and self._can_ask(self.node):
             tried.add(self.node)
@@ -394,7 +399,7 @@ class Peers:
         at = 0
         for call, which in part:
             mine, at = flags[at : at + len(which)], at + len(which)
-            views += call.views(which[mine == HERE])
+            views += call.views(which[mine == Word.HERE])
         request.read(views)
         right = request.is_right()
         nbytes = sum(map(len, views)) if right else 0

@@ -1,4 +1,5 @@
-"""Gives memory of the memory tier back before others miss it, and lets it take no more than they leave.
+"""Gives memory of the memory tier back before others miss it, and lets it take no more than they leave; takes it again
+when they leave more.
 
 The kernel cannot reclaim this memory, as it can the page cache, and a training script may allocate late. So the process
 that fills the tier looks several times a second at what is available, on the node and in its control groups, and more
@@ -49,7 +50,7 @@ class PressureWatch:
         self._warned = False
         self._gauge, self._renew_at = machine.MemoryGauge(), time.monotonic() + _RENEW_S
         tier.admit = self.admit
-        start_thread("pario-memory", self._run)
+        start_thread("pario-memory", self._run, stop=self.close)
 
     def admit(self, nbytes: int) -> bool:
         """Whether the tier may take so many bytes. If not, it is full from now on. Any thread."""
@@ -69,7 +70,7 @@ class PressureWatch:
         """Give back what must be; returns how many bytes."""
         tier = self._tier()
         with self._lock:
-            if tier is not None and tier.held_bytes:
+            if tier is not None and (tier.held_bytes or tier.budget < tier.wanted):
                 return self._look(tier)
             self._allowed, self._pause_s = 0, _EVERY_S
         return 0
@@ -81,6 +82,8 @@ class PressureWatch:
         if available < margin:
             given = tier.shrink(2 * margin - available)
             self._warn(f"gives back {decimal_bytes(given)}, and more if need be", available)
+        elif available > 2 * margin and tier.budget < tier.wanted:  # less than twice, and it would swing
+            tier.grow((available - 2 * margin) // 2)
         before = self._pause_s
         self._pause_s = max(_LEAST_S, min(_EVERY_S, (available + given) / (_TAKEN_PART * _ALLOCATION)))
         if self._pause_s < before / 2:

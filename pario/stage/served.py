@@ -24,6 +24,7 @@ class ServedTier(MemoryTier):
     """Memory that the service fills. This process reads it, and asks the service for chunks; see `ask_by`."""
 
     name = "service"
+    asks = True
     _states_kind = _States
     _ask: Callable[[int], bool] | None = None
 

@@ -2,6 +2,7 @@
 
     head    64 bytes of i32 words, see below
     states  i64 per chunk: its generation, odd while the chunk is there
+    coming  u8 per chunk: 1 while a thread that copies from a file of this node is at it (kernels/fill.py)
 
 A chunk's bytes are written before its generation becomes odd, and given back after it has become even again. Whoever
 copies from the tier compares generations before and after. Whoever waits for a chunk sleeps on a futex in the head.
@@ -10,12 +11,13 @@ copies from the tier compares generations before and after. Whoever waits for a 
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from pario.comm import futex
-from pario.kernels.fence import full_fence
+from pario.kernels.fence import full_fence, in_order
 
 __all__ = ["ChunkStates"]
 
@@ -33,20 +35,23 @@ class ChunkStates:
     writes : this process may call the methods of the writer, one thread at a time; the others any thread may call
 
     address : of the chunks' states in memory, i64 each
+    words : (states, coming, head) as arrays, for kernels
     """
 
     def __init__(self, fd: int, chunks: int, *, writes: bool) -> None:
         rights = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
         words = mmap.mmap(fd, self.nbytes(chunks), prot=rights)
         self._head = np.frombuffer(words, dtype=np.int32, count=_HEAD_BYTES // 4)
-        self._states = np.frombuffer(words, dtype=np.int64, offset=_HEAD_BYTES)
+        self._states = np.frombuffer(words, dtype=np.int64, offset=_HEAD_BYTES, count=chunks)
+        self._coming = np.frombuffer(words, dtype=np.uint8, offset=_HEAD_BYTES + 8 * chunks, count=chunks)
+        self.words = self._states, self._coming, self._head
         self._address = self._head.ctypes.data + 4 * _NEWS
         self.address = int(self._states.ctypes.data)
         self._writes = writes
 
     @staticmethod
     def nbytes(chunks: int) -> int:
-        return _HEAD_BYTES + 8 * chunks
+        return _HEAD_BYTES + 9 * chunks
 
     # -- of readers ----------------------------------------------------------------------------------------------------
 
@@ -75,11 +80,7 @@ class ChunkStates:
     def whole(self) -> int | None:
         """None unless all chunks that hold records are there. The same number before and after some work with the
         tier's memory: they all stayed, and nobody need look at generations."""
-        full_fence()
-        given = int(self._head[_GIVEN])  # before the other word: `drop` changes them the other way round
-        full_fence()
-        whole = bool(self._head[_WHOLE])
-        full_fence()
+        given, whole = in_order(self._head, _GIVEN, _WHOLE)  # `drop` changes them the other way round
         return given if whole else None
 
     def wait(self, chunks: np.ndarray, check: Callable[[], None], every_s: float) -> bool:
@@ -96,6 +97,20 @@ class ChunkStates:
                 return False
             check()
             futex.wait(self._address, news, every_s)
+
+    def wait_coming(self, chunks: np.ndarray, check: Callable[[], None], limit_s: float) -> None:
+        """Wait until none of these chunks (i64[n]) is just being copied, at most about `limit_s` seconds.
+
+        check : called now and then; may raise
+        """
+        end = time.monotonic() + limit_s
+        while True:
+            news = int(self._head[_NEWS])
+            full_fence()
+            if not (self._coming[chunks] & ~self._states[chunks] & 1).any() or time.monotonic() > end:
+                return
+            check()
+            futex.wait(self._address, news, limit_s)
 
     def wake(self) -> None:
         """Make all that wait call their `check`."""

@@ -9,19 +9,19 @@ Both belong to no folder: the system frees them with the last process that has t
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
+from functools import partial
 
 import numpy as np
 
+from pario.comm.memory import is_sealed, sealed_memory, with_files
 from pario.errors import ParioError
 from pario.kernels import told
 from pario.kernels.fence import full_fence
 
 __all__ = ["ToldMemory"]
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: Values are put one behind the other, and the places of old ones are not used again before so many bytes were put.
 _ROUND_BYTES = 1 << 46
 _TABLE_BYTES = 8 * told.WORDS
@@ -41,8 +41,7 @@ class ToldMemory:
 
     def __init__(self, files: tuple[int, int]) -> None:
         self._pid = os.getpid()
-        sealed = fcntl.fcntl(files[1], fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        if not sealed or os.fstat(files[1]).st_size < _TABLE_BYTES:
+        if not is_sealed(files[1], _TABLE_BYTES):
             raise ParioError("no table of announced values: its size may change")
         table = mmap.mmap(files[1], _TABLE_BYTES)
         self.words = memoryview(table).cast("q")
@@ -52,23 +51,11 @@ class ToldMemory:
 
     @classmethod
     def made(cls) -> ToldMemory:
-        return cls._opened([lambda name=name: _memory(*name) for name in _FILES])
+        return with_files(cls, (partial(sealed_memory, *each) for each in _FILES))
 
     @classmethod
     def attached(cls, paths: tuple[str, str]) -> ToldMemory:
-        return cls._opened([lambda path=path: os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths])
-
-    @classmethod
-    def _opened(cls, openers: list) -> ToldMemory:  # type: ignore[type-arg]
-        files: list[int] = []
-        try:
-            for opener in openers:
-                files.append(opener())
-            return cls((files[0], files[1]))
-        except BaseException:
-            for fd in files:
-                os.close(fd)
-            raise
+        return with_files(cls, (partial(os.open, path, os.O_RDWR | os.O_CLOEXEC) for path in paths))
 
     @property
     def paths(self) -> tuple[str, str]:
@@ -146,17 +133,6 @@ class ToldMemory:
 
 
 _FILES = (("pario-told", _ROUND_BYTES), ("pario-told-table", _TABLE_BYTES))
-
-
-def _memory(name: str, nbytes: int) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _whole_pages(nbytes: int) -> int:

@@ -183,8 +183,8 @@ def misaligned(job: Job) -> list[Advice]:
         "bytes, the file system's block"
     )
     change = (
-        'Change: Options(fetch="direct") widens all reads to blocks of 4 KiB; on a striped file system a larger '
-        "Options(slot_bytes=...) makes fewer and longer reads, of which fewer cross a stripe."
+        "Change: a larger Options(slot_bytes=...), which makes fewer and longer reads, of which fewer begin inside a "
+        "block or cross a stripe."
     )
     return [Advice("misaligned requests", what + ".", change)]
 
@@ -225,8 +225,9 @@ def straggler(job: Job) -> list[Advice]:
         if wall > 0 and gap > _STRAGGLER_SHARE * slowest.busy and gap > _NOTICEABLE * wall:
             part = max(
                 ("consumer", "decode"),
-                key=lambda name: getattr(slowest, name)
-                - median(getattr(rank, name) for rank in ranks if rank is not slowest),
+                key=lambda name: (
+                    getattr(slowest, name) - median(getattr(rank, name) for rank in ranks if rank is not slowest)
+                ),
             )
             words = "its own code" if part == "consumer" else "decoding"
             what = (
@@ -272,7 +273,7 @@ def imbalance(job: Job) -> list[Advice]:
             (
                 [rank for rank in ranks if rank.reader],
                 "bytes_read",
-                "Change: the same number of ranks on every node, with the same Options(readers_per_node=...).",
+                "Change: the same number of ranks on every node, of which one rank reads.",
             ),
         ):
             if len(who) < 2:

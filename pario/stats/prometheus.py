@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +44,7 @@ def write_metrics(report: Report, path: str) -> None:
         ) from e
     registry = CollectorRegistry()
     registry.register(_Collector(report))
-    write_to_textfile(os.path.expanduser(path), registry)
+    write_to_textfile(path, registry)
 
 
 class _Collector:

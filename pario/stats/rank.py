@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -84,6 +85,33 @@ class RankStats:
         with _COUNTING:
             self.reads += reads
             self.bytes_read += nbytes
+
+    # Not fields: the reads under way, and up to when `read` counts them.
+    _under_way = 0
+    _counted_to = 0.0
+
+    def begin_reads(self) -> float:
+        """Reads begin that one `end_reads` will end. Any thread may call this. Returns the time."""
+        now = time.perf_counter()
+        with _COUNTING:
+            if not self._under_way:
+                self._counted_to = now
+            self._under_way += 1
+        return now
+
+    def end_reads(self, seconds: float) -> None:
+        """seconds : the sum over the threads of the time in these reads. Any thread may call this."""
+        now = time.perf_counter()
+        with _COUNTING:
+            self._under_way -= 1
+            self.read += max(0.0, now - self._counted_to)
+            self.reading += seconds
+            self._counted_to = now
+
+    def count_check(self, seconds: float) -> None:
+        """Any thread may call this."""
+        with _COUNTING:
+            self.check += seconds
 
     def count_peers(self, came: int = 0, served: int = 0) -> None:
         """Count bytes that came from other nodes, and that were sent to them. Any thread may call this."""

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from pario.stats.explain import STALLED, explain
+from pario.stats.explain import STALLED, explain, unpacking_words
 from pario.stats.rank import RankStats, total
-from pario.stats.unpacking import unpacking_words
 from pario.text import counted, decimal_bytes, seconds, table
 
 __all__ = ["Report"]
@@ -133,7 +132,7 @@ def _knobs(ranks: Sequence[RankStats]) -> list[str]:
         found = sorted(
             (rank.knobs[name]["value"], rank.knobs[name]["reason"])
             for rank in ranks
-            if not (rank.own and name in _OF_READING) and not rank.knobs.get(name, {"pinned": True})["pinned"]
+            if not rank.knobs.get(name, {"pinned": True})["pinned"]
         )
         if found and name != "inflight":
             value, reason = found[-1]
@@ -141,9 +140,6 @@ def _knobs(ranks: Sequence[RankStats]) -> list[str]:
             lines.append(f"{name} is {values}{f' on {len(found)} ranks' if len(found) > 1 else ''}: {reason}")
     return lines
 
-
-#: Knobs that do not act where each rank fills its batches from the page cache.
-_OF_READING = ("inflight", "ring_bytes", "read_bytes", "readers_per_node")
 
 _HEAD = (
     *("rank", "node", "records", "seconds", "consumer", "decode", "waited", "stalls", "ready"),

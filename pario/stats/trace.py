@@ -36,11 +36,9 @@ _BYTES = EVENT.itemsize
 #: kind of a span -> its name in the trace. Those of requests have the fields of `request`.
 SPANS = {
     1: "read",
-    2: "read from the page cache",
     3: "metadata read",
     4: "open",
     5: "stat",
-    6: "advise",
     7: "look into the page cache",
     10: "the loader opens",
     11: "epoch",
@@ -53,7 +51,7 @@ SPANS = {
     18: "check",
     20: "fill",
 }
-READ, ROWS, PREAD, OPEN, STAT, ADVISE, PROBE, FILL = 1, 2, 3, 4, 5, 6, 7, 20
+READ, PREAD, OPEN, STAT, PROBE, FILL = 1, 3, 4, 5, 7, 20
 #: kind of an event without duration: this rank takes group a out of a slot
 TAKEN = 21
 #: kind of a counter -> its name; its value is a
@@ -273,7 +271,7 @@ class Recorder:
             self.look(now)
 
     def _drop(self, kind: int, reads: int, nbytes: int) -> None:
-        if kind in (READ, ROWS, PREAD):
+        if kind in (READ, PREAD):
             self._mine.track.dropped_reads += reads
             self._mine.track.dropped_bytes += nbytes
 

@@ -24,8 +24,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pario.errors import FileError, OptionError
-from pario.stats.trace import FILL, PREAD, READ, ROWS, SPANS, TAKEN, Recorder
+from pario.stats.trace import FILL, PREAD, READ, SPANS, TAKEN, Recorder
 from pario.stats.trace_summary import summarise
+from pario.text import DAMAGED, read_json
 
 __all__ = [
     "check_writable",
@@ -153,8 +154,8 @@ def read_head(path: str) -> dict[str, Any]:
             hint="Its copy is incomplete, or the disk was full: copy or record it again.",
         )
     try:
-        head = json.loads(first[: -len(_BEGIN)].rstrip(b", ") + b"}")["pario"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        head = read_json(first[: -len(_BEGIN)].rstrip(b", ") + b"}")["pario"]
+    except DAMAGED:
         head = None
     if not isinstance(head, dict) or not isinstance(head.get("ranks"), list) or head.get("version") != 1:
         raise FileError("the summary in the first line of the trace is damaged", path=path, hint=_WANTED)
@@ -220,12 +221,10 @@ def _spans(events: np.ndarray, requests: np.ndarray, files: list[str]) -> Iterat
     order = np.lexsort((-ends, begins))
     for at in range(0, len(order), _AT_ONCE):
         now = order[at : at + _AT_ONCE]
-        for event, begin, end in zip(
-            events[now].tolist(), begins[now].tolist(), ends[now].tolist(), strict=True
-        ):
+        for event, begin, end in zip(events[now].tolist(), begins[now].tolist(), ends[now].tolist(), strict=True):
             kind, file, _, _, _, a, b, c = event
             args = ""
-            if kind in (READ, ROWS, PREAD):
+            if kind in (READ, PREAD):
                 nbytes = c if c >= 0 else int(requests["nbytes"][a : a + b].sum())
                 offset = a if b == 1 else int(requests["offset"][a]) if 0 <= a < len(requests) else -1
                 where = f', "offset": {offset}' if offset >= 0 and kind == READ else ""

@@ -16,7 +16,7 @@ import numpy as np
 
 from pario.errors import FileError
 from pario.stats.rank import RankStats
-from pario.stats.trace import OPEN, PREAD, PROBE, READ, ROWS, STAT, Recorder
+from pario.stats.trace import OPEN, PREAD, PROBE, READ, STAT, Recorder
 
 __all__ = ["NEAR_BYTES", "SMALL_BYTES", "FileRequests", "LoaderSummary", "RankSummary", "read_ranks", "summarise"]
 
@@ -136,11 +136,7 @@ def _count(file: FileRequests, number: int, tracks: Sequence[tuple[np.ndarray, n
         file.meta_reads += int(reads[kind == PREAD].sum())
         file.meta_bytes += int(nbytes[kind == PREAD].sum())
         file.meta_seconds += float(took[np.isin(kind, (OPEN, STAT, PREAD))].sum())
-        file.seconds += float(took[np.isin(kind, (READ, ROWS))].sum())
-        rows = kind == ROWS
-        file.reads += int(reads[rows].sum())
-        file.nbytes += int(nbytes[rows].sum())
-        file.small += int(reads[rows & (nbytes < SMALL_BYTES * np.maximum(reads, 1))].sum())
+        file.seconds += float(took[kind == READ].sum())
         single = (kind == READ) & (reads == 1)
         times.append(mine["begin"][single])
         offsets.append(mine["a"][single])

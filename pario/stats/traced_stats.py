@@ -14,7 +14,7 @@ from typing import Any
 from pario.stats.rank import RankStats
 from pario.stats.trace import FILL, FULL, TAKEN, Recorder
 
-__all__ = ["TracedStats", "rank_stats"]
+__all__ = ["TracedStats"]
 
 #: RankStats field -> kind of the span that ends when it grows
 _SPAN_OF = {
@@ -45,10 +45,12 @@ class TracedStats(RankStats):
         stats._recorder = None
         return stats
 
-    def trace(self, recorder: Recorder) -> TracedStats:
-        """From now on spans go there."""
-        self._recorder = recorder
-        return self
+    @classmethod
+    def traced(cls, recorder: Recorder, **known: Any) -> TracedStats:
+        """Counters whose spans go there."""
+        stats = cls(**known)
+        stats._recorder = recorder
+        return stats
 
     def slot_filled(self, slot: int, group: int, begin: float, nbytes: int) -> None:
         if self._recorder is not None:
@@ -107,8 +109,3 @@ for _name, _kind in _SPAN_OF.items():
 for _number, _name in enumerate(("bytes_read", "peer_bytes", "served_bytes", "node_bytes")):
     setattr(TracedStats, _name, _Counts(_name, _number))
 TracedStats.ready = _FullSlots()  # type: ignore[assignment]
-
-
-def rank_stats(recorder: Recorder | None, **known: Any) -> RankStats:
-    """The counters of a rank: with a recorder their spans are traced."""
-    return RankStats(**known) if recorder is None else TracedStats(**known).trace(recorder)

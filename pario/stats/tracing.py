@@ -6,9 +6,10 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from pario.stats.trace import Recorder
-from pario.stats.trace_file import remove_part, write_part
+if TYPE_CHECKING:
+    from pario.stats.trace import Recorder
 
 __all__ = ["begin_process_trace", "joined", "recorder_of"]
 
@@ -24,6 +25,8 @@ def recorder_of(path: str | None) -> Recorder | None:
     path = os.path.abspath(os.path.expanduser(path))
     found = _recorders.get(path)
     if found is None:
+        from pario.stats.trace import Recorder  # most jobs are not traced
+
         found = Recorder(path)
         if not _recorders:
             atexit.register(_write_all)
@@ -35,6 +38,8 @@ def joined(path: str | None, rank: int, size: int, node: int) -> Recorder | None
     """`recorder_of`, which knows now which rank of how many this process is."""
     recorder = recorder_of(path)
     if recorder is not None and recorder.join(rank, size, node):
+        from pario.stats.trace_file import remove_part
+
         remove_part(recorder)
     return recorder
 
@@ -49,6 +54,8 @@ def begin_process_trace(path: str, rank: int, size: int) -> Recorder:
 
 
 def _write_all() -> None:
+    from pario.stats.trace_file import write_part
+
     for recorder in _recorders.values():
         if recorder.dirty and recorder.pid == os.getpid():
             with suppress(Exception):  # the script has ended, and nobody reads an error

@@ -13,9 +13,9 @@ import pytest
 from memory_groups import MemoryGroup
 from required import skip_or_fail
 
-from pario.bench import cache
-from pario.bench.stores import throttled
-from pario.bench.stores.latency import LatencyStore, latency_store
+from benchmarks import cache
+from benchmarks.stores import throttled
+from benchmarks.stores.latency import LatencyStore, latency_store
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))  # benchmarks/ is a folder of the repository, not of the installed package

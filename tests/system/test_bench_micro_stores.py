@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.stores.latency import LatencyStore
 from pario.bench.micro import limits
 from pario.bench.micro.checkpoint import Training, run_way
 from pario.bench.micro.items import FileItems
 from pario.bench.micro.threads import Sweep, sweep
-from pario.bench.stores.latency import LatencyStore
 from pario.cli import main
 
 NUMBER, NBYTES = 48, 8192

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pario.bench.stores.latency import METADATA, LatencyStore
+from benchmarks.stores.latency import METADATA, LatencyStore
 
 READ_S = 0.02
 
@@ -106,7 +106,7 @@ def test_nothing_is_left_of_a_killed_user(tmp_path: Path, slow: Callable[..., La
     slow(tmp_path)  # skips where there is no FUSE
     script = (
         "import os, signal, sys\n"
-        "from pario.bench.stores.latency import latency_store\n"
+        "from benchmarks.stores.latency import latency_store\n"
         "with latency_store(sys.argv[1]) as store:\n"
         "    print(store.folder, store.pid, flush=True)\n"
         "    store.stall(100)\n"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import data, measure
-from pario.bench import cache
-from pario.bench.stores import throttled
-from pario.bench.stores.throttled import Disk, Group
+from benchmarks import cache, data, measure
+from benchmarks.stores import throttled
+from benchmarks.stores.throttled import Disk, Group
 
 RECORDS = {"3k": 15_000, "197k": 300}  # some 60 MB each
 

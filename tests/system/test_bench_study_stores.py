@@ -10,10 +10,10 @@ import pytest
 from launch import tree
 from required import skip_or_fail
 
-from pario.bench.study.cells import Cell, Preset
-from pario.bench.study.jobs import Launcher
-from pario.bench.study.run import Study
-from pario.bench.study.stores import CAP
+from benchmarks.study.cells import Cell, Preset
+from benchmarks.study.jobs import Launcher
+from benchmarks.study.run import Study
+from benchmarks.study.stores import CAP
 from pario.commands.mpiexec import find_mpiexec
 
 

@@ -39,13 +39,6 @@ def doctor(*args: object, mounts: str = "true", **env: str) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_a_small_dev_shm() -> None:
-    status, report = doctor(mounts="mount -t tmpfs -o size=20m small /dev/shm")
-    assert status == 1
-    (text,) = [text for text in report["advice"] if "/dev/shm" in text]
-    assert "/dev/shm has 21 MB free, and a Loader of several ranks per node wants 50.3 MB" in text
-
-
 def test_a_dataset_that_nobody_may_write_beside(dataset) -> None:
     place = shlex.quote(str(dataset))
     status, report = doctor(

@@ -1,6 +1,6 @@
 """Stores that stall, fail or bring too little, and nodes with too little memory: as tests/test_failures.py, as root.
 
-The store is a FUSE mount (pario/bench/stores/latency.py), a small /dev/shm is a tmpfs in a mount namespace of the job's
+The store is a FUSE mount (benchmarks/stores/latency.py), a small /dev/shm is a tmpfs in a mount namespace of the job's
 own, little memory is a control group's limit.
 """
 
@@ -17,7 +17,7 @@ from failing import RECORDS, Ended, Table, check, make_set, run
 from memory_groups import MemoryGroup
 from required import skip_or_fail
 
-from pario.bench.stores.latency import LatencyStore
+from benchmarks.stores.latency import LatencyStore
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("PARIO_REQUIRE_SYSTEM") != "1",
@@ -127,7 +127,6 @@ def test_a_store_that_brings_nothing(store: LatencyStore, tmp_path: Path) -> Non
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 #: a ring of some 200 MB per node
-LARGE = {"slots": 3000}
 
 
 def small_shm(megabytes: int) -> tuple[str, ...]:
@@ -142,28 +141,8 @@ def _may_mount(path: str) -> None:
 
 
 @pytest.mark.usefixtures("_may_mount")
-@pytest.mark.parametrize("which", ["a too small /dev/shm", "a /dev/shm that fills up just then"])
-def test_a_full_shm(path: str, tmp_path: Path, which: str) -> None:
-    """Said on all ranks when the ring is made; nobody is killed by a bus error later."""
-    code = """
-import pario.loader.build
-Slots = pario.loader.build.Slots
-def noted(*args, **options):
-    note("harm")
-    return Slots(*args, **options)
-pario.loader.build.Slots = noted
-"""
-    if "fills" in which:  # between the look at what is free and the use
-        code += "import pario.comm.memory\npario.comm.memory.refusal = lambda *args, **options: None\n"
-    ended = run(path, tmp_path, code=code, options=LARGE, prefix=small_shm(64))
-    check(ended, dict.fromkeys(EVERYBODY, "ParioError|PeerError"), "shared memory is too small.*/dev/shm")
-    assert not any(ended.of(rank, "open") for rank in EVERYBODY)
-    table.row(which, "start-up", "`ParioError` on all ranks, before the first batch is read", ended, EVERYBODY)
-
-
-@pytest.mark.usefixtures("_may_mount")
 def test_a_shm_that_fills_up_later(path: str, tmp_path: Path) -> None:
-    """What the ring needs it has taken at its start."""
+    """The ring is not there."""
     code = """
 right = check
 def check(batch):

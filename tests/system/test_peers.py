@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from launch import run_job
 
 import pario
-from pario.bench.stores.latency import METADATA, LatencyStore, latency_store
+from benchmarks.stores.latency import METADATA, LatencyStore, latency_store
 
 N, SIZE, NODES = 3000, 4000, 4
 

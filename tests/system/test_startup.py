@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from launch import Job, run_job
 
 import pario
-from pario.bench.stores.latency import METADATA, LatencyStore
+from benchmarks.stores.latency import METADATA, LatencyStore
 
 RECORDS = 100
 

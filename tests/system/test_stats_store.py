@@ -13,7 +13,7 @@ import pytest
 from launch import run_job
 
 import pario
-from pario.bench.stores.latency import LatencyStore
+from benchmarks.stores.latency import LatencyStore
 
 N = 600
 BYTES_PER_S = 10_000_000

@@ -2,7 +2,7 @@
 and no rank waits for ten seconds.
 
 As tests/test_loader_devices.py, which has more cases, with several ranks and devices that are more than functions: a
-FUSE mount (pario/bench/stores/latency.py), and an ext4 in a file.
+FUSE mount (benchmarks/stores/latency.py), and an ext4 in a file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launch import run_job
 from required import skip_or_fail
 
 import pario
-from pario.bench.stores.latency import LatencyStore
+from benchmarks.stores.latency import LatencyStore
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("PARIO_REQUIRE_SYSTEM") != "1",

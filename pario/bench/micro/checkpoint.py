@@ -8,8 +8,8 @@ slow store, where they are installed.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -106,8 +106,10 @@ def _train(tree: dict[str, np.ndarray], what: Training, save: Save | None) -> fl
 
 @contextmanager
 def _folder(parent: str) -> Iterator[str]:
-    made = tempfile.mkdtemp(prefix="pario-checkpoints-", dir=parent)
+    # Named before it is made: the signal may come between the two.
+    made = os.path.join(parent, f"pario-checkpoints-{secrets.token_hex(4)}")
     try:
+        os.mkdir(made, 0o700)
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)

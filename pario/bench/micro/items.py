@@ -5,6 +5,7 @@ The reading is a plain program's: `pread` in Python threads. pario's own way is 
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,12 +18,17 @@ import numpy as np
 from pario.bench.cache import Unavailable, cached_bytes, drop_file
 from pario.codec.packing import Packing
 from pario.dataset.reader import Reader
-from pario.errors import EmptyError, FileError, ReadError
+from pario.decode.base import Decoder, Draw
+from pario.errors import DecodeError, EmptyError, FileError, ReadError
 from pario.fetch.resolve import resolve
+from pario.records import Records
 from pario.text import counted, decimal_bytes
 
-__all__ = ["FileItems", "Items", "RecordItems", "open_items"]
+__all__ = ["Decoding", "FileItems", "Items", "RecordItems", "open_items"]
 
+#: of single records that are decoded
+_DRAW = Draw()
+_ID, _START = np.zeros(1, np.int64), np.zeros(1, np.int64)
 #: The most items that one run draws from: their numbers are held in memory.
 _MOST = 1 << 20
 #: The most files of a sample.
@@ -204,3 +210,34 @@ def _fill(fd: int, buffer: memoryview, offset: int, path: str) -> int:
             )
         done += got
     return done
+
+
+
+class Decoding:
+    """One decoder that several threads use, each for the record that it has read, as `map` of an input pipeline does.
+    Call it with a value's bytes; returns the decoder's arrays, of one row.
+
+    packing : how the values are packed; None: they are not
+    Raises DecodeError.
+    """
+
+    def __init__(self, decoder: Decoder, packing: Packing | None, first: memoryview) -> None:
+        self._packing = packing
+        self._decoder = copy.copy(decoder)
+        value = self._raw(first)
+        self._decoder.learn_from(Records(_ID, value, _START, np.array([len(value)])), _DRAW)
+
+    def __repr__(self) -> str:
+        return repr(self._decoder)
+
+    def __call__(self, stored: memoryview) -> dict[str, np.ndarray]:
+        value = self._raw(stored)
+        records = Records(_ID, value, _START, np.array([len(value)]))
+        out = {name: np.empty(shape, dtype) for name, (shape, dtype) in self._decoder.shapes(records).items()}
+        failures = self._decoder.decode(records, out, _DRAW)
+        if failures:
+            raise DecodeError(f"{self._decoder!r} cannot decode a record: {failures[0][1]}")
+        return self._decoder.finish(out)
+
+    def _raw(self, stored: memoryview) -> np.ndarray:
+        return np.frombuffer(stored if self._packing is None else self._packing.unpack_one(stored), np.uint8)

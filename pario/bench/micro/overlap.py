@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from pario.bench.cache import Unavailable
-from pario.bench.micro.decoding import Decoding
-from pario.bench.micro.items import Items
+from pario.bench.micro.items import Decoding, Items
 from pario.decode.base import Decoder
 from pario.loader.loader import Loader
-from pario.options import Options
+from pario.options import Options, Recipe
 from pario.threads import Workers
 
 __all__ = ["FACTORS", "PREFETCH", "Application", "hides", "input_seconds", "overlap", "pipeline", "small_network"]
@@ -238,10 +237,9 @@ def _timed(batches: Iterator[list[Any]], compute: Compute) -> float:
 
 
 def _by_loader(path: str, db: str | None, what: Application, compute: Compute, number: int) -> float:
-    options = Options(tiers=(), fetch="posix")
     with Loader(
         path, what.batch, what.decoder, shuffle="global" if what.shuffled else False, seed=what.seed + number,
-        comm="self", db=db, options=options,
+        comm="self", db=db, options=Options(tiers=()), recipe=Recipe(fetch="posix"),
     ) as loader:  # fmt: skip
         count, begin = 0, time.perf_counter()
         while count < what.batches:  # epochs follow each other without a break

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pario.bench.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, write_figures
-from pario.bench.study.numbers import spread
+from pario.bench.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, spread, write_figures
 
 __all__ = ["plot"]
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from pario import machine
-from pario.bench.micro.decoding import Decoding
-from pario.bench.micro.items import Items
+from pario.bench.micro.items import Decoding, Items
 from pario.decode.base import Decoder
 from pario.loader.loader import Loader
 from pario.options import Options, Shuffle
@@ -152,7 +151,7 @@ def read_once(
 
     until = float("inf")
     try:
-        workers = [start_thread(f"reads {me}", work, me) for me in range(threads)]
+        workers = [start_thread(f"reads {me}", work, me, stop=None) for me in range(threads)]
     except BaseException:
         start.abort()  # those that wait there end
         raise
@@ -177,10 +176,11 @@ def _decoding(items: Items, decoder: Decoder | None) -> Decoding:
 
 def _by_loader(path: str, db: str | None, case: Case, inflight: int, what: Sweep) -> Run:
     """The same, by a Loader with so many reads in flight, through the node's ring."""
-    options = Options(inflight=inflight, fetch="posix", own_rows="never", tiers=(), next_epoch=False)
+    options = Options(inflight=inflight, tiers=(), once=True)
     decoder = what.decoder if case.decode else None
     shuffle: Shuffle = "global" if case.shuffled else False
-    with Loader(path, _BATCH, decoder, shuffle=shuffle, seed=what.seed, comm="self", db=db, options=options) as loader:
+    given: dict[str, Any] = {"shuffle": shuffle, "seed": what.seed, "db": db, "recipe": "ring", "options": options}
+    with Loader(path, _BATCH, decoder, comm="self", **given) as loader:
         sizes = loader.index.extents["nbytes"]
         items = nbytes = 0
         cpu, begin = time.process_time(), time.perf_counter()

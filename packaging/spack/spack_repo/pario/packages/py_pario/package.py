@@ -33,7 +33,7 @@ class PyPario(PythonPackage):
     variant("metrics", default=False, description="Counters as a text file for Prometheus")
     variant("fsspec", default=False, description="pario:// for everything that opens files by fsspec")
     variant("demo", default=False, description="python -m pario demo")
-    variant("study", default=False, description="The figures of python -m pario bench study")
+    variant("figures", default=False, description="The figures of python -m pario bench threads, overlap, checkpoint")
 
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@77:", type="build")
@@ -70,12 +70,12 @@ class PyPario(PythonPackage):
         depends_on("py-fsspec@2024.2:", type=("build", "run"))
     with when("+demo"):
         depends_on("py-scikit-learn@1.3:", type=("build", "run"))
-    with when("+study"):
+    with when("+figures"):
         depends_on("py-matplotlib@3.7:", type=("build", "run"))
 
     # Both are commands.
     requires("+cli", when="+demo")
-    requires("+cli", when="+study")
+    requires("+cli", when="+figures")
 
     # The others need what the variants bring, or a framework that the user chooses.
     import_modules = ["pario", "pario.decode", "pario.lmdb"]

@@ -1,0 +1,288 @@
+"""`stage`, `serve` and `cache`: copies of datasets on the nodes, in memory and on disks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from pario.comm.launcher import node_name
+from pario.commands import arguments
+from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
+from pario.errors import OptionError
+from pario.options import Options, Tier, read_tiers
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import numpy as np
+
+    from pario.comm.base import AnyWorld
+    from pario.dataset.reader import Reader
+    from pario.stage.copies import Copy
+
+__all__ = ["cache", "serve", "stage"]
+
+T = TypeVar("T")
+
+
+# -- ahead of a job ----------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@arguments.path
+@arguments.db
+@click.option("--to", "folder", required=True, metavar="FOLDER", help="On a disk of the node.")
+@click.option("--quota", default="auto", show_default=True, metavar="SIZE", help='As in "400 GiB".')
+@click.option("--force", is_flag=True, help="FOLDER may be on a network file system.")
+def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> int:
+    """Copy the records' part of the file to a disk of every node.
+
+    Jobs that name the folder in PARIO_TIERS, or as a pario.Tier, then read the copy. What is there already is not read
+    again, so that an interrupted run goes on where it was.
+
+    \b
+    Examples:
+      python -m pario stage train.lmdb --to /local/nvme
+      srun --ntasks-per-node=1 python -m pario stage train.lmdb --to /local/nvme --quota 400GiB
+    """
+    from pario.dataset.reader import Reader
+    from pario.plan.placement import NOBODY
+
+    # Collective: on one node the ranks divide the chunks; on several the first rank of each brings what its node keeps.
+    started = time.perf_counter()
+    if folder == "memory":
+        raise OptionError("memory ends with this command: --to names a folder on a disk of the node")
+    if not folder.startswith("$"):  # a variable of each node
+        folder = os.path.abspath(os.path.expanduser(folder))
+    options = Options(tiers=(Tier(folder, quota, force),))
+    with Reader(path, db=db, options=options, progress=screen.progress("leaf pages", "page"), tiers=True) as reader:
+        reader.use_tiers()
+        world, found = reader.world, reader.stage
+        if world.allreduce_max(found is None):  # the rank where it is so has logged why
+            raise world.raised_by_all(OptionError(f"{folder} cannot be used on every node", path=reader.path))
+        assert found is not None
+        chunks = found.used(reader.index, reader.checked)
+        (disk,) = found.tiers
+        mine = chunks if found.keeps is None else chunks[found.keeps[chunks]]
+        missing = mine[~disk.held()[mine]]
+        before = _sum_of_nodes(world, len(mine) - len(missing)) - world.allreduce_sum(disk.counts.puts)  # by a walk
+        world.barrier()  # nobody begins before all have looked
+        screen.running = True
+        if found.keeps is None:
+            _bring(reader, missing[world.node_rank :: world.node_size])
+        elif world.is_leader:
+            _bring(reader, missing)
+        world.barrier()
+        screen.running = False
+        wanted, held = _sum_of_nodes(world, len(mine)), _sum_of_nodes(world, int(disk.held()[mine].sum()))
+        from_store = world.allreduce_sum(found.store_bytes)
+        chunk_bytes = disk.grid.chunk_bytes
+        screen.say(
+            f"{reader.path}: {held / max(1, wanted):.1%} of {decimal_bytes(wanted * chunk_bytes)} lie in {folder} on "
+            f"{counted(world.nodes, 'node')} ({before / max(1, wanted):.1%} did before)"
+        )
+        screen.say(f"{decimal_bytes(from_store)} read from the store in {seconds(time.perf_counter() - started)}")
+        nowhere = 0 if found.placement is None else int((found.placement.owners[chunks] == NOBODY).all(axis=1).sum())
+        failed = world.allreduce_sum(disk.counts.errors)
+        if failed:
+            screen.say(f"{counted(failed, 'write')} to {folder} failed: see the system log of the nodes")
+        if nowhere or (held < wanted and not failed):
+            rest = wanted - held + nowhere
+            screen.say(
+                f"{decimal_bytes(rest * chunk_bytes)} have no room: a larger --quota, or a disk with more free space, "
+                "takes more"
+            )
+        screen.say(f'use it with:  export PARIO_TIERS="{folder}:{quota}"')
+    return 0
+
+
+def _sum_of_nodes(world: AnyWorld, value: int) -> int:
+    """The sum of every node's value. Collective."""
+    return world.allreduce_sum(value if world.is_leader else 0)
+
+
+def _bring(reader: Reader, chunks: np.ndarray) -> None:
+    """Raises ReadError, SnapshotError."""
+    assert reader.stage is not None
+    _ = reader.file.pool  # opens the file on this rank
+    fetcher = reader.stage.fetcher
+    assert fetcher is not None
+    (disk,) = reader.stage.tiers
+    bar = screen.bar(len(chunks) * disk.grid.chunk_bytes, "staging", "B")
+    under_way: deque[Future[bool]] = deque()
+    for chunk in chunks.tolist():
+        if disk.is_full:
+            break
+        under_way.append(reader.file.call(fetcher.bring, chunk))
+        if len(under_way) >= 2 * reader.options.usual_inflight:
+            under_way.popleft().result()
+            bar.update(disk.grid.chunk_bytes)
+    for future in under_way:
+        future.result()
+    screen.end_bar()
+
+
+# -- while jobs run ----------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option(
+    "--at", "folder", envvar="PARIO_SERVICE", metavar="FOLDER", help="On the node.  [default: $PARIO_SERVICE]"
+)
+@click.option("--tiers", metavar="TIERS", help='As in "memory:auto,/local/nvme:400GiB".  [default: $PARIO_TIERS]')
+def serve(folder: str | None, tiers: str | None) -> int:
+    """Keep copies of datasets for all your jobs on these nodes, until it is interrupted.
+
+    Start one process per node. Jobs whose PARIO_SERVICE names FOLDER then share the copies, in memory and on disks,
+    with each other and across the nodes: the shared store is read once for all of them.
+
+    \b
+    Examples:
+      export PARIO_SERVICE=/tmp
+      python -m pario serve --tiers memory:auto &
+      srun --ntasks-per-node=1 --overlap python -m pario serve --tiers memory:auto,/local/nvme:400GiB &
+    """
+    from pario.comm.world import get_world, leave_mpi
+    from pario.commands.run_service import allow_many_files
+    from pario.dataset.host import Host
+
+    # Collective: the first rank of each node serves until SIGTERM, SIGINT or SIGHUP.
+    if not folder:
+        raise OptionError(
+            "a service needs a folder where jobs find it", hint="Pass --at FOLDER, or set PARIO_SERVICE to it."
+        )
+    options = Options(tiers=read_tiers(tiers) if tiers is not None else None)
+    allow_many_files()
+    end = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: end.set())
+    with get_world(None) as world:
+        host = Host(folder, options, world)
+    leave_mpi()  # services end one by one
+    if host.number is None:
+        return 0
+    nodes = counted(world.nodes, "node")
+    _say(f"{node_name()}: node {host.number} of {nodes}; jobs find it by  export PARIO_SERVICE={host.folder}")
+    try:
+        end.wait()
+        found = host.state()
+    finally:
+        host.close()
+    for each in found:
+        _say(
+            f"{node_name()}: {each['path']}: {decimal_bytes(each['store_bytes'])} read from the store, "
+            f"{decimal_bytes(each['held_bytes'])} of {decimal_bytes(each['file_bytes'])} kept here"
+        )
+    _say(f"{node_name()}: {decimal_bytes(host.served_bytes)} sent to other processes")
+    return 0
+
+
+def _say(text: str) -> None:
+    """Each node has something else to say."""
+    click.echo(text)
+    sys.stdout.flush()
+
+
+# -- on disks ----------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def cache() -> None:
+    """Look after the copies that tiers keep on disks.
+
+    FOLDER is a tier's folder, as in PARIO_TIERS. On several nodes start one process per node.
+
+    \b
+    Examples:
+      python -m pario cache list /local/nvme
+      srun --ntasks-per-node=1 python -m pario cache clean /local/nvme --older-than 7
+    """
+
+
+_folders = click.argument("folders", metavar="FOLDER...", nargs=-1, required=True)
+
+
+@cache.command("list")
+@_folders
+def list_(folders: tuple[str, ...]) -> int:
+    """Which datasets, how much of them, and when a job used them last."""
+    rows = [("node", "folder", "data file", "copied", "on disk", "used", "copy")]
+    for node, copies in _on_every_node(folders, lambda copy: copy):
+        rows += [
+            (node, copy.folder, copy.path or "?", _part(copy), decimal_bytes(copy.disk_bytes), _when(copy), _name(copy))
+            for copy in copies
+        ]
+    screen.say(table(rows, words=True) if len(rows) > 1 else "no copies")
+    return 0
+
+
+@cache.command()
+@_folders
+def verify(folders: tuple[str, ...]) -> int:
+    """Read all copies and compare their checksums. The exit status is 1 if there is damage.
+
+    Damaged chunks are dropped: the next job fetches them again.
+    """
+    from pario.stage.copies import verify as verified
+
+    damaged = 0
+    for node, found in _on_every_node(folders, lambda copy: (copy, *verified(copy))):
+        for copy, right, wrong in found:
+            damaged += wrong
+            words = f"{counted(wrong, 'chunk')} damaged, which jobs fetch again" if wrong else "no damage"
+            screen.say(f"{node}: {_name(copy)} of {copy.path or '?'}: {counted(right + wrong, 'chunk')}, {words}")
+    screen.say(f"{damaged} damaged")
+    return 1 if damaged else 0
+
+
+@cache.command()
+@_folders
+@click.option("--older-than", "days", default=0.0, metavar="DAYS", type=click.FloatRange(min=0), help="Since last use.")
+def clean(folders: tuple[str, ...], days: float) -> int:
+    """Remove the copies that no job uses now."""
+    from pario.stage.copies import remove
+
+    freed = 0
+    for node, found in _on_every_node(folders, lambda copy: (copy, copy.days >= days and remove(copy))):
+        for copy, gone in found:
+            freed += copy.disk_bytes if gone else 0
+            kept = "in use" if copy.in_use else f"used {_when(copy)}"
+            screen.say(f"{node}: {_name(copy)} of {copy.path or '?'} {'removed' if gone else f'kept: {kept}'}")
+    screen.say(f"{decimal_bytes(freed)} freed")
+    return 0
+
+
+def _on_every_node(folders: Sequence[str], what: Callable[[Copy], T]) -> list[tuple[str, list[T]]]:
+    """(name of the node, what `what` says of each copy), on all ranks; the first one of each node looks. Collective.
+    Raises OSError, ParioError."""
+    from pario.comm.base import together
+    from pario.comm.world import get_world
+    from pario.stage.copies import copies_below
+
+    world: AnyWorld = get_world(None)
+    with world:
+        mine: tuple[str, list[T]] | None = None
+        with together(world, "looking after copies"):
+            if world.is_leader:
+                mine = node_name(), [what(copy) for folder in folders for copy in copies_below(folder)]
+        return [each for each in world.allgather(mine) if each is not None]
+
+
+def _part(copy: Copy) -> str:
+    return f"{copy.held_bytes / copy.grid.file_bytes:.0%} of {decimal_bytes(copy.grid.file_bytes)}"
+
+
+def _when(copy: Copy) -> str:
+    return "now" if copy.in_use else f"{copy.days:.1f} days ago"
+
+
+def _name(copy: Copy) -> str:
+    return copy.identity[:12]

@@ -1,0 +1,79 @@
+"""Begins the filling of a node's memory tier, in the order in which an epoch needs its chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from pario.comm.farewell import describe
+from pario.errors import RankError
+from pario.feed.source import Context
+from pario.fetch.joined import bases_of
+from pario.plan.stream import Work
+from pario.stage.fill import Filler
+from pario.stage.local_fill import LocalFill
+from pario.stage.memory import MemoryTier
+
+__all__ = ["Fill", "begin_fill"]
+
+
+class Fill(Protocol):
+    """A filling under way. error : what has ended it early"""
+
+    error: BaseException | None
+
+    def stop(self, limit_s: float = math.inf) -> bool:
+        """Bring no more; returns whether the threads ended within `limit_s` seconds. Idempotent; takes no lock."""
+
+
+def begin_fill(context: Context, work: Work, memory: MemoryTier) -> Fill | None:
+    """Let threads bring the chunks of this node's records that are absent; None if there are none. On the node's first
+    rank."""
+    reader, held = context.reader, memory.held()
+    stage, index = reader.stage, reader.index
+    assert stage is not None
+    used = stage.used(index, reader.checked)
+    for chunk in np.setdiff1d(np.flatnonzero(held), used).tolist():  # they would take the room of others
+        memory.give_back(chunk)
+    if held[used].all() or (stage.local and context.options.once):
+        memory.say_whole(used)
+        memory.announce(False)
+        return None
+
+    def failed(error: BaseException) -> None:
+        if not isinstance(error, RankError):  # the others already know errors of another rank
+            context.ring.fail(context.world.rank, describe(error))
+
+    chunks, usual = _first_uses(context, work, memory, held, used), context.options.usual_inflight
+    if stage.local and stage.is_plain:
+        bases = bases_of([snapshot.file_bytes for snapshot in reader.snapshots]).tolist()
+        files = list(zip(reader.file.fetchers, reader.snapshots, bases, strict=True))
+        counts = context.stats, stage.count
+        return LocalFill(files, memory, chunks, used, threads=usual, counts=counts, failed=failed)
+    assert stage.fetcher is not None  # the node's first rank has opened the file
+    inflight = reader.file.knobs["inflight"]
+    if inflight.value < usual:  # chunks are longer than the reads that begin with one or two in flight
+        inflight.turn(usual, "nothing is measured yet")
+    return Filler(reader.file.pool, stage.fetcher, memory, chunks, used, stats=context.stats, failed=failed)
+
+
+def _first_uses(
+    context: Context, work: Work, memory: MemoryTier, seen: np.ndarray, used: np.ndarray
+) -> Iterator[int]:
+    """The chunks of this node's records that are not in `seen`, in the order of their first use. Those of a group come
+    in file order, which makes long reads of neighbours."""
+    index, checked, grid = context.reader.index, context.reader.checked, memory.grid
+    schedule, left = work.schedule, int((~seen[used]).sum())
+    for group in range(schedule.groups):
+        if not left:
+            return
+        ids, _, _ = context.node_records(schedule, work.order, group)
+        offsets, nbytes = index.extents_of(ids)
+        for chunk in grid.chunks_at(*checked.spans(offsets, nbytes)).tolist():
+            if not seen[chunk]:
+                seen[chunk] = True
+                left -= 1
+                yield chunk

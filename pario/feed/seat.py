@@ -1,0 +1,375 @@
+"""The source of a rank that decodes its records where they are: in the memory of its node.
+
+    tiers (stage/)   store, disk or page cache --> the node's memory tier, in the background
+    every rank       decode out of the tier's memory --> batch          where the chunks of a piece are there
+                     page cache or disk --> scratch --> batch           where some are not, of a file of this node
+                     wait for them                                      where some are not, of a shared file
+
+There is one copy between the tier and the batch, no system call per record, and no communication but through the tier.
+The tier may give a chunk back at any time: a piece that used one is taken again.
+
+Without a tier that has room for all records, a rank reads a file of its node in the second way alone: its page cache
+may hold what pario's memory does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pario.comm.memory import PAGE
+from pario.errors import CorruptedError
+from pario.feed.fill import Fill, begin_fill
+from pario.feed.source import Ahead, Context, Piece, Source
+from pario.fetch.checked import NONE_SEEN
+from pario.kernels.pack import copy_ranges
+from pario.options import READ_BYTES
+from pario.plan.coalesce import coalesce
+from pario.plan.stream import Work
+from pario.records import Records
+from pario.text import decimal_bytes
+from pario.threads import Workers
+
+__all__ = ["Places", "Seat"]
+
+_log = logging.getLogger("pario")
+
+#: Fewer threads than this do not repay their context switches when the caller is idle. (Two on two cores: 1.04 of
+#: py-lmdb's rate against 1.00 with 197 KB rows in memory.)
+_MANY_AHEAD = 4
+#: Records to look up at once: the calls then cost almost nothing. (3 KB, batches of 256: 25 us a batch with 2,048.)
+_PLANNED = 16_384
+#: Bytes that are read into scratch memory and decoded at once, so that they stay in a core's cache meanwhile; and
+#: without a tier, when the disk should have several reads at once.
+_UNIT_BYTES, _ALONE_BYTES = 1 << 20, 8 << 20
+
+#: A rank that waits for a chunk looks so often whether the others still live, in seconds.
+_LOOK_S = 0.2
+#: After so many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
+_SAY_S = 20.0
+#: The longest that a rank waits for a chunk that is being copied before it reads the bytes itself, in seconds.
+_COMING_S = 0.02
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Places(NamedTuple):
+    """Records, one per row: ids and extents, i64[n] each."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    nbytes: np.ndarray
+
+    def part(self, rows: slice) -> Places:
+        return Places(self.ids[rows], self.offsets[rows], self.nbytes[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The records of consecutive steps from `first` on; step `first` + k begins at cuts[k]."""
+
+    first: int
+    cuts: list[int]
+    places: Places
+    rows: np.ndarray
+
+    def step(self, step: int) -> tuple[Places, np.ndarray]:
+        k, last = step - self.first, len(self.cuts) - 1
+        part = slice(self.cuts[min(k, last)], self.cuts[min(k + 1, last)]) if k >= 0 else slice(0, 0)
+        return self.places.part(part), self.rows[part]
+
+
+@dataclass(slots=True)
+class _Mark:
+    """Of a piece: its records; and, where they are decoded out of the tier, the chunks that hold them (None: all chunks
+    are there), and their state, which must be the same afterwards."""
+
+    places: Places
+    chunks: np.ndarray | None = None
+    before: object = None
+
+
+class Seat(Source):
+    """The batches of one rank in one epoch, or in the rest of one. Several threads may call `prepare`.
+
+    preparer : the threads that prepare batches
+    own_kernels : only pario's kernels touch the records
+    """
+
+    def __init__(self, context: Context, work: Work, preparer: Workers, *, own_kernels: bool) -> None:
+        super().__init__(context, work)
+        reader, schedule = context.reader, work.schedule
+        self._index, self._checked = reader.index, reader.checked
+        self._decoder, self._held = context.decode.decoder, context.decode.held
+        if schedule.pools is None:  # groups of the size of slots do not fit here
+            schedule = replace(schedule, pieces=1, per_group=-(-_PLANNED // schedule.batch_size))
+        elif schedule.pieces > 1:
+            schedule = replace(schedule, pieces=1, per_group=1)
+        self._schedule, self._order = schedule, work.order
+        stage = reader.stage
+        self._memory = memory = None if stage is None else stage.memory
+        self._local = stage is None or stage.local
+        self._said = context.world.rank != 0
+        self._fill: Fill | None = None
+        if memory is not None:
+            self._view = memory.kernel_view if own_kernels else memory.view
+            if context.world.is_leader:
+                self._fill = begin_fill(context, work, memory)
+        self._shares: dict[int, _Share] = {}
+        self._planning = threading.RLock()  # guards the shares
+        self._scratch = threading.local()
+        self._in_units = self._decoder.by_rows and not self._decoder.parallel
+        self.ahead = self._prepare_ahead(preparer)
+        context.stats.reader, context.stats.own = context.world.is_leader or memory is None, memory is None
+
+    # -- preparing ahead -----------------------------------------------------------------------------------------------
+
+    def _prepare_ahead(self, preparer: Workers) -> Ahead | None:
+        """How to prepare batches in as much memory as the node's ring has, beside what the caller holds."""
+        context = self._context
+        options, share, knob = context.options, context.share, context.decode.tuner.ahead
+        self._held.held_bytes = options.held_bytes
+        if self._decoder.parallel:
+            return Ahead(preparer.call, knob)
+        batch_bytes = self._batch_bytes
+        # If ranks share cores, another thread would only take turns with this one.
+        if share.crowded or batch_bytes is None or 4 * batch_bytes > options.held_bytes:
+            return None
+        knobs = context.reader.file.knobs
+        knobs.acts("decode_ahead")
+        room = options.slots * options.slot_bytes // context.world.node_size  # as far ahead as the ring would be
+        most = max(1, min(knobs["decode_ahead"].most, room // max(1, batch_bytes)))
+        # One per core, so that each thread has work. (Two threads on two cores that share the rows of a batch instead:
+        # 4.0 to 6.8 GB/s with 197 KB records in batches of 6 to 13 MB, against 6.7 to 10.9.)
+        least = min(most, share.threads, options.usual_inflight)
+        # Batches prepared ahead do not count against the caller's limit: the same script must work when the file is
+        # cold.
+        self._held.held_bytes += most * (batch_bytes * 9 // 8 + 2 * PAGE)
+        return Ahead(preparer.call, knob, eager=least >= _MANY_AHEAD, least=least, most=most)
+
+    @property
+    def _batch_bytes(self) -> int | None:
+        """The most memory of a full batch's arrays; None if records are packed and their sizes are still unknown."""
+        largest: int | None = 0
+        if not self._decoder.by_rows:
+            chosen = self._context.stream.chosen
+            figures = None if chosen is None else chosen.figures
+            largest = self._index.largest_bytes if figures is None else figures.largest_bytes
+        if largest is None:
+            return None
+        rest = np.zeros(self._schedule.batch_size * self.width, np.int64)
+        shapes = self._decoder.shapes(Records(rest, _NOTHING, rest, rest + largest))
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
+
+    # -- which records -------------------------------------------------------------------------------------------------
+
+    def _places(self, step: int) -> Places:
+        """This rank's records of a step, row by row."""
+        first, stop = self._schedule.step_groups(step)
+        parts = [self._share(group, first).step(step) for group in range(first, stop)]
+        if len(parts) == 1:
+            return parts[0][0]
+        rows = np.argsort(np.concatenate([rows for _, rows in parts]))
+        columns = zip(*(places for places, _ in parts), strict=True)
+        return Places(*(np.concatenate(column)[rows] for column in columns))
+
+    def _share(self, group: int, oldest: int) -> _Share:
+        """This rank's records of a group, which covers several steps. Keeps groups from `oldest` - 2 on, because
+        several threads work on neighbouring steps."""
+        with self._planning:
+            share = self._shares.get(group)
+            if share is None:
+                ids, steps, rows = self._context.own_records(self._schedule, self._order, group)
+                if self._schedule.pools is not None:  # by step and row, as in the other orders
+                    by_row = np.lexsort((rows, steps))
+                    ids, steps, rows = ids[by_row], steps[by_row], rows[by_row]
+                offsets, nbytes = self._index.extents_of(ids)
+                for old in [number for number in self._shares if number < oldest - 2]:
+                    del self._shares[old]
+                first = int(steps[0]) if len(steps) else 0
+                cuts = [0, *np.cumsum(np.bincount(steps - first)).tolist()]
+                share = self._shares[group] = _Share(first, cuts, Places(ids, offsets, nbytes), rows)
+            return share
+
+    # -- a piece -------------------------------------------------------------------------------------------------------
+
+    def pieces(self, step: int) -> list[Piece]:
+        """The whole step where the node's memory has it, or will have it; else parts that fit a core's cache."""
+        begin = time.perf_counter()
+        places = self._places(step)
+        rows, cuts = len(places.ids) // self.width, [0]
+        if self._in_units and self._local and not self._is_here(places):
+            unit = _ALONE_BYTES if self._memory is None else _UNIT_BYTES
+            through = np.cumsum(places.nbytes.reshape(-1, self.width).sum(axis=1)) // unit
+            cuts += (np.flatnonzero(np.diff(through)) + 1).tolist()
+        with self._counting:
+            self._stats.locate += time.perf_counter() - begin
+            self._stats.node_bytes += int(places.nbytes.sum())
+        edges = list(pairwise([*cuts, rows]))
+        width = self.width
+        return [
+            Piece(step, k, a, b, k == len(edges) - 1, _Mark(places.part(slice(a * width, b * width))))
+            for k, (a, b) in enumerate(edges)
+        ]
+
+    def _is_here(self, places: Places) -> bool:
+        if self._memory is None:
+            return False
+        states = self._memory.states
+        return states.whole() is not None or states.generations(self._chunks(places)) is not None
+
+    def _chunks(self, places: Places) -> np.ndarray:
+        """i64[n]: the chunks that hold these records, and what their checks need."""
+        assert self._memory is not None  # the caller has looked
+        return self._memory.grid.chunks_at(*self._checked.spans(places.offsets, places.nbytes))
+
+    def take(self, piece: Piece, check: Callable[[], None]) -> Records:
+        check()
+        mark: _Mark = piece.mark
+        if self._memory is not None:
+            records = self._take_here(mark, check)
+            if records is not None:
+                return records
+        mark.before = None
+        return self._take_scratch(mark.places, check)
+
+    def _take_here(self, mark: _Mark, check: Callable[[], None]) -> Records | None:
+        """Out of the tier's memory; None if a chunk is not there, and is not waited for."""
+        assert self._memory is not None  # the caller has looked
+        states, places = self._memory.states, mark.places
+        mark.chunks, mark.before = None, (whole := states.whole())
+        if whole is None:
+            mark.chunks = chunks = self._chunks(places)
+            if not self._local:
+                begin = time.perf_counter()
+                states.wait(chunks, self._saying(check), _LOOK_S)
+                self._waited(begin)
+            mark.before = states.generations(chunks)
+            if mark.before is None:
+                return None
+        try:
+            seen = NONE_SEEN if whole is None else self._memory.seen(whole, self._index, self._index.n)
+            ids, offsets, nbytes = places
+            self._checked.in_copy(Records(ids, self._memory.kernel_view, offsets, nbytes), offsets, seen)
+        except CorruptedError:
+            if self._state(mark) == mark.before:
+                raise
+            return None  # it was given back meanwhile
+        return Records(ids, self._view, offsets, nbytes)
+
+    def release(self, piece: Piece) -> bool:
+        mark: _Mark = piece.mark
+        return mark.before is None or self._state(mark) == mark.before
+
+    def _state(self, mark: _Mark) -> object:
+        assert self._memory is not None  # records are out of it
+        return self._memory.states.whole() if mark.chunks is None else self._memory.states.generations(mark.chunks)
+
+    # -- what is not in the tier ---------------------------------------------------------------------------------------
+
+    def _take_scratch(self, places: Places, check: Callable[[], None]) -> Records:
+        """Into this thread's memory: out of the tier what is there, the rest from the file, by one plan."""
+        ids, offsets, nbytes = places
+        begin = time.perf_counter()
+        begins, lengths = self._checked.spans(offsets, nbytes)
+        here = np.zeros(len(ids), bool)
+        generations: np.ndarray | None = None
+        memory = self._memory
+        if memory is not None:
+            first, last = begins // memory.grid.chunk_bytes, (begins + lengths - 1) // memory.grid.chunk_bytes
+            memory.states.wait_coming(np.concatenate([first, last]), check, _COMING_S)
+            generations = memory.states.generation_of_each(first)
+            here = (first == last) & (generations & 1 == 1)
+        starts = np.empty(len(ids), np.int64)
+        absent = np.flatnonzero(~here)
+        pool = self._context.reader.file.pool
+        fetcher = pool.fetcher
+        plan = coalesce(
+            begins[absent],
+            lengths[absent],
+            align=fetcher.align,
+            gap_bytes=self._context.options.gap_bytes,
+            read_bytes=READ_BYTES,
+            file_bytes=fetcher.nbytes,
+        )
+        starts[absent] = plan.record_starts
+        present = np.flatnonzero(here)
+        # Congruent to their places in the file, as the others.
+        room = (lengths[present] + 15) & -8
+        ends = -(-plan.nbytes // 8) * 8 + np.cumsum(room)
+        starts[present] = ends - room + begins[present] % 8
+        data = self._scratch_memory(int(ends[-1]) if len(ends) else plan.nbytes, max(fetcher.align, 8))
+        self._read(plan.reads, data, plan.starts)
+        if memory is not None and generations is not None and len(present):
+            copied = np.ones(len(present), bool)
+            copy_ranges(memory.kernel_view, begins[present], lengths[present], data, starts[present], copied)
+            now = memory.states.generation_of_each(first[present])
+            if not (copied & (now == generations[present])).all():  # given back meanwhile, and not yet copied again
+                return self._take_scratch(places, check)
+        starts += offsets - begins
+        self._waited(begin)
+        records = Records(ids, data, starts, nbytes)
+        self._checked.records(records, offsets)
+        return records
+
+    def _read(self, reads: np.ndarray, data: np.ndarray, starts: np.ndarray) -> None:
+        """What the page cache has, in this thread, and the rest by the threads that read."""
+        if not len(reads):
+            return
+        pool, stats = self._context.reader.file.pool, self._stats
+        begin = stats.begin_reads()
+        try:
+            left = ~pool.fetcher.read_now(reads, data, starts)
+            if left.any():
+                pool.read(reads[left], data, starts[left])
+        finally:
+            stats.end_reads(time.perf_counter() - begin)
+        stats.count(len(reads), int(reads["nbytes"].sum()))
+
+    def _scratch_memory(self, nbytes: int, align: int) -> np.ndarray:
+        memory: np.ndarray = getattr(self._scratch, "memory", _NOTHING)
+        if len(memory) < nbytes + align:
+            memory = self._scratch.memory = np.empty(max(nbytes + align, 2 * _UNIT_BYTES), np.uint8)
+        return memory[-memory.ctypes.data % align :]
+
+    def _waited(self, begin: float) -> None:
+        with self._counting:
+            self._stats.share += time.perf_counter() - begin
+
+    def _saying(self, check: Callable[[], None]) -> Callable[[], None]:
+        """`check`, which also says once that a long wait has a reason."""
+        begin = time.perf_counter()
+
+        def look() -> None:
+            check()
+            if not self._said and time.perf_counter() - begin > _SAY_S:
+                self._said = True
+                assert self._memory is not None  # it is what this waits for
+                _log.info(
+                    "%s: %s of it are in this node's memory, and the next batch needs more (docs/tiers.md)",
+                    self._context.reader.path,
+                    decimal_bytes(int(self._memory.held().sum()) * self._memory.grid.chunk_bytes),
+                )
+
+        return look
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        if self._fill is not None and self._fill.error is not None:
+            raise self._fill.error
+
+    def wake(self) -> None:
+        if self._memory is not None:
+            self._memory.states.wake()
+
+    def end(self, limit_s: float = math.inf) -> bool:
+        return self._fill is None or self._fill.stop(limit_s)

@@ -1,0 +1,167 @@
+"""Copies chunks of files into memory that processes share, beside the interpreter.
+
+One call of `fill_chunks` fills until everything is there: a thread of low priority that came back for each chunk would
+take the interpreter's lock, and lose the core while it holds it.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from pario.kernels.fence import full_fence
+from pario.kernels.jit import inner, kernel
+from pario.kernels.reads import read_now, read_whole, system_call
+
+__all__ = ["CLOSED", "DONE", "FUTEX", "LIMIT", "NEXT", "SNAPSHOT", "STATUS", "STOP", "WHERE", "WORDS", "fill_chunks"]
+
+#: What a fill and its threads tell each other: the place in the order that is taken next, and before which all may be
+#: taken; no more will come; stop now; why a thread has ended early (errno, or one of those below) and with which chunk;
+#: chunks that were written.
+NEXT, LIMIT, CLOSED, STOP, STATUS, WHERE, DONE = range(7)
+WORDS = 8
+#: Values of STATUS: the snapshot's meta page has changed; the memory took no more; the file ended early.
+SNAPSHOT, NO_MEMORY, SHORT = -1, -2, -3
+
+#: Number of the system call futex, and 0 where it is unknown: those that wait look often enough by themselves.
+FUTEX = {"x86_64": 202, "aarch64": 98, "ppc64le": 221, "riscv64": 98, "s390x": 238}.get(platform.machine(), 0)
+_WAKE, _EVERYBODY = 1, 0x7FFFFFFF
+_THREAD_CPU, _MONOTONIC = 3, 1
+_PAGE = 4096
+#: Pauses in microseconds: while nothing may be taken, and the longest of a thread that has had its share.
+_PAUSE_US, _LONGEST_US = 1000, 50_000
+
+_long = types.int64
+_pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
+_pwrite = types.ExternalFunction("pwrite", types.intp(types.intc, types.uintp, types.uintp, types.int64))
+_usleep = types.ExternalFunction("usleep", types.intc(types.uint32))
+_clock = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.uintp))
+
+
+def _swap(typing_context, words, at, expected, value):  # type: ignore[no-untyped-def]
+    """words[at] = value if it is `expected`, as one step among threads; returns whether it was. words : i64[n]"""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.gep(array.data, [arguments[1]])
+        found = builder.cmpxchg(pointer, arguments[2], arguments[3], "seq_cst", "seq_cst")
+        return builder.extract_value(found, 1)
+
+    return types.boolean(words, types.intp, types.int64, types.int64), generate
+
+
+swap: Any = intrinsic(_swap)
+
+
+@inner
+def _seconds(clock, time):  # type: ignore[no-untyped-def]
+    _clock(types.intc(clock), types.uintp(time.ctypes.data))
+    return time[0] + time[1] * 1e-9
+
+
+@inner
+def _take(words):  # type: ignore[no-untyped-def]
+    """The next place in the order, or -1: there is nothing more to take."""
+    while True:
+        full_fence()
+        if words[STOP] != 0 or words[STATUS] != 0:
+            return np.int64(-1)
+        closed = words[CLOSED]
+        full_fence()
+        at = words[NEXT]
+        if at < words[LIMIT]:
+            if swap(words, NEXT, at, at + 1):
+                return at
+        elif closed != 0:
+            return np.int64(-1)
+        else:
+            _usleep(types.uint32(_PAUSE_US))
+
+
+@inner
+def _copy(fd, direct, offset, nbytes, memory, to, buffer):  # type: ignore[no-untyped-def]
+    """From the page cache, or past it what is not there, through `buffer` into the file `memory` at `to`. Returns 0, an
+    errno or one of the values of STATUS."""
+    address = buffer.ctypes.data
+    if not read_now(fd, offset, nbytes, address):
+        got, errno = 0, 0
+        if direct >= 0:
+            errno, got = read_whole(direct, offset, -(-nbytes // _PAGE) * _PAGE, address)
+        if got < nbytes:
+            errno, got = read_whole(fd, offset, nbytes, address)
+        if got < nbytes:
+            return errno if errno != 0 else SHORT
+    done = 0
+    while done < nbytes:
+        n = _pwrite(types.intc(memory), types.uintp(address + done), types.uintp(nbytes - done), types.int64(to + done))
+        if n <= 0:
+            return NO_MEMORY
+        done += n
+    return 0
+
+
+@inner
+def _is_ours(fd, at, stamp, found):  # type: ignore[no-untyped-def]
+    """Whether the snapshot's meta page, at this offset, still begins with its stamp."""
+    _, got = read_whole(fd, at, len(stamp), found.ctypes.data)
+    if got < len(stamp):
+        return False
+    return (found[: len(stamp)] == stamp).all()
+
+
+@kernel
+def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, memory, buffer, share):  # type: ignore[no-untyped-def]
+    """Copy the chunks order[:words[LIMIT]] that are not there, until words[CLOSED] and all are taken.
+
+    order : i64[n]; words : i64[WORDS], shared by the threads of a fill
+    states, coming, head : of the tier's `ChunkStates`
+    files : i64[f, 6], of each file: its descriptor, one that bypasses the page cache or -1, the address at which it
+        begins, its bytes, the offset of the snapshot's meta page, the length of its stamp; no chunk lies in two files
+    stamps : u8[f, k], what each of these meta pages begins with
+    memory : descriptor of the tier's data; buffer : u8[a chunk, in whole pages], of this thread
+    share : the most of a core that this thread takes; 0: all that it gets
+    """
+    found, time = np.empty(stamps.shape[1], np.uint8), np.empty(2, np.int64)
+    begin, spent = _seconds(_MONOTONIC, time), _seconds(_THREAD_CPU, time)
+    while True:
+        at = _take(words)
+        if at < 0:
+            return
+        chunk = order[at]
+        state = states[chunk]
+        if state & 1:
+            continue
+        f = len(files) - 1
+        while f > 0 and files[f, 2] > chunk * chunk_bytes:
+            f -= 1
+        fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
+        to = chunk * chunk_bytes
+        coming[chunk] = 1
+        status = _copy(fd, direct, to - base, min(chunk_bytes, base + size - to), memory, to, buffer)
+        if status == 0 and not _is_ours(fd, meta, stamps[f, : files[f, 5]], found):
+            status = SNAPSHOT
+        if status != 0:
+            coming[chunk] = 0
+            if swap(words, STATUS, 0, status):
+                words[WHERE] = chunk
+        else:
+            full_fence()
+            ours = swap(states, chunk, state, state + 1)  # or an older fill, which nobody waited for, was faster
+            full_fence()
+            coming[chunk] = 0
+            while ours and not swap(words, DONE, words[DONE], words[DONE] + 1):
+                pass
+        head[0] = (head[0] + 1) & 0x7FFFFFFF
+        full_fence()
+        if FUTEX:
+            none = _long(0)
+            system_call(_long(FUTEX), _long(head.ctypes.data), _long(_WAKE), _long(_EVERYBODY), none, none, none)
+        if share > 0:
+            used, passed = _seconds(_THREAD_CPU, time) - spent, _seconds(_MONOTONIC, time) - begin
+            late = used / share - passed
+            if late > 0:
+                _usleep(types.uint32(min(late * 1e6, _LONGEST_US)))

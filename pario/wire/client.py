@@ -1,0 +1,253 @@
+"""Asks a server, by as many connections as threads use at the same time: a connection carries one request at a time."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pario.wire.frames import HEAD, MAGIC, PIECES, Link, Part, WireError, Word, advance, exactly, peer_uid, send, tune
+
+__all__ = ["Address", "Client", "Request", "machine_id", "reached"]
+
+#: A whole answer is at most so long.
+_MOST_ANSWER = 1 << 30
+#: Seconds for a connection and its greeting; and the least rate of an answer, in bytes/s.
+_CONNECT_S, _LEAST_RATE = 2.0, 1 << 20
+
+
+class Address(NamedTuple):
+    """Where a server can be reached.
+
+    machine : tells machines apart
+    local : name of its Unix socket in the abstract namespace, for processes of the same machine
+    hosts, port : TCP; port 0 without a network
+    """
+
+    machine: str
+    local: str
+    hosts: tuple[str, ...]
+    port: int
+
+
+class Client:
+    """Connections to one server, as many as threads use at the same time. Any thread.
+
+    limit_s : seconds for an answer to begin, and for its bytes beside what they take at `_LEAST_RATE`
+    """
+
+    def __init__(self, address: Address, secret: bytes, limit_s: float) -> None:
+        self._address, self._secret, self._limit_s = address, secret, limit_s
+        self._lock = threading.RLock()  # the garbage collector may call `close` in a thread that holds it
+        self._idle: list[Link] = []
+        self._used: set[Link] = set()
+        self._pid = os.getpid()
+        self._closed = False
+
+    def ask(self, kind: int, body: bytes) -> Request:
+        """Send a request. Raises OSError."""
+        self._after_fork()
+        link = self._quiet() or reached(self._address, self._secret, self._limit_s)
+        with self._lock:
+            self._used.add(link)
+        request = Request(self, link, self._limit_s)
+        try:
+            self._check_open()
+            send(link, kind, (Part(np.frombuffer(body, np.uint8)),))
+        except BaseException:
+            request.drop()
+            raise
+        return request
+
+    def call(self, kind: int, body: bytes) -> tuple[int, bytes]:
+        """Send a request and take the whole answer, its kind and its bytes. Raises OSError."""
+        request = self.ask(kind, body)
+        try:
+            kind, nbytes = request.head()
+            answer = bytearray(min(nbytes, _MOST_ANSWER))
+            request.read([memoryview(answer)])
+            if not request.is_right():
+                raise WireError("an answer was damaged on its way")
+        finally:
+            request.drop()
+        return kind, bytes(answer)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError("the connections to another node are closed")
+
+    def _quiet(self) -> Link | None:
+        """An idle connection that the server has not closed. Raises OSError after `close`."""
+        self._check_open()
+        with suppress(IndexError):
+            while True:
+                link = self._idle.pop()
+                if _is_quiet(link.sock):
+                    return link
+                link.sock.close()
+        return None
+
+    def finished(self, link: Link, *, good: bool) -> None:
+        """`Request` calls this."""
+        with self._lock:
+            self._used.discard(link)
+            if good and not self._closed:
+                self._idle.append(link)
+                return
+        _end(link.sock)
+
+    @property
+    def idle(self) -> int:
+        """Connections that nobody uses."""
+        return len(self._idle)
+
+    def close_idle(self) -> None:
+        """They are made again when they are needed."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for link in idle:
+            _end(link.sock)
+
+    def _after_fork(self) -> None:
+        """The connections belong to the process that made them."""
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.RLock()
+            for link in (*self._idle, *self._used):
+                link.sock.close()
+            self._idle, self._used = [], set()
+
+    def close(self) -> None:
+        """Requests under way fail. Idempotent."""
+        with self._lock:
+            self._closed = True
+            for link in self._used:
+                with suppress(OSError):
+                    link.sock.shutdown(socket.SHUT_RDWR)
+        self.close_idle()
+
+
+class Request:
+    """One request under way. `head`, then `read` until all bytes are there, then `is_right`; or `drop`. All but `drop`
+    may raise OSError, after which only `drop` may be called."""
+
+    def __init__(self, client: Client, link: Link, limit_s: float) -> None:
+        self._client, self._link, self._limit_s = client, link, limit_s
+        self._kind = self._nbytes = self._sum = self._left = 0
+        self._found, self._until = link.theirs.begin(), math.inf
+        self._over = False
+
+    def head(self) -> tuple[int, int]:
+        """(kind, number of bytes) of the answer."""
+        head = exactly(self._link.sock, HEAD.size, time.monotonic() + self._limit_s)
+        magic, self._kind, self._nbytes, self._sum = HEAD.unpack(head)
+        if magic != MAGIC or self._kind == Word.REFUSED:
+            raise WireError("another node's answer is none")
+        self._left, self._until = self._nbytes, time.monotonic() + self._limit_s + self._nbytes / _LEAST_RATE
+        return self._kind, self._nbytes
+
+    def read(self, views: Sequence[memoryview]) -> None:
+        """Fill this memory with the next bytes of the answer."""
+        self._left -= sum(map(len, views))
+        if self._left < 0:
+            raise WireError("another node's answer is too short")
+        rest = deque(view for view in views if len(view))
+        while rest:
+            pieces = [rest[k] for k in range(min(len(rest), PIECES))]
+            try:
+                got = self._link.sock.recvmsg_into(pieces, 0, socket.MSG_WAITALL)[0]
+            except BlockingIOError as e:
+                raise TimeoutError("nothing came for too long") from e
+            if not got:
+                raise OSError("another node closed the connection")
+            advance(rest, got)
+            if rest and time.monotonic() > self._until:
+                raise TimeoutError("an answer takes too long")
+        for view in views:
+            self._found.update(view)
+
+    def is_right(self) -> bool:
+        """The end of the answer: whether its bytes have the sum that they had at the server."""
+        found = self._link.theirs.end(self._kind, self._nbytes, self._found.digest())
+        right = self._left == 0 and found == self._sum
+        self._over = True
+        self._client.finished(self._link, good=right)
+        return right
+
+    def drop(self) -> None:
+        """Want no more of it. Idempotent, also after `is_right`."""
+        if not self._over:
+            self._over = True
+            self._client.finished(self._link, good=False)
+
+
+def reached(
+    where: Address, secret: bytes | None, limit_s: float, *, most_bytes: int = 1 << 10, trusts_system: bool = False
+) -> Link:
+    """A connection, after the greeting (`Link.greet`), whose calls wait for at most `limit_s`. Raises OSError.
+
+    most_bytes : of a frame that comes
+    """
+    ways: list[Any] = [f"\0{where.local}"] if where.machine == machine_id() else []
+    ways += [(host, where.port) for host in where.hosts if where.port]
+    error: OSError = OSError("another node has no address")
+    for address in ways:
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        link, until = Link(socket.socket(family, socket.SOCK_STREAM), most_bytes), time.monotonic() + _CONNECT_S
+        try:
+            link.sock.settimeout(_CONNECT_S)
+            _connect(link.sock, address)
+            if peer_uid(link.sock) not in (None, os.geteuid()):
+                raise OSError("another user's process has the address of another node")
+            link.greet("", secret, until, name=where.local.encode(), trusts_system=trusts_system)
+            tune(link.sock, limit_s)
+            return link
+        except OSError as e:  # another container of this machine; a network that does not lead there
+            link.sock.close()
+            error = e
+        except BaseException:
+            link.sock.close()
+            raise
+    raise error
+
+
+def _connect(sock: socket.socket, address: str | tuple[str, int]) -> None:
+    """Raises OSError."""
+    end = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            sock.connect(address)
+            return
+        except BlockingIOError:  # a Unix socket at which too many stand in line
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.005)
+
+
+def _end(sock: socket.socket) -> None:
+    """Also for processes that were forked meanwhile."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
+def _is_quiet(sock: socket.socket) -> bool:
+    """True if nothing waits to be read, not even the end of the connection."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return not poll.poll(0)
+
+
+def machine_id() -> str:
+    """Tells machines, and starts of one machine, apart."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return socket.gethostname()
