@@ -13,6 +13,9 @@ from lanes import pytest_xdist_auto_num_workers, pytest_xdist_make_scheduler  # 
 from required import skip_or_fail
 from side_by_side import side_by_side  # noqa: F401
 
+# Images of containers set it. Each piece of a `print` then is a write of its own, and the lines of ranks mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:

@@ -18,7 +18,7 @@ from typing import Any
 import pario
 from pario import machine
 from pario.comm.base import AnyWorld
-from pario.comm.launcher import launcher, library, node_name, own_addresses
+from pario.comm.launcher import Launcher, announced, launcher, library, node_name, own_addresses
 from pario.comm.solo import Solo
 from pario.comm.world import get_world
 from pario.commands.mpiexec import mpiexec_family, mpiexec_place
@@ -167,13 +167,14 @@ def _can_write(folder: str) -> bool:
 
 def _report(world: AnyWorld, everyones: list[dict[str, Any]], refused: LauncherError | None) -> dict[str, Any]:
     """All facts and the advice, as --json shows them, on rank 0; the other ranks get a report without advice."""
-    found = launcher()
+    found, job = launcher(), announced()
+    if job is not None and not found.where:
+        found = Launcher("torchrun or its like" if "RANK" in job.names else "PARIO_RENDEZVOUS", job.size, job.where)
     nodes = []
     for _, group in groupby(sorted(everyones, key=lambda f: (f["node"], f["rank"])), key=lambda f: f["node"]):
         ranks = list(group)
-        own = {name: ranks[0][name] for name in ("node", "name", "machine_cores", "memory")}
-        names = ("core_quota", "versions", "kernels", "dataset", "tiers", "address")
-        own |= {name: ranks[0][name] for name in names}
+        whole = ("core_quota", "versions", "kernels", "dataset", "tiers", "address")
+        own = {name: ranks[0][name] for name in ("node", "name", "machine_cores", "memory", *whole)}
         own["ranks"] = [{"rank": f["rank"], "name": f["name"], "cores": f["cores"]} for f in ranks]
         nodes.append(own)
     mpi = everyones[0]["mpi"]
@@ -359,13 +360,13 @@ def _words(report: dict[str, Any], path: str | None) -> str:
     if mpi:
         level = f"thread level {mpi['thread_level']} (pario needs FUNNELED)"
         rows.append(("MPI", f"{report['mpi_library']}; {level}"))
-        rows.append(("ranks", f"{counted(report['ranks'], 'rank')} on {counted(len(nodes), 'node')}"))
     else:
-        what = report["mpi_library"] or f"mpi4py finds no library ({report['mpi_missing'].splitlines()[0]})"
-        rows.append(("MPI", f"not started; {what}"))
+        missing = f"mpi4py finds no library ({report.get('mpi_missing', '').partition(chr(10))[0]})"
+        rows.append(("MPI", f"not started; {report['mpi_library'] or missing}"))
         if report["mpiexec"]:
-            family = report["mpiexec"]["family"] or "unknown"
-            rows.append(("mpiexec", f"{report['mpiexec']['place']} ({family})"))
+            rows.append(("mpiexec", f"{report['mpiexec']['place']} ({report['mpiexec']['family'] or 'unknown'})"))
+    if mpi or report["ranks"] > 1:
+        rows.append(("ranks", f"{counted(report['ranks'], 'rank')} on {counted(len(nodes), 'node')}"))
     rows += _node_rows(first, report["wants"])
     rows += _dataset_rows(first["dataset"])
     lines = [f"  {name:<14}  {text}" for name, text in rows]

@@ -6,6 +6,7 @@ take the interpreter's lock, and lose the core while it holds it.
 
 from __future__ import annotations
 
+import os
 import platform
 from typing import Any
 
@@ -39,6 +40,7 @@ _long = types.int64
 _pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))
 _pwrite = types.ExternalFunction("pwrite", types.intp(types.intc, types.uintp, types.uintp, types.int64))
 _usleep = types.ExternalFunction("usleep", types.intc(types.uint32))
+_schedule = types.ExternalFunction("sched_setscheduler", types.intc(types.intc, types.intc, types.uintp))
 _clock = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.uintp))
 
 
@@ -114,7 +116,7 @@ def _is_ours(fd, at, stamp, found):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, memory, buffer, share):  # type: ignore[no-untyped-def]
+def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, memory, buffer, share, least):  # type: ignore[no-untyped-def]
     """Copy the chunks order[:words[LIMIT]] that are not there, until words[CLOSED] and all are taken.
 
     order : i64[n]; words : i64[WORDS], shared by the threads of a fill
@@ -123,9 +125,13 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         begins, its bytes, the offset of the snapshot's meta page, the length of its stamp; no chunk lies in two files
     stamps : u8[f, k], what each of these meta pages begins with
     memory : descriptor of the tier's data; buffer : u8[a chunk, in whole pages], of this thread
-    share : the most of a core that this thread takes; 0: all that it gets
+    share : the most of a core that this thread takes; 0: the time that cores are idle, or `least` where a sandbox
+        refuses that priority. It is taken here, beside the interpreter, whose lock such a thread would otherwise hold
+        for seconds on a busy machine.
     """
-    found, time = np.empty(stamps.shape[1], np.uint8), np.empty(2, np.int64)
+    found, time = np.empty(stamps.shape[1], np.uint8), np.zeros(2, np.int64)
+    if share == 0 and _schedule(types.intc(0), types.intc(os.SCHED_IDLE), types.uintp(time.ctypes.data)) != 0:
+        share = least
     begin, spent = _seconds(_MONOTONIC, time), _seconds(_THREAD_CPU, time)
     while True:
         at = _take(words)
@@ -135,9 +141,7 @@ def fill_chunks(order, words, states, coming, head, files, stamps, chunk_bytes, 
         state = states[chunk]
         if state & 1:
             continue
-        f = len(files) - 1
-        while f > 0 and files[f, 2] > chunk * chunk_bytes:
-            f -= 1
+        f = np.searchsorted(files[:, 2], chunk * chunk_bytes, side="right") - 1
         fd, direct, base, size, meta = files[f, 0], files[f, 1], files[f, 2], files[f, 3], files[f, 4]
         to = chunk * chunk_bytes
         coming[chunk] = 1

@@ -78,10 +78,9 @@ class LocalFill:
         except BaseException:
             self._close()
             raise
-        stamps = [np.frombuffer(snapshot.stamp, np.uint8) for _, snapshot, _ in files]
-        self._stamps = np.zeros((len(stamps), max(map(len, stamps))), np.uint8)
-        for row, stamp in zip(self._stamps, stamps, strict=True):
-            row[: len(stamp)] = stamp
+        longest = max(len(snapshot.stamp) for _, snapshot, _ in files)
+        stamps = b"".join(snapshot.stamp.ljust(longest, b"\0") for _, snapshot, _ in files)
+        self._stamps = np.frombuffer(stamps, np.uint8).reshape(len(files), longest)
         share = _SHARE * (os.cpu_count() or 1)
         steady = math.ceil(share)
         shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
@@ -125,13 +124,8 @@ class LocalFill:
         fixed = *self._memory.states.words, self._files, self._stamps, chunk_bytes, self._data, buffer
         closed = np.zeros(WORDS, np.int64)
         closed[CLOSED] = 1
-        fill_chunks(self._order, closed, *fixed, share)  # loads the kernel, which holds the interpreter's lock
-        if not share:
-            try:
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            except OSError:  # a sandbox may refuse it: then it limits itself, as the others do
-                share = _SHARE
-        fill_chunks(self._order, self._words, *fixed, share)
+        fill_chunks(self._order, closed, *fixed, 1.0, _SHARE)  # loads the kernel, which holds the interpreter's lock
+        fill_chunks(self._order, self._words, *fixed, share, _SHARE)
 
     def _run(self) -> None:
         words, memory = self._words, self._memory
@@ -202,9 +196,12 @@ class LocalFill:
         """Copy no more. Does not wait for the chunks under way: a thread that runs only on idle cores may take long for
         its last one, and all that it needs is its own. Idempotent; takes no lock."""
         self._words[STOP] = 1
+        for thread in self._threads:
+            if thread.is_alive() and thread.native_id is not None:
+                with suppress(OSError):  # root may, and whoever has RLIMIT_NICE
+                    os.sched_setscheduler(thread.native_id, os.SCHED_OTHER, os.sched_param(0))
         return True
 
     def _close(self) -> None:
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            os.close(fd)
+        while self._fds:
+            os.close(self._fds.pop())

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from required import skip_or_fail
 
+import pario
 from benchmarks.files_programs import write_lmdb
 from pario.errors import ParioError
 from pario.files.notify import check_kernel
@@ -265,9 +266,22 @@ def top() -> Path:
         yield Path(name).resolve()
 
 
-def under(top: Path, *command: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    words = [*before, sys.executable, "-m", "pario", "view", f"{top}/set.lmdb={top}/data", "--", *command]
+def under(
+    top: Path, *command: str, before: tuple[str, ...] = (), python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    words = [*before, python, "-m", "pario", "view", f"{top}/set.lmdb={top}/data", "--", *command]
     return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, cwd="/")
+
+
+def in_reach(top: Path) -> tuple[str, ...]:
+    """Puts this Python and pario before the command to come, where another user may also find them who has no way into
+    the folders in which they lie."""
+    binds = ""
+    for name, place in (("python", sys.prefix), ("pario", Path(pario.__file__).parent)):
+        (top / "reach" / name).mkdir(parents=True)
+        binds += f"mount --bind {place} {top}/reach/{name}; "
+    script = f"{binds} export PYTHONPATH={top}/reach PARIO_NUMBA_CACHE={top}/kernels; exec \"$@\""
+    return "unshare", "--mount", "sh", "-ec", script, "sh"
 
 
 def attacked(top: Path, how: str) -> tuple[list[str], bool, str]:
@@ -359,7 +373,8 @@ def test_a_user_of_his_own_reaches_what_is_his(top: Path) -> None:
     for path in (top, *top.rglob("*")):
         os.chown(path, 12345, 12345)
     script = f"cd {top}/data/a; cat ../../his; cat ../../data/a/one; unshare --user cat ../../his"
-    done = under(top, "sh", "-c", script, before=("setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"))
+    user = ("setpriv", "--reuid=12345", "--regid=12345", "--clear-groups")
+    done = under(top, "sh", "-c", script, before=(*in_reach(top), *user), python=f"{top}/reach/python/bin/python")
     assert done.stdout.split() == ["his", "one"], done.stderr
     assert "Permission denied" in done.stderr
 
