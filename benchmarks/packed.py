@@ -170,7 +170,7 @@ def bare(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
                     "codec": bare_rate(packed, _THREADS),
                 }
                 found = interleaved(sides, rounds)
-                print(ours.report(), file=sys.stderr)
+                print(ours.report(all_ranks=True), file=sys.stderr)
             told.append({
                 "section": "bare", "set": which, "shuffle": shuffle, "codec": codec, "threads": _THREADS,
                 "rates": {name: round(median(rates)) for name, rates in found.items()},
@@ -228,13 +228,13 @@ def rank(path: str, quota: int, epochs: int, step_s: float) -> None:
     """One rank: epochs with a tier of `quota` bytes per node, `step_s` seconds of computing per record."""
     options = pario.Options(tiers=(pario.Tier("memory", quota),))
     with pario.Loader(path, 8, Datum(), shuffle="global", options=options) as loader:
-        each, before = [], loader.report().total
+        each, before = [], loader.report(all_ranks=True).total
         for _ in range(epochs):
             begin = time.perf_counter()
             for batch in loader:
                 time.sleep(step_s * len(batch.ids))
             each.append(time.perf_counter() - begin)
-            now = loader.report()
+            now = loader.report(all_ranks=True)
             last, before = {k: now.total[k] - before[k] for k in before}, now.total
         everyone = loader.world.allgather(each)
         if loader.world.rank == 0:

@@ -260,7 +260,7 @@ cases = {
     "Checkpointer": lambda: pario.Checkpointer(slow=folder + "-2"),
     "epoch": lambda: next(iter(loader)),
     "set_epoch": lambda: (loader.set_epoch(5), next(iter(loader))),
-    "report": loader.report,
+    "report": lambda: loader.report(all_ranks=True),
     "close": loader.close,
     "checkpoint save": lambda: state["c"].save(2, {"w": 2}),
     "checkpoint wait": lambda: state["handle"].wait(),

@@ -245,6 +245,20 @@ def test_a_job_is_held_to_its_rate(plane: Plane, agents: list[Agent], dataset: s
     assert seconds < 2.0
 
 
+def test_the_report_names_the_plane(plane: Plane, agents: list[Agent], dataset: str) -> None:
+    options = pario.Options(tiers=(), slot_bytes=256 << 10, slots=3)
+    with pario.Loader(dataset, 16, options=options) as loader:
+        for _batch in loader:
+            pass
+        before = loader.report()
+        plane.book.reload(replace(plane.book.rules, capacity=(4e6, None)))
+        until(lambda: agents[0].bucket.rates[0] == pytest.approx(4e6))
+        for _batch in loader:
+            pass
+        report = loader.report().since(before)
+    assert report.sentence.startswith("the control plane's limit was the slow part: it let "), report
+
+
 def test_several_loaders_of_a_process_are_one_member(plane: Plane, dataset: str) -> None:
     with pario.Loader(dataset, 16) as one, pario.Loader(dataset, 16) as other:
         next(iter(one))

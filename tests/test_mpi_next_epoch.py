@@ -132,7 +132,7 @@ def test_loops_that_jump(world: Any, path: str, kind: str, seed: int) -> None:
             most = dice.choice([None, None, 1, 2, 1 + dice.randrange(20)])
             states.append(run(world, loader, plain, dice, most))
             if dice.random() < 0.1:
-                loader.report()
+                loader.report(all_ranks=True)
     plain.close()
 
 

@@ -69,7 +69,7 @@ def test_tiers_and_peers_hold_packed_bytes(path):
     with pario.Loader(path, 16, shuffle="global", options=options(tiers=(pario.Tier("memory", 4 * MiB),))) as loader:
         for _ in range(2):
             assert sorted(epoch(loader)) == list(range(N))
-        report = loader.report()
+        report = loader.report(all_ranks=True)
         assert report.total["packed_bytes"] < report.total["unpacked_bytes"] == 2 * sum(map(len, VALUES))
         assert report.total["bytes_read"] <= 2 * nbytes
         assert "unpacked" in str(report)

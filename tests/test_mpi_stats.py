@@ -39,10 +39,10 @@ def told(loader, step=lambda: None):
     """The report of one loop, without the first one, which compiles."""
     for _batch in loader:
         pass
-    before = loader.report()
+    before = loader.report(all_ranks=True)
     for _batch in loader:
         step()
-    return loader.report().since(before)
+    return loader.report(all_ranks=True).since(before)
 
 
 def test_every_rank_gets_the_same_report(world, path, caplog):
@@ -51,7 +51,7 @@ def test_every_rank_gets_the_same_report(world, path, caplog):
         for _ in range(2):
             for _batch in loader:
                 pass
-        report = loader.report()
+        report = loader.report(all_ranks=True)
         mine = loader.stats()
     assert len({str(report) for report in world.allgather(report)}) == 1
     assert [rank.rank for rank in report.ranks] == list(range(world.size))
@@ -86,6 +86,39 @@ def test_a_slow_consumer_on_one_rank(world, path):
         assert all(report.ranks[rank].lost > report.ranks[slow].lost for rank in neighbours), report
 
 
+def test_a_rank_asks_alone(world, path):
+    """While the others wait for it elsewhere; and between its own batches."""
+    with pario.Loader(path, 3, comm=world, options=SMALL) as loader:
+        for batch in loader:
+            if batch.step % 2 == world.rank % 2:
+                (mine,) = loader.report().ranks
+                assert (mine.rank, mine.batches) == (world.rank, batch.step + 1)
+        text = str(loader.report()) if world.rank == world.size - 1 else ""
+        world.Barrier()
+        everyone = loader.report(all_ranks=True)
+    assert sum(rank.records for rank in everyone.ranks) == N
+    assert not text or ("report(all_ranks=True)" in text) == (world.size > 1)
+
+
+def test_a_slow_rank_that_the_others_wait_for(world, path):
+    """As in synchronous training: all are as long in their own code, and one computes."""
+    slow = world.size - 1
+
+    def step():
+        end = time.thread_time() + SLOW_S / 20
+        while world.rank == slow and time.thread_time() < end:
+            pass
+        met = world.Ibarrier()
+        while not met.Test():
+            time.sleep(0.001)
+
+    with pario.Loader(path, N // 20 // world.size, comm=world, options=SMALL) as loader:
+        report = told(loader, step)
+    what = "the training loop's own code" if world.size > 1 else "the consumer's own code"
+    assert report.sentence.startswith(f"{what} was the slow part: it took "), report
+    assert (f"and on rank {slow} it computed " in report.sentence) == (world.size > 1), report
+
+
 def test_a_slow_decoder_on_one_rank(world, path):
     slow = world.size // 2
 
@@ -111,11 +144,11 @@ def test_a_slow_store(world, path, monkeypatch):
     with pario.Loader(path, 10, comm=world, options=pario.Options(slot_bytes=64 << 10, slots=2, inflight=1)) as loader:
         for _batch in loader:
             pass
-        before = loader.report()
+        before = loader.report(all_ranks=True)
         monkeypatch.setattr(PosixFetcher, "read", late)
         for _batch in loader:
             pass
-        report = loader.report().since(before)
+        report = loader.report(all_ranks=True).since(before)
         nodes = loader.world.nodes
     assert "was the slow part" in report.sentence
     assert report.sentence.startswith("the store " if nodes == 1 else ("the store ", "reading on rank ")), report
@@ -146,5 +179,5 @@ def test_a_report_on_one_rank_only_is_told(world, path):
         pytest.skip("needs a second rank")
     loader = pario.Loader(path, 5, comm=world, options=SMALL)
     with pytest.raises(pario.ParioError, match="different ways"):
-        (loader.report if world.rank == 0 else loader.close)()
+        loader.report(all_ranks=True) if world.rank == 0 else loader.close()
     world.Barrier()

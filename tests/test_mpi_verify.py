@@ -77,7 +77,7 @@ def test_all_ranks_raise(world: Any, sets: dict[str, Flipped]) -> None:
     with pytest.raises((ChecksumError, PeerError)) as caught:  # noqa: PT012 - a rank without bad records hears of it late
         for _ in loader:
             pass
-        loader.report()
+        loader.report(all_ranks=True)
     kinds = world.allgather(type(caught.value).__name__)
     assert "ChecksumError" in kinds
     assert "checksum" in str(caught.value)

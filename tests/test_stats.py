@@ -134,6 +134,29 @@ CASES = {
         "copying records into batches on rank 1 was the slow part: it took 95% of the time (0% on the other one); rank "
         "0 waited for bytes 90% of the time; the store was idle 80% of the time",
     ),
+    "a control plane": (
+        [reader(0, read=9.8, reading=40, held=30, share=6.0, decode=3), rank(1, share=6.4, decode=3)],
+        "the control plane's limit was the slow part: it let 204 MB/s through, and reads waited for it 75% of their "
+        "time; the ranks waited for bytes 62% of the time",
+    ),
+    "a plane that hardly holds": (
+        [reader(0, read=9.8, reading=40, held=4, share=6.0, decode=3)],
+        "the store was the slow part: it gave 204 MB/s with 4.1 reads in flight; rank 0 waited for bytes 60% of the "
+        "time",
+    ),
+    "training, where all wait for one": (
+        [
+            reader(0, read=3, consumer=9.5, computed=2),
+            rank(1, consumer=9.6, computed=2),
+            rank(2, consumer=9.6, computed=8),
+        ],
+        "the training loop's own code was the slow part: it took 96% of the time, and on rank 2 it computed 80% of the "
+        "time (20% on the 2 others); no rank waited for bytes and the store was idle 70% of the time",
+    ),
+    "one of two ranks, told by itself": (
+        [rank(1, share=6.4, decode=3)],
+        "reading, which another rank does, was the slow part: rank 1 waited for bytes 64% of the time",
+    ),
     "planning": (
         [reader(0, read=3, locate=9, share=8)],
         "working out which bytes to read was the slow part: 90% of the time on rank 0; rank 0 waited for bytes 80% of "
@@ -205,6 +228,13 @@ def test_what_all_ranks_lost_is_what_each_lost() -> None:
     lines = str(Report("/x", ranks)).splitlines()
     at = lines[0].index("waited")
     assert {line[at : at + 6].strip() for line in lines[1:4]} == {"0.0%"}
+
+
+def test_a_rank_alone() -> None:
+    text = str(Report("/x", [rank(1, share=6.4, decode=3)], of=4))
+    assert "this rank alone, of 4: report(all_ranks=True)" in text
+    assert "all_ranks" not in str(Report("/x", [rank(0)], of=1))
+    assert Report("/x", [rank(1)], of=4).since(Report("/x", [rank(1)], of=4)).of == 4
 
 
 def test_no_sentence_where_nothing_stalled() -> None:

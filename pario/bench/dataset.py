@@ -128,7 +128,7 @@ class DatasetBench:
 
     def report(self) -> Report:
         """Report on all ranks so far."""
-        return self._loader.report()
+        return self._loader.report(all_ranks=True)
 
     def result(self, report: Report) -> dict[str, Any]:
         """The measurements, for JSON. report : of the same epochs"""

@@ -8,6 +8,7 @@ read-ahead, is switched off.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
@@ -55,6 +56,8 @@ class LimitedFetcher(Fetcher):
     """Reads behind a gate. store : is closed with this; gate : is held, and released when nobody needs this any more"""
 
     limited = watched = True
+    #: Seconds that reads of this process, whose fetchers have one gate, have waited for it: the sum over all threads.
+    waited_s = 0.0
 
     def __init__(self, store: Fetcher, gate: Gate) -> None:
         self._store, self._gate = store, gate
@@ -75,12 +78,12 @@ class LimitedFetcher(Fetcher):
     def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
         sizes = reads["nbytes"]
         if len(sizes) == 1:  # a sum costs more than the bucket
-            self._gate.take(int(sizes[0]), 1)
+            self._wait(int(sizes[0]), 1)
             self._store.read(reads, out, starts)
             return
         total, grain = int(sizes.sum()), self._gate.grain_bytes
         if total <= grain:
-            self._gate.take(total, len(reads))
+            self._wait(total, len(reads))
             self._store.read(reads, out, starts)
             return
         ends = np.cumsum(sizes)
@@ -88,8 +91,13 @@ class LimitedFetcher(Fetcher):
         cuts = [0, *(np.flatnonzero(np.diff(ends // grain)) + 1).tolist(), len(reads)]
         sums = [0, *ends.tolist()]
         for first, last in pairwise(cuts):
-            self._gate.take(sums[last] - sums[first], last - first)
+            self._wait(sums[last] - sums[first], last - first)
             self._store.read(reads[first:last], out, starts[first:last])
+
+    def _wait(self, nbytes: int, operations: int) -> None:
+        begin = time.perf_counter()
+        self._gate.take(nbytes, operations)
+        LimitedFetcher.waited_s += time.perf_counter() - begin
 
     def announce(self, operations: int) -> None:
         self._gate.take(0, operations)

@@ -66,7 +66,7 @@ class Epoch(Iterator[Batch]):
         self._taking = threading.Lock()
         self._under_way: deque[Future[Parts]] = deque()
         self._submitted = 0
-        self._handed_out = 0.0
+        self._handed_out = self._computed = 0.0
 
     def __next__(self) -> Batch:
         if not self._taking.acquire(blocking=False):
@@ -81,6 +81,8 @@ class Epoch(Iterator[Batch]):
         if self._handed_out:
             self._away = asked - self._handed_out, self._away[0]
             self._stats.consumer += self._away[0]
+            computed = time.thread_time() - self._computed
+            self._stats.computed += min(max(0.0, computed), self._away[0])  # another thread has another clock
         if self._ended.is_set():
             self._lifetime.check_open()
             if self._complete:
@@ -108,6 +110,7 @@ class Epoch(Iterator[Batch]):
         self._step = step + 1
         self._taken(batch)
         self._handed_out = now = time.perf_counter()
+        self._computed = time.thread_time()
         self._stats.waiting += now - asked
         self._decode.taken(now, self._took, self._stats, 0 if self._ahead is None else self._ahead.most)
         return batch

@@ -260,12 +260,13 @@ class Loader:
             "bad": dict(parts.decode.reasons),
         }
 
-    def report(self) -> Report:
-        """What each rank did so far, the sums, and a sentence that names the slow part. `print(report)` shows a table.
+    def report(self, *, all_ranks: bool = False) -> Report:
+        """What this rank did so far, and a sentence that names the slow part. `print(report)` shows a table.
 
-        Collective over `comm`, at any time between two batches.
+        all_ranks : what each rank did, the sums, and who is slower than the others. Collective over `comm`, at any time
+            between two batches; without it any rank may ask alone, whatever the others do
         """
-        report, reader = self._progress.report(), self._life.reader
+        report, reader = self._progress.report(all_ranks), self._life.reader
         if reader.packing is None or reader.unpacking is None or len(reader.unpacking.packings) > 1:
             return report  # a prediction speaks of one file
         return replace(report, prediction=reader.packing.more.get("prediction"))

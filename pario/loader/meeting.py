@@ -17,6 +17,7 @@ from pario.comm.alive import roll_call
 from pario.comm.base import AnyWorld
 from pario.control.live_knobs import Knobs
 from pario.errors import OptionError
+from pario.fetch.limited import LimitedFetcher
 from pario.machine import absolute
 from pario.stats.rank import RankStats
 
@@ -45,6 +46,7 @@ class Meeting:
         self._loop_since: float | None = None
         self._ended: tuple[int, bool] | None = None  # (epoch, complete) of a loop that is not in the log yet
         self._told = RankStats()  # the counters when the last loop was told
+        self._held_before = LimitedFetcher.waited_s
 
     def try_metrics(self) -> None:
         """Raise OptionError now, not after an epoch, if the file is not writable. On rank 0."""
@@ -79,6 +81,7 @@ class Meeting:
         return replace(
             self._stats,
             loop=self._stats.loop + under_way,
+            held=LimitedFetcher.waited_s - self._held_before,
             depth=depth,
             depth_reason=reason,
             knobs=self._knobs.published(),
@@ -113,6 +116,12 @@ class Meeting:
         for _, node, theirs, *_ in everyones:
             ways[node] = max(theirs, ways.get(node, ""))
         return ways
+
+    def own_report(self) -> Report:
+        """What this rank did so far."""
+        from pario.stats.report import Report
+
+        return Report(self._path, [self.so_far()], of=self._world.size)
 
     def report(self) -> Report:
         """What each rank did so far. Collective."""

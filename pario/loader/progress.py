@@ -108,9 +108,11 @@ class Progress:
             self._life.abandon(e)
             raise
 
-    def report(self) -> Report:
-        """Of all ranks; an error ends the loader. Collective."""
+    def report(self, all_ranks: bool) -> Report:
+        """Of this rank; or of all ranks, which is collective, and an error ends the loader."""
         self._life.check_open()
+        if not all_ranks and self._context.world.size > 1:
+            return self._meeting.own_report()
         try:
             return self._meeting.report()
         except BaseException as e:

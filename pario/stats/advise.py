@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from pario.stats.explain import STALLED, explain
+from pario.stats.explain import STALLED, explain, held_up
 from pario.stats.rank import RankStats
 from pario.stats.trace_summary import NEAR_BYTES, FileRequests, RankSummary
 from pario.text import counted, decimal_bytes, seconds
@@ -141,6 +141,8 @@ def bound(job: Job) -> list[Advice]:
 
 
 def _faster_store(job: Job, readers: Sequence[RankStats]) -> str:
+    if held_up(readers):
+        return "Change: the job's share in the control plane's rules (docs/sharing-a-store.md)."
     words = []
     if not all(rank.tuned for rank in readers) and not all(rank.own for rank in readers):
         depth = max(rank.depth for rank in readers)

@@ -15,7 +15,7 @@ from typing import Any
 from pario.stats.rank import RankStats
 from pario.text import decimal_bytes, seconds
 
-__all__ = ["STALLED", "explain", "odd_one", "unpacking_words"]
+__all__ = ["STALLED", "explain", "held_up", "odd_one", "unpacking_words"]
 
 #: A prediction holds where a node got at least this share of the records per second that were foretold: C2's bar.
 _HELD = 0.95
@@ -27,6 +27,9 @@ _SLOW = 0.5
 
 #: With fewer reads in flight per reading rank (mean), the ranks do not wait for the store.
 _BUSY = 0.7
+
+#: Where reads spend this part of their time waiting for the control plane, their rate is its share's.
+_HELD_UP = 0.5
 
 #: From this fraction of the permitted reads in flight on, all of them count as in use: a larger limit might help.
 _TAKEN = 0.9
@@ -44,6 +47,8 @@ def explain(ranks: Sequence[RankStats]) -> str:
     store = [rank.read / wall for rank in readers]
     plan = [rank.locate / wall for rank in readers]
     work = [rank.busy / wall for rank in ranks]
+    if not readers and max(rank.lost for rank in ranks) > max(rank.busy for rank in ranks):
+        return f"reading, which another rank does, was the slow part: {_waits(ranks, wall)}"
     slowest = max(max(store, default=0.0), max(plan, default=0.0), max(work))
     idle = f"the store was idle {1 - sum(store) / len(store):.0%} of the time" if store else ""
     if slowest < _SLOW:
@@ -66,7 +71,19 @@ def odd_one(values: Sequence[float]) -> int | None:
     return k if values[k] > _FACTOR * others and values[k] - others > _DISTANCE else None
 
 
+def held_up(readers: Sequence[RankStats]) -> float:
+    """The part of their time for which reads waited for the control plane, if their rate is its share; else 0."""
+    reading = sum(reader.reading for reader in readers)
+    held = min(1.0, sum(reader.held for reader in readers) / reading) if reading else 0.0
+    return held if held >= _HELD_UP else 0.0
+
+
 def _store(ranks: Sequence[RankStats], readers: Sequence[RankStats], busy: Sequence[float], wall: float) -> str:
+    if held := held_up(readers):
+        return (
+            f"the control plane's limit was the slow part: it let {_rate(readers)} through, and reads waited for it "
+            f"{held:.0%} of their time; {_waits(ranks, wall)}"
+        )
     k = odd_one(busy)
     if k is not None:
         one, others = readers[k], [reader for reader in readers if reader is not readers[k]]
@@ -108,6 +125,10 @@ def _rank(ranks: Sequence[RankStats], work: Sequence[float], wall: float, idle: 
         if consumer >= decode:
             what = "the training loop's own code" if len(ranks) > 1 else "the consumer's own code"
             slow = f"{what} was the slow part: it took {consumer / wall:.0%} of the time"
+            computed = [rank.computed / wall for rank in ranks]
+            if (k := odd_one(computed)) is not None:  # ranks that wait for it in a collective are as long in their code
+                middle = f"{median(computed[:k] + computed[k + 1 :]):.0%} on {_others(len(ranks) - 1)}"
+                slow += f", and on rank {ranks[k].rank} it computed {computed[k]:.0%} of the time ({middle})"
         else:
             slow = f"{_decoding(ranks)} was the slow part: it took {decode / wall:.0%} of the time"
         return f"{slow}; {_waits(ranks, wall)} and {idle}" if idle else f"{slow}; {_waits(ranks, wall)}"

@@ -40,6 +40,7 @@ class RankStats:
     open: float = 0.0  # the constructor
     loop: float = 0.0  # in loops, from their start to their end
     consumer: float = 0.0  # the caller's own time between two batches
+    computed: float = 0.0  # the part of it in which the caller's thread had a processor
     waiting: float = 0.0  # for the next batch, for any reason
 
     # seconds of the thread that prepares the batches: the same one, or those that work ahead, two at once counted once
@@ -53,7 +54,8 @@ class RankStats:
     turn: float = 0.0  # waiting for a slot of the ring, or for this rank's turn to read
     read: float = 0.0  # with at least one read in flight
     check: float = 0.0  # snapshot and page headers
-    reading: float = 0.0  # sum over all reads of the time that each was in flight
+    reading: float = 0.0  # sum over all reads of the time that each was in flight, or held
+    held: float = 0.0  # of this process: sum over all reads of the time that each waited for the control plane's share
 
     batches: int = 0
     records: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -19,13 +19,15 @@ class Report:
     """Report on the loops over one dataset: all so far, or one epoch. `str(report)` is a table.
 
     path : the data file
-    ranks : one per rank, in rank order
+    ranks : one per rank, in rank order; or one rank alone
+    of : ranks that there are; 0: those
     prediction : what `python -m pario choose` foretold of the codec that the file is packed with; None: nothing
     """
 
     path: str
     ranks: Sequence[RankStats]
     prediction: Mapping[str, Any] | None = None
+    of: int = 0
 
     @property
     def seconds(self) -> float:
@@ -59,7 +61,7 @@ class Report:
         if earlier is None:
             return self
         ranks = [now - then for now, then in zip(self.ranks, earlier.ranks, strict=True)]
-        return Report(self.path, ranks, self.prediction)
+        return replace(self, ranks=ranks)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -100,6 +102,8 @@ class Report:
             rows.append(_row("all", whole, lost, read_by, in_flight))
         rank, ratio = self.skew
         lines = [table(rows)]
+        if len(self.ranks) < self.of:
+            lines.append(f"  this rank alone, of {self.of}: report(all_ranks=True), on all of them, compares them")
         if len(self.ranks) > 1:
             lines.append(f"  skew: rank {rank} was busy {ratio:.2f} times as long as the median rank")
         lines += [f"  {words}" for words in _depths([r for r in self.ranks if r.reader and r.tuned and not r.own])]
