@@ -59,7 +59,7 @@ def test_the_store_limits() -> None:
     assert 'shuffle="block" in place of "global"' in far
     assert "PARIO_TIERS" in far
     held = said(rank(**busy, tuned=False, held=50.0))["store-bound"]
-    assert held.splitlines()[1].strip() == "Change: the job's share in the control plane's rules (docs/sharing-a-store.md)."
+    assert "the job's share in the control plane's rules" in held.splitlines()[1]
 
 
 def test_the_consumer_limits() -> None:
