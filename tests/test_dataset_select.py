@@ -427,3 +427,70 @@ def test_a_closed_loader_holds_no_shared_ids(path: str, monkeypatch: pytest.Monk
         assert chosen.nbytes > 0
         assert chosen.ids(np.arange(3)).tolist() == [0, 2, 4]
     assert chosen.nbytes == 0
+
+
+# -- selections as sources that are drawn by weight --------------------------------------------------------------------
+
+SOURCES: dict[str, tuple[list[Any], list[int]]] = {
+    "two of a hundred": ([np.arange(3, N, 100), np.setdiff1d(np.arange(N), np.arange(3, N, 100))], [1, 1]),
+    "prefixes": ([b"dog-", b"cat-"], [3, 1]),
+    "not all": ([range(10, 30), [5, 99, 7], re.compile(rb"dog-02")], [1, 2, 4]),
+    "of one": ([b"dog-"], [5]),
+}
+
+
+@pytest.mark.parametrize("shuffle", [False, "global"])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_sources_have_their_shares_in_every_prefix(kind: str, shuffle: bool | str, path: str, pairs: Pairs) -> None:
+    select, weights = SOURCES[kind]
+    parts = []
+    for each in select:
+        with pario.Loader(path, 7, select=each) as loader:
+            parts.append(sorted(read(loader, pairs)))
+    given: dict[str, Any] = {"select": select, "weights": weights, "shuffle": shuffle, "seed": 4}
+    with pario.Loader(path, 7, **given) as loader:
+        epochs = [read(loader, pairs) for _ in range(3)]
+        state = None
+        for batch in loader:
+            if batch.step == 2:
+                state = loader.state_dict()
+        with pario.Loader(path, 5, **given) as again:
+            again.load_state_dict(state)
+            rest = read(again, pairs)
+        fourth = read(loader, pairs)
+    n = sum(map(len, parts))
+    assert [len(epoch) for epoch in epochs] == [n] * 3
+    drawn = np.array(epochs)
+    for part, weight in zip(parts, weights, strict=True):
+        mine = np.isin(drawn, part)
+        share = np.arange(1, n + 1) * weight / sum(weights)
+        assert (np.abs(np.cumsum(mine, axis=1) - share) < 1 + 1e-9).all()
+        # Through all epochs together each of its records comes equally often, or once more.
+        counts = np.bincount(drawn[mine], minlength=N)[part]
+        assert counts.max() - counts.min() <= 1
+    assert np.isin(drawn, np.concatenate(parts)).all()
+    with pario.Loader(path, 7, **given) as loader:
+        loader.set_epoch(3)
+        assert read(loader, pairs)[21:] == rest
+        assert read(loader, pairs) == fourth
+
+
+def test_what_are_no_sources(path: str) -> None:
+    for select, weights, message in (
+        ([b"dog-", b"cat-"], [1], "1 numbers for 2 selections"),
+        ([b"dog-", range(N)], [1, 1], r"more than one source: \d"),
+        ([b"dog-", b"cow-"], [1, 1], "picks none"),
+        ([b"dog-", "x"], [1, 1], "select is a text"),
+        ([3, 4], [1, 1], "2 numbers for 1 paths"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            pario.Loader(path, 4, select=select, weights=weights)
+    fields = {"x": ("cat-%04d.jpg", None)}
+    with pytest.raises(OptionError, match="without fields="):
+        pario.Loader(path, 4, select=[[1], [2]], weights=[1, 1], fields=fields)
+    with pario.Loader(path, 4, select=[[1, 3], [2]], weights=[1, 1], shuffle=False) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    other = pario.Loader(path, 4, select=[[1], [2, 3]], weights=[1, 1], shuffle=False)
+    with other, pytest.raises(StateError, match="weights"):
+        other.load_state_dict(state)

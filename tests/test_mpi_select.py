@@ -112,6 +112,28 @@ def test_each_record_once(world: Any, path: str, pairs: list[tuple[bytes, bytes]
         assert [sorted(step) for step in take(alone, pairs)] == [sorted(step) for step in whole[0]]
 
 
+def test_rare_records_as_often_as_the_others(world: Any, path: str, pairs: list[tuple[bytes, bytes]]) -> None:
+    """Two of a hundred: in every step of all ranks half of the records, and as in one process."""
+    rare = np.arange(40, N, 100)
+    select = [rare, np.setdiff1d(np.arange(N), rare)]
+    given: dict[str, Any] = {"shuffle": "global", "select": select, "weights": [1, 1], "options": SMALL}
+    with pario.Loader(path, 4, **given) as loader:
+        whole = [take(loader, pairs) for _ in range(2)]
+        begun = take(loader, pairs, 3)
+        state = loader.state_dict()
+    for step in chain.from_iterable(whole):
+        assert abs(int(np.isin(step, rare).sum()) - len(step) / 2) <= 1
+    with pario.Loader(path, 4 * world.size, comm="self", **given) as alone:
+        assert [[sorted(step) for step in take(alone, pairs)] for _ in range(2)] == [
+            [sorted(step) for step in epoch] for epoch in whole
+        ]
+        third = list(chain.from_iterable(take(alone, pairs)))
+    with pario.Loader(path, 5, comm="self", **given) as alone:
+        alone.load_state_dict(state)
+        rest = list(chain.from_iterable(take(alone, pairs)))
+    assert sorted([*chain.from_iterable(begun), *rest]) == sorted(third)
+
+
 @pytest.mark.parametrize("shuffle", QUICK)
 def test_resuming_on_one_rank_and_on_all(world: Any, path: str, pairs: list[tuple[bytes, bytes]], shuffle: Any) -> None:
     given: dict[str, Any] = {"shuffle": shuffle, "select": b"a", "options": SMALL}

@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from pario.comm.base import together
 from pario.dataset.reader import Reader
 from pario.errors import OptionError
 from pario.format.layout import MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.plan.mixture import Mixture
 from pario.plan.schedule import even_split
 from pario.plan.selection import (
     FEW_RUNS,
@@ -36,7 +37,7 @@ from pario.plan.selection import (
     runs_of,
 )
 
-__all__ = ["Wanted", "as_wanted", "choose", "picked"]
+__all__ = ["Sources", "Wanted", "as_wanted", "choose", "picked"]
 
 _log = logging.getLogger("pario")
 
@@ -222,10 +223,53 @@ class Prefix(Wanted):
         return joined(np.array(runs, np.int64).reshape(-1, 2))
 
 
-def as_wanted(select: Any) -> Wanted:
-    """What `select=` means. Raises OptionError for what it cannot be."""
+class Sources(Wanted):
+    """Several selections, which are drawn by weight: no record is in two of them."""
+
+    def __init__(self, parts: Sequence[Wanted]) -> None:
+        self.parts = parts
+        self.mark = ("sources", *(part.mark for part in parts))
+        self._runs: list[np.ndarray] = []
+
+    def runs(self, reader: Reader) -> np.ndarray:
+        self._runs = [picked(part, reader) for part in self.parts]
+        runs = np.concatenate(self._runs)
+        runs = runs[np.argsort(runs[:, 0], kind="stable")]
+        twice = runs[1:, 0][runs[1:, 0] < runs[:-1, 1]]
+        with together(reader.world, "choosing records (select)"):
+            if reader.world.rank == 0 and len(twice):
+                raise OptionError(
+                    f"select has records in more than one source: {_few(twice)}",
+                    path=reader.path,
+                    hint="Each source is drawn with a weight of its own; a record belongs to one of them.",
+                )
+        return joined(runs)
+
+    def mixture(self, reader: Reader, units: tuple[int, ...]) -> Mixture:
+        """After `runs`. Collective."""
+        world, told, places = reader.world, None, None
+        if world.rank == 0:
+            runs = np.concatenate(self._runs)
+            lengths, order = runs[:, 1] - runs[:, 0], np.argsort(runs[:, 0], kind="stable")
+            begins = np.empty_like(lengths)  # of each run among all that are selected, which have no gaps
+            begins[order] = np.cumsum(lengths[order]) - lengths[order]
+            places = expanded(np.stack([begins, begins + lengths], axis=1), id_type(len(reader)))
+            sizes = tuple(int((part[:, 1] - part[:, 0]).sum()) for part in self._runs)
+            told = sizes, digest_of(runs, len(reader))
+        sizes, digest = world.bcast(told)
+        return Mixture(units, sizes, world.share_array(places), digest)
+
+
+def as_wanted(select: Any, *, sources: bool = False) -> Wanted:
+    """What `select=` means. Raises OptionError for what it cannot be.
+
+    sources : a list that has more than numbers is one of selections
+    """
     if isinstance(select, Wanted):
         return select
+    numbers = int, np.integer
+    if sources and isinstance(select, (list, tuple)) and not all(isinstance(each, numbers) for each in select):
+        return Sources([as_wanted(each) for each in select])
     if select is None:
         return Usual()
     if isinstance(select, str):

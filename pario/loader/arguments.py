@@ -11,7 +11,7 @@ import numpy as np
 
 from pario.comm.base import AnyWorld
 from pario.comm.world import ranks_in
-from pario.dataset.select import as_wanted
+from pario.dataset.select import Sources, as_wanted
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
 from pario.errors import OptionError
@@ -91,7 +91,7 @@ class Arguments:
         if self.fields is not None:
             self._check_fields(recipe)
         self.decoder = as_decoder(self.decoder)
-        self.select = as_wanted(self.select)
+        self.select = as_wanted(self.select, sources=self.weights is not None)
         if self.weights is not None:
             self._check_weights()
         if self.options.trace is not None:
@@ -101,11 +101,18 @@ class Arguments:
 
     def _check_weights(self) -> None:
         """Make whole numbers of them; None where there is nothing to mix."""
-        paths, self.weights = as_paths(self.path), as_units(self.weights)
-        if len(self.weights) != len(paths):
+        self.weights = as_units(self.weights)
+        if isinstance(self.select, Sources):
+            count, what = len(self.select.parts), "selections"
+            if self.fields is not None:
+                raise OptionError("weights= of several selections goes without fields=")
+        else:
+            count, what = len(as_paths(self.path)), "paths"
+        if len(self.weights) != count:
             raise OptionError(
-                f"weights has {len(self.weights)} numbers for {len(paths)} paths",
-                hint="Pass a list of paths, each of which may be a pattern or a folder, and a weight for each.",
+                f"weights has {len(self.weights)} numbers for {count} {what}",
+                hint="Pass a list of paths, each of which may be a pattern or a folder, or a list of selections "
+                "(select=[b'cat/', b'dog/']), and a weight for each.",
             )
         if self.shuffle == "block":
             raise OptionError(
@@ -114,8 +121,9 @@ class Arguments:
             )
         if self.budget is not None:
             raise OptionError(f"{self.budget!r} counts each record once, and weights= draws some of them several times")
-        if len(paths) == 1:
+        if count == 1:
             self.weights = None
+            self.select = self.select.parts[0] if isinstance(self.select, Sources) else self.select
 
     def _check_fields(self, recipe: Recipe) -> None:
         from pario.dataset.fields import as_fields

@@ -14,7 +14,7 @@ from pario.comm.slots import Slots
 from pario.comm.window import Ring
 from pario.dataset.costs import costs_of
 from pario.dataset.reader import Reader
-from pario.dataset.select import choose
+from pario.dataset.select import Sources, choose
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
 from pario.errors import ChecksumError, DecodeError, OptionError
@@ -78,11 +78,12 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
         from pario.decode.packed import Packed
 
         decoder = Packed(decoder, reader.unpacking, stats.count_unpacked)
+    selected = given.select.mixture(reader, given.weights) if isinstance(given.select, Sources) else None
     given.select = None  # its ids may take much memory
     reader.use_tiers(chosen)
     most = world.allreduce_max(given.seats.here)
     life.costs = costs_of(given.budget, reader, chosen, file_order=given.shuffle == "block")
-    stream, shape = _plan(reader, given, decoder, most, chosen, life.costs)
+    stream, shape = _plan(reader, given, decoder, most, chosen, life.costs, selected)
     if stream.steps(0, 0) == 0:
         raise world.raised_by_all(
             OptionError(
@@ -175,18 +176,20 @@ def _plan(
     node_seats: int,
     chosen: Selection | None,
     costs: Costs | None,
+    selected: Mixture | None,
 ) -> tuple[Stream, RingShape]:
     """The stream of records, and the shape of a ring that fits it.
 
     node_seats : the most seats of a node
+    selected : a mixture of selections
     """
     index, options, seats = reader.index, given.options, given.seats.count
     size = costs.most if costs is not None else given.batch_size
     assert isinstance(size, int)  # a Budget has costs
     blocks = given.shuffle == "block"
     figures = chosen.figures if chosen is not None else None
-    mixture = _mixture(reader, given.weights, chosen)
-    if mixture is not None:
+    mixture = selected or _mixture(reader, given.weights, chosen)
+    if mixture is not None and selected is None:
         mean_bytes = _mean_drawn(reader, mixture)
     else:
         mean_bytes = index.mean_bytes if figures is None else figures.mean_bytes

@@ -71,9 +71,10 @@ class Loader:
         template such as "image-%09d", or a function of a sample's number; a decoder that is None gives the bytes. The
         records of the first field say which samples there are; where another one is missing the sample is bad, as
         `on_error` says. Batches count samples, and `batch.ids` are their numbers
-    weights : with a list of paths: how often each of these sources is drawn, in any unit. An epoch has as many draws as
-        all sources have records; a source that runs out comes again, one that does not goes on in the next epoch
-        (docs/selections.md). Not with shuffle="block"
+    weights : with a list of paths, or with a list of selections in `select`, such as the ids of each class: how often
+        each of these sources is drawn, in any unit. An epoch has as many draws as all sources have records; a source
+        that runs out comes again, one that does not goes on in the next epoch (docs/selections.md). No record is in two
+        sources. Not with shuffle="block"
     verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
         decoded. One that differs is a record that cannot be read, for `on_error` (docs/guarantees.md)
     share_batch : an mpi4py communicator, or a list, of the ranks that are to get the same batches: those of one tensor,

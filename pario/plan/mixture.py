@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -115,10 +115,14 @@ class Mixture:
 
     units : share of each source, in parts of their sum
     sizes : records of each source. Records are numbered through the sources, one after the other
+    places : u32[n] or u64[n]: what is delivered for each of these numbers; None: the number itself
+    digest : of the places
     """
 
     units: tuple[int, ...]
     sizes: tuple[int, ...]
+    places: np.ndarray | None = field(default=None, compare=False, repr=False)
+    digest: str = ""
 
     def __post_init__(self) -> None:
         if len(self.units) != len(self.sizes) or not self.units:
@@ -134,7 +138,8 @@ class Mixture:
     @property
     def mark(self) -> str:
         """What a saved state says of it."""
-        return " ".join(f"{unit}:{size}" for unit, size in zip(self.units, self.sizes, strict=True))
+        shares = " ".join(f"{unit}:{size}" for unit, size in zip(self.units, self.sizes, strict=True))
+        return f"{shares} {self.digest}".rstrip()
 
     @property
     def period(self) -> int:
@@ -194,7 +199,9 @@ class MixedOrder(Order):
             for mine in np.split(order, np.flatnonzero(new)[1:]):
                 if len(mine):
                     at[mine] = self._table(int(sources[mine[0]]), int(passes[mine[0]]))[at[mine]]
-        return self._firsts[sources] + at
+        numbers = self._firsts[sources] + at
+        places = self.mixture.places
+        return numbers if places is None else places[numbers].astype(np.int64)
 
     def _table(self, source: int, which: int) -> np.ndarray:
         """The permutation of one pass. Two threads may make the same one at once."""
