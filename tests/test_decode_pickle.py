@@ -123,6 +123,39 @@ def test_plain_data_without_running_code(protocol) -> None:
     assert found[1] == "x"
 
 
+#: {'label': 7, 'name': 'caf\xe9', 'data': numpy.arange(3, dtype='u1')}, as Python 2 writes it with protocol 2
+OF_PYTHON_2 = (
+    b"\x80\x02}q\x01(U\x04nameq\x02U\x04caf\xe9q\x03U\x05labelq\x04K\x07U\x04dataq\x05cnumpy.core.multiarray\n"
+    b"_reconstruct\nq\x06cnumpy\nndarray\nq\x07K\x00\x85q\x08U\x01b\x87Rq\t(K\x01K\x03\x85q\ncnumpy\ndtype\nq\x0bU"
+    b"\x02u1K\x00K\x01\x87Rq\x0c(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89U\x03\x00\x01\x02tbu."
+)
+
+
+@pytest.mark.filterwarnings("ignore:Pickle\\(allow_pickle=True\\)", "ignore:numpy.core.multiarray is deprecated")
+@pytest.mark.parametrize("trust", [{"allow": []}, {"allow_pickle": True}], ids=str)
+def test_pickles_of_python_2(trust) -> None:
+    out, failures = run(Pickle(["name", "label", "data"], **trust), OF_PYTHON_2)
+    assert not failures
+    assert out["name"][0] == "caf\xe9"
+    assert out["label"].tolist() == [7]
+    assert out["data"].tolist() == [[0, 1, 2]]
+    assert "encoding" not in repr(Pickle(**trust))
+    with pytest.raises(OptionError, match="encoding must be"):
+        Pickle(**trust, encoding="utf-99")
+
+
+@pytest.mark.filterwarnings("ignore:Pickle\\(allow_pickle=True\\)")
+@pytest.mark.parametrize("trust", [{"allow": []}, {"allow_pickle": True}], ids=str)
+def test_strings_of_python_2_in_another_encoding(trust) -> None:
+    pickled = b"\x80\x02U\x05caf\xc3\xa9q\x01."
+    for encoding, right in (("utf-8", "caf\xe9"), ("bytes", b"caf\xc3\xa9")):
+        decoder = Pickle(**trust, encoding=encoding)
+        out, failures = run(decoder, pickled)
+        assert not failures
+        assert out["data"][0] == right
+        assert f"encoding={encoding!r}" in repr(decoder)
+
+
 def test_a_class_that_is_allowed() -> None:
     value = pickle.dumps(Kept(np.arange(3)))
     name = f"{Kept.__module__}.Kept"

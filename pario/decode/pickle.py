@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import pickle
 import warnings
@@ -41,6 +42,8 @@ class Pickle(FieldDecoder):
         What a pickle may use besides plain data. Each is trusted: with it, a hostile pickle can do what the class does.
     allow_pickle : bool
         Trust the file as a whole.
+    encoding : str
+        How strings of Python 2 are read, as in `pickle.loads`; "bytes" leaves them as they are.
     ragged : None, "flat", "pad", "list" or "object", or a dict of names with these
         How arrays whose sizes differ become one: see docs/decoders.md.
     pad_value, pad_multiple : number, int
@@ -53,6 +56,7 @@ class Pickle(FieldDecoder):
         *,
         allow: Iterable[str] | None = None,
         allow_pickle: bool = False,
+        encoding: str = "latin1",
         ragged: str | Mapping[str, str] | None = None,
         pad_value: Any = 0,
         pad_multiple: int = 1,
@@ -67,6 +71,12 @@ class Pickle(FieldDecoder):
             raise OptionError("allow and allow_pickle=True contradict each other: give one of them")
         if isinstance(allow, str) or not all(isinstance(name, str) and "." in name for name in allow or ()):
             raise OptionError(f'allow must be a list of "module.Class", got {allow!r}')
+        try:
+            if encoding != "bytes":
+                codecs.lookup(encoding)
+        except (LookupError, TypeError) as e:
+            raise OptionError(f"encoding must be the name of one, or 'bytes', got {encoding!r}") from e
+        self.encoding = encoding
         self.allow = None if allow is None else tuple(allow)
         if allow is None:
             warnings.warn(
@@ -77,6 +87,7 @@ class Pickle(FieldDecoder):
 
     def __repr__(self) -> str:
         trust = f"allow={list(self.allow)!r}" if self.allow is not None else "allow_pickle=True"
+        trust += "" if self.encoding == "latin1" else f", encoding={self.encoding!r}"
         said = self._repr(fields=(self.fields, None), **self.options()).removesuffix(")")
         return f"{said}{'' if said.endswith('(') else ', '}{trust})"
 
@@ -85,11 +96,11 @@ class Pickle(FieldDecoder):
             file: Any = io.BytesIO(record)
             if record[:2].tobytes() < b"\x80\x04":  # without frames pickle would read byte by byte
                 file = io.BufferedReader(file)
-            value = pickle.load(file)
+            value = pickle.load(file, encoding=self.encoding)
             whole(file)
             return value
         try:
-            return unpickle(record.tobytes(), self.allow)
+            return unpickle(record.tobytes(), self.allow, self.encoding)
         except NotAllowed as error:
             raise BadValue(
                 f"the pickle uses {error.name}, which is no plain data; allow=[{error.name!r}] trusts this one, "

@@ -182,8 +182,8 @@ class _Unpickler(_InPython):  # type: ignore[misc]
 
     dispatch = dict(_InPython.dispatch)  # noqa: RUF012
 
-    def __init__(self, file: IO[bytes], nbytes: int, allow: tuple[str, ...]) -> None:
-        super().__init__(file, encoding="latin1")
+    def __init__(self, file: IO[bytes], nbytes: int, allow: tuple[str, ...], encoding: str) -> None:
+        super().__init__(file, encoding=encoding)
         self._allow = allow
         #: steps that the rest may take: a few bytes can have a part of the pickle used again
         self._left = _SHARED * nbytes + _LEAST_NODES
@@ -280,13 +280,14 @@ class _Unpickler(_InPython):  # type: ignore[misc]
     dispatch[pickle.FROZENSET[0]] = load_frozenset
 
 
-def unpickle(data: bytes, allow: tuple[str, ...]) -> Any:
+def unpickle(data: bytes, allow: tuple[str, ...], encoding: str = "latin1") -> Any:
     """The value of a pickle of plain data. Raises NotAllowed, or anything for a broken pickle.
 
     allow : full names of classes and functions that the pickle may use as well
+    encoding : of Python 2's strings
     """
     file = io.BytesIO(data)
-    value = _Unpickler(file, len(data), allow).load()
+    value = _Unpickler(file, len(data), allow, encoding).load()
     _measure(value, _SHARED * len(data) + _LEAST_NODES)
     whole(file)
     return value
