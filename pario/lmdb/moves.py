@@ -46,6 +46,7 @@ from pario.lmdb.abi import (
     FD,
     FIRST,
     FIRST_DUP,
+    GATE,
     INCOMPATIBLE,
     INTEGER,
     LAST,
@@ -177,7 +178,7 @@ def _ask_ahead(g, pool, o, pgno, i, step, ahead):  # type: ignore[no-untyped-def
                 j += step
                 asked += 1
             start, nbytes = min(first, last) * size, (abs(last - first) + 1) * size
-            if not is_in_copy(g, start, nbytes):
+            if g[GATE] == 0 and not is_in_copy(g, start, nbytes):
                 fadvise(intc(g[FD]), types.int64(start), types.int64(nbytes), intc(WILLNEED))
         asked += 1
         j += step

@@ -23,6 +23,7 @@ from pario.lmdb.abi import (
     ERROR_WORDS,
     FAILED,
     FD,
+    GATE,
     HAND,
     LIVES,
     MASK,
@@ -45,8 +46,13 @@ from pario.lmdb.capi import (
     RWF_NOWAIT,
     as_words,
     bytearray_new,
+    clear,
+    decref,
     errno_location,
+    give_lock,
+    int_new,
     intc,
+    interrupt,
     intp,
     memcmp,
     pages_of,
@@ -56,7 +62,9 @@ from pario.lmdb.capi import (
     restore_thread,
     save_thread,
     scratch_memory,
+    take_lock,
     uintp,
+    vectorcall,
 )
 from pario.lmdb.prepared import from_prepared, is_here, prepared
 
@@ -107,6 +115,30 @@ def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 
 
 @inner
+def pass_gate(g, nbytes, operations):  # type: ignore[no-untyped-def]
+    """Returns when this may be asked of the store, with or without the interpreter's lock."""
+    if g[GATE] == 0:
+        return
+    lock = take_lock()
+    arguments = as_words(scratch_memory(), 2)
+    size, count = int_new(intp(nbytes)), int_new(intp(operations))
+    if size != 0 and count != 0:
+        arguments[0], arguments[1] = intp(size), intp(count)
+        done = vectorcall(uintp(g[GATE]), uintp(arguments.ctypes.data), uintp(2), uintp(0))
+        if done != 0:
+            decref(done)
+        else:  # Ctrl-C: the script is told when the function that it has called returns
+            clear()
+            interrupt()
+    for each in (size, count):
+        if each != 0:
+            decref(each)
+        else:  # no memory for a number: then it is not counted
+            clear()
+    give_lock(lock)
+
+
+@inner
 def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-untyped-def]
     """Read, whatever it takes; touches no Python object. failure : i64[3], (offset, bytes there, errno)"""
     fd = intc(g[FD])
@@ -136,6 +168,7 @@ def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read with the interpreter's lock held, releasing it where that may take long. OK, SHORT or FAILED."""
     if nbytes <= SHORT_READ and g[NOWAIT] and try_now(g, vectors, m, nbytes, offset):
         return OK
+    pass_gate(g, nbytes, 1)
     failure = as_words(scratch_memory(), 3)
     thread = save_thread()
     done = read_waiting(g, vectors, m, nbytes, offset, failure)

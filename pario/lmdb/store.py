@@ -7,6 +7,7 @@ import os
 import struct
 import sys
 import time
+import weakref
 from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -52,6 +53,7 @@ from pario.lmdb.native import later
 from pario.threads import Workers
 
 if TYPE_CHECKING:
+    from pario.control.agent import Agent
     from pario.lmdb.packed import PackedValues
     from pario.stage.memory import MemoryTier
     from pario.stage.told_memory import ToldMemory
@@ -83,18 +85,38 @@ _is_newest: Any = later("is_newest", globals(), "_is_newest")
 
 
 class DataFile(PosixFetcher):
-    """Closes itself when nobody refers to it any more: another thread may be reading while the environment closes."""
+    """Closes itself when nobody refers to it any more: another thread may be reading while the environment closes.
+
+    limits : of the control plane, if there is one; gate(bytes, operations) : waits until they may be asked of the store
+    """
 
     def __init__(self, path: str, readahead: bool) -> None:
         super().__init__(path)
-        if readahead and hasattr(os, "posix_fadvise"):
+        self.limits, self.gate = _limits(self) if "PARIO_CONTROL" in os.environ else (None, None)
+        if readahead and self.gate is None and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # only advice
                 os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        if self.gate is not None:
+            self.gate(nbytes, 1)
+        return super().pread(offset, nbytes)
 
     def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the interpreter's end the modules that close() needs may be gone, and the system closes it anyway.
         if not _over() and hasattr(self, "_fd"):
             self.close()
+
+
+def _limits(file: DataFile) -> tuple[Agent | None, Callable[[int, int], None] | None]:
+    from pario.control.joining import store_agent  # few processes have a control plane
+
+    with store_agent() as agent:
+        if agent is None:
+            return None, None
+        agent.hold()
+        weakref.finalize(file, agent.release).atexit = False
+    return agent, agent.take
 
 
 class Handle:
@@ -153,6 +175,7 @@ class Store:
         words[: len(known)] = array("q", known)
         words[abi.FD] = file.fileno()
         words[abi.OPEN] = 1
+        words[abi.GATE] = 0 if file.gate is None else id(file.gate)
         words[abi.NOWAIT] = 1
         words[abi.META_AT], words[abi.META_BYTES], words[abi.META] = meta_at, meta_bytes, meta.ctypes.data
         words[abi.OTHER_AT], words[abi.OTHER] = other_at, other.ctypes.data

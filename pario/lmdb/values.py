@@ -35,6 +35,7 @@ from pario.lmdb.abi import (
     ERROR,
     FAILED,
     FD,
+    GATE,
     KEY,
     LEVELS,
     NOWAIT,
@@ -71,6 +72,7 @@ from pario.lmdb.pages import (
     fail,
     from_copy,
     page_at,
+    pass_gate,
     read_failed,
     read_of_snapshot,
     read_waiting,
@@ -287,21 +289,26 @@ def _fill_from_file(g, jobs, failure):  # type: ignore[no-untyped-def]
         start = jobs[first, 0] * size
         if not from_copy(g, vectors_at, m, nbytes, start):
             file_read = 1
-            if not (g[NOWAIT] and try_now(g, vectors_at, m, nbytes, start)):
+            # To ask for it would already start its read: behind a gate run by run.
+            if g[GATE] != 0 or not (g[NOWAIT] and try_now(g, vectors_at, m, nbytes, start)):
                 late[m_late] = first
                 m_late += 1
         first = after
-    if m_late > 1:
+    if m_late > 1 and g[GATE] == 0:
         for i in range(m_late):
             after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
             start = jobs[late[i], 0] * size
             fadvise(intc(g[FD]), types.int64(start), types.int64(nbytes), intc(WILLNEED))
     for i in range(m_late):
         after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
-        if not read_waiting(g, vectors_at, m, nbytes, jobs[late[i], 0] * size, failure):
+        start = jobs[late[i], 0] * size
+        if g[GATE] != 0 and g[NOWAIT] and try_now(g, vectors_at, m, nbytes, start):
+            continue
+        g[WAITED] += 1
+        pass_gate(g, nbytes, 1)
+        if not read_waiting(g, vectors_at, m, nbytes, start, failure):
             failure[3] = nbytes
             return FAILED if failure[2] else SHORT
-    g[WAITED] += m_late
     failure[1] = file_read
     # Numba frees an array after its last use, and does not count its address: until here the system has written to it.
     failure[2] = 0 * len(junk)
