@@ -207,7 +207,7 @@ class Options:
 
     Waiting
         alive_seconds: how often a waiting rank checks whether the others still live. All ranks learn of an error or of
-            the loss of a rank after about this time; the job ends up to 4 s later (docs/failures.md).
+            the loss of a rank after about this time; the job ends up to 4 s later (measurements/failures.md).
 
     Watching
         metrics_file: after each epoch rank 0 writes the counters of all ranks to this file, in the text format of

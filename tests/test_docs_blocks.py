@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/*.md runs, or a table of docs_blocks.py says where else it is tested."""
+"""Every code block of the README, docs/ and measurements/ runs, or a table of docs_blocks.py says where it does."""
 
 from __future__ import annotations
 

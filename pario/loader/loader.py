@@ -60,8 +60,8 @@ class Loader:
         missing from its batch. "substitute": the next readable record of its batch takes its row. Both are counted in
         `batch.skipped`, `loader.skipped` and, by reason, in `loader.stats()["bad"]`; `Options(max_bad=...)` limits them
     options : see `Options`
-    recipe : "auto"; for studies also a name in `pario.options.RECIPES`, or a `Recipe` (docs/recipes.md). It changes how
-        records are read, not which records are delivered
+    recipe : "auto"; for studies also a name in `pario.options.RECIPES`, or a `Recipe` (measurements/recipes.md). It
+        changes how records are read, not which records are delivered
     select : which records belong to an epoch (docs/selections.md); the order of ids does not matter. Record ids (an
         array or a list of integers), a range or a slice of them; bytes: the records whose keys begin with them; a
         compiled pattern of bytes, matched from the beginning of a key; a function of a key (bytes), called once per
