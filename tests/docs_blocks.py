@@ -21,7 +21,7 @@ ELSEWHERE = {
     ("README.md", 'python3 -m venv .venv && .venv/bin/pip install -q ".[demo'): ".ci/run: README: the demo",
     ("README.md", "python3 -m venv .venv && .venv/bin/pip install -q -e"): ".ci/run: README: the tests",
     ("measurements/checkpoints.md", "PARIO_KILLS=100 python -m pytest"): ".ci/run: all other tests",
-    ("docs/containers.md", "python packaging/check.py"): ".ci/run: packages to publish",
+    ("docs/clusters.md", "python packaging/check.py"): ".ci/run: packages to publish",
     ("measurements/dlio.md", "pip install torch numpy"): ".ci/run: DLIO",
     ("measurements/dlio.md", "framework: pytorch"): "tests/test_dlio.py",
     ("docs/pytorch.md", '"""PyTorch:'): "tests/test_adapters_torch.py",

@@ -62,6 +62,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(other), f"{page.name} links to {target}: {other.name} has no such heading"
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    """In docstrings, help texts, hints of errors, comments."""
+    for folder in ("benchmarks", "examples", "jobscripts", "packaging", "pario", "tests"):
+        for file in (ROOT / folder).rglob("*.*"):
+            if file.suffix in (".json", ".py", ".slurm", ".txt") and file.name != "test_docs.py":
+                for name, anchor in re.findall(r"\b((?:docs|measurements)/[\w-]+\.md)(?:#([\w-]+))?", file.read_text()):
+                    assert (ROOT / name).exists(), f"{file}: there is no {name}"
+                    assert not anchor or anchor in anchors(ROOT / name), f"{file}: {name} has no #{anchor}"
+
+
 @each_page
 def test_python_in_pages_compiles(page: Path) -> None:
     for block in re.findall(r"(?ms)^```python\n(.*?)^```$", page.read_text()):

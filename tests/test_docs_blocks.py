@@ -17,7 +17,7 @@ from required import framework
 pytest.importorskip("click")
 
 #: Python alone, of a second or two each
-QUICK = ["docs/order.md", "docs/resuming.md", "docs/tuning.md"]
+QUICK = ["docs/order.md", "docs/tuning.md"]
 CODE = [page for page in pages() if any(block.language for block in blocks(page))]
 TORCH = [page for page in CODE if any(block.needs_torch and not elsewhere(block) for block in blocks(page))]
 DRIVER = ROOT / "tests" / "docs_page.py"

@@ -45,7 +45,7 @@ class Loader:
     path : the LMDB: its data file, or the directory that holds data.mdb. Several LMDBs as one dataset
         (docs/selections.md): a list of paths, a pattern such as "data.%04d.lmdb" or "data.*.lmdb", or a directory of
         LMDBs; the records of one come behind those of another
-    batch_size : records per rank and step; or a `pario.Budget`, what the records of a batch may cost (docs/budgets.md)
+    batch_size : records per rank and step; or a `pario.Budget`, what a batch may cost (docs/selections.md)
     decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
     shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
         random order, mixed over `Options.mix_blocks` blocks, so that reads stay long)
@@ -75,10 +75,10 @@ class Loader:
         all sources have records; a source that runs out comes again, one that does not goes on in the next epoch
         (docs/selections.md). Not with shuffle="block"
     verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
-        decoded. One that differs is a record that cannot be read, for `on_error` (docs/guarantees.md)
+        decoded. One that differs is a record that cannot be read, for `on_error` (docs/order.md)
     share_batch : an mpi4py communicator, or a list, of the ranks that are to get the same batches: those of one tensor,
-        pipeline or context parallel group (docs/groups.md). `comm` has the ranks of all groups, which have equal sizes.
-        Then `batch_size` counts records per group and step, and "rank" means group in what is said here of batches
+        pipeline or context parallel group (docs/selections.md). `comm` has the ranks of all groups, which have equal
+        sizes. Then `batch_size` counts records per group and step, and "rank" means group in what is said of batches
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in
