@@ -1,1 +1,1 @@
-"""Frozen workloads, measured side by side; JSON out, tables made from it. See docs/benchmarks.md."""
+"""Frozen workloads, measured side by side; JSON out, tables made from it. See measurements/benchmarks.md."""

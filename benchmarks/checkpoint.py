@@ -1,7 +1,7 @@
 """Checkpoints beside a copy in memory, fio, torch.distributed.checkpoint and Orbax.
 
     python -m benchmarks.checkpoint FOLDER [--rounds 5] [--only WORD ...] [--json F]
-    python -m benchmarks.checkpoint --table F [F ...]          the table of docs/checkpoints.md, from such files
+    python -m benchmarks.checkpoint --table F [F ...]          the table of measurements/checkpoints.md, from such files
 
     stall      seconds of `save` (second save on) / of a bare copy of the same arrays (bar: at most 1.3)
                / of writing them to a store of 100 MB/s, as `save(); wait()` does there (bar: at least 50 times less)

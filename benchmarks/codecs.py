@@ -4,7 +4,7 @@
     python -m benchmarks.codecs ways      unpacking through kernels beside Python packages (cramjam, imagecodecs)
     python -m benchmarks.codecs live      the chosen codec keeps up, the next better ratio does not
     python -m benchmarks.codecs bars      ratios with dictionaries
-    python -m benchmarks.codecs all [--rounds 3] [--out FILE.json] [--into docs/packing.md]
+    python -m benchmarks.codecs all [--rounds 3] [--out FILE.json] [--into measurements/packing.md]
 
 Exit status 1 if a bar is not met.
 

@@ -1,4 +1,4 @@
-"""What happens when something goes wrong, measured: runs the tests of failures, writes docs/failures.md.
+"""What happens when something goes wrong, measured: runs the tests of failures, writes measurements/failures.md.
 
     python -m benchmarks.failures                 3 runs of every test, as root; about 20 minutes
     python -m benchmarks.failures --runs 1 --only "killed"
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.marked import fill_marked
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "failures.md"
+PAGE = ROOT / "measurements" / "failures.md"
 TESTS = ("tests/test_failures.py", "tests/system/test_failures_of_the_machine.py")
 
 

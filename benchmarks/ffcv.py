@@ -4,7 +4,7 @@
 
 FFCV needs OpenCV's and libjpeg-turbo's headers to install, and PyTorch; so it lies in an environment of its own.
 `python -m benchmarks.peers --out DIR --part install --only ffcv` makes it (DIR/env/ffcv); it also needs
-`pip install pillow mpi4py mpich` there. Its best number of threads counts. docs/peers.md has FFCV beside other loaders.
+`pip install pillow mpi4py mpich` there. Its best number of threads counts. measurements/peers.md has more loaders.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Do the tests notice? Plants small defects, one at a time, runs the tests that reach them, writes docs/mutants.md.
+"""Do the tests notice? Plants small defects one by one, runs the tests that reach them, writes measurements/mutants.md.
 
     python -m benchmarks.mutants --record              once, and after tests have changed: which test reaches which line
     python -m benchmarks.mutants                       all defects that have no result yet
     python -m benchmarks.mutants --only comm --again   those of a room (or file, or name), anew
     python -m benchmarks.mutants --survivors --most 600     what nothing noticed, anew, by all tests that reach it
     python -m benchmarks.mutants --list                the defects, and how many tests reach each of them
-    python -m benchmarks.mutants --table               docs/mutants.md from the results so far
+    python -m benchmarks.mutants --table               measurements/mutants.md from the results so far
 
 A defect is noticed when a test fails, crashes or does not end, and passes in the sound tree right afterwards. Tests run
 cheapest first and stop at the first failure: those of the default suite, then the others. Defects are planted in a copy
@@ -35,7 +35,7 @@ from benchmarks.mutation.jobs import OTHERS, QUICK, SERIAL, Copy, Notice, Settin
 from benchmarks.mutation.reach import Kernels, Reach, Witness, in_order, is_recorded, record
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "measurements" / "mutants.md"
 
 #: Seconds of the recorded tests that are run first, before any job of several ranks is started; and of all tests that
 #: are run in one setting for one defect. What is left out is said in the result.

@@ -5,8 +5,8 @@
     python -m benchmarks.publish DIR --fill           fills the pages from the JSON that an earlier run left in DIR
 
 Needs root and an idle machine. DIR must lie on the disk that is to be measured; data sets of 4.5 GB are made there and
-kept. A bar that is not met is no failure here: the tables say so. docs/benchmarks.md lists which page has its figures
-from which part.
+kept. A bar that is not met is no failure here: the tables say so. measurements/benchmarks.md lists which page has its
+figures from which part.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ PARTS: dict[str, tuple[Command, Command]] = {
     "study": (
         ("benchmarks.study", "--out", "{dir}/study", "--data", "{dir}/sets"),
         (
-            *("benchmarks.study.page", "{dir}/study/study.json", "--figures", "docs/figures"),
-            *("--into", "README.md", "--into", "docs/study.md", "--into", "docs/first-epoch.md"),
+            *("benchmarks.study.page", "{dir}/study/study.json", "--figures", "measurements/figures"),
+            *("--into", "README.md", "--into", "measurements/study.md", "--into", "measurements/first-epoch.md"),
         ),
     ),
     "bars": (
         ("benchmarks.bars", "--data", "{dir}", "--out", "{dir}/bars.json"),
-        ("benchmarks.tables", "{dir}/bars.json", "{dir}/dropin.json", "--into", "docs/benchmarks.md"),
+        ("benchmarks.tables", "{dir}/bars.json", "{dir}/dropin.json", "--into", "measurements/benchmarks.md"),
     ),
     "dropin": (
         ("benchmarks.dropin", "--data", "{dir}", "--out", "{dir}/dropin.json"),
-        ("benchmarks.tables", "{dir}/bars.json", "{dir}/dropin.json", "--into", "docs/benchmarks.md"),
+        ("benchmarks.tables", "{dir}/bars.json", "{dir}/dropin.json", "--into", "measurements/benchmarks.md"),
     ),
     "tiers": (
         ("benchmarks.tiers", "--data", "{dir}", "--out", "{dir}/tiers.json"),
-        ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
+        ("benchmarks.tables", *_TIERS, "--into", "measurements/tiers.md"),
     ),
     "node-peers": (
         ("benchmarks.node_peers", "--out", "{dir}/node_peers.json"),
-        ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
+        ("benchmarks.tables", *_TIERS, "--into", "measurements/tiers.md"),
     ),
     "peers": (
         ("benchmarks.peers", "--out", "{dir}/peers"),
@@ -55,15 +55,15 @@ PARTS: dict[str, tuple[Command, Command]] = {
     ),
     "nodes": (
         ("benchmarks.nodes", "--data", "{dir}", "--out", "{dir}/nodes.json"),
-        ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
+        ("benchmarks.tables", *_TIERS, "--into", "measurements/tiers.md"),
     ),
     "jobs": (
         ("benchmarks.jobs", "--data", "{dir}", "--out", "{dir}/jobs.json"),
-        ("benchmarks.tables", *_TIERS, "--into", "docs/tiers.md"),
+        ("benchmarks.tables", *_TIERS, "--into", "measurements/tiers.md"),
     ),
     "startup": (
         ("benchmarks.startup", "--json", "{dir}/startup.json"),
-        ("benchmarks.startup", "--from", "{dir}/startup.json", "--into", "docs/startup.md"),
+        ("benchmarks.startup", "--from", "{dir}/startup.json", "--into", "measurements/startup.md"),
     ),
     "failures": (
         ("benchmarks.failures", "--keep", "{dir}/failures.json"),
@@ -71,18 +71,18 @@ PARTS: dict[str, tuple[Command, Command]] = {
     ),
     "codecs": (
         ("benchmarks.codecs", "all", "--rounds", "3", "--out", "{dir}/codecs.json"),
-        ("benchmarks.codecs", "none", "--out", "{dir}/codecs.json", "--into", "docs/packing.md"),
+        ("benchmarks.codecs", "none", "--out", "{dir}/codecs.json", "--into", "measurements/packing.md"),
     ),
     "tf-study": (
         ("benchmarks.tf_study", "--data", "{dir}", "--out", "{dir}/tf-study.json"),
         (
-            *("benchmarks.tf_study", "--fill", "--out", "{dir}/tf-study.json", "--figures", "docs/figures"),
-            *("--into", "docs/characterise.md"),
+            *("benchmarks.tf_study", "--fill", "--out", "{dir}/tf-study.json", "--figures", "measurements/figures"),
+            *("--into", "measurements/characterise.md"),
         ),
     ),
     "dlio": (
         ("benchmarks.dlio", "--out", "{dir}/dlio"),
-        ("benchmarks.dlio", "--out", "{dir}/dlio", "--fill", "docs/dlio.md"),
+        ("benchmarks.dlio", "--out", "{dir}/dlio", "--fill", "measurements/dlio.md"),
     ),
     "model": ((), ("benchmarks.model", "--stored", "--docs")),
     "model-tiers": ((), ("benchmarks.model", "--tiers", "--docs")),

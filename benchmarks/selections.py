@@ -1,4 +1,4 @@
-"""What `select=` costs: an epoch on a slow store, and a start with many keys; the tables of docs/selections.md.
+"""What `select=` costs: an epoch on a slow store, and a start with many keys; the tables of measurements/costs.md.
 
     python -m benchmarks.selections --data DIR [--rounds 5] [--quick]
 

@@ -1,7 +1,7 @@
 """From MPI's start to the first batch, on 1 to 32 ranks of one machine: how much is pario's, how much the imports'.
 
     python -m benchmarks.startup [--ranks 1,2,4,8,16,32] [--rounds 3] [--slow] [--json FILE]
-    python -m benchmarks.startup --from FILE --into docs/startup.md
+    python -m benchmarks.startup --from FILE --into measurements/startup.md
 
 The clock starts after `import mpi4py.MPI` and a barrier, and stops on each rank with its first batch; a run's time is
 that of its last rank. Beside it, started in turn, a control: the same number of ranks that import numpy, numba and

@@ -1,7 +1,7 @@
 """Markdown tables from the JSON of bars.py and dropin.py.
 
     python -m benchmarks.tables bars.json dropin.json                               prints all of them
-    python -m benchmarks.tables bars.json dropin.json --into docs/benchmarks.md     fills the places of a page
+    python -m benchmarks.tables bars.json dropin.json --into measurements/benchmarks.md     fills the places of a page
 
 `<!-- bars: NAME -->` and `<!-- end -->`, each alone on its line, enclose a place for a table; NAME is a section,
 `machine` (of the first file), `summary` (per section and bar the case with the least margin), or `all`.

@@ -1,4 +1,4 @@
-"""What `verify=True` costs: epochs with and without, from memory and from a cold disk; the table of docs/guarantees.md.
+"""What `verify=True` costs: epochs with and without, from memory and a cold disk; the table of measurements/costs.md.
 
     python -m benchmarks.verify --data DIR [--rounds 9] [--states warm,cold] [--quick]
 

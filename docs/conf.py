@@ -1,12 +1,13 @@
 """The site: python -m sphinx -W --keep-going docs build/site   (pip install "pario[docs]")
 
-The pages are Markdown that a forge shows as it is; docs/index.md says which there are and in which order. The API
-reference comes from the docstrings, the command line's from click.
+The pages are Markdown that a forge shows as it is; docs/index.md says which there are and in which order, how-fast.md
+has the measurements. The API reference comes from the docstrings, the command line's from click.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_click",
 ]
-exclude_patterns = ["figures"]
+exclude_patterns = ["figures", "measurements/figures"]
 
 # Anchors as a forge makes them, down to the deepest heading.
 myst_heading_anchors = 6
@@ -63,11 +64,23 @@ def sections(index: str) -> list[tuple[str, list[str]]]:
 
 
 def read_page(app: Any, page: str, source: list[str]) -> None:
-    """The README belongs to the forge: links to it lead to the index, whose lists become the table of contents."""
-    source[0] = source[0].replace("](../README.md)", "](index.md)")
+    """The README belongs to the forge: links to it lead to the index, whose lists become the contents. Links to and
+    from measurements/ mean the folder beside docs/; here it lies in docs/."""
+    source[0] = source[0].replace("](../README.md)", "](../index.md)" if "/" in page else "](index.md)")
+    if page.startswith("measurements/"):
+        source[0] = re.sub(r"\]\(\.\./(?!docs/|index\.md)", "](../../", source[0]).replace("](../docs/", "](../")
+    source[0] = source[0].replace("](../measurements/", "](measurements/")
+    if page == "how-fast":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nmeasurements/*\n```\n"
     if page == "index":
         for title, pages in sections(source[0]):
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
+
+
+def bring_measurements(app: Any, config: Any) -> None:
+    """Sphinx takes pages from below docs/ only: a copy that git ignores."""
+    if (HERE.parent / "measurements").is_dir():
+        shutil.copytree(HERE.parent / "measurements", HERE / "measurements", dirs_exist_ok=True)
 
 
 def escape_underscores(app: Any, context: Any, lines: list[str]) -> None:
@@ -76,6 +89,7 @@ def escape_underscores(app: Any, context: Any, lines: list[str]) -> None:
 
 
 def setup(app: Any) -> dict[str, Any]:
+    app.connect("config-inited", bring_measurements)
     app.connect("source-read", read_page)
     for part in ("description", "options"):
         app.connect(f"sphinx-click-process-{part}", escape_underscores)

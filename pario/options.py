@@ -185,8 +185,8 @@ class Options:
         gap_bytes: one read covers two extents of a group if at most this many unwanted bytes lie between them (a leaf
             page or two between runs of overflow pages).
         tiers: copies of the dataset on the node, nearest first, so that every byte leaves the store once: `Tier`s
-            (docs/tiers.md). (): none. None: as the environment variable PARIO_TIERS says; without it one of memory for
-            a file that other nodes see, too, if a quarter of the nodes' memory has room for it.
+            (docs/tiers.md). (): none. None: as the environment variable PARIO_TIERS says; without it one of memory, if
+            a quarter of the memory that is available on the nodes has room for the records.
         peers: with tiers on several nodes, nodes read from each other what another one keeps, so that every byte leaves
             the store once per job. False: each node for itself.
         once: the loader goes through its dataset once, so nothing is read for a next epoch. False: while an epoch ends,
@@ -207,12 +207,12 @@ class Options:
 
     Waiting
         alive_seconds: how often a waiting rank checks whether the others still live. All ranks learn of an error or of
-            the loss of a rank after about this time; the job ends up to 4 s later (docs/failures.md).
+            the loss of a rank after about this time; the job ends up to 4 s later (measurements/failures.md).
 
     Watching
         metrics_file: after each epoch rank 0 writes the counters of all ranks to this file, in the text format of
             Prometheus (NAME.prom in the folder of a textfile collector). Needs `pip install "pario[metrics]"`.
-        trace: write what each rank did, and when, to this file (NAME.json), which Perfetto shows (docs/traces.md). All
+        trace: write what each rank did, and when, to this file (NAME.json), which Perfetto shows (docs/report.md). All
             loaders of a process that name the same file are in it.
     """
 

@@ -1,4 +1,4 @@
-"""The code blocks of README.md and docs/*.md, and how each is tested (tests/test_docs_blocks.py).
+"""The code blocks of README.md, docs/*.md and measurements/*.md, and how each is tested (tests/test_docs_blocks.py).
 
 A page's blocks run in order, in one folder, Python in one namespace (docs_page.py). `docs_sets.py` makes what a page
 takes for granted. Paths below /scratch, /local, /data, /mnt, /run and /tmp are moved into that folder. In bash the
@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = {
     ("README.md", 'python3 -m venv .venv && .venv/bin/pip install -q ".[demo'): ".ci/run: README: the demo",
     ("README.md", "python3 -m venv .venv && .venv/bin/pip install -q -e"): ".ci/run: README: the tests",
-    ("docs/checkpoints.md", "PARIO_KILLS=100 python -m pytest"): ".ci/run: all other tests",
-    ("docs/containers.md", "python packaging/check.py"): ".ci/run: packages to publish",
-    ("docs/dlio.md", "pip install torch numpy"): ".ci/run: DLIO",
-    ("docs/dlio.md", "framework: pytorch"): "tests/test_dlio.py",
+    ("measurements/checkpoints.md", "PARIO_KILLS=100 python -m pytest"): ".ci/run: all other tests",
+    ("docs/clusters.md", "python packaging/check.py"): ".ci/run: packages to publish",
+    ("measurements/dlio.md", "pip install torch numpy"): ".ci/run: DLIO",
+    ("measurements/dlio.md", "framework: pytorch"): "tests/test_dlio.py",
     ("docs/pytorch.md", '"""PyTorch:'): "tests/test_adapters_torch.py",
     ("docs/pytorch.md", '"""Lightning:'): "tests/test_adapters_torch.py",
     ("docs/pytorch.md", '"""Accelerate:'): "tests/test_adapters_torch.py",
@@ -70,7 +70,8 @@ class Block:
 
 
 def pages() -> list[str]:
-    return ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+    found = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "measurements").glob("*.md"))]
+    return ["README.md", *(str(path.relative_to(ROOT)) for path in found)]
 
 
 @cache

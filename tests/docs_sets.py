@@ -130,6 +130,10 @@ def names_and_fields(folder: Path) -> Names:
     return {}
 
 
+def selections(folder: Path) -> Names:
+    return names_and_fields(folder) | texts(folder)
+
+
 def py_lmdb(folder: Path) -> Names:
     """The scripts of other projects, which read by `import lmdb`."""
     import pickle
@@ -275,14 +279,12 @@ def script_of_packed(folder: Path, names: Names) -> None:
 
 #: page -> what it takes for granted besides `common`, and its own names
 SETS: dict[str, Callable[[Path], Names]] = {
-    "docs/budgets.md": texts,
     "docs/checkpoints.md": training,
     "docs/files.md": files,
-    "docs/order.md": training,
     "docs/packing.md": images,
     "docs/replace-py-lmdb.md": py_lmdb,
-    "docs/resuming.md": training,
-    "docs/selections.md": names_and_fields,
+    "docs/order.md": training,
+    "docs/selections.md": selections,
     "docs/sharing-a-store.md": rules,
     "docs/start.md": start,
     "docs/your-dataset.md": pairs_of_files,
@@ -299,17 +301,17 @@ BEFORE: dict[tuple[str, str], Step] = {
     ("docs/decoders.md", "@pario.decode.kernel"): cifar,
     ("docs/replace-py-lmdb.md", "self.env ="): a_transaction,
     ("docs/replace-py-lmdb.md", "for key, value in"): a_transaction,
-    ("docs/resuming.md", "if rank == 0"): a_loader,
+    ("docs/order.md", "if rank == 0"): a_loader,
 }
 
 #: (page, how a block begins) -> what must hold after it
 AFTER: dict[tuple[str, str], Step] = {
-    ("docs/budgets.md", "import numpy"): batches,
+    ("docs/selections.md", "import numpy"): batches,
     ("docs/decoders.md", "train = pario.decode.Image"): decoded_pictures,
     ("docs/decoders.md", "def decode(value: bytes)"): batches,
     ("docs/decoders.md", "def decode(value, key, rng)"): decoded,
     ("docs/decoders.md", "@pario.decode.kernel"): batches,
-    ("docs/guarantees.md", "loader ="): batches,
+    ("docs/order.md", "loader ="): batches,
     ("docs/packing.md", '"""Values of a dataset'): script_of_packed,
     ("docs/sharing-a-store.md", "policy ="): read_rules,
     ("docs/tiers.md", "import pario"): batches,
@@ -317,7 +319,7 @@ AFTER: dict[tuple[str, str], Step] = {
 }
 
 #: blocks of ranks that work together -> how many
-RANKS = {("docs/groups.md", "from mpi4py import MPI"): 4}
+RANKS = {("docs/selections.md", "from mpi4py import MPI"): 4}
 
 #: page -> variables that it takes for granted
 ENVIRONMENT = {"docs/sharing-a-store.md": {"PLANE": "head:7400", "SLURM_JOB_ID": "1"}}

@@ -21,7 +21,7 @@ from pario.kernels.jit import cache_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: What docs/failures.md promises: every rank that lives has its error within so many seconds, and the job has
+#: What measurements/failures.md promises: every rank that lives has its error within so many seconds, and the job has
 #: ended. On a slow machine it is more (`Ended.promised_s`).
 PROMISED_S = 10.0
 
@@ -283,7 +283,7 @@ def check(ended: Ended, expected: dict[int, str], text: str = "") -> None:
 
 
 class Table:
-    """The rows of docs/failures.md, kept in a file that `python -m benchmarks.failures` names; otherwise nowhere."""
+    """The rows of measurements/failures.md, kept where `python -m benchmarks.failures` says; otherwise nowhere."""
 
     def __init__(self) -> None:
         self.file = os.environ.get("PARIO_FAILURES_JSON")

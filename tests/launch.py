@@ -23,7 +23,7 @@ POLITE = {
     "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
     # Open MPI: its own name of the same.
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    # Open MPI's wheel says "Error" about a transport that nobody asked for whenever a window is made (docs/mpi.md).
+    # Open MPI's wheel says "Error" about an unused transport whenever a window is made (docs/clusters.md).
     "OMPI_MCA_osc": "^ucx",
     # Numerical libraries: one thread per rank.
     "OMP_NUM_THREADS": "1",

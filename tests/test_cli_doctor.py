@@ -232,7 +232,7 @@ def test_wrong_use(capsys) -> None:
     ("env", "words"),
     [
         ({"PARIO_NUMBA_CACHE": "/proc/pario"}, ["/proc/pario", "PARIO_NUMBA_CACHE"]),
-        ({"PALS_SIZE": "4"}, ["PALS_SIZE=4", "every one of them is alone", "docs/mpi.md"]),
+        ({"PALS_SIZE": "4"}, ["PALS_SIZE=4", "every one of them is alone", "docs/clusters.md"]),
         ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "PALS_SIZE": "4"}, ["cannot load an MPI library", "pip install"]),
     ],
 )

@@ -18,7 +18,7 @@ from launch import Job, run_job
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-#: What docs/failures.md promises, counted from the moment at which the first rank leaves.
+#: What measurements/failures.md promises, counted from the moment at which the first rank leaves.
 PROMISED_S = 10.0
 
 LIMIT_S = 100

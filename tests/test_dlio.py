@@ -95,7 +95,7 @@ def test_tables_say_what_was_measured(tmp_path: Path, ours: float, status: int) 
 def test_the_pages_configuration_is_what_the_plug_ins_run_with() -> None:
     """Each key is one that the runs of benchmarks/dlio set, and each class exists."""
     root = Path(study.__file__).resolve().parents[2]
-    text = re.search(r"```yaml\n(.*?)```", (root / "docs" / "dlio.md").read_text(), re.S)
+    text = re.search(r"```yaml\n(.*?)```", (root / "measurements" / "dlio.md").read_text(), re.S)
     assert text is not None
     given = {
         section if key is None else f"{section}.{key}": value

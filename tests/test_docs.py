@@ -15,7 +15,7 @@ from benchmarks.publish import PARTS, commands
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "packaging/README.md")
-PAGES = sorted([*(ROOT / name for name in HEADS), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*(ROOT / name for name in HEADS), *(ROOT / "docs").glob("*.md"), *(ROOT / "measurements").glob("*.md")])
 #: what fills the places between markers: prefix -> script; a page may name no other
 FILLED_BY = {
     "peers": "benchmarks/peers/report.py",
@@ -62,6 +62,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(other), f"{page.name} links to {target}: {other.name} has no such heading"
 
 
+def test_pages_that_the_code_names_exist() -> None:
+    """In docstrings, help texts, hints of errors, comments."""
+    for folder in ("benchmarks", "examples", "jobscripts", "packaging", "pario", "tests"):
+        for file in (ROOT / folder).rglob("*.*"):
+            if file.suffix in (".json", ".py", ".slurm", ".txt") and file.name != "test_docs.py":
+                for name, anchor in re.findall(r"\b((?:docs|measurements)/[\w-]+\.md)(?:#([\w-]+))?", file.read_text()):
+                    assert (ROOT / name).exists(), f"{file}: there is no {name}"
+                    assert not anchor or anchor in anchors(ROOT / name), f"{file}: {name} has no #{anchor}"
+
+
 @each_page
 def test_python_in_pages_compiles(page: Path) -> None:
     for block in re.findall(r"(?ms)^```python\n(.*?)^```$", page.read_text()):
@@ -87,16 +97,19 @@ def test_places_for_tables_have_an_end_and_a_script(page: Path) -> None:
         assert (ROOT / FILLED_BY[name]).exists()
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
+def test_every_page_is_in_the_index_and_every_measurement_in_how_fast() -> None:
+    index, fast = ((ROOT / "docs" / name).read_text() for name in ("index.md", "how-fast.md"))
     for page in PAGES:
         if page.parent == ROOT / "docs" and page.name != "index.md":
             lines = [line for line in index.splitlines() if f"]({page.name})" in line]
             assert len(lines) == 1, f"docs/index.md has {len(lines)} lines for {page.name}"
+        if page.parent == ROOT / "measurements":
+            link = rf"\]\(../measurements/{page.name}[#)]"
+            assert re.search(link, fast), f"docs/how-fast.md does not link to {page.name}"
 
 
 def test_what_to_expect_names_pages_and_tests_that_exist() -> None:
-    rows = re.findall(r"(?m)^\| (\d+) \|(.*)\|$", (ROOT / "docs" / "what-to-expect.md").read_text())
+    rows = re.findall(r"(?m)^\| (\d+) \|(.*)\|$", (ROOT / "measurements" / "what-to-expect.md").read_text())
     assert [int(number) for number, _ in rows] == [*range(1, 14), *range(1, 11)]
     for number, row in rows:
         expected, said, page, shown = (cell.strip() for cell in row.split(" | "))
@@ -120,7 +133,7 @@ def test_publish_fills_every_place_from_what_it_measures() -> None:
     """One command for all tables; each page that has places is named by the part whose prefix they have."""
     filled: dict[str, set[str]] = {}
     for part, (_, fill) in PARTS.items():
-        pages = {word for word in fill if word.endswith(".md")} or {f"docs/{part}.md"}
+        pages = {word for word in fill if word.endswith(".md")} or {f"measurements/{part}.md"}
         prefix = {"dropin": "bars", "tiers": "bars", "tf-study": "bars"}.get(part, part)
         filled.setdefault(prefix, set()).update(pages)
     for page in PAGES:

@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/*.md runs, or a table of docs_blocks.py says where else it is tested."""
+"""Every code block of the README, docs/ and measurements/ runs, or a table of docs_blocks.py says where it does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from required import framework
 pytest.importorskip("click")
 
 #: Python alone, of a second or two each
-QUICK = ["docs/order.md", "docs/resuming.md", "docs/tuning.md"]
+QUICK = ["docs/order.md", "docs/tuning.md"]
 CODE = [page for page in pages() if any(block.language for block in blocks(page))]
 TORCH = [page for page in CODE if any(block.needs_torch and not elsewhere(block) for block in blocks(page))]
 DRIVER = ROOT / "tests" / "docs_page.py"

@@ -1,6 +1,7 @@
 """What goes wrong in a running job: killed ranks, signals, files that change. Every case ends soon, with one clear
 error on every rank that lives or with the right result, and leaves nothing behind. The measured times are in
-docs/failures.md; what needs root (stores that fail, too little memory) is in system/test_failures_of_the_machine.py.
+measurements/failures.md; what needs root (stores that fail, too little memory) is in
+system/test_failures_of_the_machine.py.
 """
 
 from __future__ import annotations

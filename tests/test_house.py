@@ -155,7 +155,7 @@ def arrows(house: House) -> dict[str, str]:
     for file in house.files.values():
         mine = room_of(file)
         if mine != FACE and mine not in FLOOR:
-            wrong[file.name] = f"room {mine} has no floor: give it one here and in docs/house.md"
+            wrong[file.name] = f"room {mine} has no floor: give it one here and in docs/how-it-works.md"
             continue
         for other, said in house.imported(file):
             if other is None:

@@ -176,7 +176,7 @@ def test_kept_sets_fit_about_as_well() -> None:
 
 
 def test_page_is_filled_from_the_stored_results(stored: dict) -> None:
-    page = (ROOT / "docs" / "model.md").read_text()
+    page = (ROOT / "measurements" / "model.md").read_text()
     assert report.fill(page, stored) == page
     for name in report.tables(stored):
         assert f"<!-- model: {name} -->" in page

@@ -1,4 +1,4 @@
-"""benchmarks/model: tiers and peers. Bytes are conserved, the counts are those of arithmetic and of docs/tiers.md."""
+"""benchmarks/model: tiers and peers. Bytes are conserved, the counts are arithmetic's and measurements/tiers.md's."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_what_nobody_has_room_for_is_read_in_every_epoch(together) -> None:
 
 
 def test_four_nodes_are_as_measured() -> None:
-    """The bytes and the hot spots that docs/tiers.md has for four emulated nodes, whatever was measured last."""
-    page = (ROOT / "docs" / "tiers.md").read_text()
+    """The bytes and the hot spots that measurements/tiers.md has for four emulated nodes."""
+    page = (ROOT / "measurements" / "tiers.md").read_text()
     page = page[page.index("### Four nodes") : page.index("### Four jobs")]
     rows = re.findall(r"(?m)^\| datum-\S+, \S+, quota ([\d.]+)(: busiest node ÷ mean)? \| ([\d.]+) × .*\| *\|$", page)
     passes = [(float(quota), float(figure)) for quota, busiest, figure in rows if not busiest and float(figure) >= 1]
@@ -162,7 +162,7 @@ def test_the_page_tells_what_the_close_points_depend_on() -> None:
 
 
 def test_page_is_what_the_code_says(tables: dict[str, str]) -> None:
-    page = (ROOT / "docs" / "model-tiers.md").read_text()
+    page = (ROOT / "measurements" / "model-tiers.md").read_text()
     assert fill_marked(page, "model-tiers", tables) == page
     for name in tables:
         assert f"<!-- model-tiers: {name} -->" in page

@@ -3,7 +3,7 @@
     python -m benchmarks.dlio --out DIR               makes DIR/venv, installs DLIO and this checkout there, measures
     python -m benchmarks.dlio --out DIR --smoke       tiny data: does every sample come once, with its bytes?
     python -m benchmarks.dlio --out DIR --here        in this environment, which has what is needed
-    python -m benchmarks.dlio --out DIR --fill docs/dlio.md    only fills the page from DIR/dlio.json
+    python -m benchmarks.dlio --out DIR --fill measurements/dlio.md    only fills the page from DIR/dlio.json
 
 Without --here it needs nothing but Python 3.10 to 3.13 with pip. Measuring needs root, fuse3 and an idle machine. What
 has been measured is in DIR/dlio.json after each run; a further call goes on from there, --seconds says when to stop.

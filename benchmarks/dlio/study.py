@@ -302,7 +302,7 @@ def _checkpoint_table(runs: dict[str, Any]) -> str:
 
 
 def tables(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, Markdown) for the places of docs/dlio.md."""
+    """(name, Markdown) for the places of measurements/dlio.md."""
     machine, runs = document["machine"], document["runs"]
     versions = machine["versions"]
     yield (

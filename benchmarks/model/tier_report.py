@@ -1,5 +1,5 @@
 """The model of benchmarks/model/tiers.py beside published points, beside pario's measured ones, and where nobody has
-measured: the tables of docs/model-tiers.md. tier_points.json has the points, their set-ups and sources."""
+measured: the tables of measurements/model-tiers.md. tier_points.json has the points, their set-ups and sources."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def _points() -> dict[str, str]:
 
 
 def predict(nodes: int, quota: float) -> list[str]:
-    """Cells for five epochs. The store and the links are those of docs/model.md (best set), disks FanStore's (678 files
-    of 8 MB per second), the service docs/tiers.md's (whole chunks, TCP)."""
+    """Cells for five epochs. The store and the links are those of measurements/model.md (best set), disks FanStore's
+    (678 files of 8 MB per second), the service measurements/tiers.md's (whole chunks, TCP)."""
     machine = calibrate.load()[0].machine
     store = machine.servers * min(machine.disk_rate, machine.net_rate)
     given = Rates(store=store, link=machine.link_rate, serve=1.15e9, tier=678 * 8e6)

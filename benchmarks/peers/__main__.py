@@ -1,6 +1,6 @@
 """pario beside other loaders, from an empty environment to the page.
 
-    python -m benchmarks.peers --out DIR       everything: installs, writes, checks, measures, fills docs/peers.md
+    python -m benchmarks.peers --out DIR       everything: installs, writes, checks, measures, fills the page
     python -m benchmarks.peers --out DIR --part speed --limit 280     goes on where it stopped, for at most so long
     python -m benchmarks.peers --smoke         what is installed here, small sets, no page: does it run?
 

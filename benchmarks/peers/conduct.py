@@ -317,7 +317,7 @@ def main() -> int:
     if "fill" in parts:
         from benchmarks.peers.report import fill
 
-        fill(bench.found, ROOT / "docs")
+        fill(bench.found, ROOT / "measurements")
     broken = [*bench.found["errors"].items()] + [
         (key, one)
         for held in bench.found["checks"].values()

@@ -1,4 +1,4 @@
-"""docs/peers.md: its tables, between markers, and its figures, from results.json.
+"""measurements/peers.md: its tables, between markers, and its figures, from results.json.
 
 `<!-- peers: NAME -->` and `<!-- end -->`, each alone on its line, enclose a place for a table.
 """
@@ -314,8 +314,8 @@ def _figures(found: Found, pyplot: Any) -> Iterable[tuple[str, Any]]:
         yield f"peers-{state}", figure
 
 
-def fill(found: Found, docs: Path) -> None:
-    """Fill docs/peers.md and write docs/figures/peers-*.svg."""
+def fill(found: Found, folder: Path) -> None:
+    """Fill measurements/peers.md and write measurements/figures/peers-*.svg."""
     parts = {
         "machine": facts(found), "ratios": ratios(found), "losses": losses(found), "missing": missing(found),
         "delivered": delivered(found), "uneven": uneven(found), "damage": damage(found), "resume": resume(found),
@@ -329,9 +329,9 @@ def fill(found: Found, docs: Path) -> None:
     for name, text in parts.items():
         if text.startswith("|") and text.count("\n") < 2:
             parts[name] = "*Not measured.*"
-    page = docs / "peers.md"
+    page = folder / "peers.md"
     page.write_text(fill_marked(page.read_text(), "peers", parts))
     try:
-        write_figures(lambda pyplot: _figures(found, pyplot), docs / "figures", kinds=("svg",))
+        write_figures(lambda pyplot: _figures(found, pyplot), folder / "figures", kinds=("svg",))
     except Unavailable as e:
         print(f"no figures: {e}")

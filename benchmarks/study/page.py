@@ -1,7 +1,7 @@
 """The study's page in the documentation, from the JSON of `python -m benchmarks.study`.
 
     python -m benchmarks.study.page OUT/study.json                        prints all tables
-    python -m benchmarks.study.page OUT/study.json --into docs/study.md --figures docs/figures
+    python -m benchmarks.study.page OUT/study.json --into measurements/study.md --figures measurements/figures
 
 A place for a table: `<!-- study: NAME -->` and `<!-- end -->`, each alone on its line; the names are `machine`, `bars`,
 `missed`, `rates`, `gains`, `switches`, `times`, `store`, `speculation`, `requests` and `groups`.

@@ -85,7 +85,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 FIT_HINT = (
     "Use the mpiexec of that library (python -m mpi4py --mpi-library tells its place), or with srun the matching "
-    "--mpi=pmi2 or --mpi=pmix (docs/mpi.md)"
+    "--mpi=pmi2 or --mpi=pmix (docs/clusters.md)"
 )
 
 
@@ -235,7 +235,7 @@ def announced() -> Announced | None:
         port = int(number) if number.isdigit() else 0
         if not host or not 0 < port < 1 << 16:
             what = f"PARIO_RENDEZVOUS={rendezvous} is neither HOST:PORT nor the path of a folder"
-            raise LauncherError(what, hint="docs/mpi.md#without-mpi")
+            raise LauncherError(what, hint="docs/clusters.md#without-mpi")
     elif secret:
         port = _PORTS[0] + zlib.crc32(name.encode()) % (_PORTS[1] - _PORTS[0])
     if not secret and not folder:

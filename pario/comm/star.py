@@ -51,7 +51,7 @@ _LEAST_SECRET = 16
 
 _HINT = (
     "Where ranks of several machines share no home folder: PARIO_SECRET_FILE names a file that only you can read, the "
-    "same on each machine, and PARIO_RENDEZVOUS=HOST:PORT a free port of rank 0's (docs/mpi.md#without-mpi)"
+    "same on each machine, and PARIO_RENDEZVOUS=HOST:PORT a free port of rank 0's (docs/clusters.md#without-mpi)"
 )
 
 

@@ -37,7 +37,7 @@ GRACE_S = 0.5
 _FREES, _GONE = 0, -1
 
 _ALONE_HINT = 'To run it alone pass comm="self"'
-_MPI_HINT = "Install one beside mpi4py (pip install 'pario[mpich]'), or load the site's MPI module (docs/mpi.md)"
+_MPI_HINT = "Install one beside mpi4py (pip install 'pario[mpich]'), or load the site's MPI module (docs/clusters.md)"
 
 
 class World(Messages, AnyWorld):
@@ -416,6 +416,6 @@ def _torch_error(ranks: str) -> LauncherError:
     return LauncherError(
         f"a launcher of torch started several processes ({ranks}), and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT "
         "do not all say how they find each other: every one would read all records",
-        hint="Set them, or start the script by torchrun, mpiexec or srun (docs/mpi.md#without-mpi); if each process is "
-        'to read everything, or WORLD_SIZE is left over from another program, pass comm="self"',
+        hint="Set them, or start the script by torchrun, mpiexec or srun (docs/clusters.md#without-mpi); if each "
+        'process is to read everything, or WORLD_SIZE is left over from another program, pass comm="self"',
     )

@@ -182,7 +182,7 @@ class _Bench(click.Command):
     default="auto",
     show_default=True,
     type=click.Choice(list(RECIPES)),
-    help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (docs/recipes.md).",
+    help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (measurements/recipes.md).",
 )
 @click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels, as unequal images do not stack.")
 @click.option("-e", "--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")

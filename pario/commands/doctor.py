@@ -255,7 +255,7 @@ def _about_mpi(report: dict[str, Any]) -> Iterator[str]:
         if family != mpiexec["family"]:
             yield (
                 f"{mpiexec['place']} belongs to {mpiexec['family']}, but mpi4py loads {report['mpi_library']}: its "
-                "ranks would not find each other. Use the mpiexec of that library, or the other library (docs/mpi.md)."
+                "ranks would not find each other. Use that library's mpiexec, or the other library (docs/clusters.md)."
             )
 
 

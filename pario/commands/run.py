@@ -189,7 +189,7 @@ def trace(
 
     https://ui.perfetto.dev shows the file: a track per thread and per slot of the ring, and counters. `advise` says
     what the numbers mean. Works under mpiexec and srun, too: every rank is traced, and rank 0 merges the files.
-    `import lmdb` is served by pario, as with `run`. docs/traces.md has an example.
+    `import lmdb` is served by pario, as with `run`. docs/report.md has an example.
 
     \b
     Examples:

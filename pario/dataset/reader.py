@@ -68,9 +68,9 @@ class Reader:
         without any MPI library. "self": this process alone, whatever started it
     db : name of a named database; None is the main one
     options : see `Options`
-    recipe : a name of `pario.options.RECIPES` (docs/recipes.md), or a `Recipe`; "auto" unless a study wants another.
-        `read` uses only its settings for locating and fetching, so "plain", which concerns whole epochs, reads here as
-        "prov" does
+    recipe : a name of `pario.options.RECIPES` (measurements/recipes.md), or a `Recipe`; "auto" unless a study wants
+        another. `read` uses only its settings for locating and fetching, so "plain", which concerns whole epochs, reads
+        here as "prov" does
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
     grow : let the index grow while records are read, if the recipe allows that and no saved index fits

@@ -45,7 +45,7 @@ class Loader:
     path : the LMDB: its data file, or the directory that holds data.mdb. Several LMDBs as one dataset
         (docs/selections.md): a list of paths, a pattern such as "data.%04d.lmdb" or "data.*.lmdb", or a directory of
         LMDBs; the records of one come behind those of another
-    batch_size : records per rank and step; or a `pario.Budget`, what the records of a batch may cost (docs/budgets.md)
+    batch_size : records per rank and step; or a `pario.Budget`, what a batch may cost (docs/selections.md)
     decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
     shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
         random order, mixed over `Options.mix_blocks` blocks, so that reads stay long)
@@ -60,8 +60,8 @@ class Loader:
         missing from its batch. "substitute": the next readable record of its batch takes its row. Both are counted in
         `batch.skipped`, `loader.skipped` and, by reason, in `loader.stats()["bad"]`; `Options(max_bad=...)` limits them
     options : see `Options`
-    recipe : "auto"; for studies also a name in `pario.options.RECIPES`, or a `Recipe` (docs/recipes.md). It changes how
-        records are read, not which records are delivered
+    recipe : "auto"; for studies also a name in `pario.options.RECIPES`, or a `Recipe` (measurements/recipes.md). It
+        changes how records are read, not which records are delivered
     select : which records belong to an epoch (docs/selections.md); the order of ids does not matter. Record ids (an
         array or a list of integers), a range or a slice of them; bytes: the records whose keys begin with them; a
         compiled pattern of bytes, matched from the beginning of a key; a function of a key (bytes), called once per
@@ -76,10 +76,10 @@ class Loader:
         that runs out comes again, one that does not goes on in the next epoch (docs/selections.md). No record is in two
         sources. Not with shuffle="block"
     verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
-        decoded. One that differs is a record that cannot be read, for `on_error` (docs/guarantees.md)
+        decoded. One that differs is a record that cannot be read, for `on_error` (docs/order.md)
     share_batch : an mpi4py communicator, or a list, of the ranks that are to get the same batches: those of one tensor,
-        pipeline or context parallel group (docs/groups.md). `comm` has the ranks of all groups, which have equal sizes.
-        Then `batch_size` counts records per group and step, and "rank" means group in what is said here of batches
+        pipeline or context parallel group (docs/selections.md). `comm` has the ranks of all groups, which have equal
+        sizes. Then `batch_size` counts records per group and step, and "rank" means group in what is said of batches
     save_index, progress : see `Reader`
 
     Use it in a `with` block, so that an exception in your code on one rank reaches the others at once. Take batches in

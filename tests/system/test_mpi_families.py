@@ -1,4 +1,4 @@
-"""Every MPI library that pario is said to run with (docs/mpi.md), each in an environment of its own.
+"""Every MPI library that pario is said to run with (docs/clusters.md), each in an environment of its own.
 
 An environment is a virtual one without pip that borrows all packages from this interpreter's; only the MPI library and
 `bin/mpiexec` are its own. So nothing is compiled or installed twice, and tests/launch.py finds the right launcher.
