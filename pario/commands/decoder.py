@@ -14,7 +14,7 @@ import numpy as np
 from pario.commands.dataset import Item
 from pario.decode.base import Decoder, Draw, extent
 from pario.decode.function import as_decoder
-from pario.decode.preset import PRESETS, preset
+from pario.decode.presets import PRESETS, preset
 from pario.decode.registry import WRAPPERS, find
 from pario.errors import DecodeError, OptionError
 from pario.records import Records

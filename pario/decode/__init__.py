@@ -43,7 +43,7 @@ _HOMES = {
     "Zstd": "pario.decode.compressed",
     "as_decoder": "pario.decode.function",
     "kernel": "pario.decode.own_kernel",
-    "preset": "pario.decode.preset",
+    "preset": "pario.decode.presets",
 }
 
 __all__ = [
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from pario.decode.npy import Npy, Npz
     from pario.decode.own_kernel import Kernel, kernel
     from pario.decode.pickle import Pickle
-    from pario.decode.preset import preset
+    from pario.decode.presets import preset
     from pario.decode.raw import Raw
     from pario.decode.struct import Struct
     from pario.decode.tensor_protos import TensorProtos

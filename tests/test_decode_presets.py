@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import pkgutil
 import zlib
 
 import cv2
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from made_records import arrays, made
 
+import pario
 from pario.decode import Draw, preset
-from pario.decode.preset import PRESETS
+from pario.decode.presets import PRESETS
 from pario.errors import OptionError
 
 
@@ -101,3 +103,9 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(OptionError, match="no preset is called 'imagenet'") as caught:
         preset("imagenet")
     assert all(name in str(caught.value) for name in PRESETS)
+
+
+def test_the_function_is_not_hidden_by_a_module_of_its_name() -> None:
+    """Whatever was imported first."""
+    for module in pkgutil.iter_modules(pario.decode.__path__):
+        assert module.name not in pario.decode.__all__, module.name
