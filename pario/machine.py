@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ __all__ = [
     "absolute",
     "allowed_cores",
     "boot",
+    "closing_fd",
     "core_quota",
     "fair_threads",
     "file_system",
@@ -286,6 +287,15 @@ def _lines(path: str) -> list[str]:
             return file.read().splitlines()
     except OSError:
         return []
+
+
+@contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """`with closing_fd(os.open(...)) as fd:` closes the descriptor at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def absolute(path: str) -> str:

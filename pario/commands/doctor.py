@@ -10,6 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -130,14 +131,11 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
         where = machine.file_system(file)
         facts |= {"path": file, "file_system": where.type, "kind": where.kind, "mounted_at": where.mounted_at}
         facts |= {"source": where.source, "readonly": where.readonly}
-        fetcher = PosixFetcher(file)
-        try:
+        with closing(PosixFetcher(file)) as fetcher:
             snapshot = read_snapshot(fetcher)
             tree = Tree(lambda n: fetcher.pread(n * snapshot.page_size, snapshot.page_size), snapshot, snapshot.main)
             records = (snapshot.main if db is None else named_database(tree, db.encode())).md_entries
             status = fetcher.status()
-        finally:
-            fetcher.close()
         lock = os.path.join(os.path.dirname(file), "lock.mdb")
         if not os.path.exists(lock):
             lock = file + "-lock"

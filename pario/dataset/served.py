@@ -17,6 +17,7 @@ from pario.errors import ParioError
 from pario.fetch.snapshot import read_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
+from pario.machine import closing_fd
 from pario.options import Options
 from pario.records import EXTENT
 from pario.stage import asking
@@ -104,11 +105,8 @@ def _serves(folder: str, told: asking.Told) -> bool:
     """Whether this node's service is still the one that has said this; one that has retired still serves."""
     try:
         directory = PrivateDirectory(root_of(asking.here(folder)))
-        lock = directory.open_file(asking.LOCK, make=False)
-        try:
+        with closing_fd(directory.open_file(asking.LOCK, make=False)) as lock:
             lives = is_used(lock, byte=0)
-        finally:
-            os.close(lock)
         with suppress(FileNotFoundError):
             return lives and asking.read_servers(directory.read(asking.WHERE)).secret == told.servers.secret
         return lives

@@ -16,7 +16,7 @@ from pario.lmdb.real import real
 from pario.lmdb.served import use_announced, use_service
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
-from pario.machine import absolute
+from pario.machine import absolute, closing_fd
 
 if TYPE_CHECKING:
     from pario.lmdb.ahead import Announced
@@ -385,10 +385,8 @@ class Environment:
             fd = os.open(file_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as e:
             raise errors.Error(f"{file_path}: {e.strerror}", e.errno or 0, path=file_path) from e
-        try:
+        with closing_fd(fd):
             copy_to(fd, store, compact)
-        finally:
-            os.close(fd)
 
     def copyfd(self, fd: int, compact: bool = False, txn: Transaction | None = None) -> None:
         """Like `copy`, into an open file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,8 +268,7 @@ class _Job:
             for name, items in opened.databases:
                 if name is None and not items.n:
                     continue
-                others = open_items(found[name], world)
-                try:
+                with closing(open_items(found[name], world)) as others:
                     with together(world, "verifying"):
                         if others.n != items.n or others.flags != items.flags:
                             raise ChecksumError(
@@ -278,8 +277,6 @@ class _Job:
                                 path=self.file,
                             )
                     crew.compare(items, others, self.file, moved)
-                finally:
-                    others.close()
         except CorruptedError as e:
             if world.rank == 0 and e.path == self.file:  # going on from here would end here again
                 self.partial.remove()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, together
 from pario.errors import CorruptedError, OptionError, ParioError
+from pario.machine import closing_fd
 from pario.packing.flow import Crew
 from pario.packing.folder import Restorer
 from pario.packing.items import Items, inflated
@@ -49,8 +51,7 @@ def unpack(
                 raise OptionError(f"{path} is a {source.kind}, not a packed LMDB")
     source = world.bcast(source)
     assert source is not None  # rank 0 has it
-    opened = source.open(world, "")
-    try:
+    with closing(source.open(world, "")) as opened:
         items = opened.databases[0][1]
         packing: Packing | None = getattr(items, "packing", None)
         kind = packing.more.get("source", "lmdb") if packing is not None else "lmdb"
@@ -59,8 +60,6 @@ def unpack(
             return _Restored(world, path, dst, talk, force).run(items, packing, kind)
         if world.rank == 0 and not any(getattr(items, "packing", None) for _, items in opened.databases):
             talk.say(f"no value of {path} is packed: it is copied")
-    finally:
-        opened.close()
     with together(world, "looking at DST"):
         target = Target(dst, in_folder=in_folder or source.in_folder, force=force)
         if world.rank == 0:
@@ -215,10 +214,8 @@ class _Restored:
         if into == os.path.join(self.partial.path, "made"):
             self._root = restorer, fd
             return
-        try:
+        with closing_fd(fd):
             restorer.finish_root(fd)
-        finally:
-            os.close(fd)
 
 
 def _move_lmdb(beside: str, into: str, in_folder: bool) -> None:
