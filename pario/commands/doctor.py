@@ -18,7 +18,7 @@ from typing import Any
 
 import pario
 from pario import machine
-from pario.comm.base import AnyWorld
+from pario.comm.base import AnyWorld, together
 from pario.comm.launcher import Launcher, announced, launcher, library, node_name, own_addresses
 from pario.comm.solo import Solo
 from pario.comm.world import get_world
@@ -51,13 +51,8 @@ def doctor(path: str | None, db: str | None, as_json: bool) -> int:
         world: AnyWorld = get_world()
     except LauncherError as e:
         world, refused = Solo(), e
-    facts: dict[str, Any] = {}
-    error: BaseException | None = None
-    try:
+    with together(world, "looking at this node"):
         facts = _rank_facts(world, path, db)
-    except Exception as e:
-        error = e
-    world.agree(error, "looking at this node")
     everyones = world.allgather(facts)
     report = _report(world, everyones, refused)
     said = report["advice"]

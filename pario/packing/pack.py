@@ -17,7 +17,7 @@ from pario.codec.registry import parse
 from pario.codec.select import Selection
 from pario.codec.trial import selection_for
 from pario.codec.zstd import train
-from pario.comm.base import AnyWorld, together
+from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import ChecksumError, CorruptedError, FileError, OptionError
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.kernels.coded import MOST
@@ -133,9 +133,7 @@ class _Job:
         crew: Crew | None = None
         opened: Opened | None = None
         try:
-            with together(world, "opening the unfinished dataset"):
-                if world.rank == 0:
-                    self.partial.open(state, self.talk.say)
+            on_root(world, "opening the unfinished dataset", lambda: self.partial.open(state, self.talk.say))
             opened = source.open(world, self.partial.path)
             crew = Crew(world)
             self._fill(crew, opened, choose)
@@ -257,13 +255,9 @@ class _Job:
     def _verify(self, crew: Crew, opened: Opened) -> None:
         world = self.world
         moved = self.talk.progress("verifying", sum(items.nbytes for _, items in opened.databases))
-        found = None
-        with together(world, "opening the new dataset"):
-            if world.rank == 0:
-                names = [name for name, _ in opened.databases if name is not None]
-                found = {database.name: database for database in databases_of(self.file, names)[1]}
-        found = world.bcast(found)
-        assert found is not None  # rank 0 has it
+        names = [name for name, _ in opened.databases if name is not None]
+        databases = on_root(world, "opening the new dataset", lambda: databases_of(self.file, names)[1])
+        found = {database.name: database for database in databases}
         try:
             for name, items in opened.databases:
                 if name is None and not items.n:

@@ -20,7 +20,7 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from pario.codec.packing import Packing
-from pario.comm.base import AnyWorld, together
+from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import FileError, InvalidError, MissingError, OptionError, SnapshotError
 from pario.fetch.resolve import resolve
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEDUP
@@ -168,13 +168,8 @@ class TarSource(Source):
         with together(world, "reading the tar"):
             if world.rank == 0 and compressed:
                 inflate(self.path, path)
-        members = None
-        with together(world, "reading the tar"):
-            if world.rank == 0:
-                members = read_members(path)
-        members = world.bcast(members)
+        members = on_root(world, "reading the tar", lambda: read_members(path))
         with together(world, "opening the tar"):
-            assert members is not None  # rank 0 has read it
             items = MemberItems(path, members)
             opened = Opened([(None, items)], {"source": self.kind}, items.parts() if world.rank == 0 else {})
         assert opened is not None  # else all have raised

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pario.codec.packing import Packing
-from pario.comm.base import AnyWorld, together
+from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import CorruptedError, OptionError, ParioError
 from pario.machine import closing_fd
 from pario.packing.flow import Crew
@@ -43,14 +43,7 @@ def unpack(
 
     Raises, on all ranks, FileError and its children, OptionError.
     """
-    source: Source | None = None
-    with together(world, "looking at the packed dataset"):
-        if world.rank == 0:
-            source = describe([path])
-            if source.kind != "lmdb":
-                raise OptionError(f"{path} is a {source.kind}, not a packed LMDB")
-    source = world.bcast(source)
-    assert source is not None  # rank 0 has it
+    source = on_root(world, "looking at the packed dataset", lambda: _packed_source(path))
     with closing(source.open(world, "")) as opened:
         items = opened.databases[0][1]
         packing: Packing | None = getattr(items, "packing", None)
@@ -65,6 +58,13 @@ def unpack(
         if world.rank == 0:
             target.check([path])
     return make_lmdb(world, source, target, talk, verify=verify)
+
+
+def _packed_source(path: str) -> Source:
+    source = describe([path])
+    if source.kind != "lmdb":
+        raise OptionError(f"{path} is a {source.kind}, not a packed LMDB")
+    return source
 
 
 class _Restored:
