@@ -6,23 +6,8 @@ import numpy as np
 from numba import types
 
 from pario.format.layout import F_DUPDATA, F_SUBDATA, MDB_DUPFIXED, MDB_INTEGERKEY, NUM_METAS
+from pario.kernels import nodes
 from pario.kernels.jit import inner
-from pario.kernels.nodes import (
-    BIG,
-    LAST_PGNO,
-    PAGE_SIZE,
-    WORD,
-    child,
-    compare,
-    count,
-    key_span,
-    node_at,
-    search_branch,
-    search_leaf,
-    u16,
-    u32,
-    word,
-)
 from pario.lmdb import abi
 from pario.lmdb.capi import WILLNEED, as_words, fadvise, intc, pages_of, scratch_memory
 from pario.lmdb.pages import cached, data_at, fail, is_in_copy, page_at
@@ -40,7 +25,7 @@ def leaf_for(g, handle, key):  # type: ignore[no-untyped-def]
         if o < 0:
             return o
         pool = pages_of(g)
-        pgno = child(pool, o, search_branch(pool, o, key, way, g), g)
+        pgno = nodes.child(pool, o, nodes.search_branch(pool, o, key, way, g), g)
     return page_at(g, pgno, depth - 1, handle)
 
 
@@ -53,11 +38,11 @@ def _down(g, tree, path, pgno, level, last):  # type: ignore[no-untyped-def]
         if o < 0:
             return g[abi.ERROR]
         pool = pages_of(g)
-        i = count(pool, o, g) - 1 if last else 0
+        i = nodes.count(pool, o, g) - 1 if last else 0
         path[level], path[abi.LEVELS + level] = pgno, i
         if level >= depth - 1:
             return abi.OK
-        pgno = child(pool, o, i, g)
+        pgno = nodes.child(pool, o, i, g)
         level += 1
 
 
@@ -72,15 +57,15 @@ def _down_to(g, tree, path, key):  # type: ignore[no-untyped-def]
         pool = pages_of(g)
         path[level] = pgno
         if level < depth - 1:
-            i = search_branch(pool, o, key, way, g)
+            i = nodes.search_branch(pool, o, key, way, g)
             path[abi.LEVELS + level] = i
-            pgno = child(pool, o, i, g)
+            pgno = nodes.child(pool, o, i, g)
             continue
-        if tree[abi.INTEGER] and key_span(pool, o, 0, g)[1] != len(key):
+        if tree[abi.INTEGER] and nodes.key_span(pool, o, 0, g)[1] != len(key):
             return abi.MISSING, False
-        i, equal = search_leaf(pool, o, key, way, g)
+        i, equal = nodes.search_leaf(pool, o, key, way, g)
         path[abi.LEVELS + level] = i
-        if i == count(pool, o, g):
+        if i == nodes.count(pool, o, g):
             path[abi.LEVELS + level] = i - 1
             return _turn(g, tree, path, 1, as_words(scratch_memory(), 0)), False
         return abi.OK, equal
@@ -101,12 +86,12 @@ def _turn(g, tree, path, step, ahead):  # type: ignore[no-untyped-def]
             return g[abi.ERROR]
         pool = pages_of(g)
         i = path[abi.LEVELS + level] + step
-        n = count(pool, o, g)
+        n = nodes.count(pool, o, g)
         if 0 <= i < n:
             if len(ahead) and ahead[0] and level == lowest:
                 _ask_ahead(g, pool, o, path[level], i, step, ahead)
             path[abi.LEVELS + level] = i
-            return _down(g, tree, path, child(pool, o, i, g), level + 1, step < 0)
+            return _down(g, tree, path, nodes.child(pool, o, i, g), level + 1, step < 0)
         level -= 1
     return abi.MISSING
 
@@ -114,18 +99,18 @@ def _turn(g, tree, path, step, ahead):  # type: ignore[no-untyped-def]
 @inner
 def _ask_ahead(g, pool, o, pgno, i, step, ahead):  # type: ignore[no-untyped-def]
     """Have the kernel read the next leaves below this branch page: many at once, while we look at the first."""
-    n = count(pool, o, g)
+    n = nodes.count(pool, o, g)
     if ahead[1] == pgno and (ahead[2] - i) * step > 0:
         return
     j = i
     asked = 0
-    size = g[PAGE_SIZE]
+    size = g[nodes.PAGE_SIZE]
     while 0 <= j < n and asked < LEAVES_AHEAD:
-        below = child(pool, o, j, g)
+        below = nodes.child(pool, o, j, g)
         if cached(g, below) < 0:
             # Neighbouring pages are asked for by one call.
             first = last = below
-            while 0 <= j + step < n and child(pool, o, j + step, g) == last + step and asked < LEAVES_AHEAD:
+            while 0 <= j + step < n and nodes.child(pool, o, j + step, g) == last + step and asked < LEAVES_AHEAD:
                 last += step
                 j += step
                 asked += 1
@@ -146,25 +131,25 @@ def enter(g, handle, c, last):  # type: ignore[no-untyped-def]
     if at < 0:
         return g[abi.ERROR]
     pool = pages_of(g)
-    flags = u16(pool, at + 4, g[BIG])
+    flags = nodes.u16(pool, at + 4, g[nodes.BIG])
     if not flags & F_DUPDATA:
         return abi.OK
     if not handle[abi.DUPSORT]:
-        return fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+        return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
     data = data_at(pool, at, g)
     if not flags & F_SUBDATA:
-        c[abi.C_DUPS], c[abi.C_SUB_I] = abi.SUB_PAGE, count(pool, data, g) - 1 if last else 0
+        c[abi.C_DUPS], c[abi.C_SUB_I] = abi.SUB_PAGE, nodes.count(pool, data, g) - 1 if last else 0
         return abi.OK
-    wide = g[WORD]
-    tree_flags = u16(pool, data + 4, g[BIG])
-    depth = u16(pool, data + 6, g[BIG])
-    entries, root = word(pool, data + 8 + 3 * wide, g), word(pool, data + 8 + 4 * wide, g)
+    wide = g[nodes.WORD]
+    tree_flags = nodes.u16(pool, data + 4, g[nodes.BIG])
+    depth = nodes.u16(pool, data + 6, g[nodes.BIG])
+    entries, root = nodes.word(pool, data + 8 + 3 * wide, g), nodes.word(pool, data + 8 + 4 * wide, g)
     sound = tree_flags == 0 or tree_flags == MDB_DUPFIXED or tree_flags == MDB_DUPFIXED | MDB_INTEGERKEY
-    if not sound or not 1 <= depth <= abi.LEVELS or entries < 1 or root < NUM_METAS or root > g[LAST_PGNO]:
-        return fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
-    pad = u32(pool, data, g[BIG]) if tree_flags & MDB_DUPFIXED else 0
+    if not sound or not 1 <= depth <= abi.LEVELS or entries < 1 or root < NUM_METAS or root > g[nodes.LAST_PGNO]:
+        return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
+    pad = nodes.u32(pool, data, g[nodes.BIG]) if tree_flags & MDB_DUPFIXED else 0
     if tree_flags & MDB_DUPFIXED and pad == 0:
-        return fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+        return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
     c[abi.C_DUPS], c[abi.C_DUP_ENTRIES] = abi.DUP_TREE, entries
     tree = dup_tree(c)
     tree[abi.ROOT], tree[abi.DEPTH], tree[abi.PAD] = root, depth, pad
@@ -195,7 +180,7 @@ def sub_page(g, handle, c):  # type: ignore[no-untyped-def]
     if at < 0:
         return at
     pool = pages_of(g)
-    if u16(pool, at + 4, g[BIG]) != F_DUPDATA:
+    if nodes.u16(pool, at + 4, g[nodes.BIG]) != F_DUPDATA:
         moved(g)
         return np.int64(-1)
     return data_at(pool, at, g)
@@ -216,10 +201,10 @@ def node_of(g, handle, c):  # type: ignore[no-untyped-def]
         return o
     pool = pages_of(g)
     i = c[abi.C_PATH + abi.LEVELS + level]
-    if not 0 <= i < count(pool, o, g):
+    if not 0 <= i < nodes.count(pool, o, g):
         moved(g)
         return np.int64(-1)
-    return node_at(pool, o, i, g)
+    return nodes.node_at(pool, o, i, g)
 
 
 @inner
@@ -230,7 +215,7 @@ def _step_in(g, tree, path, step, ahead):  # type: ignore[no-untyped-def]
     if o < 0:
         return g[abi.ERROR]
     i = path[abi.LEVELS + level] + step
-    if 0 <= i < count(pages_of(g), o, g):
+    if 0 <= i < nodes.count(pages_of(g), o, g):
         path[abi.LEVELS + level] = i
         return abi.OK
     return _turn(g, tree, path, step, ahead)
@@ -244,7 +229,7 @@ def _step_dup(g, handle, c, step):  # type: ignore[no-untyped-def]
         if o < 0:
             return g[abi.ERROR]
         i = c[abi.C_SUB_I] + step
-        if not 0 <= i < count(pages_of(g), o, g):
+        if not 0 <= i < nodes.count(pages_of(g), o, g):
             return abi.MISSING
         c[abi.C_SUB_I] = i
         return abi.OK
@@ -258,7 +243,7 @@ def _end_dup(g, handle, c, last):  # type: ignore[no-untyped-def]
         o = sub_page(g, handle, c)
         if o < 0:
             return g[abi.ERROR]
-        c[abi.C_SUB_I] = count(pages_of(g), o, g) - 1 if last else 0
+        c[abi.C_SUB_I] = nodes.count(pages_of(g), o, g) - 1 if last else 0
         return abi.OK
     tree = dup_tree(c)
     return _down(g, tree, dup_path(c), tree[abi.ROOT], 0, last)
@@ -273,14 +258,14 @@ def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
         if at < 0:
             return g[abi.ERROR]
         pool = pages_of(g)
-        nbytes = u32(pool, at, g[BIG])
-        if u16(pool, at + 4, g[BIG]) != 0:
+        nbytes = nodes.u32(pool, at, g[nodes.BIG])
+        if nodes.u16(pool, at + 4, g[nodes.BIG]) != 0:
             # A value of a DUPSORT database is short: it has no pages of its own, and is no database.
             pgno = c[abi.C_PATH + handle[abi.DEPTH] - 1]
-            return fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+            return fail(g, abi.DAMAGED, pgno, pgno * g[nodes.PAGE_SIZE], 0, 0, 0)
         if integer and nbytes != len(value):
             return abi.MISSING
-        order = compare(pool, data_at(pool, at, g), nbytes, value, 0, len(value), way)
+        order = nodes.compare(pool, data_at(pool, at, g), nbytes, value, 0, len(value), way)
         return abi.OK if order == 0 or (order > 0 and not exact) else abi.MISSING
     if len(value) == 0:
         return fail(g, abi.EMPTY_KEY, 0, 0, 0, 0, 0)
@@ -289,10 +274,10 @@ def _find_dup(g, handle, c, value, exact):  # type: ignore[no-untyped-def]
         if o < 0:
             return g[abi.ERROR]
         pool = pages_of(g)
-        if integer and key_span(pool, o, 0, g)[1] != len(value):
+        if integer and nodes.key_span(pool, o, 0, g)[1] != len(value):
             return abi.MISSING
-        i, equal = search_leaf(pool, o, value, way, g)
-        if i == count(pool, o, g) or (exact and not equal):
+        i, equal = nodes.search_leaf(pool, o, value, way, g)
+        if i == nodes.count(pool, o, g) or (exact and not equal):
             return abi.MISSING
         c[abi.C_SUB_I] = i
         return abi.OK
