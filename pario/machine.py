@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 __all__ = [
     "FileSystem",
@@ -28,6 +28,7 @@ __all__ = [
     "memory",
     "memory_limits",
     "my_share",
+    "replacing",
     "task_limits",
 ]  # fmt: skip
 
@@ -296,6 +297,24 @@ def closing_fd(fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` at the end: a reader sees the old one or the whole new one. After an error
+    there is none. Raises OSError."""
+    part = f"{path}.{os.getpid()}.part"
+    with suppress(FileNotFoundError):
+        os.unlink(part)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(part, flags, 0o666), "wb", buffering=1 << 20) as file:
+            yield file
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def absolute(path: str) -> str:

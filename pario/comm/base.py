@@ -14,7 +14,7 @@ from pario.errors import OptionError
 if TYPE_CHECKING:
     from pario.comm.agree import Alarm
 
-__all__ = ["AnyWorld", "array_of_one_dimension", "on_root", "together"]
+__all__ = ["AnyWorld", "abandoning", "array_of_one_dimension", "on_root", "together"]
 
 T = TypeVar("T")
 
@@ -179,6 +179,16 @@ def together(world: AnyWorld, doing: str) -> Iterator[None]:
     except BaseException as e:
         error = e
     world.agree(error, doing)
+
+
+@contextmanager
+def abandoning(ends: Any) -> Iterator[None]:
+    """An error of the block ends this world, or what works on it: `ends.abandon(error)` tells the other ranks."""
+    try:
+        yield
+    except BaseException as e:
+        ends.abandon(e)
+        raise
 
 
 def on_root(world: AnyWorld, doing: str, work: Callable[[], T]) -> T:
