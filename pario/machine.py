@@ -301,8 +301,8 @@ def closing_fd(fd: int) -> Iterator[int]:
 
 @contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` at the end: a reader sees the old one or the whole new one. After an error
-    there is none. Raises OSError."""
+    """A new file that takes the place of `path` at the end: a reader sees the old one or the new one, whole. After an
+    error there is none. Raises OSError."""
     part = f"{path}.{os.getpid()}.part"
     with suppress(FileNotFoundError):
         os.unlink(part)
