@@ -68,28 +68,9 @@ class Environment:
         *,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._start(
-            {
-                "path": os.fspath(path),
-                "map_size": map_size,
-                "subdir": subdir,
-                "readonly": readonly,
-                "metasync": metasync,
-                "sync": sync,
-                "map_async": map_async,
-                "mode": mode,
-                "create": create,
-                "readahead": readahead,
-                "writemap": writemap,
-                "meminit": meminit,
-                "max_readers": max_readers,
-                "max_dbs": max_dbs,
-                "max_spare_txns": max_spare_txns,
-                "lock": lock,
-                "lib_version": lib_version,
-                "cache_bytes": cache_bytes,
-            }
-        )
+        arguments = dict(locals())  # all of them, by name
+        del arguments["self"]
+        self._start({**arguments, "path": os.fspath(path)})
         _check_arguments(self._arguments)
         self._open()
 

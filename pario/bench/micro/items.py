@@ -211,13 +211,15 @@ class Decoding:
     """One decoder that several threads use, each for the record that it has read, as `map` of an input pipeline does.
     Call it with a value's bytes; returns the decoder's arrays, of one row.
 
-    packing : how the values are packed; None: they are not
+    items : whose first one the decoder learns from
     Raises DecodeError.
     """
 
-    def __init__(self, decoder: Decoder, packing: Packing | None, first: memoryview) -> None:
-        self._packing = packing
+    def __init__(self, decoder: Decoder, items: Items) -> None:
+        self._packing = items.packing
         self._decoder = copy.copy(decoder)
+        first = memoryview(bytearray(int(items.nbytes[0])))
+        items.read(0, first)
         value = self._raw(first)
         self._decoder.learn_from(Records(_ID, value, _START, np.array([len(value)])), _DRAW)
 
