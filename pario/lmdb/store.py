@@ -41,6 +41,7 @@ from pario.threads import Workers
 if TYPE_CHECKING:
     from pario.lmdb.packed import PackedValues
     from pario.stage.memory import MemoryTier
+    from pario.stage.served import ServedCopy
     from pario.stage.told_memory import ToldMemory
 
 __all__ = ["DataFile", "Handle", "Store"]
@@ -147,7 +148,7 @@ class Store:
         words[abi.TABLE], words[abi.MASK] = table.ctypes.data, places - 1
         words[abi.PAGE_OF], words[abi.LIVES] = page_of.ctypes.data, lives.ctypes.data
         self.words = words
-        self._copy: _Copy | None = None
+        self._copy: ServedCopy | None = None
         self._announced: list[ToldMemory] = []
         self._look_at = self._took = 0.0  # when to look for a newer snapshot, and seconds of the last look
         self.heard = 0  # of what is announced: served.py
@@ -173,13 +174,10 @@ class Store:
         self._look_at = end + min(_SEEN_S, slow / _LOOKING) if newest and slow > _SLOW_LOOK_S else 0.0
         return newest
 
-    def read_copy(self, tier: MemoryTier, lease: int) -> None:
-        """From now on read what `tier` holds from there.
-
-        lease : a descriptor to close in the end
-        """
-        self._copy = _Copy(tier, lease)  # as long as anybody reads: the system gives numbers of files to others
-        words = self.words
+    def read_copy(self, copy: ServedCopy) -> None:
+        """From now on read what it holds from there."""
+        self._copy = copy  # as long as anybody reads: the system gives numbers of files to others
+        words, tier = self.words, copy.tier
         words[abi.COPY_FD], words[abi.CHUNK_BITS] = tier.files[0], tier.grid.chunk_bytes.bit_length() - 1
         words[abi.COPY_STATES] = tier.states.address
 
@@ -390,16 +388,6 @@ class Store:
                         raise page.fault(f"duplicate {j} of item {i} has data of its own", node.data_start)
         if any(page.kind == "leaf" and page.node(i).flags & F_DUPDATA for i in range(page.n)):
             raise page.fault("duplicates of keys in a database without (no MDB_DUPSORT)")
-
-
-class _Copy:
-    """A tier of the node's service, and what tells the service that it is in use."""
-
-    def __init__(self, tier: MemoryTier, lease: int) -> None:
-        self.tier, self._lease = tier, lease
-
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        _close(self._lease)
 
 
 def _parts(jobs: np.ndarray, most: int) -> list[np.ndarray]:
