@@ -28,7 +28,7 @@ from pario.format.tree import Tree, database_names, named_database, names_in
 from pario.locate.hidden import is_entry, looks_reserved
 from pario.records import Records
 
-__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "inflated", "joined", "open_items"]
+__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "inflated", "open_items"]
 
 #: Of a main database with more leaf pages, not all are read before its records are.
 _FEW_LEAVES = 64
@@ -136,7 +136,7 @@ class NoItems(Items):
         return []
 
     def read(self, ids: np.ndarray) -> Records:
-        return joined(ids, [])
+        return Records.of(ids, [])
 
 
 class ReaderItems(Items):
@@ -220,7 +220,7 @@ class TreeItems(Items):
             check_snapshot(self._fetcher, self._snapshot)
         if self.packing is not None:
             values = [self._unpacked(record, value) for record, value in zip(ids.tolist(), values, strict=True)]
-        return joined(ids, values)
+        return Records.of(ids, values)
 
     def _unpacked(self, record: int, value: bytes) -> bytes:
         assert self.packing is not None  # else nobody asks
@@ -236,13 +236,6 @@ class TreeItems(Items):
 def _damaged(reason: str, path: str, record: int, key: bytes) -> CorruptedError:
     hint = "Bring the file back from its source."
     return CorruptedError(f"a packed value is damaged: {reason}", path=path, record=record, key=key, hint=hint)
-
-
-def joined(ids: np.ndarray, values: Sequence[bytes]) -> Records:
-    """These values as records, one behind the other."""
-    nbytes = np.fromiter(map(len, values), np.int64, len(values))
-    data = np.frombuffer(b"".join(values), np.uint8)
-    return Records(ids, data, np.cumsum(nbytes) - nbytes, nbytes)
 
 
 def _main_tree(fetcher: PosixFetcher, snapshot: Snapshot) -> Tree:

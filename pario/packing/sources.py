@@ -26,7 +26,7 @@ from pario.fetch.resolve import resolve
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEDUP
 from pario.format.meta import SNIFF_BYTES, Snapshot, sniff
 from pario.packing.folder import FileItems, Tree, read_tree
-from pario.packing.items import Database, Items, databases_of, joined, open_items
+from pario.packing.items import Database, Items, databases_of, open_items
 from pario.packing.tars import MemberItems, inflate, is_compressed, is_tar, read_members
 from pario.records import Records
 from pario.text import counted
@@ -360,7 +360,7 @@ class Merged(Items):
             rows = np.flatnonzero(owners == number)
             for row, value in zip(rows.tolist(), self._parts[number].read(self._ids[ids[rows]]), strict=True):
                 values[row] = value.tobytes()
-        return joined(ids, values)
+        return Records.of(ids, values)
 
     def close(self) -> None:
         for items in self._parts:

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from pario.errors import CorruptedError, FileError, InvalidError
-from pario.packing.items import Items, inflated, joined
+from pario.packing.items import Items, inflated
 from pario.packing.partial import refused
 from pario.records import Records
 
@@ -143,7 +143,7 @@ class MemberItems(Items):
         return self._members.keys[begin:stop]
 
     def read(self, ids: np.ndarray) -> Records:
-        return joined(ids, [self._value(record) for record in ids.tolist()])
+        return Records.of(ids, [self._value(record) for record in ids.tolist()])
 
     def _value(self, record: int) -> bytes:
         at = self._members.where[record]
