@@ -8,19 +8,8 @@ from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner, kernel
 from pario.kernels.nodes import BIG, PAGE_SIZE, count, node_at, u16, word
-from pario.lmdb import abi
-from pario.lmdb.capi import (
-    as_words,
-    bool_new,
-    decref,
-    incref,
-    intp,
-    list_append,
-    list_item,
-    list_new,
-    list_size,
-    pages_of,
-)
+from pario.lmdb import abi, capi
+from pario.lmdb.capi import as_words, intp, pages_of
 from pario.lmdb.engine import alive, argument, find_in_leaf
 from pario.lmdb.moves import go, moved, seek
 from pario.lmdb.pages import error, fail, page_at, plain_error
@@ -39,7 +28,7 @@ def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-
     if len(g) == 0:
         return plain_error(abi.CLOSED)
     handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
-    found = list_new(intp(0))
+    found = capi.list_new(intp(0))
     if found == 0:
         return found
     c[abi.C_SCAN] = most > 1
@@ -93,8 +82,8 @@ def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-
         if what & abi.VALUE and jobs[m, 1] >= 0:
             total += jobs[m, 1]
             m += 1
-        refused = list_append(found, thing)
-        decref(thing)
+        refused = capi.list_append(found, thing)
+        capi.decref(thing)
         if refused:
             g[abi.ERROR] = abi.OK
             status = abi.CLOSED
@@ -106,7 +95,7 @@ def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-
         status = read_values(g, jobs[:m])
     if status > abi.MISSING:
         c[abi.C_VALID] = 0
-        decref(found)
+        capi.decref(found)
         return failed(g)
     return found
 
@@ -123,8 +112,8 @@ def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     if len(g) == 0:
         return plain_error(abi.CLOSED)
     handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
-    n = list_size(keys)
-    found = list_new(intp(0))
+    n = capi.list_size(keys)
+    found = capi.list_new(intp(0))
     if found == 0:
         return found
     noted = as_words(jobs_at, 1 + abi.JOB_WORDS * n)
@@ -133,10 +122,10 @@ def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     empty = as_bytes(jobs_at, 0)
     status = abi.OK
     for i in range(n):
-        if i >= list_size(keys):
+        if i >= capi.list_size(keys):
             break  # somebody shortened it while the lock was released
-        key = list_item(keys, intp(i))
-        incref(key)
+        key = capi.list_item(keys, intp(i))
+        capi.incref(key)
         key_at, nbytes = argument(key)
         if nbytes < 0:
             status = fail(g, abi.NOT_BYTES, 0, 0, 0, 0, 0)
@@ -147,7 +136,7 @@ def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
             o, item = np.int64(-1), np.int64(0)
             status = seek(g, handle, c, abi.SET_KEY, as_bytes(key_at, nbytes), empty)
             c[abi.C_VALID] = status == abi.OK
-        decref(key)
+        capi.decref(key)
         if status == abi.MISSING:
             continue
         if status != abi.OK:
@@ -169,15 +158,15 @@ def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
             break
         if job[1] >= 0:
             m += 1
-        refused = list_append(found, thing)
-        decref(thing)
+        refused = capi.list_append(found, thing)
+        capi.decref(thing)
         if refused:
             g[abi.ERROR] = abi.OK
             status = abi.CLOSED
             break
     if status > abi.MISSING:
         c[abi.C_VALID] = 0
-        decref(found)
+        capi.decref(found)
         return failed(g)
     noted[0] = m
     return found
@@ -190,7 +179,7 @@ def after_values(store_at, jobs_at, status, failure_at):  # type: ignore[no-unty
     failure = as_words(failure_at, 4)
     which = failure[0] if status == abi.BAD_RUN else 0
     job = as_words(jobs_at + 8 * abi.JOB_WORDS * which, abi.JOB_WORDS)
-    return bool_new(1) if values_read(g, job, status, failure) == abi.OK else error(g)
+    return capi.bool_new(1) if values_read(g, job, status, failure) == abi.OK else error(g)
 
 
 @kernel

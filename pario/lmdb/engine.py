@@ -35,27 +35,8 @@ from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, count, key_span, node_at, search_leaf, u16, word
-from pario.lmdb import abi
-from pario.lmdb.capi import (
-    as_words,
-    bool_new,
-    bytes_size,
-    bytes_start,
-    clear,
-    decref,
-    int_new,
-    int_of,
-    intc,
-    intp,
-    memcmp,
-    none_new,
-    pages_of,
-    pread,
-    scratch_memory,
-    tuple_size,
-    uintp,
-    vectorcall,
-)
+from pario.lmdb import abi, capi
+from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
 from pario.lmdb.moves import enter, go, leaf_for, seek, sub_page
 from pario.lmdb.pages import error, plain_error
 from pario.lmdb.values import failed, item_of, value_at, value_of
@@ -71,17 +52,17 @@ def alive(txn_at):  # type: ignore[no-untyped-def]
             if g[abi.OPEN]:
                 g[abi.ERROR] = abi.OK
                 return g
-    return as_words(scratch_memory(), 0)
+    return as_words(capi.scratch_memory(), 0)
 
 
 @inner
 def argument(key):  # type: ignore[no-untyped-def]
     """(address, bytes) of a bytes object; bytes < 0 if it is none."""
-    nbytes = bytes_size(key)
+    nbytes = capi.bytes_size(key)
     if nbytes < 0:
-        clear()
+        capi.clear()
         return intp(0), nbytes
-    return intp(bytes_start(key)), nbytes
+    return intp(capi.bytes_start(key)), nbytes
 
 
 @inner
@@ -123,7 +104,7 @@ def get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     """
     status, value = _lookup(txn_at, handle_at, key)
     if status == abi.MISSING:
-        return bool_new(0)
+        return capi.bool_new(0)
     return value if status in (abi.OK, abi.NOTED) else plain_error(status)
 
 
@@ -143,28 +124,28 @@ def get_method(self, given_at, given, names):  # type: ignore[no-untyped-def]
     """
     slots = as_words(intp(self + abi.OBJECT_BYTES), 2)
     if given == 1 and names == 0:
-        txn_at = int_of(uintp(slots[0]))
+        txn_at = capi.int_of(uintp(slots[0]))
         if txn_at > 0:
             status, value = _lookup(txn_at, 0, uintp(as_words(intp(given_at), 1)[0]))
             if status == abi.OK:
                 return value
             if status == abi.NOTED and value != 0:
-                decref(value)  # it is made again, and raised
+                capi.decref(value)  # it is made again, and raised
             elif status == abi.NOTED:
                 return value
             elif status == abi.MISSING:
-                scratch = as_words(scratch_memory(), 1)
+                scratch = as_words(capi.scratch_memory(), 1)
                 scratch[0] = 0
-                return none_new(uintp(scratch.ctypes.data))  # Py_BuildValue(""), which is None
+                return capi.none_new(uintp(scratch.ctypes.data))  # Py_BuildValue(""), which is None
     # One more argument than given: the object itself. More than these no call of it can have.
-    arguments = as_words(scratch_memory(), 32)
+    arguments = as_words(capi.scratch_memory(), 32)
     arguments[0] = self
-    many = given + (tuple_size(names) if names != 0 else 0)
+    many = given + (capi.tuple_size(names) if names != 0 else 0)
     if many > 31:  # let it complain about none
-        return vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(1), uintp(0))
+        return capi.vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(1), uintp(0))
     for i in range(many):
         arguments[1 + i] = as_words(intp(given_at), many)[i]
-    return vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(given + 1), names)
+    return capi.vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(given + 1), names)
 
 
 @inner
@@ -176,7 +157,7 @@ def move(cursor_at, op):  # type: ignore[no-untyped-def]
         return plain_error(abi.CLOSED)
     status = go(g, as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS), c, op)
     c[abi.C_VALID] = status == abi.OK
-    return bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
+    return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
 
 
 @inner
@@ -196,7 +177,7 @@ def find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
     else:
         status = seek(g, handle, c, op, as_bytes(key_at, key_nbytes), as_bytes(value_at, value_nbytes))
     c[abi.C_VALID] = status == abi.OK
-    return bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
+    return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
 
 
 @inner
@@ -232,7 +213,7 @@ def count_dups(cursor_at):  # type: ignore[no-untyped-def]
         many = np.int64(count(pages_of(g), o, g))
     # As in LMDB, whoever counts stands on the key again.
     c[abi.C_END] = 0
-    return int_new(intp(many))
+    return capi.int_new(intp(many))
 
 
 @inner
@@ -249,17 +230,17 @@ def skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
         if status != abi.OK:
             break
     c[abi.C_VALID] = status == abi.OK
-    return bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
+    return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
 
 
 @inner
 def is_newest(store_at):  # type: ignore[no-untyped-def]
     """Has nobody committed since the snapshot S was taken? S + 1 writes the other meta page. False also if unsure."""
     g = as_words(store_at, abi.STORE_WORDS)
-    scratch = scratch_memory()
+    scratch = capi.scratch_memory()
     nbytes = g[abi.META_BYTES]
-    got = pread(intc(g[abi.FD]), uintp(scratch), uintp(nbytes), types.int64(g[abi.OTHER_AT]))
-    return bool_new(got == nbytes and memcmp(uintp(scratch), uintp(g[abi.OTHER]), uintp(nbytes)) == 0)
+    got = capi.pread(intc(g[abi.FD]), uintp(scratch), uintp(nbytes), types.int64(g[abi.OTHER_AT]))
+    return capi.bool_new(got == nbytes and capi.memcmp(uintp(scratch), uintp(g[abi.OTHER]), uintp(nbytes)) == 0)
 
 
 @inner

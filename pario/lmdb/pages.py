@@ -13,24 +13,8 @@ from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, SOUND, VERSION, check_page, u16
 from pario.kernels.pack import copy_bytes
-from pario.lmdb import abi
-from pario.lmdb.capi import (
-    RWF_NOWAIT,
-    as_words,
-    bytearray_new,
-    errno_location,
-    intc,
-    intp,
-    memcmp,
-    pages_of,
-    pread,
-    preadv,
-    preadv2,
-    restore_thread,
-    save_thread,
-    scratch_memory,
-    uintp,
-)
+from pario.lmdb import abi, capi
+from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
 from pario.lmdb.prepared import from_prepared, is_here, prepared
 
 #: A place of the cache without a page.
@@ -52,26 +36,26 @@ def fail(g, code, page, offset, a, b, c):  # type: ignore[no-untyped-def]
 @inner
 def error(g):  # type: ignore[no-untyped-def]
     """A new bytearray with the noted error."""
-    return bytearray_new(uintp(g.ctypes.data + 8 * abi.ERROR), intp(8 * abi.ERROR_WORDS))
+    return capi.bytearray_new(uintp(g.ctypes.data + 8 * abi.ERROR), intp(8 * abi.ERROR_WORDS))
 
 
 @inner
 def plain_error(code):  # type: ignore[no-untyped-def]
-    words = as_words(scratch_memory(), abi.ERROR_WORDS)
+    words = as_words(capi.scratch_memory(), abi.ERROR_WORDS)
     words[:] = 0
     words[0] = code
-    return bytearray_new(uintp(words.ctypes.data), intp(8 * abi.ERROR_WORDS))
+    return capi.bytearray_new(uintp(words.ctypes.data), intp(8 * abi.ERROR_WORDS))
 
 
 @inner
 def _errno():  # type: ignore[no-untyped-def]
-    return np.int64(carray(errno_location(), 1)[0])
+    return np.int64(carray(capi.errno_location(), 1)[0])
 
 
 @inner
 def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read if all of it is in the page cache, without waiting. vectors : (address, bytes) x m"""
-    got = preadv2(intc(g[abi.FD]), uintp(vectors), intc(m), types.int64(offset), intc(RWF_NOWAIT))
+    got = capi.preadv2(intc(g[abi.FD]), uintp(vectors), intc(m), types.int64(offset), intc(capi.RWF_NOWAIT))
     if got < 0:
         errno = _errno()
         if errno in (EOPNOTSUPP, ENOSYS, EINVAL):
@@ -83,7 +67,7 @@ def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-untyped-def]
     """Read, whatever it takes; touches no Python object. failure : i64[3], (offset, bytes there, errno)"""
     fd = intc(g[abi.FD])
-    got = preadv(fd, uintp(vectors), intc(m), types.int64(offset))
+    got = capi.preadv(fd, uintp(vectors), intc(m), types.int64(offset))
     if got == nbytes:
         return True
     # Interrupted, cut short, or refused: piece by piece, to see which.
@@ -92,7 +76,7 @@ def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-unt
     for i in range(m):
         done = np.int64(0)
         while done < pairs[2 * i + 1]:
-            got = pread(fd, uintp(pairs[2 * i] + done), uintp(pairs[2 * i + 1] - done), types.int64(at + done))
+            got = capi.pread(fd, uintp(pairs[2 * i] + done), uintp(pairs[2 * i + 1] - done), types.int64(at + done))
             if got > 0:
                 done += got
                 continue
@@ -109,10 +93,10 @@ def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read with the interpreter's lock held, releasing it where that may take long. OK, SHORT or FAILED."""
     if nbytes <= SHORT_READ and g[abi.NOWAIT] and try_now(g, vectors, m, nbytes, offset):
         return abi.OK
-    failure = as_words(scratch_memory(), 3)
-    thread = save_thread()
+    failure = as_words(capi.scratch_memory(), 3)
+    thread = capi.save_thread()
     done = read_waiting(g, vectors, m, nbytes, offset, failure)
-    restore_thread(thread)
+    capi.restore_thread(thread)
     if done:
         return abi.OK
     return read_failed(g, failure, nbytes)
@@ -149,7 +133,7 @@ def from_copy(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     state = _copy_state(g, first, last)
     if state == 0:
         return False
-    got = preadv(intc(g[abi.COPY_FD]), uintp(vectors), intc(m), types.int64(offset))
+    got = capi.preadv(intc(g[abi.COPY_FD]), uintp(vectors), intc(m), types.int64(offset))
     return got == nbytes and _copy_state(g, first, last) == state
 
 
@@ -163,19 +147,19 @@ def read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
 @inner
 def check_snapshot(g):  # type: ignore[no-untyped-def]
     """OK while no writer can have touched a page of our snapshot."""
-    scratch = scratch_memory()
+    scratch = capi.scratch_memory()
     nbytes = g[abi.META_BYTES]
     # With the lock held if reads do not wait: nothing is as surely in the page cache as this page.
     got = intp(-1)
     if g[abi.NOWAIT]:
-        got = pread(intc(g[abi.FD]), uintp(scratch + 16), uintp(nbytes), types.int64(g[abi.META_AT]))
+        got = capi.pread(intc(g[abi.FD]), uintp(scratch + 16), uintp(nbytes), types.int64(g[abi.META_AT]))
     if got != nbytes:
         vectors = as_words(scratch, 2)
         vectors[0], vectors[1] = scratch + 16, nbytes
         status = read(g, scratch, 1, nbytes, g[abi.META_AT])
         if status != abi.OK:
             return status
-    if memcmp(uintp(scratch + 16), uintp(g[abi.META]), uintp(nbytes)) != 0:
+    if capi.memcmp(uintp(scratch + 16), uintp(g[abi.META]), uintp(nbytes)) != 0:
         return fail(g, abi.OVERTAKEN, 0, g[abi.META_AT], 0, 0, 0)
     return abi.OK
 
@@ -190,18 +174,18 @@ def read_of_snapshot(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-
             if nbytes <= SHORT_READ and is_here(slot):
                 done = from_prepared(g, slot, vectors, m, nbytes, offset)
             else:
-                thread = save_thread()
+                thread = capi.save_thread()
                 done = from_prepared(g, slot, vectors, m, nbytes, offset)
-                restore_thread(thread)
+                capi.restore_thread(thread)
             if done:
                 return abi.OK
     if g[abi.COPY_STATES] != 0:
         if nbytes <= SHORT_READ:
             done = from_copy(g, vectors, m, nbytes, offset)
         else:
-            thread = save_thread()
+            thread = capi.save_thread()
             done = from_copy(g, vectors, m, nbytes, offset)
-            restore_thread(thread)
+            capi.restore_thread(thread)
         if done:
             return abi.OK
     status = read(g, vectors, m, nbytes, offset)
@@ -292,7 +276,7 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
             fail(g, abi.SHORT, pgno, pgno * size, size, max(g[FILE_BYTES] - pgno * size, 0), 0)
             return np.int64(-1)
         page = np.empty(size, np.uint8)
-        scratch = scratch_memory()
+        scratch = capi.scratch_memory()
         vectors = as_words(scratch, 2)
         vectors[0], vectors[1] = page.ctypes.data, size
         if read_of_snapshot(g, scratch, 1, size, pgno * size) != abi.OK:

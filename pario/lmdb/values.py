@@ -24,24 +24,8 @@ from pario.kernels.nodes import (
     u32,
     word,
 )
-from pario.lmdb import abi
-from pario.lmdb.capi import (
-    WILLNEED,
-    as_words,
-    bytes_new,
-    bytes_start,
-    decref,
-    fadvise,
-    intc,
-    intp,
-    pages_of,
-    restore_thread,
-    save_thread,
-    scratch_memory,
-    tuple_new,
-    tuple_set,
-    uintp,
-)
+from pario.lmdb import abi, capi
+from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
 from pario.lmdb.moves import dup_path, dup_tree, moved, node_of, sub_page
 from pario.lmdb.pages import (
     check_snapshot,
@@ -100,25 +84,25 @@ def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-
 @inner
 def _bytes_of(g, start, nbytes):  # type: ignore[no-untyped-def]
     """A bytes object with what stands at this place of the pool; 0: an error is raised."""
-    return bytes_new(uintp(g[abi.POOL] + start), intp(nbytes))
+    return capi.bytes_new(uintp(g[abi.POOL] + start), intp(nbytes))
 
 
 @inner
 def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """A bytes object with the value of an overflow run: one read, straight into it. 0: an error is noted or raised."""
-    value = bytes_new(uintp(0), intp(nbytes))
+    value = capi.bytes_new(uintp(0), intp(nbytes))
     if value == 0:
         g[abi.ERROR] = abi.OK
         return value
-    scratch = scratch_memory()
+    scratch = capi.scratch_memory()
     vectors = as_words(scratch, 4)
     vectors[0], vectors[1] = scratch + 32, g[HEADER]
-    vectors[2], vectors[3] = intp(bytes_start(value)), nbytes
+    vectors[2], vectors[3] = intp(capi.bytes_start(value)), nbytes
     status = read_of_snapshot(g, scratch, 2, g[HEADER] + nbytes, run * g[PAGE_SIZE])
     if status == abi.OK and not _right_header(g, as_bytes(scratch + 32, 32), 0, run, nbytes, txnid, pages):
         status = fail(g, abi.BAD_RUN, run, run * g[PAGE_SIZE], nbytes, txnid, pages)
     if status != abi.OK:
-        decref(value)
+        capi.decref(value)
         return uintp(0)
     return value
 
@@ -274,7 +258,7 @@ def _fill_from_file(g, jobs, failure):  # type: ignore[no-untyped-def]
         for i in range(m_late):
             after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
             start = jobs[late[i], 0] * size
-            fadvise(intc(g[abi.FD]), types.int64(start), types.int64(nbytes), intc(WILLNEED))
+            capi.fadvise(intc(g[abi.FD]), types.int64(start), types.int64(nbytes), intc(capi.WILLNEED))
     for i in range(m_late):
         after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
         if not read_waiting(g, vectors_at, m, nbytes, jobs[late[i], 0] * size, failure):
@@ -310,10 +294,10 @@ def read_values(g, jobs):  # type: ignore[no-untyped-def]
     if len(jobs) == 0:
         return abi.OK
     jobs = _sorted_jobs(jobs)
-    failure = as_words(scratch_memory(), 4)
-    thread = save_thread()
+    failure = as_words(capi.scratch_memory(), 4)
+    thread = capi.save_thread()
     status = fill_values(g, jobs, failure)
-    restore_thread(thread)
+    capi.restore_thread(thread)
     return values_read(g, jobs[failure[0] if status == abi.BAD_RUN else 0], status, failure)
 
 
@@ -339,11 +323,11 @@ def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
     run = _run_of(g, data, nbytes, pgno)
     if run < 0:
         return uintp(0)
-    value = bytes_new(uintp(0), intp(nbytes))
+    value = capi.bytes_new(uintp(0), intp(nbytes))
     if value == 0:
         g[abi.ERROR] = abi.OK
     else:
-        job[0], job[1], job[2] = run, nbytes, intp(bytes_start(value))
+        job[0], job[1], job[2] = run, nbytes, intp(capi.bytes_start(value))
         job[3], job[4] = _stamp_of(g, data)
     return value
 
@@ -353,17 +337,17 @@ def _pair(g, key, value):  # type: ignore[no-untyped-def]
     """(key, value), which are given away; 0 if one of them is 0."""
     pair = uintp(0)
     if key != 0 and value != 0:
-        pair = tuple_new(intp(2))
+        pair = capi.tuple_new(intp(2))
         if pair == 0:
             g[abi.ERROR] = abi.OK
     if pair == 0:
         if key != 0:
-            decref(key)
+            capi.decref(key)
         if value != 0:
-            decref(value)
+            capi.decref(value)
         return pair
-    tuple_set(pair, intp(0), key)
-    tuple_set(pair, intp(1), value)
+    capi.tuple_set(pair, intp(0), key)
+    capi.tuple_set(pair, intp(1), value)
     return pair
 
 
