@@ -8,22 +8,10 @@ import numpy as np
 from numba import types
 
 from pario.format.layout import F_BIGDATA, P_OVERFLOW
+from pario.kernels import nodes
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
-from pario.kernels.nodes import (
-    BIG,
-    FILE_BYTES,
-    HEADER,
-    PAGE_SIZE,
-    VERSION,
-    WORD,
-    check_run,
-    count,
-    key_span,
-    u16,
-    u32,
-    word,
-)
+from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, PAGE_SIZE, VERSION, WORD, u16, u32
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
 from pario.lmdb.moves import dup_path, dup_tree, moved, node_of, sub_page
@@ -50,7 +38,7 @@ VECTORS = 1024
 @inner
 def _run_of(g, at, nbytes, pgno):  # type: ignore[no-untyped-def]
     """First page of the overflow run whose place stands at pool[at], inside the file; -1: an error is noted."""
-    run = check_run(pages_of(g), at, nbytes, g)
+    run = nodes.check_run(pages_of(g), at, nbytes, g)
     if run < 0:
         fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
         return np.int64(-1)
@@ -67,18 +55,18 @@ def _stamp_of(g, at):  # type: ignore[no-untyped-def]
     if g[VERSION] != 3:
         return np.int64(0), np.int64(0)
     pool = pages_of(g)
-    return word(pool, at + g[WORD], g), word(pool, at + 2 * g[WORD], g)
+    return nodes.word(pool, at + g[WORD], g), nodes.word(pool, at + 2 * g[WORD], g)
 
 
 @inner
 def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """Does an overflow run for `nbytes`, with this stamp, begin with these bytes?"""
     h = at + g[HEADER]
-    if word(header, at, g) != run or u16(header, h - 6, g[BIG]) != P_OVERFLOW:
+    if nodes.word(header, at, g) != run or u16(header, h - 6, g[BIG]) != P_OVERFLOW:
         return False
     if u32(header, h - 4, g[BIG]) * g[PAGE_SIZE] < g[HEADER] + nbytes:
         return False
-    return g[VERSION] != 3 or (word(header, at + g[WORD], g) == txnid and u32(header, h - 4, g[BIG]) == pages)
+    return g[VERSION] != 3 or (nodes.word(header, at + g[WORD], g) == txnid and u32(header, h - 4, g[BIG]) == pages)
 
 
 @inner
@@ -164,10 +152,10 @@ def value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
     if o < 0:
         return uintp(0)
     pool = pages_of(g)
-    if not 0 <= item < count(pool, o, g):
+    if not 0 <= item < nodes.count(pool, o, g):
         moved(g)
         return uintp(0)
-    start, nbytes = key_span(pool, o, item, g)
+    start, nbytes = nodes.key_span(pool, o, item, g)
     return _bytes_of(g, start, nbytes)
 
 
