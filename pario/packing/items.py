@@ -114,10 +114,8 @@ def open_items(database: Database, world: AnyWorld) -> Items:
     if database.records == 0:
         return NoItems(database.flags)
     if database.mixed or (database.name is None and database.records == 1):  # which may be the reserved entry alone
-        items: Items | None = None
         with together(world, "reading the main database"):
             items = TreeItems(database)
-        assert items is not None  # else all have raised
         return items
     reader = Reader(database.path, comm=world, db=database.name, save_index=False)
     return ReaderItems(reader, database.flags)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,12 +130,11 @@ class _Job:
     def run(self, source: Source, state: dict[str, Any], choose: Callable[[Items], Packing] | None) -> Summary:
         """choose : the packing for a database; None: values are stored as they are"""
         world = self.world
-        crew: Crew | None = None
-        opened: Opened | None = None
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.partial.close)
             on_root(world, "opening the unfinished dataset", lambda: self.partial.open(state, self.talk.say))
-            opened = source.open(world, self.partial.path)
-            crew = Crew(world)
+            opened = stack.enter_context(closing(source.open(world, self.partial.path)))
+            crew = stack.enter_context(closing(Crew(world)))
             self._fill(crew, opened, choose)
             if self.verify:
                 self._verify(crew, opened)
@@ -149,12 +148,6 @@ class _Job:
                 if world.rank == 0:
                     self.partial.finish("data.mdb", self.target.file, replace=self.target.force)
             return summary
-        finally:
-            if crew is not None:
-                crew.close()
-            if opened is not None:
-                opened.close()
-            self.partial.close()
 
     # -- filling -------------------------------------------------------------------------------------------------------
 
@@ -173,17 +166,14 @@ class _Job:
         whole = False
         while not whole:
             writer: Writer | None = None
-            try:
+            with ExitStack() as stack:
                 with together(world, "opening the unfinished dataset"):
                     if world.rank == 0:
-                        writer = self._writer(len(opened.databases))
+                        writer = stack.enter_context(closing(self._writer(len(opened.databases))))
                 whole = all(self._fill_one(crew, opened, number, choose, writer, moved) for number in wanted)
                 with together(world, "writing"):
                     if writer is not None:
                         writer.flush()
-            finally:
-                if writer is not None:
-                    writer.close()
             with together(world, "starting anew"):
                 if world.rank == 0 and not whole:
                     self.partial.restart("how its values are packed is lost", self.talk.say)

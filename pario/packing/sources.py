@@ -162,7 +162,6 @@ class TarSource(Source):
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
         path = self.path
-        opened: Opened | None = None
         if compressed := world.bcast(is_compressed(path) is not None if world.rank == 0 else None):
             path = os.path.join(scratch, f"{zlib.crc32(os.fsencode(path)):08x}.tar")
         with together(world, "reading the tar"):
@@ -172,7 +171,6 @@ class TarSource(Source):
         with together(world, "opening the tar"):
             items = MemberItems(path, members)
             opened = Opened([(None, items)], {"source": self.kind}, items.parts() if world.rank == 0 else {})
-        assert opened is not None  # else all have raised
         return opened
 
 
@@ -200,7 +198,6 @@ class SeveralSources(Source):
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
         each: list[Opened] = []
-        merged: Opened | None = None
         try:
             for source in self._sources:
                 each.append(source.open(world, scratch))
@@ -210,7 +207,6 @@ class SeveralSources(Source):
             for opened in each:
                 opened.close()
             raise
-        assert merged is not None  # else all have raised
         return merged
 
     def _merged(self, each: Sequence[Opened]) -> Opened:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -82,15 +82,15 @@ class _Restored:
     def run(self, items: Items, packing: Packing, kind: str) -> Summary:
         world = self.world
         made = os.path.join(self.partial.path, "made")
-        crew: Crew | None = None
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._end)
             with together(world, "opening the unfinished result"):
                 if world.rank == 0:
                     self._check(kind)
                     # What a killed run has left is made again: files say not how far they are.
                     if self.partial.open({"unpack": os.path.abspath(self.path)}, self.talk.say):
                         self.partial.restart("a folder or a tar is unpacked in one go", self.talk.say)
-            crew = Crew(world)
+            crew = stack.enter_context(closing(Crew(world)))
             moved = self.talk.progress("unpacking", items.nbytes)
             if kind == "several":
                 self._several(crew, items, packing, made, moved)
@@ -106,12 +106,11 @@ class _Restored:
                     if self._root is not None:
                         _writing(self.dst, self._root[0].finish_root, self._root[1])
             return Summary(items.n, items.nbytes, nbytes, self.dst)
-        finally:
-            if crew is not None:
-                crew.close()
-            if self._root is not None:
-                os.close(self._root[1])
-            self.partial.close()
+
+    def _end(self) -> None:
+        if self._root is not None:
+            os.close(self._root[1])
+        self.partial.close()
 
     def _check(self, kind: str) -> None:
         """DST may be an empty folder, or with --force a tar."""
@@ -152,16 +151,13 @@ class _Restored:
         """In a folder beside `made`, since LMDB opens what is there, and leaves a lock file."""
         beside = os.path.join(self.partial.path, "lmdb")
         writer: Writer | None = None
-        try:
+        with ExitStack() as stack:
             with together(self.world, "making an LMDB"):
                 if self.world.rank == 0:
                     _writing(beside, os.mkdir, beside, 0o700)
-                    writer = Writer(beside, subdir=True, databases=0)
+                    writer = stack.enter_context(closing(Writer(beside, subdir=True, databases=0)))
                     writer.begin(None, 0, [])
             crew.pack(items, None, 0, writer, moved)
-        finally:
-            if writer is not None:
-                writer.close()
         with together(self.world, "giving an LMDB its name"):
             if self.world.rank == 0:
                 _writing(into, _move_lmdb, beside, into, in_folder)
