@@ -93,7 +93,7 @@ def plan_d1(folders: dict[str, str], rounds: int) -> Iterator[Run]:
 
 def _read(folder: str, decode: bool, threads: int, number: int) -> dict[str, Any]:
     items = FileItems(folder)
-    decoding = _decoding(items, Image(size=64)) if decode else None
+    decoding = Decoding(Image(size=64), items) if decode else None
     run = read_once(items, items.draw(True, number), threads, decoding)
     return {"bytes_per_s": run.bytes / run.seconds, "cpu": run.cpu / run.seconds / (os.cpu_count() or 1)}
 
@@ -125,15 +125,11 @@ def _compute(items: FileItems, what: Application, seconds: float, prefetch: int)
     only = (time.perf_counter() - begin) / 10
     order = np.resize(items.draw(True, 0), what.batch * what.batches)
     assert what.decoder is not None
-    decoding = _decoding(items, what.decoder)
+    decoding = Decoding(what.decoder, items)
     begin = time.perf_counter()
     for _ in pipeline(items, order, what, prefetch, decoding):
         time.sleep(seconds)
     return {"seconds": (time.perf_counter() - begin) / what.batches, "only": only}
-
-
-def _decoding(items: FileItems, decoder: Any) -> Decoding:
-    return Decoding(decoder, None, memoryview(Path(items.paths[0]).read_bytes()))
 
 
 # -- what they say -----------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 __all__ = [
     "FileSystem",
@@ -17,6 +17,7 @@ __all__ = [
     "absolute",
     "allowed_cores",
     "boot",
+    "closing_fd",
     "core_quota",
     "fair_threads",
     "file_system",
@@ -27,6 +28,7 @@ __all__ = [
     "memory",
     "memory_limits",
     "my_share",
+    "replacing",
     "task_limits",
 ]  # fmt: skip
 
@@ -286,6 +288,33 @@ def _lines(path: str) -> list[str]:
             return file.read().splitlines()
     except OSError:
         return []
+
+
+@contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """`with closing_fd(os.open(...)) as fd:` closes the descriptor at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` at the end: a reader sees the old one or the new one, whole. After an
+    error there is none. Raises OSError."""
+    part = f"{path}.{os.getpid()}.part"
+    with suppress(FileNotFoundError):
+        os.unlink(part)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(part, flags, 0o666), "wb", buffering=1 << 20) as file:
+            yield file
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def absolute(path: str) -> str:

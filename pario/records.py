@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,13 @@ class Records:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
+
+    @staticmethod
+    def of(ids: np.ndarray, values: Sequence[bytes]) -> Records:
+        """These values, one behind the other in memory of their own."""
+        nbytes = np.fromiter(map(len, values), np.int64, len(values))
+        data = np.frombuffer(values[0] if len(values) == 1 else b"".join(values), np.uint8)
+        return Records(ids, data, np.cumsum(nbytes) - nbytes, nbytes)
 
     def part(self, first: int, stop: int) -> Records:
         """Records [first, stop), in the same memory."""

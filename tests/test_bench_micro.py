@@ -112,7 +112,7 @@ def test_values_are_decoded_by_the_decoder(sets):
     items.read(0, first)
     from PIL import Image as Pictures
 
-    decoding = Decoding(Image(), None, first)
+    decoding = Decoding(Image(), items)
     with Pictures.open(sorted(sets["made"].iterdir())[0]) as picture:
         assert next(iter(decoding(first).values()))[0].shape == (picture.height, picture.width, 3)
     with pytest.raises(DecodeError):

@@ -6,6 +6,8 @@ import ctypes
 import os
 import time
 
+from pario.machine import closing_fd
+
 __all__ = ["Unavailable", "cached_bytes", "drop_file"]
 
 
@@ -43,8 +45,7 @@ def drop_file(path: str, allow: float = 0.001) -> None:
 
     allow : fraction of the file that may stay before this is an error (mapped pages cannot be dropped).
     """
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with closing_fd(os.open(path, os.O_RDONLY)) as fd:
         os.fsync(fd)
         size = os.fstat(fd).st_size
         for _ in range(5):
@@ -53,6 +54,4 @@ def drop_file(path: str, allow: float = 0.001) -> None:
             if left is None or left <= allow * size:
                 return
             time.sleep(0.1)  # recently read pages stay in per-CPU lists for a moment
-    finally:
-        os.close(fd)
     raise Unavailable(f"{left} of {size} bytes of {path} stay in the page cache: does another process map it?")

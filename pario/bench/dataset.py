@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,14 +170,9 @@ def page_bytes(extents: np.ndarray, page_size: int) -> int:
 
 def cached_share(path: str) -> float | None:
     """Fraction of the data file in this node's page cache; None if unknown."""
-    try:
-        fetcher = open_dataset(path, PosixFetcher)
-    except ParioError:
-        return None  # the loader reports the error
-    try:
+    with suppress(ParioError), closing(open_dataset(path, PosixFetcher)) as fetcher:  # the loader reports errors
         return fetcher.cached_share(0, max(1, fetcher.nbytes))
-    finally:
-        fetcher.close()
+    return None
 
 
 def _drop(path: str) -> None:

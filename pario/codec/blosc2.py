@@ -79,13 +79,10 @@ class Blosc2(Codec):
         if self._library is None:
             yield how
             return
-        context = self._contexts.take()
-        try:
+        with self._contexts.lent() as context:
             how[KIND], how[CONTEXT], how[EXTRA] = BLOSC, context, address_of(self._head)
             how[FUNCTION] = self._library.address("blosc2_decompress_ctx")
             yield how
-        finally:
-            self._contexts.give(context)
 
     def encode(self, value: Any) -> bytes:
         package, said = _package(), self.options

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -51,29 +51,15 @@ class Deflate(Codec):
                 lambda: make(mine) or 0, self._library.function("libdeflate_free_compressor", None, word)
             )
 
-    @contextmanager
-    def decoding(self) -> Iterator[np.ndarray]:
-        with self._using("_decoders", "libdeflate_deflate_decompress") as how:
-            yield how
-
-    @contextmanager
-    def encoding(self) -> Iterator[np.ndarray]:
-        with self._using("_encoders", "libdeflate_deflate_compress") as how:
-            yield how
-
-    @contextmanager
-    def _using(self, which: str, function: str) -> Iterator[np.ndarray]:
-        how = np.zeros(HOW, np.int64)
+    def decoding(self) -> AbstractContextManager[np.ndarray]:
         if self._library is None:
-            yield how
-            return
-        contexts: Contexts = getattr(self, which)
-        context = contexts.take()
-        try:
-            how[KIND], how[FUNCTION], how[CONTEXT] = DEFLATE, self._library.address(function), context
-            yield how
-        finally:
-            contexts.give(context)
+            return super().decoding()
+        return _calling(self._decoders, self._library.address("libdeflate_deflate_decompress"))
+
+    def encoding(self) -> AbstractContextManager[np.ndarray]:
+        if self._library is None:
+            return super().encoding()
+        return _calling(self._encoders, self._library.address("libdeflate_deflate_compress"))
 
     def encode(self, value: Any) -> bytes:
         stream = zlib.compressobj(self.level or 6, zlib.DEFLATED, _WINDOW)
@@ -85,6 +71,14 @@ class Deflate(Codec):
         if not stream.eof:
             raise ValueError("the end is missing, or more bytes come out")
         return value
+
+
+@contextmanager
+def _calling(contexts: Contexts, function: int) -> Iterator[np.ndarray]:
+    with contexts.lent() as context:
+        how = np.zeros(HOW, np.int64)
+        how[KIND], how[FUNCTION], how[CONTEXT] = DEFLATE, function, context
+        yield how
 
 
 @functools.cache

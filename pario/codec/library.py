@@ -12,7 +12,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["Contexts", "Library", "find_package", "open_library"]
@@ -118,6 +119,14 @@ class Contexts:
 
     def give(self, context: int) -> None:
         self._idle.append(context)
+
+    @contextmanager
+    def lent(self) -> Iterator[int]:
+        context = self.take()
+        try:
+            yield context
+        finally:
+            self.give(context)
 
     def __del__(self) -> None:
         while self._idle:

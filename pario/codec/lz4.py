@@ -64,16 +64,13 @@ class Lz4(Codec):
         if library is None or self._streams is None or (self.dictionary and not _has(library, self._attach)):
             yield how  # liblz4 before 1.10 does not export what lends one dictionary to several streams
             return
-        stream = self._streams.take()
-        try:
+        with self._streams.lent() as stream:
             how[KIND], how[CONTEXT], how[NUMBER] = LZ4_STREAM, stream, self.level or 0
             how[THIRD] = library.address(f"LZ4_resetStream{self._kind}_fast")
             how[FUNCTION] = library.address(f"LZ4_compress_{self._kind or 'fast'}_continue")
             if self.dictionary:
                 how[HELPER], how[EXTRA] = library.address(self._attach), self._digested(library)
             yield how
-        finally:
-            self._streams.give(stream)
 
     def _digested(self, library: Library) -> int:
         """A stream that has seen the dictionary; others borrow what it knows."""

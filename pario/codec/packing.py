@@ -27,24 +27,7 @@ import numpy as np
 from pario.codec.base import Codec, Failures, address_of, as_bytes, longs
 from pario.codec.registry import make
 from pario.errors import CorruptedError, DecodeError, OptionError, VersionMismatchError
-from pario.kernels.coded import (
-    FIXED,
-    HOW,
-    KIND,
-    LATER,
-    MORE,
-    MOST,
-    OK,
-    PYTHON,
-    RAW,
-    TIMES,
-    WRONG,
-    check_values,
-    pack_values,
-    raw_sizes,
-    unpack_rows,
-    unpack_values,
-)
+from pario.kernels import coded
 from pario.kernels.sums import sum_values
 from pario.records import Records
 from pario.text import DAMAGED, read_json
@@ -118,7 +101,7 @@ class Packing:
             return [sum(map(len, parts[:-1])), len(part)]
 
         codecs = [c.describe() | {"dictionary": kept(c.dictionary) if c.dictionary else None} for c in self.codecs]
-        dtype = "<u4" if not len(self.sizes) or int(self.sizes.max()) <= MOST else "<u8"
+        dtype = "<u4" if not len(self.sizes) or int(self.sizes.max()) <= coded.MOST else "<u8"
         table = [*kept(_deflated(self.sizes, dtype)), "deflate", dtype]
         said = self.more | {"version": _VERSION, "codecs": codecs, "records": len(self.sizes), "sizes": table}
         said.setdefault("pario", _own_version())
@@ -196,13 +179,13 @@ class Packing:
         first = longs(records.nbytes)
         largest = int(first.max()) if n else 0
         # More than what the values need raw: a codec writes a little more than that before it is found not to pay.
-        out = np.empty(int(first.sum()) + 2 * FIXED * n + largest + (largest >> 6) + 1024, np.uint8)
+        out = np.empty(int(first.sum()) + 2 * coded.FIXED * n + largest + (largest >> 6) + 1024, np.uint8)
         starts, nbytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
         with ExitStack() as stack:
-            how = stack.enter_context(self.codecs[0].encoding()) if self.codecs else np.zeros(HOW, np.int64)
-            if self.codecs and how[KIND] == PYTHON and self.codecs[0].name != "raw":
+            how = stack.enter_context(self.codecs[0].encoding()) if self.codecs else np.zeros(coded.HOW, np.int64)
+            if self.codecs and how[coded.KIND] == coded.PYTHON and self.codecs[0].name != "raw":
                 return self._pack_by_package(records)
-            row = pack_values(
+            row = coded.pack_values(
                 how, 1, address_of(records.data), records.data.nbytes, longs(records.starts), first,
                 address_of(out), len(out), starts, nbytes,
             )  # fmt: skip
@@ -214,12 +197,12 @@ class Packing:
         sums = np.zeros(len(records), np.uint64)
         sum_values(as_bytes(records.data), longs(records.starts), longs(records.nbytes), sums)
         parts, codec = [], self.codecs[0]
-        for value, total in zip(records, sums & np.uint64(MOST), strict=True):
+        for value, total in zip(records, sums & np.uint64(coded.MOST), strict=True):
             n = len(value)
             payload = codec.encode(value) if 0 < n <= codec.most else None
             size = _leb(n)
             pays = payload is not None and len(size) + len(payload) <= n - (n >> _PAYS) and len(size) + len(payload) < n
-            if payload is not None and n > TIMES * (FIXED + len(size) + len(payload)) + MORE:
+            if payload is not None and n > coded.TIMES * (coded.FIXED + len(size) + len(payload)) + coded.MORE:
                 pays = False
             head = bytes([int(pays)]) + int(total).to_bytes(4, "little")
             parts.append(head + size + payload if payload is not None and pays else head + value.tobytes())
@@ -231,7 +214,8 @@ class Packing:
     def raw_nbytes(self, records: Records) -> np.ndarray:
         """i64[n]: the values' sizes as their headers say; -1 where there is no header."""
         sizes = np.empty(len(records), np.int64)
-        raw_sizes(address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes), sizes)
+        starts, nbytes = longs(records.starts), longs(records.nbytes)
+        coded.raw_sizes(address_of(records.data), records.data.nbytes, starts, nbytes, sizes)
         return sizes
 
     def unpack(
@@ -250,14 +234,14 @@ class Packing:
         codes, starts = np.empty(n, np.int64), longs(starts)
         expected = np.full(n, -1, np.int64) if nbytes is None else longs(nbytes)
         with self._decoding() as hows:
-            failed = unpack_values(
+            failed = coded.unpack_values(
                 hows, address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes),
                 address_of(out, written=True), out.nbytes, starts, expected, codes,
             )  # fmt: skip
         if not failed:
             return []
-        why = self._unpack_by_packages(records, out, starts, codes) if (codes == LATER).any() else {}
-        return [(int(i), why.get(int(i), WRONG[codes[i]])) for i in np.flatnonzero(codes != OK)]
+        why = self._unpack_by_packages(records, out, starts, codes) if (codes == coded.LATER).any() else {}
+        return [(int(i), why.get(int(i), coded.WRONG[codes[i]])) for i in np.flatnonzero(codes != coded.OK)]
 
     def unpack_rows(
         self, records: Records, form: np.ndarray, which: np.ndarray, rows: np.ndarray, edges: np.ndarray,
@@ -268,7 +252,7 @@ class Packing:
         by `unpack`."""
         codes = np.empty(len(records), np.int64)
         with self._decoding() as hows:
-            failed = unpack_rows(
+            failed = coded.unpack_rows(
                 hows, address_of(records.data), records.data.nbytes, longs(records.starts), longs(records.nbytes),
                 form, which, rows, edges, kept, spare, codes,
             )  # fmt: skip
@@ -280,8 +264,8 @@ class Packing:
         try:
             hows, stack = self._idle.pop()
         except IndexError:
-            stack, hows = ExitStack(), np.zeros((1 + len(self.codecs), HOW), np.int64)
-            hows[0, KIND] = RAW
+            stack, hows = ExitStack(), np.zeros((1 + len(self.codecs), coded.HOW), np.int64)
+            hows[0, coded.KIND] = coded.RAW
             for slot, codec in enumerate(self.codecs, 1):
                 hows[slot] = stack.enter_context(codec.decoding())
         try:
@@ -293,19 +277,19 @@ class Packing:
         self, records: Records, out: np.ndarray, starts: np.ndarray, codes: np.ndarray
     ) -> dict[int, str]:
         """Decode what no C function could; writes the rows' codes, and returns further words."""
-        rows = np.flatnonzero(codes == LATER)
+        rows = np.flatnonzero(codes == coded.LATER)
         sizes, why = self.raw_nbytes(records), dict[int, str]()
         firsts, ends = longs(records.starts), longs(records.starts) + longs(records.nbytes)
         slots = records.data[firsts[rows]]
         for slot in np.unique(slots):
             mine = rows[slots == slot]
-            heads = firsts[mine] + FIXED + _leb_bytes(sizes[mine])
+            heads = firsts[mine] + coded.FIXED + _leb_bytes(sizes[mine])
             part = Records(mine, records.data, heads, ends[mine] - heads)
-            codes[mine] = OK
+            codes[mine] = coded.OK
             for k, reason in self.codecs[int(slot) - 1].decode_by_package(part, out, starts[mine], sizes[mine]):
-                codes[mine[k]] = LATER
+                codes[mine[k]] = coded.LATER
                 why[int(mine[k])] = reason
-        check_values(address_of(records.data), firsts, rows, address_of(out), starts, sizes, codes)
+        coded.check_values(address_of(records.data), firsts, rows, address_of(out), starts, sizes, codes)
         return why
 
     def unpack_one(self, value: Any) -> bytes:

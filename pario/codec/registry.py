@@ -1,11 +1,10 @@
-"""The codecs by name: one line each. The command line, error messages and the documentation read it."""
+"""The codecs by name: one line each. The command line and error messages read it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from pario.codec.base import Codec
 from pario.errors import OptionError
@@ -13,29 +12,22 @@ from pario.errors import OptionError
 __all__ = ["CODECS", "Entry", "find", "make", "parse"]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """name : on the command line and in packed databases
-    cls : the class, in the module of `_MODULES`
-    words : for people
-    pip : the package that it needs; "": none
-    """
+class Entry(NamedTuple):
+    """name : on the command line and in packed databases; cls : the class, in the module of `_MODULES`"""
 
     name: str
     cls: str
-    words: str
-    pip: str = ""
 
 
 CODECS = (
-    Entry("raw", "Raw", "stored as it is"),
-    Entry("lz4", "Lz4", "LZ4: the fastest to decode; dictionaries", "lz4"),
-    Entry("lz4hc", "Lz4hc", "LZ4, packed with care, levels 1 to 12; decodes as fast; dictionaries", "lz4"),
-    Entry("zstd", "Zstd", "Zstandard, levels -7 to 22; trained dictionaries", "zstandard"),
-    Entry("blosc2", "Blosc2", "bytes or bits of numbers regrouped, then LZ4 or Zstandard, levels 1 to 9", "blosc2"),
-    Entry("deflate", "Deflate", "DEFLATE without zlib's header, levels 1 to 9", ""),
-    Entry("brotli", "Brotli", "Brotli, levels 0 to 11: small, slow to pack", "brotli"),
-    Entry("lzma", "Lzma", "LZMA2, levels 0 to 9: the smallest, slow to decode", ""),
+    Entry("raw", "Raw"),
+    Entry("lz4", "Lz4"),
+    Entry("lz4hc", "Lz4hc"),
+    Entry("zstd", "Zstd"),
+    Entry("blosc2", "Blosc2"),
+    Entry("deflate", "Deflate"),
+    Entry("brotli", "Brotli"),
+    Entry("lzma", "Lzma"),
 )
 
 _MODULES = {

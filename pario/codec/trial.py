@@ -49,7 +49,7 @@ def measure(
             break
     if not packed:
         raise OptionError("no samples to measure a codec with")
-    records = _records(packed)
+    records = Records.of(np.arange(len(packed)), packed)
     sizes = np.array([len(value) for value in raw], np.int64)
     starts = np.cumsum(sizes) - sizes
     first = b"".join(raw)[:64]
@@ -179,9 +179,3 @@ def selection_for(
     application = Application(batch, batch * mean, iteration or 0.0, cores, sync=iteration is None)
     found = measure_all(kept, threads=cores, seconds=seconds, dictionaries=dictionaries)
     return select(application, found, Store(float("inf"), store))
-
-
-def _records(values: Sequence[bytes]) -> Records:
-    nbytes = np.array([len(value) for value in values], np.int64)
-    data = np.frombuffer(b"".join(values), np.uint8)
-    return Records(np.arange(len(values)), data, np.cumsum(nbytes) - nbytes, nbytes)

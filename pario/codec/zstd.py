@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,21 +53,11 @@ class Zstd(Codec):
         if self._tools is None and _package() is None:
             raise OptionError("codec zstd needs the package zstandard, which is not installed", hint=_PIP)
 
-    @contextmanager
-    def decoding(self) -> Iterator[np.ndarray]:
-        if self._tools is None:
-            yield np.zeros(HOW, np.int64)
-            return
-        with self._tools.decoding() as how:
-            yield how
+    def decoding(self) -> AbstractContextManager[np.ndarray]:
+        return super().decoding() if self._tools is None else self._tools.decoding()
 
-    @contextmanager
-    def encoding(self) -> Iterator[np.ndarray]:
-        if self._tools is None:
-            yield np.zeros(HOW, np.int64)
-            return
-        with self._tools.encoding() as how:
-            yield how
+    def encoding(self) -> AbstractContextManager[np.ndarray]:
+        return super().encoding() if self._tools is None else self._tools.encoding()
 
     def encode(self, value: Any) -> bytes:
         if self._tools is not None:
@@ -156,32 +146,23 @@ class _Tools:
 
     @contextmanager
     def decoding(self) -> Iterator[np.ndarray]:
-        context = self._decoders.take()
-        try:
+        with self._decoders.lent() as context:
             how = np.zeros(HOW, np.int64)
             how[KIND], how[FUNCTION], how[CONTEXT] = ZSTD, self._decode, context
             how[EXTRA] = self._digests.get("decode", 0)
             yield how
-        finally:
-            self._decoders.give(context)
 
     @contextmanager
     def encoding(self) -> Iterator[np.ndarray]:
-        context = self._encoders.take()
-        try:
+        with self._encoders.lent() as context:
             how = np.zeros(HOW, np.int64)
             how[KIND], how[FUNCTION], how[CONTEXT] = ZSTD, self._compress, context
             yield how
-        finally:
-            self._encoders.give(context)
 
     def encode(self, value: np.ndarray) -> bytes:
-        context = self._encoders.take()
-        try:
+        with self._encoders.lent() as context:
             out = np.empty(self._bound(len(value)), np.uint8)
             got = self._call(context, address_of(out), len(out), address_of(value), len(value))
-        finally:
-            self._encoders.give(context)
         if self._is_error(got):
             raise OptionError(f"the library zstd cannot pack a value of {len(value):,} bytes")
         return out[:got].tobytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from pario.errors import OptionError
 if TYPE_CHECKING:
     from pario.comm.agree import Alarm
 
-__all__ = ["AnyWorld", "array_of_one_dimension", "together"]
+__all__ = ["AnyWorld", "abandoning", "array_of_one_dimension", "on_root", "together"]
+
+T = TypeVar("T")
 
 
 class AnyWorld(ABC):
@@ -177,6 +179,25 @@ def together(world: AnyWorld, doing: str) -> Iterator[None]:
     except BaseException as e:
         error = e
     world.agree(error, doing)
+
+
+@contextmanager
+def abandoning(ends: Any) -> Iterator[None]:
+    """An error of the block ends this world, or what works on it: `ends.abandon(error)` tells the other ranks."""
+    try:
+        yield
+    except BaseException as e:
+        ends.abandon(e)
+        raise
+
+
+def on_root(world: AnyWorld, doing: str, work: Callable[[], T]) -> T:
+    """What `work` returns on rank 0, for all ranks; if it fails, all raise as `together` says. Collective."""
+    found: T | None = None
+    with together(world, doing):
+        if world.rank == 0:
+            found = work()
+    return cast(T, world.bcast(found))
 
 
 def array_of_one_dimension(a: Any) -> np.ndarray:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pario import machine
-from pario.comm.base import AnyWorld
+from pario.comm.base import AnyWorld, together
 from pario.comm.messages import Messages
 from pario.errors import ParioError
 
@@ -71,14 +71,8 @@ def shared_parts(world: AnyWorld, sizes: Sequence[int], doing: str) -> list[np.n
     """Zeroed u8 arrays of these sizes, page-aligned, that the ranks of a node share. Collective over `world`; where
     memory is short, all ranks raise. doing : what for, in the error of the other ranks"""
     starts = [0, *accumulate(-(-size // PAGE) * PAGE for size in sizes)]
-    memory: np.ndarray | None = None
-    error: BaseException | None = None
-    try:
+    with together(world, doing):
         memory = world.shared_bytes(starts[-1])
-    except ParioError as failure:
-        error = failure
-    world.agree(error, doing)
-    assert memory is not None
     return [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 

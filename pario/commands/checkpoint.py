@@ -12,6 +12,7 @@ import click
 
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.errors import FileError, MissingError
+from pario.machine import replacing
 
 if TYPE_CHECKING:
     from pario.checkpoint.store import Name
@@ -167,21 +168,14 @@ def _save(dst: str, arrays: dict[str, Any]) -> None:
     """As np.savez, which takes no array named "file". Complete, or not there. Raises FileError."""
     import numpy as np
 
-    part = f"{dst}.{os.getpid()}.part"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(part, flags, 0o666), "wb") as file:
-            try:
-                with zipfile.ZipFile(file, "w") as archive:
-                    for name, array in arrays.items():
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                            np.lib.format.write_array(member, array, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(part, dst)
-            except BaseException:
-                os.unlink(part)
-                raise
+        with replacing(dst) as file:
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as e:
         raise FileError(f"cannot write it: {e.strerror or e}", path=dst) from e
 

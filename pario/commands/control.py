@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -14,6 +13,7 @@ import click
 from pario.comm.launcher import own_addresses
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.errors import OptionError, ParioError
+from pario.machine import replacing
 
 if TYPE_CHECKING:
     from pario.control.node import NodeAgent
@@ -128,13 +128,9 @@ def _teller(metrics: str | None) -> Callable[[dict[str, Any]], None] | None:
 
 def _replace(path: str, text: str) -> None:
     """Readers see the old text or the new. Raises ParioError."""
-    import secrets
-
-    half = f"{path}.{secrets.token_hex(4)}"
     try:
-        with open(half, "x") as file:
-            file.write(text)
-        os.replace(half, path)
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as e:
         raise ParioError(f"cannot write: {e.strerror}", path=path) from e
 

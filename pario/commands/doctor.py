@@ -10,6 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pario
 from pario import machine
-from pario.comm.base import AnyWorld
+from pario.comm.base import AnyWorld, together
 from pario.comm.launcher import Launcher, announced, launcher, library, node_name, own_addresses
 from pario.comm.solo import Solo
 from pario.comm.world import get_world
@@ -50,13 +51,8 @@ def doctor(path: str | None, db: str | None, as_json: bool) -> int:
         world: AnyWorld = get_world()
     except LauncherError as e:
         world, refused = Solo(), e
-    facts: dict[str, Any] = {}
-    error: BaseException | None = None
-    try:
+    with together(world, "looking at this node"):
         facts = _rank_facts(world, path, db)
-    except Exception as e:
-        error = e
-    world.agree(error, "looking at this node")
     everyones = world.allgather(facts)
     report = _report(world, everyones, refused)
     said = report["advice"]
@@ -130,14 +126,11 @@ def _dataset_facts(path: str, db: str | None) -> dict[str, Any]:
         where = machine.file_system(file)
         facts |= {"path": file, "file_system": where.type, "kind": where.kind, "mounted_at": where.mounted_at}
         facts |= {"source": where.source, "readonly": where.readonly}
-        fetcher = PosixFetcher(file)
-        try:
+        with closing(PosixFetcher(file)) as fetcher:
             snapshot = read_snapshot(fetcher)
             tree = Tree(lambda n: fetcher.pread(n * snapshot.page_size, snapshot.page_size), snapshot, snapshot.main)
             records = (snapshot.main if db is None else named_database(tree, db.encode())).md_entries
             status = fetcher.status()
-        finally:
-            fetcher.close()
         lock = os.path.join(os.path.dirname(file), "lock.mdb")
         if not os.path.exists(lock):
             lock = file + "-lock"

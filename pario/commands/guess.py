@@ -27,7 +27,8 @@ from pario.dataset.packed import packing_of
 from pario.dataset.template import Template
 from pario.decode.base import describe
 from pario.decode.registry import find
-from pario.decode.tensor_protos import outline
+from pario.decode.rows import BadValue
+from pario.decode.tensor_protos import fields_of, outline
 from pario.decode.unpickle import PLAIN
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.locate.base import Index
@@ -134,24 +135,18 @@ def _datum(value: bytes) -> str:
     """A description of a Caffe Datum, "" for anything else. In Python: compiling a kernel for five records is too
     slow."""
     numbers = {1: 0, 2: 0, 3: 0, 5: 0, 7: 0}
-    data, floats, at = b"", 0, 0
+    data, floats = b"", 0
     try:
-        while at < len(value):
-            tag, at = _varint(value, at)
-            field, kind = tag >> 3, tag & 7
-            if kind == 0 and field in numbers:
-                numbers[field], at = _varint(value, at)
-            elif kind == 2 and field in (4, 6):
-                nbytes, at = _varint(value, at)
-                if at + nbytes > len(value):
-                    return ""
-                data, floats = (value[at : at + nbytes], floats) if field == 4 else (data, floats + nbytes // 4)
-                at += nbytes
-            elif kind == 5 and field == 6:
-                floats, at = floats + 1, at + 4
+        for field, wire, content in fields_of(value):
+            if wire == 0 and field in numbers:
+                numbers[field] = content
+            elif wire == 2 and field == 4:
+                data = content
+            elif wire in (2, 5) and field == 6:
+                floats += len(content) // 4
             else:
                 return ""
-    except IndexError:
+    except BadValue:
         return ""
     channels, height, width, label = (numbers[k] for k in (1, 2, 3, 5))
     if numbers[7]:
@@ -162,19 +157,6 @@ def _datum(value: bytes) -> str:
         return ""
     what = "u8 pixels" if len(data) == count else "floats"
     return f"Caffe Datum, {channels} x {height} x {width} {what}, label {label}"
-
-
-def _varint(value: bytes, at: int) -> tuple[int, int]:
-    """(number, offset of its end). Raises IndexError if the bytes end too early."""
-    number = shift = 0
-    while shift < 70:
-        byte = value[at]
-        at += 1
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return number, at
-    raise IndexError
 
 
 def _pickled(value: bytes) -> list[str]:

@@ -17,14 +17,7 @@ from pario.dataset.reader import Reader
 from pario.dataset.select import as_wanted, choose
 from pario.decode.base import Decoder
 from pario.errors import DatabaseError, EmptyError
-from pario.format.layout import (
-    MDB_DUPFIXED,
-    MDB_DUPSORT,
-    MDB_INTEGERDUP,
-    MDB_INTEGERKEY,
-    MDB_REVERSEDUP,
-    MDB_REVERSEKEY,
-)
+from pario.format import layout
 from pario.format.tree import Tree, named_database
 from pario.locate.database import Database
 from pario.locate.open import open_index
@@ -44,12 +37,12 @@ SOON = 50_000
 _WRITERS = {1: "LMDB 0.9", 2: "unreleased sources of 2017-2025, as in lmdb-js", 3: "LMDB 1.0"}
 
 _FLAGS = {
-    MDB_DUPSORT: "duplicates (dupsort)",
-    MDB_DUPFIXED: "duplicates of one size",
-    MDB_INTEGERKEY: "integer keys",
-    MDB_INTEGERDUP: "integer duplicates",
-    MDB_REVERSEKEY: "keys compared from the end",
-    MDB_REVERSEDUP: "duplicates compared from the end",
+    layout.MDB_DUPSORT: "duplicates (dupsort)",
+    layout.MDB_DUPFIXED: "duplicates of one size",
+    layout.MDB_INTEGERKEY: "integer keys",
+    layout.MDB_INTEGERDUP: "integer duplicates",
+    layout.MDB_REVERSEKEY: "keys compared from the end",
+    layout.MDB_REVERSEDUP: "duplicates compared from the end",
 }
 
 
@@ -212,9 +205,9 @@ def _with_dictionary(nbytes: int) -> str:
 
 def _order(tree: Tree, keys: list[bytes], n: int) -> str:
     """How the keys are ordered, for somebody who sees the first and the last of n."""
-    if tree.flags & MDB_REVERSEKEY:
+    if tree.flags & layout.MDB_REVERSEKEY:
         return "in the order of their bytes from the end"
-    if tree.flags & MDB_INTEGERKEY:
+    if tree.flags & layout.MDB_INTEGERKEY:
         return "in the order of the numbers"
     text = "in the order of their bytes"
     first, last = keys

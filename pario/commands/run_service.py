@@ -31,6 +31,7 @@ from functools import partial
 from pario import __version__, machine
 from pario.errors import ParioError
 from pario.kernels.private import PrivateDirectory
+from pario.machine import closing_fd
 from pario.options import Tier
 
 __all__ = ["allow_many_files", "join_service", "script_tiers", "use_own_service"]
@@ -67,12 +68,9 @@ def use_own_service(tiers: Sequence[Tier]) -> None:
         directory = PrivateDirectory(root_of(folder))
         mine = used_lock(directory, LOCK)
         os.register_at_fork(after_in_child=partial(_forget, mine, os.fstat(mine)))
-        start = directory.open_file(LOCK)
-        try:
+        with closing_fd(directory.open_file(LOCK)) as start:
             if lock_use(start, alone=True, byte=STARTS):
                 _start(folder, start)
-        finally:
-            os.close(start)
     except (OSError, ParioError) as e:
         _log.warning("the script has no service of its node: %s", e)
         return

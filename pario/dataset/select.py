@@ -22,20 +22,10 @@ from pario.comm.base import together
 from pario.dataset.reader import Reader
 from pario.errors import OptionError
 from pario.format.layout import MDB_INTEGERKEY, MDB_REVERSEKEY
+from pario.plan import selection
 from pario.plan.mixture import Mixture
 from pario.plan.schedule import even_split
-from pario.plan.selection import (
-    FEW_RUNS,
-    Figures,
-    Selection,
-    all_but,
-    digest_of,
-    expanded,
-    id_type,
-    joined,
-    prefers_runs,
-    runs_of,
-)
+from pario.plan.selection import FEW_RUNS, Figures, Selection
 
 __all__ = ["Sources", "Wanted", "as_wanted", "choose", "picked"]
 
@@ -90,7 +80,7 @@ class Usual(Wanted):
     grows = True
 
     def runs(self, reader: Reader) -> np.ndarray:
-        return all_but(list(reader.index.meta), len(reader))
+        return selection.all_but(list(reader.index.meta), len(reader))
 
 
 class Everything(Wanted):
@@ -100,7 +90,7 @@ class Everything(Wanted):
     grows = True
 
     def runs(self, reader: Reader) -> np.ndarray:
-        return all_but([], len(reader))
+        return selection.all_but([], len(reader))
 
 
 class Ids(Wanted):
@@ -136,7 +126,7 @@ class Ids(Wanted):
     def runs(self, reader: Reader) -> np.ndarray:
         if int(self._ids[-1]) >= len(reader):
             raise _out_of_range(_few(self._ids[self._ids >= len(reader)]), reader)
-        return runs_of(self._ids if reader.world.rank == 0 else self._ids[:0])
+        return selection.runs_of(self._ids if reader.world.rank == 0 else self._ids[:0])
 
 
 class Span(Wanted):
@@ -190,10 +180,10 @@ class Keys(Wanted):
             for first in range(start, stop, _KEYS):
                 ids = np.arange(first, min(first + _KEYS, stop))
                 likes = np.fromiter(map(bool, map(self._likes, index.keys(ids))), bool, len(ids))
-                found.append(runs_of(ids[likes]))
+                found.append(selection.runs_of(ids[likes]))
         mine = np.concatenate([np.empty((0, 2), np.int64), *found])
         everyones = world.gather_array(mine.reshape(-1))
-        return joined(mine if everyones is None else everyones.reshape(-1, 2))
+        return selection.joined(mine if everyones is None else everyones.reshape(-1, 2))
 
 
 class Prefix(Wanted):
@@ -220,7 +210,7 @@ class Prefix(Wanted):
                     low = bisect_left(range(stop), prefix, start, key=begin)
                     high = bisect_right(range(stop), prefix, low, key=begin)
                     runs += [(low, high)] if low < high else []
-        return joined(np.array(runs, np.int64).reshape(-1, 2))
+        return selection.joined(np.array(runs, np.int64).reshape(-1, 2))
 
 
 class Sources(Wanted):
@@ -243,7 +233,7 @@ class Sources(Wanted):
                     path=reader.path,
                     hint="Each source is drawn with a weight of its own; a record belongs to one of them.",
                 )
-        return joined(runs)
+        return selection.joined(runs)
 
     def mixture(self, reader: Reader, units: tuple[int, ...]) -> Mixture:
         """After `runs`. Collective."""
@@ -253,9 +243,9 @@ class Sources(Wanted):
             lengths, order = runs[:, 1] - runs[:, 0], np.argsort(runs[:, 0], kind="stable")
             begins = np.empty_like(lengths)  # of each run among all that are selected, which have no gaps
             begins[order] = np.cumsum(lengths[order]) - lengths[order]
-            places = expanded(np.stack([begins, begins + lengths], axis=1), id_type(len(reader)))
+            places = selection.expanded(np.stack([begins, begins + lengths], axis=1), selection.id_type(len(reader)))
             sizes = tuple(int((part[:, 1] - part[:, 0]).sum()) for part in self._runs)
-            told = sizes, digest_of(runs, len(reader))
+            told = sizes, selection.digest_of(runs, len(reader))
         sizes, digest = world.bcast(told)
         return Mixture(units, sizes, world.share_array(places), digest)
 
@@ -318,8 +308,8 @@ def choose(wanted: Wanted, reader: Reader, *, file_order: bool) -> Selection | N
     with together(world, "choosing records"):
         if world.rank == 0:
             whole = len(runs) == 1 and int(runs[0, 1] - runs[0, 0]) == n
-            as_runs = prefers_runs(runs, n)
-            digest = digest_of(runs, n)
+            as_runs = selection.prefers_runs(runs, n)
+            digest = selection.digest_of(runs, n)
             if not whole and index.is_complete:
                 figures = _figures(runs, index.extents["nbytes"])
             if not whole and file_order and index.by_offset is not None:
@@ -330,7 +320,7 @@ def choose(wanted: Wanted, reader: Reader, *, file_order: bool) -> Selection | N
         return None
     table = None
     if not as_runs:
-        table = world.share_array(expanded(runs, id_type(n)) if world.rank == 0 else None)
+        table = world.share_array(selection.expanded(runs, selection.id_type(n)) if world.rank == 0 else None)
     elif count <= FEW_RUNS:
         runs = world.bcast(runs)
     else:
@@ -359,7 +349,8 @@ def _figures(runs: np.ndarray, nbytes: np.ndarray) -> Figures:
     if len(runs) <= FEW_RUNS:
         parts = [nbytes[first:stop] for first, stop in runs.tolist()]
     else:
-        parts = [nbytes[expanded(runs[k : k + FEW_RUNS], np.dtype(np.int64))] for k in range(0, len(runs), FEW_RUNS)]
+        cuts = range(0, len(runs), FEW_RUNS)
+        parts = [nbytes[selection.expanded(runs[k : k + FEW_RUNS], np.dtype(np.int64))] for k in cuts]
     for part in parts:
         total, largest = total + int(part.sum()), max(largest, int(part.max()))
     return Figures(total / int((runs[:, 1] - runs[:, 0]).sum()), largest)
@@ -371,8 +362,8 @@ def _in_file_order(runs: np.ndarray, by_offset: np.ndarray, n: int) -> np.ndarra
         for first, stop in runs.tolist():
             mask[first:stop] = True
     else:
-        mask[expanded(runs, id_type(n))] = True
-    return by_offset[mask[by_offset]].astype(id_type(n))
+        mask[selection.expanded(runs, selection.id_type(n))] = True
+    return by_offset[mask[by_offset]].astype(selection.id_type(n))
 
 
 def _few(ids: np.ndarray) -> str:

@@ -17,19 +17,10 @@ from pario.errors import ParioError
 from pario.fetch.snapshot import read_snapshot
 from pario.format.meta import Snapshot
 from pario.kernels.private import PrivateDirectory
+from pario.machine import closing_fd
 from pario.options import Options
 from pario.records import EXTENT
-from pario.stage.asking import (
-    CHUNK_BYTES,
-    LOCK,
-    WHERE,
-    Told,
-    ask_service,
-    find_servers,
-    here,
-    peers_told,
-    read_servers,
-)
+from pario.stage import asking
 from pario.stage.disk_files import is_used, root_of
 from pario.stage.grid import Grid
 from pario.stage.peers import Peers
@@ -54,13 +45,14 @@ def open_served(
     folder, identity, file_bytes = world.bcast((folder, identity, snapshot.file_bytes))
     if not folder:
         return None
-    grid = Grid(file_bytes, CHUNK_BYTES)
-    told: Told | None = None
+    grid = Grid(file_bytes, asking.CHUNK_BYTES)
+    told: asking.Told | None = None
     lease, memory = -1, None
     try:
         with together(world, "looking for the service of the node"):
             if world.is_leader:
-                told, lease = ask_service(here(folder), os.path.abspath(file.path), identity, grid, waits=waits)
+                path = os.path.abspath(file.path)
+                told, lease = asking.ask_service(asking.here(folder), path, identity, grid, waits=waits)
             # What the identity is of must be what the ranks read.
             if told is not None and read_snapshot(file.pool.fetcher) != snapshot:
                 _close(lease)
@@ -93,15 +85,15 @@ def _stage(
     snapshot: Snapshot,
     options: Options,
     identity: bytes,
-    told: Told,
+    told: asking.Told,
     memory: ServedTier | None,
     lease: int,
 ) -> Stage:
     """Let the file be read through the service."""
-    grid = Grid(snapshot.file_bytes, CHUNK_BYTES)
+    grid = Grid(snapshot.file_bytes, asking.CHUNK_BYTES)
     tiers = [memory] if memory is not None else []
     stage = Stage([*tiers], memory, None, [snapshot], options, identity, grid, everywhere=True)
-    peers = peers_told(told, identity, grid, count=lambda nbytes: stage.count_peers(came=nbytes))
+    peers = asking.peers_told(told, identity, grid, count=lambda nbytes: stage.count_peers(came=nbytes))
     if memory is not None:
         memory.ask_by(lambda chunk: _brought(peers, chunk, grid), told.budget)
     file.read_through(stage.through)
@@ -109,17 +101,14 @@ def _stage(
     return stage
 
 
-def _serves(folder: str, told: Told) -> bool:
+def _serves(folder: str, told: asking.Told) -> bool:
     """Whether this node's service is still the one that has said this; one that has retired still serves."""
     try:
-        directory = PrivateDirectory(root_of(here(folder)))
-        lock = directory.open_file(LOCK, make=False)
-        try:
+        directory = PrivateDirectory(root_of(asking.here(folder)))
+        with closing_fd(directory.open_file(asking.LOCK, make=False)) as lock:
             lives = is_used(lock, byte=0)
-        finally:
-            os.close(lock)
         with suppress(FileNotFoundError):
-            return lives and read_servers(directory.read(WHERE)).secret == told.servers.secret
+            return lives and asking.read_servers(directory.read(asking.WHERE)).secret == told.servers.secret
         return lives
     except (OSError, ValueError, ParioError):
         return False
@@ -131,7 +120,7 @@ def _brought(peers: Peers, chunk: int, grid: Grid) -> bool:
     return bool(peers.read(first, np.empty(1, np.uint8), np.zeros(1, np.int64))[0])
 
 
-def _attached(grid: Grid, told: Told) -> ServedTier | None:
+def _attached(grid: Grid, told: asking.Told) -> ServedTier | None:
     try:
         return ServedTier.attached(grid, told.paths) if told.paths is not None else None
     except (OSError, ParioError) as e:  # in another container; what the service holds comes through its socket
@@ -146,7 +135,7 @@ def look_at_service() -> list[dict[str, Any]]:
         return []
     facts: dict[str, Any] = {"where": f"service in {folder}", "service": "", "problem": ""}
     try:
-        servers = find_servers(PrivateDirectory(root_of(here(folder))), wait_s=0.0)
+        servers = asking.find_servers(PrivateDirectory(root_of(asking.here(folder))), wait_s=0.0)
         facts["service"] = f"node {servers.node} of {len(servers.addresses)}"
     except (OSError, ParioError, ValueError) as e:
         facts["problem"] = str(e)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pario.comm.base import together
+from pario.comm.base import abandoning, together
 from pario.comm.world import get_world
 from pario.dataset.reader import Reader
 from pario.dataset.select import Keys, Wanted, as_wanted, picked
@@ -105,7 +105,7 @@ def split(
     Collective over `comm`. Raises OptionError, and what `Reader` raises, on all ranks.
     """
     world = get_world(comm, "pario.split")
-    try:
+    with abandoning(world):
         with together(world, "looking at the arguments of pario.split"):
             shares, wanted = _checked(fractions, seed, by), as_wanted(select)
             paths = [os.path.abspath(os.path.expanduser(one)) for one in as_paths(path)]
@@ -118,9 +118,6 @@ def split(
         if by == "key":
             world.free()
             return _parts(wanted, seed, shares, 2**64, None)
-    except BaseException as e:
-        world.abandon(e)
-        raise
     with Reader(path, comm=world, db=db, options=options, grow=wanted.grows) as reader:
         runs = picked(wanted, reader)
         n = world.bcast(int((runs[:, 1] - runs[:, 0]).sum()) if world.rank == 0 else None)

@@ -16,24 +16,12 @@ import numpy as np
 
 from pario.decode.base import Draw
 from pario.errors import OptionError
-from pario.kernels.picture import (
-    CENTER,
-    F16,
-    F32,
-    JITTER,
-    RANDOM,
-    U8,
-    WHOLE,
-    draw_picture,
-    picture_row,
-    work_floats,
-    work_numbers,
-)
+from pario.kernels import picture as kernel
 
 __all__ = ["Augment", "Scratch", "scratch"]
 
-_CROPS = {None: WHOLE, "center": CENTER, "random": RANDOM}
-_KINDS = {"uint8": U8, "float32": F32, "float16": F16}
+_CROPS = {None: kernel.WHOLE, "center": kernel.CENTER, "random": kernel.RANDOM}
+_KINDS = {"uint8": kernel.U8, "float32": kernel.F32, "float16": kernel.F16}
 _NO_ROWS = np.empty(0, np.uint8), np.empty(0, np.float32), np.empty(0, np.uint16)
 _BITS = (np.uint8, np.float32, np.uint16)
 _GREY = (0.299, 0.587, 0.114)
@@ -127,13 +115,13 @@ class Augment:
         grey = _GREY[::-1] if self.color == "BGR" else _GREY
         #: see kernels.picture.picture_row
         factors, summands = 1 / (255 * std), -mean / std
-        if self.kind == U8:
+        if self.kind == kernel.U8:
             factors, summands = np.ones(3), np.zeros(3)
         self.colors = np.concatenate([factors, summands, grey]).astype(np.float32)
 
     def draw(self, draw: Draw, record: int, size: tuple[int, int]) -> None:
         """Choose the window and the jitter of a record whose picture is (h, w): in this thread's memory."""
-        draw_picture(draw.key, record, size, _CROPS[self.crop], self.chance, scratch.window, scratch.jitter)
+        kernel.draw_picture(draw.key, record, size, _CROPS[self.crop], self.chance, scratch.window, scratch.jitter)
 
     def least(self, size: tuple[int, int], row: tuple[int, int]) -> tuple[int, int]:
         """(h, w) of the smallest scaled picture whose window has no fewer pixels than the row, (h, w)."""
@@ -155,10 +143,10 @@ class Augment:
         mine = scratch
         pixels = mine.keep(picture)
         height, width, _ = shape = picture.shape
-        mine.make_room(work_floats(height, width, *size, self.jitters), work_numbers(*size))
+        mine.make_room(kernel.work_floats(height, width, *size, self.jitters), kernel.work_numbers(*size))
         rows = list(_NO_ROWS)
         rows[self.kind] = row.reshape(-1).view(_BITS[self.kind])
-        picture_row(
+        kernel.picture_row(
             pixels, shape, mine.window, size, mine.jitter, self.colors, self.kind, self.planar, mine.floats,
             mine.numbers, tuple(rows),
         )  # fmt: skip
@@ -203,19 +191,18 @@ def _jitters(jitter: Any, color: str) -> list[float]:
         return [0.0] * 4
     if isinstance(jitter, Mapping):
         given = dict(jitter)
-    elif isinstance(jitter, Sequence) and not isinstance(jitter, str) and len(jitter) <= len(JITTER):
-        given = dict(zip(JITTER, jitter, strict=False))
+    elif isinstance(jitter, Sequence) and not isinstance(jitter, str) and len(jitter) <= len(kernel.JITTER):
+        given = dict(zip(kernel.JITTER, jitter, strict=False))
     else:
         given = {"": jitter}
-    if not all(_is_number(x) and 0 <= x < math.inf for x in given.values()) or not given.keys() <= set(JITTER):
-        raise OptionError(
-            f"jitter must be numbers from 0 on for {', '.join(JITTER)}, as a dict or in this order, got {jitter!r}"
-        )
+    if not all(_is_number(x) and 0 <= x < math.inf for x in given.values()) or not given.keys() <= set(kernel.JITTER):
+        names = ", ".join(kernel.JITTER)
+        raise OptionError(f"jitter must be numbers from 0 on for {names}, as a dict or in this order, got {jitter!r}")
     if given.get("hue", 0) > 0.5:
         raise OptionError(f"jitter of the hue is a part of a circle, at most 0.5, got {given['hue']!r}")
     if color == "GRAY" and (given.get("saturation", 0) or given.get("hue", 0)):
         raise OptionError("jitter of saturation and hue needs colors")
-    return [float(given.get(name, 0)) for name in JITTER]
+    return [float(given.get(name, 0)) for name in kernel.JITTER]
 
 
 def _per_channel(value: Any, default: float, name: str, channels: int) -> np.ndarray:

@@ -140,7 +140,7 @@ class Compressed(Decoder):
             for row, value in enumerate(values, first):
                 out["data"][row] = value
             return []
-        inner = joined(np.array(records.ids[part]), values)
+        inner = Records.of(np.array(records.ids[part]), values)
         found = self.inner.decode(inner, {name: array[part] for name, array in out.items()}, draw)
         return [(first + row, f"inside of the {self.kind} data: {why}") for row, why in found]
 
@@ -148,18 +148,10 @@ class Compressed(Decoder):
         if self.inner.by_rows:
             return self.inner.finish(arrays)
         values = list(arrays["data"])
-        records = joined(np.arange(len(values)), values)
+        records = Records.of(np.arange(len(values)), values)
         whole = {name: np.empty(shape, dtype) for name, (shape, dtype) in self.inner.shapes(records).items()}
         self.inner.decode(records, whole, Draw())  # bytes and offsets: nothing can fail
         return self.inner.finish(whole)
-
-
-def joined(ids: np.ndarray, values: list[bytes]) -> Records:
-    """Records of these values, in memory of their own."""
-    nbytes = np.array([len(value) for value in values], np.int64)
-    starts = np.cumsum(nbytes) - nbytes
-    data = np.frombuffer(values[0] if len(values) == 1 else b"".join(values), np.uint8)
-    return Records(ids, data, starts, nbytes)
 
 
 class Zlib(Compressed):

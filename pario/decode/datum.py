@@ -10,21 +10,8 @@ import numpy as np
 from pario.decode import image as images
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, Verbatim, columns, describe, extent, flat, past_caches
 from pario.errors import DecodeError, OptionError
+from pario.kernels import datum as kernel
 from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
-from pario.kernels.datum import (
-    BAD_GROUP,
-    BAD_LENGTH,
-    BAD_TAG,
-    BAD_VARINT,
-    OK,
-    OUTSIDE,
-    TRUNCATED,
-    datum_f32,
-    datum_floats,
-    datum_rest,
-    datum_u8,
-    parse,
-)
 from pario.records import Records
 
 __all__ = ["Datum", "DatumSpec"]
@@ -34,12 +21,12 @@ _U8 = np.dtype(np.uint8)
 _F32 = np.dtype(np.float32)
 
 _BROKEN = {
-    OUTSIDE: "the record lies outside the bytes that were read",
-    TRUNCATED: "the record ends inside this field",
-    BAD_VARINT: "a number of more than ten bytes",
-    BAD_TAG: "no valid field number or wire type",
-    BAD_LENGTH: "a length that does not fit",
-    BAD_GROUP: "a group that does not open and close as it should",
+    kernel.OUTSIDE: "the record lies outside the bytes that were read",
+    kernel.TRUNCATED: "the record ends inside this field",
+    kernel.BAD_VARINT: "a number of more than ten bytes",
+    kernel.BAD_TAG: "no valid field number or wire type",
+    kernel.BAD_LENGTH: "a length that does not fit",
+    kernel.BAD_GROUP: "a group that does not open and close as it should",
 }
 
 
@@ -215,7 +202,7 @@ class Datum(Decoder):
 
     def learn(self, record: np.ndarray) -> DatumSpec:
         message = _parse(record, 0, len(record))
-        if message.status != OK:
+        if message.status != kernel.OK:
             raise self._not_a_datum(f"at byte {message.at}: {_BROKEN[message.status]}", record)
         source = message.source
         if source == "encoded":
@@ -270,11 +257,11 @@ class Datum(Decoder):
         rows, labels = out["data"], out["label"]
         common = data, starts, nbytes, ids, draw.key, self._geometry
         if self._as_bytes:
-            n = datum_u8(*common, flat(rows), labels, failed, past_caches(rows))
+            n = kernel.datum_u8(*common, flat(rows), labels, failed, past_caches(rows))
         elif spec.source == "data":
-            n = datum_f32(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
+            n = kernel.datum_f32(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
         else:
-            n = datum_floats(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
+            n = kernel.datum_floats(*common, self._mean, self._scale, flat(rows, np.float32), labels, failed)
         return [(int(i), self._why(_parse(data, int(starts[i]), int(nbytes[i])), int(starts[i]))) for i in failed[:n]]
 
     def verbatim(self) -> Verbatim | None:
@@ -289,7 +276,7 @@ class Datum(Decoder):
 
     def decode_rest(self, records: Records, out: dict[str, np.ndarray]) -> list[int]:
         data, starts, nbytes, failed = columns(records)
-        n = datum_rest(data, starts, nbytes, self._head, out["label"], failed)
+        n = kernel.datum_rest(data, starts, nbytes, self._head, out["label"], failed)
         rows: list[int] = failed[:n].tolist()
         return rows
 
@@ -303,7 +290,7 @@ class Datum(Decoder):
         for i in range(len(records)):
             start, nbytes = int(records.starts[i]), int(records.nbytes[i])
             message = _parse(records.data, start, nbytes)
-            if message.status != OK or not message.encoded:
+            if message.status != kernel.OK or not message.encoded:
                 failures.append((i, self._why(message, start)))
                 continue
             try:
@@ -338,7 +325,7 @@ class Datum(Decoder):
         return int(self._geometry[5]), int(self._geometry[6])
 
     def _why(self, message: _Message, start: int) -> str:
-        if message.status != OK:
+        if message.status != kernel.OK:
             return f"not a Caffe Datum: at byte {message.at - start}: {_BROKEN[message.status]}"
         spec = self._learnt()
         if message.source != spec.source:
@@ -377,7 +364,7 @@ def _parse(data: np.ndarray, start: int, nbytes: int) -> _Message:
     if data.flags.writeable:
         data = data.view()
         data.flags.writeable = False
-    return _Message(*parse(data, start, nbytes))
+    return _Message(*kernel.parse(data, start, nbytes))
 
 
 def _mismatch(message: _Message) -> str:

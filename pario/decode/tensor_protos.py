@@ -19,7 +19,7 @@ from pario.decode.rows import BadValue, Column, RowDecoder
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["TensorProtos", "outline"]
+__all__ = ["TensorProtos", "encoded", "fields_of", "outline"]
 
 #: data_type -> (its name, field with the values, dtype)
 _TYPES = {
@@ -149,7 +149,7 @@ def outline(record: bytes) -> list[str]:
 def _bodies(record: bytes) -> list[bytes]:
     """The tensors of a record, each as the bytes of its message. Raises BadValue."""
     bodies = []
-    for field, wire, value in _fields(record):
+    for field, wire, value in fields_of(record):
         if field == 1 and wire == 2:
             bodies.append(value)
             if len(bodies) > _MOST_TENSORS:
@@ -162,7 +162,7 @@ def _tensor(body: bytes) -> _Tensor:
     kind = 1  # protobuf leaves out the default, FLOAT
     parts: dict[int, list[bytes]] = {}
     single: dict[int, bytearray] = {}
-    for field, wire, value in _fields(body):
+    for field, wire, value in fields_of(body):
         if field == 2 and wire == 0:
             kind = value
         elif field == 1:
@@ -171,7 +171,7 @@ def _tensor(body: bytes) -> _Tensor:
             if wire == 2:
                 parts.setdefault(field, []).append(value)
             elif wire == 0:
-                single.setdefault(field, bytearray()).extend(_encoded(value))
+                single.setdefault(field, bytearray()).extend(encoded(value))
             else:
                 single.setdefault(field, bytearray()).extend(value)
     if kind not in _TYPES:
@@ -207,7 +207,7 @@ def _numbers(data: bytes, field: int, dtype: np.dtype, name: str) -> np.ndarray:
     return np.frombuffer(data, dtype)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
+def fields_of(message: bytes) -> Iterator[tuple[int, int, Any]]:
     """(field, wire type, value) of a protobuf message: an int of a varint, bytes of all else. Raises BadValue."""
     at, end = 0, len(message)
     while at < end:
@@ -222,13 +222,13 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
             if wire == 2:
                 nbytes, at = _varint(message, at)
             if nbytes > end - at:
-                raise BadValue(f"not Caffe2 TensorProtos: field {field} at byte {at} of {end} needs {nbytes:,} bytes")
+                raise BadValue(f"no protobuf message: field {field} at byte {at} of {end} needs {nbytes:,} bytes")
             value = message[at : at + nbytes]
             at += nbytes
         else:
-            raise BadValue(f"not Caffe2 TensorProtos: no valid wire type at byte {at} of {end}")
+            raise BadValue(f"no protobuf message: no valid wire type at byte {at} of {end}")
         if not field:
-            raise BadValue(f"not Caffe2 TensorProtos: no valid field number at byte {at} of {end}")
+            raise BadValue(f"no protobuf message: no valid field number at byte {at} of {end}")
         yield field, wire, value
 
 
@@ -241,10 +241,10 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if byte < 128:
             return number & (1 << 64) - 1, at
-    raise BadValue(f"not Caffe2 TensorProtos: a number that does not end at byte {at} of {len(message)}")
+    raise BadValue(f"no protobuf message: a number that does not end at byte {at} of {len(message)}")
 
 
-def _encoded(number: int) -> bytes:
+def encoded(number: int) -> bytes:
     """The varint of a number."""
     number &= (1 << 64) - 1
     out = bytearray()

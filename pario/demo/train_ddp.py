@@ -13,7 +13,7 @@ The data is an LMDB of Caffe Datum messages (python -m pario demo --folder digit
 from __future__ import annotations
 
 import argparse
-import socket
+import os
 import time
 from typing import Any
 
@@ -31,23 +31,14 @@ class DDP:
     """A small network in torch, its gradients averaged over all ranks by DistributedDataParallel."""
 
     def __init__(self, comm: Any, args: argparse.Namespace, shape: tuple[int, ...]) -> None:
-        from mpi4py import MPI
+        from pario.adapters.torch import use_mpi_ranks
 
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        on_node = node.rank
-        node.Free()
-        gpu = torch.cuda.is_available()
+        use_mpi_ranks(comm)  # torch.distributed gets MPI's ranks
+        gpu, on_node = torch.cuda.is_available(), int(os.environ["LOCAL_RANK"])
         self.device = torch.device("cuda", on_node % torch.cuda.device_count()) if gpu else torch.device("cpu")
         if gpu:
             torch.cuda.set_device(self.device)
-        # Rank 0 chooses a port of its machine at which all ranks meet.
-        with socket.socket() as s:
-            s.bind(("", 0))
-            meeting = comm.bcast((socket.gethostname(), s.getsockname()[1]))
-        host, port = meeting
-        torch.distributed.init_process_group(
-            "nccl" if gpu else "gloo", init_method=f"tcp://{host}:{port}", rank=comm.rank, world_size=comm.size
-        )
+        torch.distributed.init_process_group("nccl" if gpu else "gloo")
         torch.manual_seed(args.seed)
         values = int(np.prod(shape))
         network = torch.nn.Sequential(

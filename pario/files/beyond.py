@@ -20,6 +20,7 @@ from pario.files.numbers import CALLS, NUMBERS
 from pario.files.outputs import Outputs
 from pario.files.rights import lent, refused
 from pario.files.view import AT_FDCWD, Call, View, of_thread
+from pario.machine import closing_fd
 
 __all__ = ["OPENS", "beyond", "ends", "renames", "say_link", "writes", "writing"]
 
@@ -76,11 +77,8 @@ def _make_it(view: View, call: Call, *paths: bytes) -> None:
     elif name in ("readlink", "readlinkat"):
         say_link(view, call, name, os.readlink(paths[0]))
     elif name == "chdir":
-        fd = os.open(paths[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(paths[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             change_folder(listener, call, fd)
-        finally:
-            os.close(fd)
     elif name == "utimensat":
         times = view.memory.read(call[1], arguments[2], _TIMES_BYTES) if arguments[2] else None
         given = ctypes.create_string_buffer(times) if times else None
@@ -109,12 +107,9 @@ def _open(view: View, call: Call, name: str, path: bytes) -> None:
     # others would wait with one that opens a FIFO without a partner; it gets ENXIO instead, or reads nothing.
     flags = flags & ~os.O_PATH | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     view.listener.check(call[0])
-    fd = os.open(path, flags, arguments[mode_at] & 0o7777)
-    try:
+    with closing_fd(os.open(path, flags, arguments[mode_at] & 0o7777)) as fd:
         os.set_blocking(fd, not (flags_at is not None and arguments[flags_at] & os.O_NONBLOCK))
         view.listener.hand(call[0], fd, arguments[flags_at] if flags_at is not None else 0)
-    finally:
-        os.close(fd)
 
 
 def _make(view: View, call: Call, name: str, paths: tuple[bytes, ...], others: dict[int, int]) -> None:
@@ -131,13 +126,8 @@ def _make(view: View, call: Call, name: str, paths: tuple[bytes, ...], others: d
     view.listener.give(call[0], done)
 
 
-@contextlib.contextmanager
-def _looked_up(path: bytes, follow: bool) -> Iterator[int]:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _looked_up(path: bytes, follow: bool) -> contextlib.AbstractContextManager[int]:
+    return closing_fd(os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)))
 
 
 def _process(thread: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from pario.files.notify import failed, quick_close, raw_call, stat_bytes, statfs
 from pario.files.rights import check_folder
 from pario.files.spots import Spot
 from pario.files.view import AT_FDCWD, Call, Node, View
+from pario.machine import closing_fd
 
 __all__ = ["CHANGES", "ON_DESCRIPTORS", "ON_PATHS", "TWO_PATHS", "change_opened", "signed", "tell"]
 
@@ -113,11 +114,8 @@ def _about(view: View, spot: Spot, tell: Callable[[int, bool], bytes]) -> bytes:
     node = view.find(spot)
     if node.kind == "file":
         return tell(view.file(spot, node).fd, True)
-    fd = view.folder(spot, node, os.O_PATH)
-    try:
+    with closing_fd(view.folder(spot, node, os.O_PATH)) as fd:
         return tell(fd, False)
-    finally:
-        os.close(fd)
 
 
 def _stat(view: View, call: Call, spot: Spot, *, at: int) -> None:
@@ -165,11 +163,8 @@ def _change_folder(view: View, call: Call, spot: Spot) -> None:
     if node.kind != "folder":
         raise failed(errno.ENOTDIR)
     check_folder(view, call)
-    fd = view.folder(spot, node)
-    try:
+    with closing_fd(view.folder(spot, node)) as fd:
         change_folder(view.listener, call, fd)
-    finally:
-        os.close(fd)
 
 
 def _working_folder(view: View, call: Call) -> None:
@@ -203,8 +198,7 @@ def _list(view: View, call: Call, *, make: Callable[[int, int, str, bytes], byte
     if spot is None:
         view.listener.go_on(call[_ID])
         return
-    fd = _copy_of(call[_THREAD], number)
-    try:
+    with closing_fd(_copy_of(call[_THREAD], number)) as fd:
         # The position is the descriptor's own offset, so that the kernel shares it among copies and rewinds it.
         position = os.lseek(fd, 0, os.SEEK_CUR)
         data, end = _names(view, spot, position, min(_argument(call, 2), view.memory.most), make)
@@ -212,8 +206,6 @@ def _list(view: View, call: Call, *, make: Callable[[int, int, str, bytes], byte
         view.memory.write(call[_THREAD], _argument(call, 1), data)
         os.lseek(fd, end, os.SEEK_SET)
         view.listener.give(call[_ID], len(data))
-    finally:
-        os.close(fd)
 
 
 def _names(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 from pario.errors import CorruptedError, DatabaseError, ParioError
 from pario.fetch.base import read_error
 from pario.fetch.posix import PosixFetcher
-from pario.fetch.snapshot import check_snapshot, identity_of, read_snapshot
+from pario.fetch.snapshot import check_snapshot, read_snapshot
 from pario.files.keys import Keys, Leaf
 from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, Db
 from pario.format.meta import Snapshot
@@ -26,8 +25,9 @@ from pario.records import Records
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
+    from pario.stage.served import ServedCopy
 
-__all__ = ["Database", "Packed", "ServedCopy", "served_copy"]
+__all__ = ["Database", "Packed", "served_copy"]
 
 _log = logging.getLogger("pario")
 
@@ -145,9 +145,9 @@ class Database:
             return False
         try:
             run = node.overflow()
-            if self._copy is not None and (lent := self._copy.lend(run.offset, node.nbytes)) is not None:
-                source, offset, still = lent
-                return self._send(fd, source, offset, node.nbytes) and still()
+            if self._copy is not None and (lent := self._copy.tier.lend(run.offset, node.nbytes)) is not None:
+                sent = self._send(fd, lent.fd, lent.offset, node.nbytes)
+                return sent and (lent.still is None or lent.still())
             head = self._quick_head(run, node.nbytes)
             if head is None:
                 return False
@@ -316,52 +316,11 @@ def as_bytes(out: Any, nbytes: int) -> memoryview:
     return view.cast("B") if nbytes else memoryview(bytearray())
 
 
-class ServedCopy:
-    """What the service of this node has of a data file in memory (docs/tiers.md): bytes come from there as far as it
-    has them, and it brings the whole file from now on. A copy of one state of the file, which nobody changes. Any
-    thread.
-
-    lease : a descriptor that is closed in the end; as long as it is open, the service keeps the copy
-    """
-
-    def __init__(self, tier: Any, lease: int) -> None:
-        self._tier, self._lease = tier, lease
-
-    def read(self, offset: int, out: memoryview) -> bool:
-        """Fill `out` with the bytes of the file from here on. False: not all of them are here."""
-        return bool(self._tier.read(offset, np.frombuffer(out, np.uint8)))
-
-    def lend(self, offset: int, nbytes: int) -> tuple[int, int, Callable[[], bool]] | None:
-        """(a descriptor of a file that holds these bytes, where they begin in it, whether it holds them still), or None
-        if not all of them are here."""
-        part = self._tier.lend(offset, nbytes)
-        return None if part is None else (part.fd, part.offset, part.still)
-
-    def __del__(self) -> None:
-        os.close(self._lease)
-
-
 def served_copy(file: PosixFetcher, snapshot: Snapshot) -> ServedCopy | None:
     """None without PARIO_SERVICE, and where its service cannot serve this state of the file, which a warning says."""
     folder = os.environ.get("PARIO_SERVICE")
     if not folder:
         return None
-    # Not before it is wanted: a view begins faster than these modules are imported.
-    from pario.stage.asking import CHUNK_BYTES, ask_service, here
-    from pario.stage.grid import Grid
-    from pario.stage.served import ServedTier
+    from pario.stage import served  # not before it is wanted: a view begins faster than this module is imported
 
-    grid = Grid(snapshot.file_bytes, CHUNK_BYTES)
-    lease = -1
-    try:
-        identity = identity_of(file, [snapshot])
-        if read_snapshot(file).txnid != snapshot.txnid:  # the identity may be that of a newer state
-            return None
-        told, lease = ask_service(here(folder), os.path.abspath(file.path), identity, grid, fill=True)
-        if told is not None and told.paths is not None:
-            return ServedCopy(ServedTier.attached(grid, told.paths), lease)
-    except (OSError, ParioError) as e:
-        _log.warning("the memory of the node's service cannot be used for %s: %s", file.path, e)
-    if lease >= 0:
-        os.close(lease)
-    return None
+    return served.served_copy(folder, file, snapshot, lambda: read_snapshot(file).txnid == snapshot.txnid)

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pario.files import names
 from pario.files.database import Database
 from pario.files.keys import Leaf
-from pario.files.names import (
-    HEAD_BYTES,
-    LONGEST,
-    LONGEST_EXTENSION,
-    RECORD_MARK,
-    digest_of,
-    extension_of,
-    name_of,
-    part_of,
-)
 from pario.format.layout import F_BIGDATA, F_SUBDATA
 from pario.format.tree import check_ascending
 
@@ -98,7 +89,7 @@ class Namer:
 
     def __init__(self, extensions: bool) -> None:
         self.extensions = extensions
-        self.longest = LONGEST - (LONGEST_EXTENSION if extensions else 0)
+        self.longest = names.LONGEST - (names.LONGEST_EXTENSION if extensions else 0)
         self._known: dict[tuple[int, bytes, str], bytes] = {}
 
     def component(self, db: Database, prefix: bytes, name: str, mark: str = "") -> bytes | None:
@@ -111,13 +102,13 @@ class Namer:
             except (ValueError, OverflowError):
                 return None
             return key if str(number) == name else None
-        part = part_of(name, flat=db.flat, longest=self.longest)
+        part = names.part_of(name, flat=db.flat, longest=self.longest)
         if part is None or part.mark != mark:
             return None
         if not part.digest:
             return part.start
         whole = self._known.get((id(db), prefix, part.digest)) or self._search(db, prefix, part.start, part.digest)
-        if whole is None or name_of(whole, mark, flat=db.flat, longest=self.longest) != name:
+        if whole is None or names.name_of(whole, mark, flat=db.flat, longest=self.longest) != name:
             return None
         return whole
 
@@ -128,7 +119,7 @@ class Namer:
                 if db.flat:
                     continue
                 break
-            if digest_of(part) == digest:
+            if names.digest_of(part) == digest:
                 self.remember(db, prefix, part)
                 return part
         return None
@@ -138,10 +129,10 @@ class Namer:
         if db.integers:
             name = str(leaf.keys[i])
         else:
-            mark = RECORD_MARK if not db.flat and is_folder(db, prefix + part, leaf, i) else ""
-            name = name_of(part, mark, flat=db.flat, longest=self.longest)
+            mark = names.RECORD_MARK if not db.flat and is_folder(db, prefix + part, leaf, i) else ""
+            name = names.name_of(part, mark, flat=db.flat, longest=self.longest)
         if self.extensions:
-            extension = extension_of(db.head(leaf.node(i), HEAD_BYTES))
+            extension = names.extension_of(db.head(leaf.node(i), names.HEAD_BYTES))
             taken = name.lower().endswith(_SPELT.get(extension, extension))
             if extension and not taken and not is_taken(db, prefix + part + extension.encode()):
                 name += extension
@@ -151,4 +142,4 @@ class Namer:
         known = self._known
         if len(known) >= _KNOWN:
             known.clear()
-        known[id(db), prefix, digest_of(part)] = part
+        known[id(db), prefix, names.digest_of(part)] = part

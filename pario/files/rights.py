@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pario.files.notify import failed, statx_bytes
 from pario.files.view import Call, View
+from pario.machine import closing_fd
 
 __all__ = ["check_folder", "lent", "refused"]
 
@@ -38,11 +39,8 @@ def _rights(thread: int, more_filters: int = 0) -> tuple[int, list[object]]:
 
 def _root(thread: int) -> bytes:
     """Where absolute paths begin. A mount has one number, which no other mount namespace has."""
-    fd = os.open(f"/proc/{thread}/root", os.O_PATH | os.O_CLOEXEC)
-    try:
+    with closing_fd(os.open(f"/proc/{thread}/root", os.O_PATH | os.O_CLOEXEC)) as fd:
         told = statx_bytes(fd, _INODE_AND_MOUNT, False)
-    finally:
-        os.close(fd)
     return told[32:40] + told[136:152]
 
 

@@ -20,6 +20,7 @@ from pario.files.held import Held, HeldFiles, Wanted
 from pario.files.notify import Listener, Memory, failed
 from pario.files.outputs import Outputs
 from pario.files.spots import Escaped, Prefixes, Spot, encoded, has_dots
+from pario.machine import closing_fd
 
 __all__ = ["AT_FDCWD", "Call", "Limits", "Node", "Records", "View", "of_thread", "sweep"]
 
@@ -170,12 +171,9 @@ def sweep() -> str:
             found = entry.stat(follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
-            lock = os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
+            with closing_fd(os.open(os.path.join(entry.path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(entry.path, ignore_errors=True)
-            finally:
-                os.close(lock)
     return parent
 
 

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pario.kernels import nodes
 from pario.kernels.jit import inner, kernel
-from pario.kernels.nodes import (
-    BASE,
-    BIG,
-    HEADER,
-    LIMIT,
-    PAGE_SIZE,
-    SUM_SIZE,
-    TXNID,
-    VERSION,
-    WORD,
-    count,
-    node_at,
-    prefetch,
-    u16,
-    u32,
-    word,
-)
+from pario.kernels.nodes import BASE, BIG, HEADER, LIMIT, PAGE_SIZE, SUM_SIZE, TXNID, VERSION, WORD, u16, u32
 
 __all__ = ["BAD_NODE", "BAD_PAGE", "check_values"]
 
@@ -104,7 +89,7 @@ def _holds_value(data, o, n, at, nbytes, dups, g):  # type: ignore[no-untyped-de
         return node  # a leaf of a tree of duplicates
     value = start + 8 + k + (k & even)
     if flags == _DUPDATA and value + g[HEADER] <= at and at + nbytes <= value + size:
-        items = count(data, value, g)
+        items = nodes.count(data, value, g)
         if items > 0 and _holds_item(data, value, items, at, nbytes, g):
             return node
     return np.int64(-1)
@@ -113,21 +98,21 @@ def _holds_value(data, o, n, at, nbytes, dups, g):  # type: ignore[no-untyped-de
 @inner
 def _flags_of(data, o, page, g):  # type: ignore[no-untyped-def]
     """Flags of the page at o, or -1 if it is another page than this one or was written later than our snapshot."""
-    if word(data, o, g) != page:
+    if nodes.word(data, o, g) != page:
         return np.int64(-1)
     if g[VERSION] == 3:
-        txnid = word(data, o + g[WORD], g)
+        txnid = nodes.word(data, o + g[WORD], g)
         if txnid < 0 or txnid > g[TXNID]:
             return np.int64(-1)
     return np.int64(u16(data, o + g[HEADER] - 6, g[BIG]))
 
 
 @kernel
-def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g, seen):  # type: ignore[no-untyped-def]
+def check_values(data, starts, offsets, nbytes, ids, leaves, dups, g, seen):  # type: ignore[no-untyped-def]
     """(index of the first record that is not where the index says, what is wrong), or (-1, 0).
 
     data : u8[k]; record i's value begins at `starts[i]` in it and at `offsets[i]` in the file
-    nodes : check values inside leaf pages, too; `data` must contain each such value's page from its beginning to the
+    leaves : check values inside leaf pages, too; `data` must contain each such value's page from its beginning to the
     value's end. Else skip them; `data` must contain the headers of overflow pages.
     dups : keys of the database may have several values
     g : of kernels/nodes.py
@@ -150,7 +135,7 @@ def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g, seen):  # t
     for i in range(len(starts)):
         page = (offsets[i] - 1) >> shift  # an empty value may lie at the page's very end
         in_page = offsets[i] - (page << shift)
-        if in_page != header and not nodes:
+        if in_page != header and not leaves:
             continue
         byte, bit = ids[i] >> 3, np.uint8(1 << (ids[i] & 7))
         if byte < len(seen) and seen[byte] & bit:
@@ -161,23 +146,23 @@ def check_values(data, starts, offsets, nbytes, ids, nodes, dups, g, seen):  # t
         again = page == last and o == last_o
         if not again:
             flags, last, last_o = _flags_of(data, o, page, g), page, o
-            n = count(data, o, g)
+            n = nodes.count(data, o, g)
             if i + _AHEAD < len(starts):  # in random order each page is a wait for memory, or three
                 there = starts[i + _AHEAD]
                 begin = there - 1 - ((offsets[i + _AHEAD] - 1) & (size - 1))
-                prefetch(data, begin)
-                prefetch(data, begin + 64)
-                prefetch(data, there - 16)
+                nodes.prefetch(data, begin)
+                nodes.prefetch(data, begin + 64)
+                nodes.prefetch(data, there - 16)
         if flags == _OVERFLOW:
             pages = u32(data, o + header - 4, big)
             if in_page != header or pages * size < header + nbytes[i] + g[SUM_SIZE]:
                 return i, BAD_PAGE
-        elif flags == _LEAF and nodes and in_page != header:
+        elif flags == _LEAF and leaves and in_page != header:
             likely = node + 1 if again else _guess(data, o, n, in_page + nbytes[i], g)
             # Not in a function of its own: the references that Numba counts for each call took four times as long.
             found = np.int64(-1)
             if 0 <= likely < n and o + header + 2 * n <= at:
-                start = node_at(data, o, likely, g)
+                start = nodes.node_at(data, o, likely, g)
                 if start + 8 <= at and _is_value(data, start, at, nbytes[i], g):
                     found = np.int64(likely)
             if found < 0:

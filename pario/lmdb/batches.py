@@ -8,48 +8,8 @@ from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner, kernel
 from pario.kernels.nodes import BIG, PAGE_SIZE, count, node_at, u16, word
-from pario.lmdb.abi import (
-    BAD_RUN,
-    C_END,
-    C_HANDLE,
-    C_PATH,
-    C_SCAN,
-    C_TXN,
-    C_VALID,
-    CLOSED,
-    CURSOR_WORDS,
-    DAMAGED,
-    DEPTH,
-    DUPSORT,
-    ERROR,
-    HANDLE_WORDS,
-    JOB_WORDS,
-    LEVELS,
-    MISSING,
-    NEXT,
-    NEXT_DUP,
-    NEXT_NODUP,
-    NOT_BYTES,
-    OK,
-    PAGE_OF,
-    ROOT,
-    SET_KEY,
-    SLOTS,
-    STORE_WORDS,
-    VALUE,
-)
-from pario.lmdb.capi import (
-    as_words,
-    bool_new,
-    decref,
-    incref,
-    intp,
-    list_append,
-    list_item,
-    list_new,
-    list_size,
-    pages_of,
-)
+from pario.lmdb import abi, capi
+from pario.lmdb.capi import as_words, intp, pages_of
 from pario.lmdb.engine import alive, argument, find_in_leaf
 from pario.lmdb.moves import go, moved, seek
 from pario.lmdb.pages import error, fail, page_at, plain_error
@@ -63,79 +23,79 @@ def collect(cursor_at, op, started, most, most_bytes, what):  # type: ignore[no-
     started : 0 = the first is the one where the cursor stands; nothing comes if that is nowhere
     The cursor stands on the last item returned. After an error its place is undefined.
     """
-    c = as_words(cursor_at, CURSOR_WORDS)
-    g = alive(c[C_TXN])
+    c = as_words(cursor_at, abi.CURSOR_WORDS)
+    g = alive(c[abi.C_TXN])
     if len(g) == 0:
-        return plain_error(CLOSED)
-    handle = as_words(c[C_HANDLE], HANDLE_WORDS)
-    found = list_new(intp(0))
+        return plain_error(abi.CLOSED)
+    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
+    found = capi.list_new(intp(0))
     if found == 0:
         return found
-    c[C_SCAN] = most > 1
-    jobs = np.full((most if what & VALUE else 0, JOB_WORDS), -1, np.int64)
+    c[abi.C_SCAN] = most > 1
+    jobs = np.full((most if what & abi.VALUE else 0, abi.JOB_WORDS), -1, np.int64)
     no_job = c[0:0]
     n, m, total = 0, 0, 0
-    status = OK
-    level = handle[DEPTH] - 1
-    step = 1 if op in (NEXT, NEXT_DUP, NEXT_NODUP) else -1
+    status = abi.OK
+    level = handle[abi.DEPTH] - 1
+    step = 1 if op in (abi.NEXT, abi.NEXT_DUP, abi.NEXT_NODUP) else -1
     pgno, o, items, at = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     pool = pages_of(g)
     while n < most and total < most_bytes:
-        if n == 0 and not c[C_VALID]:
+        if n == 0 and not c[abi.C_VALID]:
             break
         if n > 0 or started:
             # Without duplicates, the items of one leaf are one step apart. Its page stays where it is, unless the
             # making of a tuple set off a garbage collection, and that a destructor that reads.
-            i = c[C_PATH + LEVELS + level] + step
-            if o and 0 <= i < items and as_words(g[PAGE_OF], g[SLOTS])[o // g[PAGE_SIZE]] == pgno:
-                c[C_PATH + LEVELS + level] = i
+            i = c[abi.C_PATH + abi.LEVELS + level] + step
+            if o and 0 <= i < items and as_words(g[abi.PAGE_OF], g[abi.SLOTS])[o // g[PAGE_SIZE]] == pgno:
+                c[abi.C_PATH + abi.LEVELS + level] = i
             else:
                 o = np.int64(0)
-                end = c[C_END]
+                end = c[abi.C_END]
                 status = go(g, handle, c, op)
-                if status != OK:
+                if status != abi.OK:
                     if n > 0:
-                        c[C_END] = end  # nobody has asked for what comes after the last item yet
+                        c[abi.C_END] = end  # nobody has asked for what comes after the last item yet
                     break
-        if not handle[DUPSORT]:
+        if not handle[abi.DUPSORT]:
             if o == 0:
-                pgno = c[C_PATH + level]
+                pgno = c[abi.C_PATH + level]
                 o = page_at(g, pgno, level, handle)
                 if o < 0:
-                    status = CLOSED
+                    status = abi.CLOSED
                     break
                 items = count(pool, o, g)
-                if not 0 <= c[C_PATH + LEVELS + level] < items:
+                if not 0 <= c[abi.C_PATH + abi.LEVELS + level] < items:
                     status = moved(g)
                     break
                 # The first page of the pool starts at 0, which here means "none": then each item takes the long way.
-            at = node_at(pool, o, c[C_PATH + LEVELS + level], g)
+            at = node_at(pool, o, c[abi.C_PATH + abi.LEVELS + level], g)
             if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
-                status = fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+                status = fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
                 break
-            thing = node_item(g, pool, at, pgno, what, jobs[m] if what & VALUE else no_job)
+            thing = node_item(g, pool, at, pgno, what, jobs[m] if what & abi.VALUE else no_job)
         else:
-            thing = item_of(g, handle, c, what, jobs[m] if what & VALUE else no_job)
+            thing = item_of(g, handle, c, what, jobs[m] if what & abi.VALUE else no_job)
         if thing == 0:
-            status = CLOSED
+            status = abi.CLOSED
             break
-        if what & VALUE and jobs[m, 1] >= 0:
+        if what & abi.VALUE and jobs[m, 1] >= 0:
             total += jobs[m, 1]
             m += 1
-        refused = list_append(found, thing)
-        decref(thing)
+        refused = capi.list_append(found, thing)
+        capi.decref(thing)
         if refused:
-            g[ERROR] = OK
-            status = CLOSED
+            g[abi.ERROR] = abi.OK
+            status = abi.CLOSED
             break
         n += 1
-    c[C_SCAN] = 0
-    if status <= MISSING:
-        c[C_VALID] = n > 0
+    c[abi.C_SCAN] = 0
+    if status <= abi.MISSING:
+        c[abi.C_VALID] = n > 0
         status = read_values(g, jobs[:m])
-    if status > MISSING:
-        c[C_VALID] = 0
-        decref(found)
+    if status > abi.MISSING:
+        c[abi.C_VALID] = 0
+        capi.decref(found)
         return failed(g)
     return found
 
@@ -147,66 +107,66 @@ def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
     jobs_at : address of i64[1 + JOB_WORDS * keys]: how many are noted, and they
     An error if something is wrong or a key is not a bytes object. The cursor stands on the last key, if it was found.
     """
-    c = as_words(cursor_at, CURSOR_WORDS)
-    g = alive(c[C_TXN])
+    c = as_words(cursor_at, abi.CURSOR_WORDS)
+    g = alive(c[abi.C_TXN])
     if len(g) == 0:
-        return plain_error(CLOSED)
-    handle = as_words(c[C_HANDLE], HANDLE_WORDS)
-    n = list_size(keys)
-    found = list_new(intp(0))
+        return plain_error(abi.CLOSED)
+    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
+    n = capi.list_size(keys)
+    found = capi.list_new(intp(0))
     if found == 0:
         return found
-    noted = as_words(jobs_at, 1 + JOB_WORDS * n)
+    noted = as_words(jobs_at, 1 + abi.JOB_WORDS * n)
     noted[0] = m = 0
     nothing = c[0:0]
     empty = as_bytes(jobs_at, 0)
-    status = OK
+    status = abi.OK
     for i in range(n):
-        if i >= list_size(keys):
+        if i >= capi.list_size(keys):
             break  # somebody shortened it while the lock was released
-        key = list_item(keys, intp(i))
-        incref(key)
+        key = capi.list_item(keys, intp(i))
+        capi.incref(key)
         key_at, nbytes = argument(key)
         if nbytes < 0:
-            status = fail(g, NOT_BYTES, 0, 0, 0, 0, 0)
-        elif i < n - 1 and not handle[DUPSORT] and nbytes > 0 and handle[ROOT] >= 0:
+            status = fail(g, abi.NOT_BYTES, 0, 0, 0, 0, 0)
+        elif i < n - 1 and not handle[abi.DUPSORT] and nbytes > 0 and handle[abi.ROOT] >= 0:
             # Only where the last key leads matters to the cursor.
             status, o, item = find_in_leaf(g, handle, as_bytes(key_at, nbytes))
         else:
             o, item = np.int64(-1), np.int64(0)
-            status = seek(g, handle, c, SET_KEY, as_bytes(key_at, nbytes), empty)
-            c[C_VALID] = status == OK
-        decref(key)
-        if status == MISSING:
+            status = seek(g, handle, c, abi.SET_KEY, as_bytes(key_at, nbytes), empty)
+            c[abi.C_VALID] = status == abi.OK
+        capi.decref(key)
+        if status == abi.MISSING:
             continue
-        if status != OK:
+        if status != abi.OK:
             break
-        job = noted[1 + JOB_WORDS * m : 1 + JOB_WORDS * (m + 1)]
+        job = noted[1 + abi.JOB_WORDS * m : 1 + abi.JOB_WORDS * (m + 1)]
         job[1] = -1
         if o >= 0:
             pool = pages_of(g)
             at = node_at(pool, o, item, g)
             pgno = word(pool, o, g)
             if u16(pool, at + 4, g[BIG]) & F_DUPDATA:
-                status = fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+                status = fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
                 break
             thing = node_item(g, pool, at, pgno, what, job)
         else:
-            thing = item_of(g, handle, c, what, job if what & VALUE else nothing)
+            thing = item_of(g, handle, c, what, job if what & abi.VALUE else nothing)
         if thing == 0:
-            status = CLOSED
+            status = abi.CLOSED
             break
         if job[1] >= 0:
             m += 1
-        refused = list_append(found, thing)
-        decref(thing)
+        refused = capi.list_append(found, thing)
+        capi.decref(thing)
         if refused:
-            g[ERROR] = OK
-            status = CLOSED
+            g[abi.ERROR] = abi.OK
+            status = abi.CLOSED
             break
-    if status > MISSING:
-        c[C_VALID] = 0
-        decref(found)
+    if status > abi.MISSING:
+        c[abi.C_VALID] = 0
+        capi.decref(found)
         return failed(g)
     noted[0] = m
     return found
@@ -215,14 +175,14 @@ def find_many(cursor_at, keys, what, jobs_at):  # type: ignore[no-untyped-def]
 @inner
 def after_values(store_at, jobs_at, status, failure_at):  # type: ignore[no-untyped-def]
     """None of other threads' readings of values (`fill`) found something wrong: True. Or an error."""
-    g = as_words(store_at, STORE_WORDS)
+    g = as_words(store_at, abi.STORE_WORDS)
     failure = as_words(failure_at, 4)
-    which = failure[0] if status == BAD_RUN else 0
-    job = as_words(jobs_at + 8 * JOB_WORDS * which, JOB_WORDS)
-    return bool_new(1) if values_read(g, job, status, failure) == OK else error(g)
+    which = failure[0] if status == abi.BAD_RUN else 0
+    job = as_words(jobs_at + 8 * abi.JOB_WORDS * which, abi.JOB_WORDS)
+    return capi.bool_new(1) if values_read(g, job, status, failure) == abi.OK else error(g)
 
 
 @kernel
 def fill(store_at, jobs, failure):  # type: ignore[no-untyped-def]
     """`fill_values` for Python's threads: runs without the interpreter's lock."""
-    return fill_values(as_words(store_at, STORE_WORDS), jobs, failure)
+    return fill_values(as_words(store_at, abi.STORE_WORDS), jobs, failure)

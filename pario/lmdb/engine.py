@@ -35,68 +35,8 @@ from pario.format.layout import F_DUPDATA
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, count, key_span, node_at, search_leaf, u16, word
-from pario.lmdb.abi import (
-    ALIVE,
-    C_DUP_ENTRIES,
-    C_DUPS,
-    C_END,
-    C_HANDLE,
-    C_PATH,
-    C_SET,
-    C_TXN,
-    C_VALID,
-    CLOSED,
-    CURSOR_WORDS,
-    DEPTH,
-    DUP_TREE,
-    DUPSORT,
-    EMPTY_KEY,
-    ERROR,
-    FD,
-    FIRST,
-    HANDLE_WORDS,
-    INCOMPATIBLE,
-    INTEGER,
-    LEVELS,
-    MAIN,
-    META_BYTES,
-    MISSING,
-    NOT_BYTES,
-    NOTED,
-    OBJECT_BYTES,
-    OK,
-    OPEN,
-    OTHER,
-    OTHER_AT,
-    ROOT,
-    SET_RANGE,
-    STORE,
-    STORE_WORDS,
-    SUB_PAGE,
-    TXN_WORDS,
-    UNPOSITIONED,
-    WAY,
-)
-from pario.lmdb.capi import (
-    as_words,
-    bool_new,
-    bytes_size,
-    bytes_start,
-    clear,
-    decref,
-    int_new,
-    int_of,
-    intc,
-    intp,
-    memcmp,
-    none_new,
-    pages_of,
-    pread,
-    scratch_memory,
-    tuple_size,
-    uintp,
-    vectorcall,
-)
+from pario.lmdb import abi, capi
+from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
 from pario.lmdb.moves import enter, go, leaf_for, seek, sub_page
 from pario.lmdb.pages import error, plain_error
 from pario.lmdb.values import failed, item_of, value_at, value_of
@@ -106,23 +46,23 @@ from pario.lmdb.values import failed, item_of, value_at, value_of
 def alive(txn_at):  # type: ignore[no-untyped-def]
     """The store's words, or an empty array."""
     if txn_at:
-        txn = as_words(txn_at, TXN_WORDS)
-        if txn[ALIVE]:
-            g = as_words(txn[STORE], STORE_WORDS)
-            if g[OPEN]:
-                g[ERROR] = OK
+        txn = as_words(txn_at, abi.TXN_WORDS)
+        if txn[abi.ALIVE]:
+            g = as_words(txn[abi.STORE], abi.STORE_WORDS)
+            if g[abi.OPEN]:
+                g[abi.ERROR] = abi.OK
                 return g
-    return as_words(scratch_memory(), 0)
+    return as_words(capi.scratch_memory(), 0)
 
 
 @inner
 def argument(key):  # type: ignore[no-untyped-def]
     """(address, bytes) of a bytes object; bytes < 0 if it is none."""
-    nbytes = bytes_size(key)
+    nbytes = capi.bytes_size(key)
     if nbytes < 0:
-        clear()
+        capi.clear()
         return intp(0), nbytes
-    return intp(bytes_start(key)), nbytes
+    return intp(capi.bytes_start(key)), nbytes
 
 
 @inner
@@ -133,19 +73,19 @@ def _lookup(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     nothing = uintp(0)
     g = alive(txn_at)
     if len(g) == 0:
-        return CLOSED, nothing
+        return abi.CLOSED, nothing
     wanted_at, nbytes = argument(key)
     if nbytes <= 0:
-        return NOT_BYTES if nbytes < 0 else EMPTY_KEY, nothing
+        return abi.NOT_BYTES if nbytes < 0 else abi.EMPTY_KEY, nothing
     wanted = as_bytes(wanted_at, nbytes)
-    handle = as_words(handle_at if handle_at else as_words(txn_at, TXN_WORDS)[MAIN], HANDLE_WORDS)
-    if handle[ROOT] < 0:
-        return MISSING, nothing
+    handle = as_words(handle_at if handle_at else as_words(txn_at, abi.TXN_WORDS)[abi.MAIN], abi.HANDLE_WORDS)
+    if handle[abi.ROOT] < 0:
+        return abi.MISSING, nothing
     status, o, i = find_in_leaf(g, handle, wanted)
-    if status == MISSING:
-        return MISSING, nothing
+    if status == abi.MISSING:
+        return abi.MISSING, nothing
     value = nothing
-    if status == OK:
+    if status == abi.OK:
         pool = pages_of(g)
         at = node_at(pool, o, i, g)
         pgno = word(pool, o, g)
@@ -153,7 +93,7 @@ def _lookup(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
             value = _first_dup(g, handle, pgno, i)
         else:
             value = value_at(g, at, pgno)
-    return (OK, value) if value != 0 else (NOTED, failed(g))
+    return (abi.OK, value) if value != 0 else (abi.NOTED, failed(g))
 
 
 @inner
@@ -163,144 +103,144 @@ def get(txn_at, handle_at, key):  # type: ignore[no-untyped-def]
     bytes, or False if there is none, or an error.
     """
     status, value = _lookup(txn_at, handle_at, key)
-    if status == MISSING:
-        return bool_new(0)
-    return value if status in (OK, NOTED) else plain_error(status)
+    if status == abi.MISSING:
+        return capi.bool_new(0)
+    return value if status in (abi.OK, abi.NOTED) else plain_error(status)
 
 
 @inner
 def _first_dup(g, handle, pgno, i):  # type: ignore[no-untyped-def]
     """The first duplicate of item i of a leaf; 0: an error is noted or raised."""
-    c = np.empty(CURSOR_WORDS, np.int64)
-    level = handle[DEPTH] - 1
-    c[C_PATH + level], c[C_PATH + LEVELS + level] = pgno, i
+    c = np.empty(abi.CURSOR_WORDS, np.int64)
+    level = handle[abi.DEPTH] - 1
+    c[abi.C_PATH + level], c[abi.C_PATH + abi.LEVELS + level] = pgno, i
     status = enter(g, handle, c, False)
-    return value_of(g, handle, c, c[0:0]) if status == OK else uintp(0)
+    return value_of(g, handle, c, c[0:0]) if status == abi.OK else uintp(0)
 
 
 def get_method(self, given_at, given, names):  # type: ignore[no-untyped-def]
     """Transaction.get as a method in C's calling convention (METH_FASTCALL | METH_KEYWORDS), for the usual call with
     nothing but a key: no frame of the interpreter, no conversion of arguments. All others go to the Python method.
     """
-    slots = as_words(intp(self + OBJECT_BYTES), 2)
+    slots = as_words(intp(self + abi.OBJECT_BYTES), 2)
     if given == 1 and names == 0:
-        txn_at = int_of(uintp(slots[0]))
+        txn_at = capi.int_of(uintp(slots[0]))
         if txn_at > 0:
             status, value = _lookup(txn_at, 0, uintp(as_words(intp(given_at), 1)[0]))
-            if status == OK:
+            if status == abi.OK:
                 return value
-            if status == NOTED and value != 0:
-                decref(value)  # it is made again, and raised
-            elif status == NOTED:
+            if status == abi.NOTED and value != 0:
+                capi.decref(value)  # it is made again, and raised
+            elif status == abi.NOTED:
                 return value
-            elif status == MISSING:
-                scratch = as_words(scratch_memory(), 1)
+            elif status == abi.MISSING:
+                scratch = as_words(capi.scratch_memory(), 1)
                 scratch[0] = 0
-                return none_new(uintp(scratch.ctypes.data))  # Py_BuildValue(""), which is None
+                return capi.none_new(uintp(scratch.ctypes.data))  # Py_BuildValue(""), which is None
     # One more argument than given: the object itself. More than these no call of it can have.
-    arguments = as_words(scratch_memory(), 32)
+    arguments = as_words(capi.scratch_memory(), 32)
     arguments[0] = self
-    many = given + (tuple_size(names) if names != 0 else 0)
+    many = given + (capi.tuple_size(names) if names != 0 else 0)
     if many > 31:  # let it complain about none
-        return vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(1), uintp(0))
+        return capi.vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(1), uintp(0))
     for i in range(many):
         arguments[1 + i] = as_words(intp(given_at), many)[i]
-    return vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(given + 1), names)
+    return capi.vectorcall(uintp(slots[1]), uintp(arguments.ctypes.data), uintp(given + 1), names)
 
 
 @inner
 def move(cursor_at, op):  # type: ignore[no-untyped-def]
     """A move without a key: True, False or an error."""
-    c = as_words(cursor_at, CURSOR_WORDS)
-    g = alive(c[C_TXN])
+    c = as_words(cursor_at, abi.CURSOR_WORDS)
+    g = alive(c[abi.C_TXN])
     if len(g) == 0:
-        return plain_error(CLOSED)
-    status = go(g, as_words(c[C_HANDLE], HANDLE_WORDS), c, op)
-    c[C_VALID] = status == OK
-    return bool_new(status == OK) if status <= MISSING else error(g)
+        return plain_error(abi.CLOSED)
+    status = go(g, as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS), c, op)
+    c[abi.C_VALID] = status == abi.OK
+    return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
 
 
 @inner
 def find(cursor_at, op, key, value):  # type: ignore[no-untyped-def]
     """A move to a key: True, False or an error."""
-    c = as_words(cursor_at, CURSOR_WORDS)
-    g = alive(c[C_TXN])
+    c = as_words(cursor_at, abi.CURSOR_WORDS)
+    g = alive(c[abi.C_TXN])
     if len(g) == 0:
-        return plain_error(CLOSED)
+        return plain_error(abi.CLOSED)
     key_at, key_nbytes = argument(key)
     value_at, value_nbytes = argument(value)
     if key_nbytes < 0 or value_nbytes < 0:
-        return plain_error(NOT_BYTES)
-    handle = as_words(c[C_HANDLE], HANDLE_WORDS)
-    if op == SET_RANGE and key_nbytes == 0:
-        status = go(g, handle, c, FIRST)
+        return plain_error(abi.NOT_BYTES)
+    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
+    if op == abi.SET_RANGE and key_nbytes == 0:
+        status = go(g, handle, c, abi.FIRST)
     else:
         status = seek(g, handle, c, op, as_bytes(key_at, key_nbytes), as_bytes(value_at, value_nbytes))
-    c[C_VALID] = status == OK
-    return bool_new(status == OK) if status <= MISSING else error(g)
+    c[abi.C_VALID] = status == abi.OK
+    return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
 
 
 @inner
 def look(cursor_at, what):  # type: ignore[no-untyped-def]
     """The key, value or item where the cursor stands, or an error. The cursor must be valid."""
-    c = as_words(cursor_at, CURSOR_WORDS)
-    g = alive(c[C_TXN])
+    c = as_words(cursor_at, abi.CURSOR_WORDS)
+    g = alive(c[abi.C_TXN])
     if len(g) == 0:
-        return plain_error(CLOSED)
-    found = item_of(g, as_words(c[C_HANDLE], HANDLE_WORDS), c, what, c[0:0])
+        return plain_error(abi.CLOSED)
+    found = item_of(g, as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS), c, what, c[0:0])
     return found if found != 0 else failed(g)
 
 
 @inner
 def count_dups(cursor_at):  # type: ignore[no-untyped-def]
     """Number of duplicates of the key where the cursor stands, or an error."""
-    c = as_words(cursor_at, CURSOR_WORDS)
-    g = alive(c[C_TXN])
+    c = as_words(cursor_at, abi.CURSOR_WORDS)
+    g = alive(c[abi.C_TXN])
     if len(g) == 0:
-        return plain_error(CLOSED)
-    handle = as_words(c[C_HANDLE], HANDLE_WORDS)
-    if not handle[DUPSORT]:
-        return plain_error(INCOMPATIBLE)
-    if not c[C_SET]:
-        return plain_error(UNPOSITIONED)
+        return plain_error(abi.CLOSED)
+    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
+    if not handle[abi.DUPSORT]:
+        return plain_error(abi.INCOMPATIBLE)
+    if not c[abi.C_SET]:
+        return plain_error(abi.UNPOSITIONED)
     many = np.int64(1)
-    if c[C_DUPS] == DUP_TREE:
-        many = c[C_DUP_ENTRIES]
-    elif c[C_DUPS] == SUB_PAGE:
+    if c[abi.C_DUPS] == abi.DUP_TREE:
+        many = c[abi.C_DUP_ENTRIES]
+    elif c[abi.C_DUPS] == abi.SUB_PAGE:
         o = sub_page(g, handle, c)
         if o < 0:
             return error(g)
         many = np.int64(count(pages_of(g), o, g))
     # As in LMDB, whoever counts stands on the key again.
-    c[C_END] = 0
-    return int_new(intp(many))
+    c[abi.C_END] = 0
+    return capi.int_new(intp(many))
 
 
 @inner
 def skip(cursor_at, op, steps):  # type: ignore[no-untyped-def]
     """Repeat a move that is known to succeed: True, or False or an error if it does not."""
-    c = as_words(cursor_at, CURSOR_WORDS)
-    g = alive(c[C_TXN])
+    c = as_words(cursor_at, abi.CURSOR_WORDS)
+    g = alive(c[abi.C_TXN])
     if len(g) == 0:
-        return plain_error(CLOSED)
-    handle = as_words(c[C_HANDLE], HANDLE_WORDS)
-    status = OK
+        return plain_error(abi.CLOSED)
+    handle = as_words(c[abi.C_HANDLE], abi.HANDLE_WORDS)
+    status = abi.OK
     for _ in range(steps):
         status = go(g, handle, c, op)
-        if status != OK:
+        if status != abi.OK:
             break
-    c[C_VALID] = status == OK
-    return bool_new(status == OK) if status <= MISSING else error(g)
+    c[abi.C_VALID] = status == abi.OK
+    return capi.bool_new(status == abi.OK) if status <= abi.MISSING else error(g)
 
 
 @inner
 def is_newest(store_at):  # type: ignore[no-untyped-def]
     """Has nobody committed since the snapshot S was taken? S + 1 writes the other meta page. False also if unsure."""
-    g = as_words(store_at, STORE_WORDS)
-    scratch = scratch_memory()
-    nbytes = g[META_BYTES]
-    got = pread(intc(g[FD]), uintp(scratch), uintp(nbytes), types.int64(g[OTHER_AT]))
-    return bool_new(got == nbytes and memcmp(uintp(scratch), uintp(g[OTHER]), uintp(nbytes)) == 0)
+    g = as_words(store_at, abi.STORE_WORDS)
+    scratch = capi.scratch_memory()
+    nbytes = g[abi.META_BYTES]
+    got = capi.pread(intc(g[abi.FD]), uintp(scratch), uintp(nbytes), types.int64(g[abi.OTHER_AT]))
+    return capi.bool_new(got == nbytes and capi.memcmp(uintp(scratch), uintp(g[abi.OTHER]), uintp(nbytes)) == 0)
 
 
 @inner
@@ -309,9 +249,9 @@ def find_in_leaf(g, handle, key):  # type: ignore[no-untyped-def]
     nowhere = np.int64(0)
     o = leaf_for(g, handle, key)
     if o < 0:
-        return g[ERROR], nowhere, nowhere
+        return g[abi.ERROR], nowhere, nowhere
     pool = pages_of(g)
-    if handle[INTEGER] and key_span(pool, o, 0, g)[1] != len(key):
-        return np.int64(MISSING), nowhere, nowhere
-    i, equal = search_leaf(pool, o, key, handle[WAY], g)
-    return np.int64(OK if equal else MISSING), np.int64(o), np.int64(i)
+    if handle[abi.INTEGER] and key_span(pool, o, 0, g)[1] != len(key):
+        return np.int64(abi.MISSING), nowhere, nowhere
+    i, equal = search_leaf(pool, o, key, handle[abi.WAY], g)
+    return np.int64(abi.OK if equal else abi.MISSING), np.int64(o), np.int64(i)

@@ -16,7 +16,7 @@ from pario.lmdb.real import real
 from pario.lmdb.served import use_announced, use_service
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
-from pario.machine import absolute
+from pario.machine import absolute, closing_fd
 
 if TYPE_CHECKING:
     from pario.lmdb.ahead import Announced
@@ -68,28 +68,9 @@ class Environment:
         *,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._start(
-            {
-                "path": os.fspath(path),
-                "map_size": map_size,
-                "subdir": subdir,
-                "readonly": readonly,
-                "metasync": metasync,
-                "sync": sync,
-                "map_async": map_async,
-                "mode": mode,
-                "create": create,
-                "readahead": readahead,
-                "writemap": writemap,
-                "meminit": meminit,
-                "max_readers": max_readers,
-                "max_dbs": max_dbs,
-                "max_spare_txns": max_spare_txns,
-                "lock": lock,
-                "lib_version": lib_version,
-                "cache_bytes": cache_bytes,
-            }
-        )
+        arguments = dict(locals())  # all of them, by name
+        del arguments["self"]
+        self._start({**arguments, "path": os.fspath(path)})
         _check_arguments(self._arguments)
         self._open()
 
@@ -385,10 +366,8 @@ class Environment:
             fd = os.open(file_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as e:
             raise errors.Error(f"{file_path}: {e.strerror}", e.errno or 0, path=file_path) from e
-        try:
+        with closing_fd(fd):
             copy_to(fd, store, compact)
-        finally:
-            os.close(fd)
 
     def copyfd(self, fd: int, compact: bool = False, txn: Transaction | None = None) -> None:
         """Like `copy`, into an open file."""

@@ -67,9 +67,7 @@ class PackedValues:
 
         if len(values) < 2:
             return [self.one(value) for value in values]
-        nbytes = np.fromiter(map(len, values), np.int64, len(values))
-        begins = np.cumsum(nbytes) - nbytes
-        records = Records(np.arange(len(values)), np.frombuffer(b"".join(values), np.uint8), begins, nbytes)
+        records = Records.of(np.arange(len(values)), values)
         raw = self._packing.raw_nbytes(records)
         if (raw < 0).any():
             raise self._damaged(f"the header of value {int(np.argmax(raw < 0))} of {len(values)} makes no sense")

@@ -13,59 +13,8 @@ from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner
 from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, SOUND, VERSION, check_page, u16
 from pario.kernels.pack import copy_bytes
-from pario.lmdb.abi import (
-    CHUNK_BITS,
-    COPY_FD,
-    COPY_STATES,
-    DAMAGED,
-    DEPTH,
-    ERROR,
-    ERROR_WORDS,
-    FAILED,
-    FD,
-    GATE,
-    HAND,
-    LIVES,
-    MASK,
-    META,
-    META_AT,
-    META_BYTES,
-    MISPLACED,
-    NOWAIT,
-    OK,
-    OVERTAKEN,
-    PAD,
-    PAGE_OF,
-    RULES,
-    SHORT,
-    SLOTS,
-    TABLE,
-    TOLD_TABLE,
-)
-from pario.lmdb.capi import (
-    RWF_NOWAIT,
-    as_words,
-    bytearray_new,
-    clear,
-    decref,
-    errno_location,
-    give_lock,
-    int_new,
-    intc,
-    interrupt,
-    intp,
-    memcmp,
-    pages_of,
-    pread,
-    preadv,
-    preadv2,
-    restore_thread,
-    save_thread,
-    scratch_memory,
-    take_lock,
-    uintp,
-    vectorcall,
-)
+from pario.lmdb import abi, capi
+from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
 from pario.lmdb.prepared import from_prepared, is_here, prepared
 
 #: A place of the cache without a page.
@@ -79,70 +28,70 @@ SHORT_READ = 32 << 10
 @inner
 def fail(g, code, page, offset, a, b, c):  # type: ignore[no-untyped-def]
     """Noted in the store, and taken from there before the interpreter's lock is released again."""
-    g[ERROR], g[ERROR + 1], g[ERROR + 2] = code, page, offset
-    g[ERROR + 3], g[ERROR + 4], g[ERROR + 5] = a, b, c
+    g[abi.ERROR], g[abi.ERROR + 1], g[abi.ERROR + 2] = code, page, offset
+    g[abi.ERROR + 3], g[abi.ERROR + 4], g[abi.ERROR + 5] = a, b, c
     return code
 
 
 @inner
 def error(g):  # type: ignore[no-untyped-def]
     """A new bytearray with the noted error."""
-    return bytearray_new(uintp(g.ctypes.data + 8 * ERROR), intp(8 * ERROR_WORDS))
+    return capi.bytearray_new(uintp(g.ctypes.data + 8 * abi.ERROR), intp(8 * abi.ERROR_WORDS))
 
 
 @inner
 def plain_error(code):  # type: ignore[no-untyped-def]
-    words = as_words(scratch_memory(), ERROR_WORDS)
+    words = as_words(capi.scratch_memory(), abi.ERROR_WORDS)
     words[:] = 0
     words[0] = code
-    return bytearray_new(uintp(words.ctypes.data), intp(8 * ERROR_WORDS))
+    return capi.bytearray_new(uintp(words.ctypes.data), intp(8 * abi.ERROR_WORDS))
 
 
 @inner
 def _errno():  # type: ignore[no-untyped-def]
-    return np.int64(carray(errno_location(), 1)[0])
+    return np.int64(carray(capi.errno_location(), 1)[0])
 
 
 @inner
 def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read if all of it is in the page cache, without waiting. vectors : (address, bytes) x m"""
-    got = preadv2(intc(g[FD]), uintp(vectors), intc(m), types.int64(offset), intc(RWF_NOWAIT))
+    got = capi.preadv2(intc(g[abi.FD]), uintp(vectors), intc(m), types.int64(offset), intc(capi.RWF_NOWAIT))
     if got < 0:
         errno = _errno()
         if errno in (EOPNOTSUPP, ENOSYS, EINVAL):
-            g[NOWAIT] = 0
+            g[abi.NOWAIT] = 0
     return got == nbytes
 
 
 @inner
 def pass_gate(g, nbytes, operations):  # type: ignore[no-untyped-def]
     """Returns when this may be asked of the store, with or without the interpreter's lock."""
-    if g[GATE] == 0:
+    if g[abi.GATE] == 0:
         return
-    lock = take_lock()
-    arguments = as_words(scratch_memory(), 2)
-    size, count = int_new(intp(nbytes)), int_new(intp(operations))
+    lock = capi.take_lock()
+    arguments = as_words(capi.scratch_memory(), 2)
+    size, count = capi.int_new(intp(nbytes)), capi.int_new(intp(operations))
     if size != 0 and count != 0:
         arguments[0], arguments[1] = intp(size), intp(count)
-        done = vectorcall(uintp(g[GATE]), uintp(arguments.ctypes.data), uintp(2), uintp(0))
+        done = capi.vectorcall(uintp(g[abi.GATE]), uintp(arguments.ctypes.data), uintp(2), uintp(0))
         if done != 0:
-            decref(done)
+            capi.decref(done)
         else:  # Ctrl-C: the script is told when the function that it has called returns
-            clear()
-            interrupt()
+            capi.clear()
+            capi.interrupt()
     for each in (size, count):
         if each != 0:
-            decref(each)
+            capi.decref(each)
         else:  # no memory for a number: then it is not counted
-            clear()
-    give_lock(lock)
+            capi.clear()
+    capi.give_lock(lock)
 
 
 @inner
 def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-untyped-def]
     """Read, whatever it takes; touches no Python object. failure : i64[3], (offset, bytes there, errno)"""
-    fd = intc(g[FD])
-    got = preadv(fd, uintp(vectors), intc(m), types.int64(offset))
+    fd = intc(g[abi.FD])
+    got = capi.preadv(fd, uintp(vectors), intc(m), types.int64(offset))
     if got == nbytes:
         return True
     # Interrupted, cut short, or refused: piece by piece, to see which.
@@ -151,7 +100,7 @@ def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-unt
     for i in range(m):
         done = np.int64(0)
         while done < pairs[2 * i + 1]:
-            got = pread(fd, uintp(pairs[2 * i] + done), uintp(pairs[2 * i + 1] - done), types.int64(at + done))
+            got = capi.pread(fd, uintp(pairs[2 * i] + done), uintp(pairs[2 * i + 1] - done), types.int64(at + done))
             if got > 0:
                 done += got
                 continue
@@ -166,22 +115,22 @@ def read_waiting(g, vectors, m, nbytes, offset, failure):  # type: ignore[no-unt
 @inner
 def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read with the interpreter's lock held, releasing it where that may take long. OK, SHORT or FAILED."""
-    if nbytes <= SHORT_READ and g[NOWAIT] and try_now(g, vectors, m, nbytes, offset):
-        return OK
+    if nbytes <= SHORT_READ and g[abi.NOWAIT] and try_now(g, vectors, m, nbytes, offset):
+        return abi.OK
     pass_gate(g, nbytes, 1)
-    failure = as_words(scratch_memory(), 3)
-    thread = save_thread()
+    failure = as_words(capi.scratch_memory(), 3)
+    thread = capi.save_thread()
     done = read_waiting(g, vectors, m, nbytes, offset, failure)
-    restore_thread(thread)
+    capi.restore_thread(thread)
     if done:
-        return OK
+        return abi.OK
     return read_failed(g, failure, nbytes)
 
 
 @inner
 def _copy_state(g, first, last):  # type: ignore[no-untyped-def]
     """A number that stays the same as long as the node's copy holds these chunks; 0: it does not hold all of them."""
-    states = as_words(g[COPY_STATES], last + 1)
+    states = as_words(g[abi.COPY_STATES], last + 1)
     full_fence()
     total = np.int64(0)
     for chunk in range(first, last + 1):
@@ -195,77 +144,77 @@ def _copy_state(g, first, last):  # type: ignore[no-untyped-def]
 @inner
 def is_in_copy(g, offset, nbytes):  # type: ignore[no-untyped-def]
     """Whether the node's copy holds these bytes now."""
-    if g[COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
+    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
         return False
-    return _copy_state(g, offset >> g[CHUNK_BITS], (offset + nbytes - 1) >> g[CHUNK_BITS]) != 0
+    return _copy_state(g, offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]) != 0
 
 
 @inner
 def from_copy(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read from the node's copy, which was compared with our snapshot when it was made. False: it does not hold all."""
-    if g[COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
+    if g[abi.COPY_STATES] == 0 or offset < 0 or offset + nbytes > g[FILE_BYTES]:
         return False
-    first, last = offset >> g[CHUNK_BITS], (offset + nbytes - 1) >> g[CHUNK_BITS]
+    first, last = offset >> g[abi.CHUNK_BITS], (offset + nbytes - 1) >> g[abi.CHUNK_BITS]
     state = _copy_state(g, first, last)
     if state == 0:
         return False
-    got = preadv(intc(g[COPY_FD]), uintp(vectors), intc(m), types.int64(offset))
+    got = capi.preadv(intc(g[abi.COPY_FD]), uintp(vectors), intc(m), types.int64(offset))
     return got == nbytes and _copy_state(g, first, last) == state
 
 
 @inner
 def read_failed(g, failure, nbytes):  # type: ignore[no-untyped-def]
     if failure[2]:
-        return fail(g, FAILED, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[2], 0)
-    return fail(g, SHORT, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[1], 0)
+        return fail(g, abi.FAILED, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[2], 0)
+    return fail(g, abi.SHORT, failure[0] // g[PAGE_SIZE], failure[0], nbytes, failure[1], 0)
 
 
 @inner
 def check_snapshot(g):  # type: ignore[no-untyped-def]
     """OK while no writer can have touched a page of our snapshot."""
-    scratch = scratch_memory()
-    nbytes = g[META_BYTES]
+    scratch = capi.scratch_memory()
+    nbytes = g[abi.META_BYTES]
     # With the lock held if reads do not wait: nothing is as surely in the page cache as this page.
     got = intp(-1)
-    if g[NOWAIT]:
-        got = pread(intc(g[FD]), uintp(scratch + 16), uintp(nbytes), types.int64(g[META_AT]))
+    if g[abi.NOWAIT]:
+        got = capi.pread(intc(g[abi.FD]), uintp(scratch + 16), uintp(nbytes), types.int64(g[abi.META_AT]))
     if got != nbytes:
         vectors = as_words(scratch, 2)
         vectors[0], vectors[1] = scratch + 16, nbytes
-        status = read(g, scratch, 1, nbytes, g[META_AT])
-        if status != OK:
+        status = read(g, scratch, 1, nbytes, g[abi.META_AT])
+        if status != abi.OK:
             return status
-    if memcmp(uintp(scratch + 16), uintp(g[META]), uintp(nbytes)) != 0:
-        return fail(g, OVERTAKEN, 0, g[META_AT], 0, 0, 0)
-    return OK
+    if capi.memcmp(uintp(scratch + 16), uintp(g[abi.META]), uintp(nbytes)) != 0:
+        return fail(g, abi.OVERTAKEN, 0, g[abi.META_AT], 0, 0, 0)
+    return abi.OK
 
 
 @inner
 def read_of_snapshot(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read bytes that are those of our snapshot: out of what was announced, from the node's copy, or like `read`, and
     then the look at the snapshot. OK, SHORT, FAILED or OVERTAKEN."""
-    if g[TOLD_TABLE] != 0:
+    if g[abi.TOLD_TABLE] != 0:
         slot = prepared(g, offset)
         if slot != 0:
             if nbytes <= SHORT_READ and is_here(slot):
                 done = from_prepared(g, slot, vectors, m, nbytes, offset)
             else:
-                thread = save_thread()
+                thread = capi.save_thread()
                 done = from_prepared(g, slot, vectors, m, nbytes, offset)
-                restore_thread(thread)
+                capi.restore_thread(thread)
             if done:
-                return OK
-    if g[COPY_STATES] != 0:
+                return abi.OK
+    if g[abi.COPY_STATES] != 0:
         if nbytes <= SHORT_READ:
             done = from_copy(g, vectors, m, nbytes, offset)
         else:
-            thread = save_thread()
+            thread = capi.save_thread()
             done = from_copy(g, vectors, m, nbytes, offset)
-            restore_thread(thread)
+            capi.restore_thread(thread)
         if done:
-            return OK
+            return abi.OK
     status = read(g, vectors, m, nbytes, offset)
-    return check_snapshot(g) if status == OK else status
+    return check_snapshot(g) if status == abi.OK else status
 
 
 @inner
@@ -276,8 +225,8 @@ def _hash(pgno, mask):  # type: ignore[no-untyped-def]
 @inner
 def cached(g, pgno):  # type: ignore[no-untyped-def]
     """Slot of a page, or -1."""
-    mask = g[MASK]
-    table, page_of = as_words(g[TABLE], mask + 1), as_words(g[PAGE_OF], g[SLOTS])
+    mask = g[abi.MASK]
+    table, page_of = as_words(g[abi.TABLE], mask + 1), as_words(g[abi.PAGE_OF], g[abi.SLOTS])
     i = _hash(pgno, mask)
     while table[i] != 0:
         slot = table[i] - 1
@@ -290,8 +239,8 @@ def cached(g, pgno):  # type: ignore[no-untyped-def]
 @inner
 def _forget(g, slot):  # type: ignore[no-untyped-def]
     """Take a page out of the table; what stood behind it in its chain moves up."""
-    mask = g[MASK]
-    table, page_of = as_words(g[TABLE], mask + 1), as_words(g[PAGE_OF], g[SLOTS])
+    mask = g[abi.MASK]
+    table, page_of = as_words(g[abi.TABLE], mask + 1), as_words(g[abi.PAGE_OF], g[abi.SLOTS])
     i = _hash(page_of[slot], mask)
     while table[i] != slot + 1:
         i = (i + 1) & mask
@@ -314,18 +263,18 @@ def _keep(g, pgno, page):  # type: ignore[no-untyped-def]
     slot = cached(g, pgno)
     if slot >= 0:
         return slot
-    page_of, lives = as_words(g[PAGE_OF], g[SLOTS]), as_bytes(g[LIVES], g[SLOTS])
+    page_of, lives = as_words(g[abi.PAGE_OF], g[abi.SLOTS]), as_bytes(g[abi.LIVES], g[abi.SLOTS])
     while True:
-        slot = g[HAND]
-        g[HAND] = slot + 1 if slot + 1 < g[SLOTS] else 0
+        slot = g[abi.HAND]
+        g[abi.HAND] = slot + 1 if slot + 1 < g[abi.SLOTS] else 0
         if page_of[slot] == EMPTY_PAGE:
             break
         if lives[slot] == 0:
             _forget(g, slot)
             break
         lives[slot] -= 1
-    mask = g[MASK]
-    table = as_words(g[TABLE], mask + 1)
+    mask = g[abi.MASK]
+    table = as_words(g[abi.TABLE], mask + 1)
     i = _hash(pgno, mask)
     while table[i] != 0:
         i = (i + 1) & mask
@@ -346,33 +295,33 @@ def _page(g, pgno, rules):  # type: ignore[no-untyped-def]
     if slot < 0:
         size = g[PAGE_SIZE]
         if pgno < NUM_METAS or pgno > g[LAST_PGNO]:
-            fail(g, DAMAGED, pgno, pgno * size, 0, 0, 0)
+            fail(g, abi.DAMAGED, pgno, pgno * size, 0, 0, 0)
             return np.int64(-1)
         if (pgno + 1) * size > g[FILE_BYTES]:
-            fail(g, SHORT, pgno, pgno * size, size, max(g[FILE_BYTES] - pgno * size, 0), 0)
+            fail(g, abi.SHORT, pgno, pgno * size, size, max(g[FILE_BYTES] - pgno * size, 0), 0)
             return np.int64(-1)
         page = np.empty(size, np.uint8)
-        scratch = scratch_memory()
+        scratch = capi.scratch_memory()
         vectors = as_words(scratch, 2)
         vectors[0], vectors[1] = page.ctypes.data, size
-        if read_of_snapshot(g, scratch, 1, size, pgno * size) != OK:
+        if read_of_snapshot(g, scratch, 1, size, pgno * size) != abi.OK:
             return np.int64(-1)
         found = check_page(page, 0, pgno, rules, g)
         if found != SOUND:
-            fail(g, DAMAGED, pgno, pgno * size, found, 0, 0)
+            fail(g, abi.DAMAGED, pgno, pgno * size, found, 0, 0)
             return np.int64(-1)
         slot = _keep(g, pgno, page)
     o = slot * g[PAGE_SIZE]
     branch = pages_of(g)[o + g[HEADER] - (5 if g[BIG] else 6)] & P_BRANCH
-    as_bytes(g[LIVES], g[SLOTS])[slot] = LIVES_BRANCH if branch else LIVES_LEAF
+    as_bytes(g[abi.LIVES], g[abi.SLOTS])[slot] = LIVES_BRANCH if branch else LIVES_LEAF
     return o
 
 
 @inner
 def page_at(g, pgno, level, tree):  # type: ignore[no-untyped-def]
     """Like `_page`, and it is of the kind that belongs at this level (0 = root) of a tree (abi.TREE_WORDS)."""
-    depth, pad = tree[DEPTH], tree[PAD]
-    o = _page(g, pgno, tree[RULES])
+    depth, pad = tree[abi.DEPTH], tree[abi.PAD]
+    o = _page(g, pgno, tree[abi.RULES])
     if o < 0:
         return o
     pool = pages_of(g)
@@ -384,7 +333,7 @@ def page_at(g, pgno, level, tree):  # type: ignore[no-untyped-def]
     else:
         fits = flags == P_LEAF
     if not fits:
-        fail(g, MISPLACED, pgno, pgno * g[PAGE_SIZE], level, depth, pad)
+        fail(g, abi.MISPLACED, pgno, pgno * g[PAGE_SIZE], level, depth, pad)
         return np.int64(-1)
     return o
 

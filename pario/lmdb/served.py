@@ -63,9 +63,12 @@ def use_service(store: Store) -> None:
     Without one a warning says why, and everything is read from the file."""
     folder = os.environ.get("PARIO_SERVICE")
     if folder:
-        found = _copy(store, folder)
+        # Not before it is wanted: the drop-in begins faster than this module is imported.
+        from pario.stage.served import served_copy
+
+        found = served_copy(folder, store.file, store.snapshot, store.is_newest)
         if found is not None:
-            store.read_copy(*found)
+            store.read_copy(found)
     elif folder is None and os.environ.get("PARIO_TIERS"):
         _tell_how()
 
@@ -76,32 +79,6 @@ def _tell_how() -> None:
         "PARIO_TIERS is set, but lmdb.open reads copies of a service only: start the script by `python -m pario run`, "
         "or a service by `python -m pario serve` (docs/tiers.md)"
     )
-
-
-def _copy(store: Store, folder: str) -> tuple[Any, int] | None:
-    """(the memory tier, the descriptor of the lease)"""
-    # Not before it is wanted: the drop-in begins faster than these modules are imported.
-    from pario.errors import ParioError
-    from pario.fetch.snapshot import identity_of
-    from pario.stage.asking import CHUNK_BYTES, ask_service, here
-    from pario.stage.grid import Grid
-    from pario.stage.served import ServedTier
-
-    grid = Grid(store.snapshot.file_bytes, CHUNK_BYTES)
-    lease = -1
-    try:
-        identity = identity_of(store.file, [store.snapshot])
-        if not store.is_newest():  # the identity is that of a newer state
-            return None
-        path = os.path.abspath(store.file.path)
-        told, lease = ask_service(here(folder), path, identity, grid, fill=True)
-        if told is not None and told.paths is not None:
-            return ServedTier.attached(grid, told.paths), lease
-    except (OSError, ParioError) as e:
-        _log.warning("the memory of the node's service cannot be used for %s: %s", store.file.path, e)
-    if lease >= 0:
-        os.close(lease)
-    return None
 
 
 def peers_of_service(store: Store) -> Any:

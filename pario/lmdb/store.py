@@ -34,20 +34,7 @@ from pario.format.layout import (
 from pario.format.meta import Snapshot
 from pario.format.page import OverflowRun, Page, check_overflow
 from pario.format.tree import Tree
-from pario.kernels.nodes import (
-    ARE_DUPS,
-    BACKWARD,
-    DUP_ORDER,
-    DUP_ROOM,
-    DUPS_BACKWARD,
-    DUPS_INTEGERS,
-    FORWARD,
-    HAS_DUPS,
-    KEYS_BACKWARD,
-    KEYS_INTEGERS,
-    ORDER,
-    ROOM,
-)
+from pario.kernels import nodes
 from pario.lmdb import abi, errors
 from pario.lmdb.native import later
 from pario.threads import Workers
@@ -56,6 +43,7 @@ if TYPE_CHECKING:
     from pario.control.agent import Agent
     from pario.lmdb.packed import PackedValues
     from pario.stage.memory import MemoryTier
+    from pario.stage.served import ServedCopy
     from pario.stage.told_memory import ToldMemory
 
 __all__ = ["DataFile", "Handle", "Store"]
@@ -183,7 +171,7 @@ class Store:
         words[abi.TABLE], words[abi.MASK] = table.ctypes.data, places - 1
         words[abi.PAGE_OF], words[abi.LIVES] = page_of.ctypes.data, lives.ctypes.data
         self.words = words
-        self._copy: _Copy | None = None
+        self._copy: ServedCopy | None = None
         self._announced: list[ToldMemory] = []
         self._look_at = self._took = 0.0  # when to look for a newer snapshot, and seconds of the last look
         self.heard = 0  # of what is announced: served.py
@@ -209,13 +197,10 @@ class Store:
         self._look_at = end + min(_SEEN_S, slow / _LOOKING) if newest and slow > _SLOW_LOOK_S else 0.0
         return newest
 
-    def read_copy(self, tier: MemoryTier, lease: int) -> None:
-        """From now on read what `tier` holds from there.
-
-        lease : a descriptor to close in the end
-        """
-        self._copy = _Copy(tier, lease)  # as long as anybody reads: the system gives numbers of files to others
-        words = self.words
+    def read_copy(self, copy: ServedCopy) -> None:
+        """From now on read what it holds from there."""
+        self._copy = copy  # as long as anybody reads: the system gives numbers of files to others
+        words, tier = self.words, copy.tier
         words[abi.COPY_FD], words[abi.CHUNK_BITS] = tier.files[0], tier.grid.chunk_bytes.bit_length() - 1
         words[abi.COPY_STATES] = tier.states.address
 
@@ -326,22 +311,23 @@ class Store:
     def _handle(self, db: Db, named: bool) -> Handle:
         flags = db.md_flags
         big = self.snapshot.byteorder == "big"
-        integer_way = FORWARD if big else BACKWARD
+        integer_way = nodes.FORWARD if big else nodes.BACKWARD
         key_integer = flags & MDB_INTEGERKEY and not flags & MDB_REVERSEKEY
         words = array("q", bytes(8 * abi.HANDLE_WORDS))
         words[abi.ROOT], words[abi.DEPTH] = db.md_root, db.md_depth
         words[abi.DUPSORT] = bool(flags & MDB_DUPSORT)
-        words[abi.WAY] = BACKWARD if flags & MDB_REVERSEKEY else integer_way if key_integer else FORWARD
+        words[abi.WAY] = nodes.BACKWARD if flags & MDB_REVERSEKEY else integer_way if key_integer else nodes.FORWARD
         words[abi.INTEGER] = bool(key_integer)
-        dup_reverse = BACKWARD if flags & MDB_REVERSEDUP else FORWARD
+        dup_reverse = nodes.BACKWARD if flags & MDB_REVERSEDUP else nodes.FORWARD
         words[abi.DUP_WAY] = integer_way if flags & MDB_INTEGERDUP else dup_reverse
         words[abi.DUP_INTEGER] = bool(flags & MDB_INTEGERDUP)
-        keys = KEYS_BACKWARD * (words[abi.WAY] == BACKWARD) | KEYS_INTEGERS * words[abi.INTEGER]
-        dups = DUPS_BACKWARD * (words[abi.DUP_WAY] == BACKWARD) | DUPS_INTEGERS * words[abi.DUP_INTEGER]
-        words[abi.RULES], words[abi.DUP_RULES] = keys | dups, dups // DUPS_BACKWARD | ARE_DUPS
+        keys = nodes.KEYS_BACKWARD * (words[abi.WAY] == nodes.BACKWARD) | nodes.KEYS_INTEGERS * words[abi.INTEGER]
+        dups = nodes.DUPS_BACKWARD * (words[abi.DUP_WAY] == nodes.BACKWARD)
+        dups |= nodes.DUPS_INTEGERS * words[abi.DUP_INTEGER]
+        words[abi.RULES], words[abi.DUP_RULES] = keys | dups, dups // nodes.DUPS_BACKWARD | nodes.ARE_DUPS
         # The main database can get its flags when there is something in it already.
         if named and flags & MDB_DUPSORT:
-            words[abi.RULES] |= HAS_DUPS
+            words[abi.RULES] |= nodes.HAS_DUPS
         return Handle(db, words)
 
     # -- errors --------------------------------------------------------------------------------------------------------
@@ -398,12 +384,12 @@ class Store:
             kind = "branch" if a < b - 1 else f"leaf2 page of {c}-byte items" if c else "leaf"
             raise page.fault(f"a {page.kind} page at level {a + 1} of {b}, where a {kind} belongs")
         what, i = a & 0xFF, a >> 8
-        if what in (ROOM, DUP_ROOM):
-            whose = f"the duplicates of item {i}" if what == DUP_ROOM else "the nodes"
+        if what in (nodes.ROOM, nodes.DUP_ROOM):
+            whose = f"the duplicates of item {i}" if what == nodes.DUP_ROOM else "the nodes"
             raise page.fault(f"{whose} leave room between them or overlap: a size or a pointer is wrong")
-        if what in (ORDER, DUP_ORDER):
-            which = f"the duplicates of item {i} are not in order" if what == DUP_ORDER else f"item {i} is out of order"
-            fault = page.fault(which)
+        if what in (nodes.ORDER, nodes.DUP_ORDER):
+            whose = f"the duplicates of item {i} are not in" if what == nodes.DUP_ORDER else f"item {i} is out of"
+            fault = page.fault(f"{whose} order")
             fault.hint = "Damage, or a program that set its own comparison function (mdb_set_compare)"
             raise fault
         if page.kind == "branch":
@@ -425,16 +411,6 @@ class Store:
                         raise page.fault(f"duplicate {j} of item {i} has data of its own", node.data_start)
         if any(page.kind == "leaf" and page.node(i).flags & F_DUPDATA for i in range(page.n)):
             raise page.fault("duplicates of keys in a database without (no MDB_DUPSORT)")
-
-
-class _Copy:
-    """A tier of the node's service, and what tells the service that it is in use."""
-
-    def __init__(self, tier: MemoryTier, lease: int) -> None:
-        self.tier, self._lease = tier, lease
-
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
-        _close(self._lease)
 
 
 def _parts(jobs: np.ndarray, most: int) -> list[np.ndarray]:

@@ -8,62 +8,12 @@ import numpy as np
 from numba import types
 
 from pario.format.layout import F_BIGDATA, P_OVERFLOW
+from pario.kernels import nodes
 from pario.kernels.calls import as_bytes
 from pario.kernels.jit import inner
-from pario.kernels.nodes import (
-    BIG,
-    FILE_BYTES,
-    HEADER,
-    PAGE_SIZE,
-    VERSION,
-    WORD,
-    check_run,
-    count,
-    key_span,
-    u16,
-    u32,
-    word,
-)
-from pario.lmdb.abi import (
-    BAD_RUN,
-    C_DUPS,
-    C_PATH,
-    C_SUB_I,
-    DAMAGED,
-    DEPTH,
-    DUP_TREE,
-    ERROR,
-    FAILED,
-    FD,
-    GATE,
-    KEY,
-    LEVELS,
-    NOWAIT,
-    OK,
-    POOL,
-    SHORT,
-    SUB_PAGE,
-    TOLD_TABLE,
-    VALUE,
-    WAITED,
-)
-from pario.lmdb.capi import (
-    WILLNEED,
-    as_words,
-    bytes_new,
-    bytes_start,
-    decref,
-    fadvise,
-    intc,
-    intp,
-    pages_of,
-    restore_thread,
-    save_thread,
-    scratch_memory,
-    tuple_new,
-    tuple_set,
-    uintp,
-)
+from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, PAGE_SIZE, VERSION, WORD, u16, u32
+from pario.lmdb import abi, capi
+from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
 from pario.lmdb.moves import dup_path, dup_tree, moved, node_of, sub_page
 from pario.lmdb.pages import (
     check_snapshot,
@@ -89,13 +39,13 @@ VECTORS = 1024
 @inner
 def _run_of(g, at, nbytes, pgno):  # type: ignore[no-untyped-def]
     """First page of the overflow run whose place stands at pool[at], inside the file; -1: an error is noted."""
-    run = check_run(pages_of(g), at, nbytes, g)
+    run = nodes.check_run(pages_of(g), at, nbytes, g)
     if run < 0:
-        fail(g, DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
+        fail(g, abi.DAMAGED, pgno, pgno * g[PAGE_SIZE], 0, 0, 0)
         return np.int64(-1)
     start = run * g[PAGE_SIZE]
     if start + g[HEADER] + nbytes > g[FILE_BYTES]:
-        fail(g, SHORT, run, start, g[HEADER] + nbytes, max(g[FILE_BYTES] - start, 0), 0)
+        fail(g, abi.SHORT, run, start, g[HEADER] + nbytes, max(g[FILE_BYTES] - start, 0), 0)
         return np.int64(-1)
     return run
 
@@ -106,42 +56,42 @@ def _stamp_of(g, at):  # type: ignore[no-untyped-def]
     if g[VERSION] != 3:
         return np.int64(0), np.int64(0)
     pool = pages_of(g)
-    return word(pool, at + g[WORD], g), word(pool, at + 2 * g[WORD], g)
+    return nodes.word(pool, at + g[WORD], g), nodes.word(pool, at + 2 * g[WORD], g)
 
 
 @inner
 def _right_header(g, header, at, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """Does an overflow run for `nbytes`, with this stamp, begin with these bytes?"""
     h = at + g[HEADER]
-    if word(header, at, g) != run or u16(header, h - 6, g[BIG]) != P_OVERFLOW:
+    if nodes.word(header, at, g) != run or u16(header, h - 6, g[BIG]) != P_OVERFLOW:
         return False
     if u32(header, h - 4, g[BIG]) * g[PAGE_SIZE] < g[HEADER] + nbytes:
         return False
-    return g[VERSION] != 3 or (word(header, at + g[WORD], g) == txnid and u32(header, h - 4, g[BIG]) == pages)
+    return g[VERSION] != 3 or (nodes.word(header, at + g[WORD], g) == txnid and u32(header, h - 4, g[BIG]) == pages)
 
 
 @inner
 def _bytes_of(g, start, nbytes):  # type: ignore[no-untyped-def]
     """A bytes object with what stands at this place of the pool; 0: an error is raised."""
-    return bytes_new(uintp(g[POOL] + start), intp(nbytes))
+    return capi.bytes_new(uintp(g[abi.POOL] + start), intp(nbytes))
 
 
 @inner
 def _long_value(g, run, nbytes, txnid, pages):  # type: ignore[no-untyped-def]
     """A bytes object with the value of an overflow run: one read, straight into it. 0: an error is noted or raised."""
-    value = bytes_new(uintp(0), intp(nbytes))
+    value = capi.bytes_new(uintp(0), intp(nbytes))
     if value == 0:
-        g[ERROR] = OK
+        g[abi.ERROR] = abi.OK
         return value
-    scratch = scratch_memory()
+    scratch = capi.scratch_memory()
     vectors = as_words(scratch, 4)
     vectors[0], vectors[1] = scratch + 32, g[HEADER]
-    vectors[2], vectors[3] = intp(bytes_start(value)), nbytes
+    vectors[2], vectors[3] = intp(capi.bytes_start(value)), nbytes
     status = read_of_snapshot(g, scratch, 2, g[HEADER] + nbytes, run * g[PAGE_SIZE])
-    if status == OK and not _right_header(g, as_bytes(scratch + 32, 32), 0, run, nbytes, txnid, pages):
-        status = fail(g, BAD_RUN, run, run * g[PAGE_SIZE], nbytes, txnid, pages)
-    if status != OK:
-        decref(value)
+    if status == abi.OK and not _right_header(g, as_bytes(scratch + 32, 32), 0, run, nbytes, txnid, pages):
+        status = fail(g, abi.BAD_RUN, run, run * g[PAGE_SIZE], nbytes, txnid, pages)
+    if status != abi.OK:
+        capi.decref(value)
         return uintp(0)
     return value
 
@@ -164,7 +114,7 @@ def value_at(g, at, pgno):  # type: ignore[no-untyped-def]
 @inner
 def failed(g):  # type: ignore[no-untyped-def]
     """What to return after a 0: the noted error, or 0 again where Python has raised one (out of memory)."""
-    return error(g) if g[ERROR] != OK else uintp(0)
+    return error(g) if g[abi.ERROR] != abi.OK else uintp(0)
 
 
 @inner
@@ -183,16 +133,16 @@ def value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
 
     job : i64[JOB_WORDS]: a long value is not read, but noted there; of length 0: it is read
     """
-    if c[C_DUPS] == DUP_TREE:
+    if c[abi.C_DUPS] == abi.DUP_TREE:
         tree, path = dup_tree(c), dup_path(c)
-        level = tree[DEPTH] - 1
+        level = tree[abi.DEPTH] - 1
         o = page_at(g, path[level], level, tree)
-        item = path[LEVELS + level]
-    elif c[C_DUPS] == SUB_PAGE:
+        item = path[abi.LEVELS + level]
+    elif c[abi.C_DUPS] == abi.SUB_PAGE:
         o = sub_page(g, handle, c)
-        item = c[C_SUB_I]
+        item = c[abi.C_SUB_I]
     else:
-        pgno = c[C_PATH + handle[DEPTH] - 1]
+        pgno = c[abi.C_PATH + handle[abi.DEPTH] - 1]
         at = node_of(g, handle, c)
         if at < 0:
             return uintp(0)
@@ -203,10 +153,10 @@ def value_of(g, handle, c, job):  # type: ignore[no-untyped-def]
     if o < 0:
         return uintp(0)
     pool = pages_of(g)
-    if not 0 <= item < count(pool, o, g):
+    if not 0 <= item < nodes.count(pool, o, g):
         moved(g)
         return uintp(0)
-    start, nbytes = key_span(pool, o, item, g)
+    start, nbytes = nodes.key_span(pool, o, item, g)
     return _bytes_of(g, start, nbytes)
 
 
@@ -238,7 +188,7 @@ def _plan_run(g, jobs, first, headers, junk, vectors):  # type: ignore[no-untype
 def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
     """Read values to where they belong: out of what was announced, all others like `_fill_from_file`, which see."""
     n = len(jobs)
-    if g[TOLD_TABLE] == 0:
+    if g[abi.TOLD_TABLE] == 0:
         return _fill_from_file(g, jobs, failure)
     left, numbers = np.empty_like(jobs), np.empty(n, np.int64)
     scratch = np.empty(64, np.uint8)
@@ -256,9 +206,9 @@ def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
             m += 1
     failure[1] = 0 * len(scratch)  # until here the system has written to it
     if m == 0:
-        return OK
+        return abi.OK
     status = _fill_from_file(g, left[:m], failure)
-    if status == BAD_RUN:
+    if status == abi.BAD_RUN:
         failure[0] = numbers[failure[0]]
     return status
 
@@ -290,33 +240,33 @@ def _fill_from_file(g, jobs, failure):  # type: ignore[no-untyped-def]
         if not from_copy(g, vectors_at, m, nbytes, start):
             file_read = 1
             # To ask for it would already start its read: behind a gate run by run.
-            if g[GATE] != 0 or not (g[NOWAIT] and try_now(g, vectors_at, m, nbytes, start)):
+            if g[abi.GATE] != 0 or not (g[abi.NOWAIT] and try_now(g, vectors_at, m, nbytes, start)):
                 late[m_late] = first
                 m_late += 1
         first = after
-    if m_late > 1 and g[GATE] == 0:
+    if m_late > 1 and g[abi.GATE] == 0:
         for i in range(m_late):
             after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
             start = jobs[late[i], 0] * size
-            fadvise(intc(g[FD]), types.int64(start), types.int64(nbytes), intc(WILLNEED))
+            capi.fadvise(intc(g[abi.FD]), types.int64(start), types.int64(nbytes), intc(capi.WILLNEED))
     for i in range(m_late):
         after, m, nbytes = _plan_run(g, jobs, late[i], headers_at, junk_at, vectors)
         start = jobs[late[i], 0] * size
-        if g[GATE] != 0 and g[NOWAIT] and try_now(g, vectors_at, m, nbytes, start):
+        if g[abi.GATE] != 0 and g[abi.NOWAIT] and try_now(g, vectors_at, m, nbytes, start):
             continue
-        g[WAITED] += 1
+        g[abi.WAITED] += 1
         pass_gate(g, nbytes, 1)
         if not read_waiting(g, vectors_at, m, nbytes, start, failure):
             failure[3] = nbytes
-            return FAILED if failure[2] else SHORT
+            return abi.FAILED if failure[2] else abi.SHORT
     failure[1] = file_read
     # Numba frees an array after its last use, and does not count its address: until here the system has written to it.
     failure[2] = 0 * len(junk)
     for i in range(n):
         if not _right_header(g, headers, 32 * i, jobs[i, 0], jobs[i, 1], jobs[i, 3], jobs[i, 4]):
             failure[0] = i
-            return BAD_RUN
-    return OK
+            return abi.BAD_RUN
+    return abi.OK
 
 
 @inner
@@ -336,25 +286,25 @@ def _sorted_jobs(jobs):  # type: ignore[no-untyped-def]
 def read_values(g, jobs):  # type: ignore[no-untyped-def]
     """Fill the noted values, with the interpreter's lock held before and after. jobs : i64[m, JOB_WORDS]"""
     if len(jobs) == 0:
-        return OK
+        return abi.OK
     jobs = _sorted_jobs(jobs)
-    failure = as_words(scratch_memory(), 4)
-    thread = save_thread()
+    failure = as_words(capi.scratch_memory(), 4)
+    thread = capi.save_thread()
     status = fill_values(g, jobs, failure)
-    restore_thread(thread)
-    return values_read(g, jobs[failure[0] if status == BAD_RUN else 0], status, failure)
+    capi.restore_thread(thread)
+    return values_read(g, jobs[failure[0] if status == abi.BAD_RUN else 0], status, failure)
 
 
 @inner
 def values_read(g, job, status, failure):  # type: ignore[no-untyped-def]
     """The status of a reading of values, after the look at the snapshot. job : what a BAD_RUN is about"""
-    if status in (FAILED, SHORT):
+    if status in (abi.FAILED, abi.SHORT):
         return read_failed(g, failure, failure[3])
-    if failure[1] != 0 and check_snapshot(g) != OK:
-        return g[ERROR]
-    if status == BAD_RUN:
-        return fail(g, BAD_RUN, job[0], job[0] * g[PAGE_SIZE], job[1], job[3], job[4])
-    return OK
+    if failure[1] != 0 and check_snapshot(g) != abi.OK:
+        return g[abi.ERROR]
+    if status == abi.BAD_RUN:
+        return fail(g, abi.BAD_RUN, job[0], job[0] * g[PAGE_SIZE], job[1], job[3], job[4])
+    return abi.OK
 
 
 @inner
@@ -367,11 +317,11 @@ def _node_value(g, pool, at, pgno, job):  # type: ignore[no-untyped-def]
     run = _run_of(g, data, nbytes, pgno)
     if run < 0:
         return uintp(0)
-    value = bytes_new(uintp(0), intp(nbytes))
+    value = capi.bytes_new(uintp(0), intp(nbytes))
     if value == 0:
-        g[ERROR] = OK
+        g[abi.ERROR] = abi.OK
     else:
-        job[0], job[1], job[2] = run, nbytes, intp(bytes_start(value))
+        job[0], job[1], job[2] = run, nbytes, intp(capi.bytes_start(value))
         job[3], job[4] = _stamp_of(g, data)
     return value
 
@@ -381,27 +331,27 @@ def _pair(g, key, value):  # type: ignore[no-untyped-def]
     """(key, value), which are given away; 0 if one of them is 0."""
     pair = uintp(0)
     if key != 0 and value != 0:
-        pair = tuple_new(intp(2))
+        pair = capi.tuple_new(intp(2))
         if pair == 0:
-            g[ERROR] = OK
+            g[abi.ERROR] = abi.OK
     if pair == 0:
         if key != 0:
-            decref(key)
+            capi.decref(key)
         if value != 0:
-            decref(value)
+            capi.decref(value)
         return pair
-    tuple_set(pair, intp(0), key)
-    tuple_set(pair, intp(1), value)
+    capi.tuple_set(pair, intp(0), key)
+    capi.tuple_set(pair, intp(1), value)
     return pair
 
 
 @inner
 def node_item(g, pool, at, pgno, what, job):  # type: ignore[no-untyped-def]
     """Key, value or both of the node at pool[at]."""
-    if what == VALUE:
+    if what == abi.VALUE:
         return _node_value(g, pool, at, pgno, job)
     key = _bytes_of(g, at + 8, u16(pool, at + 6, g[BIG]))
-    if what == KEY or key == 0:
+    if what == abi.KEY or key == 0:
         return key
     return _pair(g, key, _node_value(g, pool, at, pgno, job))
 
@@ -409,9 +359,9 @@ def node_item(g, pool, at, pgno, what, job):  # type: ignore[no-untyped-def]
 @inner
 def item_of(g, handle, c, what, job):  # type: ignore[no-untyped-def]
     """The key, the value or both where the cursor stands; 0: an error is noted or raised."""
-    if what == KEY:
+    if what == abi.KEY:
         return _key_of(g, handle, c)
-    if what == VALUE:
+    if what == abi.VALUE:
         return value_of(g, handle, c, job)
     key = _key_of(g, handle, c)
     if key == 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.comm.base import AnyWorld
+from pario.comm.base import AnyWorld, together
 from pario.comm.world import ranks_in
 from pario.dataset.select import Sources, as_wanted
 from pario.decode.base import Decoder
@@ -55,15 +55,11 @@ class Arguments:
 
         Collective; raises OptionError on all ranks.
         """
-        error: BaseException | None = None
         members: tuple[int, ...] | None = None
-        try:
+        with together(world, "checking the arguments of Loader"):
             self._check()
             if self.share_batch is not None:
                 members = ranks_in(world, self.share_batch, "share_batch")
-        except Exception as e:
-            error = e
-        world.agree(error, "checking the arguments of Loader")
         return self._compare(world, members)
 
     def _check(self) -> None:

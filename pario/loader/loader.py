@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pario.comm.base import abandoning
 from pario.comm.world import get_world
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder
@@ -118,11 +119,8 @@ class Loader:
             options if options is not None else Options(), recipe, select, fields, weights, verify, share_batch,
         )  # fmt: skip
         self.world = world = get_world(comm, "making a Loader")
-        try:
+        with abandoning(world):
             share = given.agree(world)
-        except BaseException as e:
-            world.abandon(e)
-            raise
         self._arguments = given
         reader = Reader(
             path,
@@ -156,11 +154,8 @@ class Loader:
             from pario.loader.tracing import LoaderTrace
 
             self._life.trace = LoaderTrace(recorder, world, reader, given, self._meeting)
-        try:
+        with abandoning(self._life):
             built = build(self._life, given, share, self._stats, self._meeting)
-        except BaseException as e:
-            self._life.abandon(e)
-            raise
         self._supply = built.supply
         self._progress = Progress(self._life, self._meeting, built)
         decoder = built.supply.context.decode.decoder

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pario.comm.alive import tell
+from pario.comm.base import abandoning
 from pario.decode.base import Draw
 from pario.feed.choose import Way
 from pario.feed.source import Context, Parts
@@ -102,31 +103,22 @@ class Progress:
     def meet(self, doing: str) -> None:
         """`Meeting.meet`; an error ends the loader. Collective."""
         self._life.check_open()
-        try:
+        with abandoning(self._life):
             self._meeting.meet(doing)
-        except BaseException as e:
-            self._life.abandon(e)
-            raise
 
     def report(self, all_ranks: bool) -> Report:
         """Of this rank; or of all ranks, which is collective, and an error ends the loader."""
         self._life.check_open()
         if not all_ranks and self._context.world.size > 1:
             return self._meeting.own_report()
-        try:
+        with abandoning(self._life):
             return self._meeting.report()
-        except BaseException as e:
-            self._life.abandon(e)
-            raise
 
     def begin(self) -> Loop:
         """Start the next loop. Collective; an error ends the loader."""
         self._life.check_open()
-        try:
+        with abandoning(self._life):
             run = self._life.run = self._begin()
-        except BaseException as e:
-            self._life.abandon(e)
-            raise
         loop = Loop(run)
         self._loop = weakref.ref(loop)
         return loop

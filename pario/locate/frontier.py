@@ -13,7 +13,7 @@ import contextlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from pario.format.page import Page
 from pario.format.tree import ascends, key_order, not_ascending, only_named_databases
 from pario.locate.database import Database
 from pario.locate.leaves import LeafScan, check_inside
-from pario.locate.walk import BATCH_BYTES, PageReader, check_pages, explain
+from pario.locate.walk import BATCH_BYTES, PageReader, check_pages, explained
 from pario.plan.coalesce import Reads
 from pario.records import EXTENT
 
@@ -287,13 +287,9 @@ class Growth:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self) -> contextlib.AbstractContextManager[None]:
         """An error of a page says which file, or that a writer has overtaken us."""
-        try:
-            yield
-        except BaseException as e:
-            raise explain(e, self._pool(), self.snapshot, self._path) from None
+        return explained(self._pool, self.snapshot, self._path)
 
     def _check_open(self) -> None:
         if self._closed:

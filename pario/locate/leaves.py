@@ -11,30 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from pario.errors import CorruptedError
-from pario.format.layout import (
-    F_BIGDATA,
-    F_DUPDATA,
-    F_SUBDATA,
-    MDB_DUPSORT,
-    MDB_INTEGERDUP,
-    MDB_INTEGERKEY,
-    MDB_REVERSEDUP,
-    MDB_REVERSEKEY,
-)
+from pario.format import layout
 from pario.format.meta import Snapshot
 from pario.format.page import Node, Page
 from pario.format.tree import check_ascending, clean_name, dup_order, key_order
-from pario.kernels.scan import (
-    FULL,
-    GEOMETRY,
-    MODE_DUPS,
-    MODE_DUPSORT,
-    MODE_PLAIN,
-    ODD,
-    WAY_BACKWARD,
-    WAY_FORWARD,
-    scan_leaves,
-)
+from pario.kernels import scan
 from pario.records import EXTENT
 
 __all__ = ["LeafScan"]
@@ -81,11 +62,11 @@ class LeafScan:
         self._named = named
         self._expand = expand
         self._native = snapshot.native if native is None else native
-        self._mode = MODE_DUPS if dups else MODE_DUPSORT if flags & MDB_DUPSORT else MODE_PLAIN
+        self._mode = scan.MODE_DUPS if dups else scan.MODE_DUPSORT if flags & layout.MDB_DUPSORT else scan.MODE_PLAIN
         self._key_order = key_order(flags, snapshot.layout)
         self._dup_order = dup_order(flags, snapshot.layout)
-        key_back = flags & (MDB_REVERSEKEY | MDB_INTEGERKEY)
-        dup_back = flags & (MDB_REVERSEDUP | MDB_INTEGERDUP)
+        key_back = flags & (layout.MDB_REVERSEKEY | layout.MDB_INTEGERKEY)
+        dup_back = flags & (layout.MDB_REVERSEDUP | layout.MDB_INTEGERDUP)
         values = {
             "page_size": snapshot.page_size,
             "header": snapshot.header,
@@ -97,17 +78,17 @@ class LeafScan:
             "txnid": snapshot.txnid,
             "mode": self._mode,
             # Little-endian integers of one width compare like bytes from the end.
-            "key_way": WAY_BACKWARD if key_back else WAY_FORWARD,
-            "dup_way": WAY_BACKWARD if dup_back else WAY_FORWARD,
+            "key_way": scan.WAY_BACKWARD if key_back else scan.WAY_FORWARD,
+            "dup_way": scan.WAY_BACKWARD if dup_back else scan.WAY_FORWARD,
         }
-        self._geometry = np.array([values[name] for name in GEOMETRY], np.int64)
+        self._geometry = np.array([values[name] for name in scan.GEOMETRY], np.int64)
         #: pages of the current call that are done, records, keys, key bytes
         self._state = np.zeros(4, np.int64)
         keys = 0 if dups else records
         self._extents = np.empty((records, 2), np.int64)
         self._key_data = np.empty(16 * keys, np.uint8)
         self._key_nbytes = np.empty(keys, np.uint16)
-        self._key_counts = np.empty(keys if self._mode == MODE_DUPSORT else 0, np.int64)
+        self._key_counts = np.empty(keys if self._mode == scan.MODE_DUPSORT else 0, np.int64)
 
     @property
     def n(self) -> int:
@@ -132,7 +113,7 @@ class LeafScan:
     @property
     def key_counts(self) -> np.ndarray | None:
         """i64[k], records of each key; None where every key has one."""
-        return self._key_counts[: self._state[2]] if self._mode == MODE_DUPSORT else None
+        return self._key_counts[: self._state[2]] if self._mode == scan.MODE_DUPSORT else None
 
     def end_keys(self) -> tuple[bytes, bytes] | None:
         """The first and the last key, if there are any."""
@@ -160,9 +141,9 @@ class LeafScan:
         state = self._state
         state[0] = 0
         while state[0] < m:
-            status = ODD
+            status = scan.ODD
             if self._native:
-                status = scan_leaves(
+                status = scan.scan_leaves(
                     buf,
                     at,
                     pgnos,
@@ -175,9 +156,9 @@ class LeafScan:
                     self.page_records,
                     state,
                 )
-            if status == FULL:
+            if status == scan.FULL:
                 self._grow(records=2 * len(self._extents) + 256, key_bytes=2 * len(self._key_data) + 70000)
-            elif status == ODD:
+            elif status == scan.ODD:
                 i = int(state[0])
                 before = self.n
                 start = int(at[i])
@@ -192,12 +173,12 @@ class LeafScan:
         if page.kind != expected or (pad and page.pad != pad):
             found = f"{page.kind} page" + (f" of {page.pad}-byte items" if page.kind == "leaf2" else "")
             raise page.fault(f"a {found} where a {expected} page belongs")
-        if self._mode == MODE_DUPS:
+        if self._mode == scan.MODE_DUPS:
             self._append(self._duplicates(page), None)
             return
         nodes = [page.node(i) for i in range(page.n)]
-        trees = [node for node in nodes if node.flags == F_DUPDATA | F_SUBDATA]
-        if trees and self._mode != MODE_DUPSORT:
+        trees = [node for node in nodes if node.flags == layout.F_DUPDATA | layout.F_SUBDATA]
+        if trees and self._mode != scan.MODE_DUPSORT:
             raise page.fault(f"item {trees[0].i} has duplicates in a database without (no MDB_DUPSORT)")
         expanded = iter(self._expand(trees) if trees and self._expand else [])
         ends = self.end_keys()
@@ -207,18 +188,18 @@ class LeafScan:
             if before is not None:
                 check_ascending(self._key_order, before, key, page)
             before = key
-            if node.flags == F_SUBDATA:
+            if node.flags == layout.F_SUBDATA:
                 if self._named:
                     raise page.fault(f"item {node.i} is a database inside a named database")
                 node.db()
                 self.names.append(clean_name(key, self.snapshot))
-            elif node.flags == F_DUPDATA | F_SUBDATA:
+            elif node.flags == layout.F_DUPDATA | layout.F_SUBDATA:
                 self._append(next(expanded), key)
-            elif node.flags == F_DUPDATA:
-                if self._mode != MODE_DUPSORT:
+            elif node.flags == layout.F_DUPDATA:
+                if self._mode != scan.MODE_DUPSORT:
                     raise page.fault(f"item {node.i} has duplicates in a database without (no MDB_DUPSORT)")
                 self._append(self._duplicates(node.sub_page()), key)
-            elif node.flags == F_BIGDATA:
+            elif node.flags == layout.F_BIGDATA:
                 run = node.overflow()
                 self._append(np.array([(run.offset, run.nbytes)], EXTENT), key)
             else:
@@ -255,7 +236,7 @@ class LeafScan:
             return
         self._key_data[key_bytes : key_bytes + k] = np.frombuffer(key, np.uint8)
         self._key_nbytes[keys] = k
-        if self._mode == MODE_DUPSORT:
+        if self._mode == scan.MODE_DUPSORT:
             self._key_counts[keys] = m
         self._state[2] += 1
         self._state[3] += k
@@ -263,10 +244,10 @@ class LeafScan:
     def _grow(self, records: int, key_bytes: int) -> None:
         _, n, keys, used = self._state.tolist()
         self._extents = _longer(self._extents, n, records)
-        if self._mode != MODE_DUPS:
+        if self._mode != scan.MODE_DUPS:
             self._key_data = _longer(self._key_data, used, key_bytes)
             self._key_nbytes = _longer(self._key_nbytes, keys, records)
-            if self._mode == MODE_DUPSORT:
+            if self._mode == scan.MODE_DUPSORT:
                 self._key_counts = _longer(self._key_counts, keys, records)
 
 

@@ -246,15 +246,12 @@ def _growing(
     meta: dict[int, bytes] | None = None
     entry: bytes | None = None
     between = False
-    with together(world, "looking at the tree"):
+    with walk.together("looking at the tree"):
         check_entries(record, m, database.snapshot.page_size, database.path)
         if pool is not None:
             check_size(pool, database.snapshot)
         if world.rank == 0:
-            try:
-                between = walk.meta_between(leaves)
-            except BaseException as e:
-                raise walk.explain(e) from None
+            between = walk.meta_between(leaves)
     if world.bcast(between):
         return None
     with together(world, "reading the first and the last leaf page"):

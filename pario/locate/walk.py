@@ -8,12 +8,13 @@ values lie, are never touched: for records of 3 KB that is about 1 % of the file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from pario.comm.base import AnyWorld
+from pario.comm.base import AnyWorld, together
 from pario.errors import CorruptedError, DatabaseError, EmptyError, FileError, ParioError, SnapshotError
 from pario.fetch.pool import ReadPool
 from pario.fetch.snapshot import check_snapshot
@@ -27,7 +28,7 @@ from pario.locate.meta import Route
 from pario.plan.coalesce import coalesce
 from pario.plan.schedule import even_split
 
-__all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_pages", "check_size", "explain"]
+__all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_pages", "check_size", "explained"]
 
 #: Pages are read and scanned in batches of so many bytes, neighbours in the file by one read of at most READ_BYTES.
 BATCH_BYTES = 4 << 20
@@ -112,22 +113,16 @@ class Walk:
         """The database's record, and i64[m], the page numbers of its leaves in key order, shared by the node. Rank 0
         learns where meta records would stand (`route`)."""
         world, snapshot = self.world, self.snapshot
-        record: Db | None = None
+        record = snapshot.main
         leaves: np.ndarray | None = None
-        error: BaseException | None = None
-        if world.rank == 0:
-            try:
-                record = snapshot.main
+        with self.together("reading the branch pages"):
+            if world.rank == 0:
                 if self.db is not None:
                     record = named_database(Tree(self.pages.one, snapshot, snapshot.main), self.db)
                 if record.md_root >= 0:
                     self.route = Route(record.md_root, record.md_flags, snapshot.layout)
                     leaves = self.descend([Tree(self.pages.one, snapshot, record)], self.pages, self.route)[0]
-            except BaseException as e:
-                error = self.explain(e)
-        world.agree(error, "reading the branch pages")
         record = world.bcast(record)
-        assert record is not None  # agree raised otherwise
         if record.md_root < 0:
             what = "the database holds no record" if self.db is None else f"the database {self.db!r} holds no record"
             raise world.raised_by_all(EmptyError(what, path=self.path))
@@ -164,8 +159,7 @@ class Walk:
             native=native,
             expand=lambda nodes: self.expand(nodes, record.md_flags, native),
         )
-        error: BaseException | None = None
-        try:
+        with self.together("scanning the leaf pages"):
             if self.pool is not None:
                 check_size(self.pool, self.snapshot)
             mine = leaves[start:stop]
@@ -178,9 +172,6 @@ class Walk:
             self.leaf_pages += len(mine)
             if self.pool is not None:
                 check_snapshot(self.pool.fetcher, self.snapshot)
-        except BaseException as e:
-            error = self.explain(e)
-        world.agree(error, "scanning the leaf pages")
         return scan
 
     def settle(self, record: Db, scan: LeafScan) -> Located:
@@ -200,12 +191,8 @@ class Walk:
                     page=record.md_root,
                 )
             )
-        error: BaseException | None = None
-        try:
+        with together(world, "checking the index"):
             check_inside(scan.extents, first_id, self.snapshot, self.path)
-        except ParioError as e:
-            error = e
-        world.agree(error, "checking the index")
         # `LeafScan` compares inside a rank's share; what is left are the borders.
         order = key_order(record.md_flags, self.snapshot.layout)
         ends = [both for both in world.allgather(scan.end_keys()) if both is not None]
@@ -275,8 +262,11 @@ class Walk:
                 raise node.page.fault(f"key {node.key!r} has {found:,} duplicates, its entry says {expected:,}")
         return np.split(scan.extents, np.cumsum(per_tree)[:-1])
 
-    def explain(self, error: BaseException) -> BaseException:
-        return explain(error, self.pool, self.snapshot, self.path)
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """`comm.base.together`, with what `explained` adds to errors."""
+        with together(self.world, doing), explained(lambda: self.pool, self.snapshot, self.path):
+            yield
 
 
 def check_size(pool: ReadPool, snapshot: Snapshot) -> None:
@@ -289,18 +279,20 @@ def check_size(pool: ReadPool, snapshot: Snapshot) -> None:
         ).at(path=pool.fetcher.path)
 
 
-def explain(error: BaseException, pool: ReadPool | None, snapshot: Snapshot, path: str) -> BaseException:
-    """With the path; and when a writer overtook us, damage is its work."""
-    if pool is not None and isinstance(error, FileError) and not isinstance(error, DatabaseError):
-        try:
-            check_snapshot(pool.fetcher, snapshot)
-        except SnapshotError as overtaken:
-            return overtaken
-        except FileError:
-            pass
-    if isinstance(error, ParioError):
-        return error.at(path=path)
-    return error
+@contextmanager
+def explained(pool: Callable[[], ReadPool | None], snapshot: Snapshot, path: str) -> Iterator[None]:
+    """Errors get the path; and when a writer overtook us, damage is its work."""
+    try:
+        yield
+    except ParioError as error:
+        mine = pool() if isinstance(error, FileError) and not isinstance(error, DatabaseError) else None
+        if mine is not None:
+            with suppress(FileError):
+                try:
+                    check_snapshot(mine.fetcher, snapshot)
+                except SnapshotError as overtaken:
+                    error = overtaken
+        raise error.at(path=path) from None
 
 
 class PageReader:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
-from pario.packing.items import Items, inflated, joined
+from pario.packing.items import Items, inflated
 from pario.records import Records
 from pario.text import DAMAGED, read_json
 
@@ -147,7 +147,7 @@ class FileItems(Items):
         return [row.path for row in self._rows[begin:stop]]
 
     def read(self, ids: np.ndarray) -> Records:
-        return joined(ids, [self._content(record) for record in ids.tolist()])
+        return Records.of(ids, [self._content(record) for record in ids.tolist()])
 
     def _content(self, record: int) -> bytes:
         row, size = self._rows[record], int(self.sizes[record])

@@ -11,21 +11,24 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from pario.codec.packing import MAGIC, Packing, is_reserved_key
+from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, together
+from pario.dataset.packed import packing_of
 from pario.dataset.reader import Reader
-from pario.errors import CorruptedError, DecodeError, FileError, ParioError
+from pario.errors import CorruptedError, DecodeError, FileError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import check_snapshot, read_snapshot
-from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY, Db
+from pario.format.layout import F_BIGDATA, F_SUBDATA, MDB_DUPSORT
 from pario.format.meta import Snapshot
 from pario.format.tree import Tree, database_names, named_database, names_in
+from pario.locate.hidden import is_entry, looks_reserved
 from pario.records import Records
 
-__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "inflated", "joined", "open_items"]
+__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "inflated", "open_items"]
 
 #: Of a main database with more leaf pages, not all are read before its records are.
 _FEW_LEAVES = 64
@@ -63,18 +66,14 @@ class Items(ABC):
         return int(self.sizes.sum())
 
 
-class Database:
+class Database(NamedTuple):
     """One database of an LMDB file. name : None is the main one; mixed : named databases lie beside its records."""
 
-    def __init__(
-        self, path: str, name: bytes | None, db: Db, *, mixed: bool = False, records: int | None = None
-    ) -> None:
-        self.path = path
-        self.name = name
-        self.db = db
-        self.mixed = mixed
-        self.records = db.md_entries if records is None else records
-        self.flags = db.md_flags
+    path: str
+    name: bytes | None
+    flags: int
+    records: int
+    mixed: bool = False
 
 
 def databases_of(path: str, names: Sequence[bytes] | None = None) -> tuple[Snapshot, list[Database]]:
@@ -87,8 +86,10 @@ def databases_of(path: str, names: Sequence[bytes] | None = None) -> tuple[Snaps
         snapshot = read_snapshot(fetcher)
         main = _main_tree(fetcher, snapshot)
         names = _names(main) if names is None else names
-        found = [Database(path, None, main.db, mixed=bool(names), records=main.db.md_entries - len(names))]
-        found += [Database(path, name, named_database(main, name)) for name in names]
+        found = [Database(path, None, main.db.md_flags, main.db.md_entries - len(names), mixed=bool(names))]
+        for name in names:
+            db = named_database(main, name)
+            found.append(Database(path, name, db.md_flags, db.md_entries))
         check_snapshot(fetcher, snapshot)
         return snapshot, found
     except FileError as e:
@@ -113,10 +114,8 @@ def open_items(database: Database, world: AnyWorld) -> Items:
     if database.records == 0:
         return NoItems(database.flags)
     if database.mixed or (database.name is None and database.records == 1):  # which may be the reserved entry alone
-        items: Items | None = None
         with together(world, "reading the main database"):
             items = TreeItems(database)
-        assert items is not None  # else all have raised
         return items
     reader = Reader(database.path, comm=world, db=database.name, save_index=False)
     return ReaderItems(reader, database.flags)
@@ -135,7 +134,7 @@ class NoItems(Items):
         return []
 
     def read(self, ids: np.ndarray) -> Records:
-        return joined(ids, [])
+        return Records.of(ids, [])
 
 
 class ReaderItems(Items):
@@ -192,14 +191,12 @@ class TreeItems(Items):
                 self._values.append(bytes(node.data[: node.nbytes]))
         check_snapshot(self._fetcher, self._snapshot)
         self.packing: Packing | None = None
-        if self._keys and has_reserved_form(self._keys[-1], self.flags):
-            self.packing = packing_of(self._value(len(self._keys) - 1), database.path)
-            if self.packing is not None:
+        if self._keys and looks_reserved(self._keys[-1], self.flags):
+            entry = self._value(len(self._keys) - 1)
+            if is_entry(entry):
                 del self._keys[-1], self._values[-1]
+                self.packing = packing_of(entry, len(self._keys), database.path)
         self.n = len(self._keys)
-        if self.packing is not None and self.packing.n != self.n:
-            told = f"the reserved entry tells of {self.packing.n:,} records, and there are {self.n:,}"
-            raise CorruptedError(told, path=database.path)
         stored = (value[1] if isinstance(value, tuple) else len(value) for value in self._values)
         self.sizes = np.fromiter(stored, np.int64, self.n) if self.packing is None else np.asarray(self.packing.sizes)
 
@@ -221,7 +218,7 @@ class TreeItems(Items):
             check_snapshot(self._fetcher, self._snapshot)
         if self.packing is not None:
             values = [self._unpacked(record, value) for record, value in zip(ids.tolist(), values, strict=True)]
-        return joined(ids, values)
+        return Records.of(ids, values)
 
     def _unpacked(self, record: int, value: bytes) -> bytes:
         assert self.packing is not None  # else nobody asks
@@ -237,29 +234,6 @@ class TreeItems(Items):
 def _damaged(reason: str, path: str, record: int, key: bytes) -> CorruptedError:
     hint = "Bring the file back from its source."
     return CorruptedError(f"a packed value is damaged: {reason}", path=path, record=record, key=key, hint=hint)
-
-
-def has_reserved_form(key: bytes, flags: int) -> bool:
-    """Whether this last key of a database with these flags may be that of the reserved entry."""
-    reverse = bool(flags & MDB_REVERSEKEY)  # overrides INTEGERKEY
-    return is_reserved_key(key, integer=bool(flags & MDB_INTEGERKEY) and not reverse, reverse=reverse)
-
-
-def packing_of(value: bytes, path: str) -> Packing | None:
-    """That of the reserved entry with this value; None if the value is a user's. Raises FileError, OptionError."""
-    if not value.startswith(MAGIC[:-1]):
-        return None
-    try:
-        return Packing.from_entry(value)
-    except ParioError as e:
-        raise e.at(path=path) from None
-
-
-def joined(ids: np.ndarray, values: Sequence[bytes]) -> Records:
-    """These values as records, one behind the other."""
-    nbytes = np.fromiter(map(len, values), np.int64, len(values))
-    data = np.frombuffer(b"".join(values), np.uint8)
-    return Records(ids, data, np.cumsum(nbytes) - nbytes, nbytes)
 
 
 def _main_tree(fetcher: PosixFetcher, snapshot: Snapshot) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from pario.codec.registry import parse
 from pario.codec.select import Selection
 from pario.codec.trial import selection_for
 from pario.codec.zstd import train
-from pario.comm.base import AnyWorld, together
+from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import ChecksumError, CorruptedError, FileError, OptionError
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.kernels.coded import MOST
@@ -130,14 +130,11 @@ class _Job:
     def run(self, source: Source, state: dict[str, Any], choose: Callable[[Items], Packing] | None) -> Summary:
         """choose : the packing for a database; None: values are stored as they are"""
         world = self.world
-        crew: Crew | None = None
-        opened: Opened | None = None
-        try:
-            with together(world, "opening the unfinished dataset"):
-                if world.rank == 0:
-                    self.partial.open(state, self.talk.say)
-            opened = source.open(world, self.partial.path)
-            crew = Crew(world)
+        with ExitStack() as stack:
+            stack.callback(self.partial.close)
+            on_root(world, "opening the unfinished dataset", lambda: self.partial.open(state, self.talk.say))
+            opened = stack.enter_context(closing(source.open(world, self.partial.path)))
+            crew = stack.enter_context(closing(Crew(world)))
             self._fill(crew, opened, choose)
             if self.verify:
                 self._verify(crew, opened)
@@ -151,12 +148,6 @@ class _Job:
                 if world.rank == 0:
                     self.partial.finish("data.mdb", self.target.file, replace=self.target.force)
             return summary
-        finally:
-            if crew is not None:
-                crew.close()
-            if opened is not None:
-                opened.close()
-            self.partial.close()
 
     # -- filling -------------------------------------------------------------------------------------------------------
 
@@ -175,17 +166,14 @@ class _Job:
         whole = False
         while not whole:
             writer: Writer | None = None
-            try:
+            with ExitStack() as stack:
                 with together(world, "opening the unfinished dataset"):
                     if world.rank == 0:
-                        writer = self._writer(len(opened.databases))
+                        writer = stack.enter_context(closing(self._writer(len(opened.databases))))
                 whole = all(self._fill_one(crew, opened, number, choose, writer, moved) for number in wanted)
                 with together(world, "writing"):
                     if writer is not None:
                         writer.flush()
-            finally:
-                if writer is not None:
-                    writer.close()
             with together(world, "starting anew"):
                 if world.rank == 0 and not whole:
                     self.partial.restart("how its values are packed is lost", self.talk.say)
@@ -257,19 +245,14 @@ class _Job:
     def _verify(self, crew: Crew, opened: Opened) -> None:
         world = self.world
         moved = self.talk.progress("verifying", sum(items.nbytes for _, items in opened.databases))
-        found = None
-        with together(world, "opening the new dataset"):
-            if world.rank == 0:
-                names = [name for name, _ in opened.databases if name is not None]
-                found = {database.name: database for database in databases_of(self.file, names)[1]}
-        found = world.bcast(found)
-        assert found is not None  # rank 0 has it
+        names = [name for name, _ in opened.databases if name is not None]
+        databases = on_root(world, "opening the new dataset", lambda: databases_of(self.file, names)[1])
+        found = {database.name: database for database in databases}
         try:
             for name, items in opened.databases:
                 if name is None and not items.n:
                     continue
-                others = open_items(found[name], world)
-                try:
+                with closing(open_items(found[name], world)) as others:
                     with together(world, "verifying"):
                         if others.n != items.n or others.flags != items.flags:
                             raise ChecksumError(
@@ -278,8 +261,6 @@ class _Job:
                                 path=self.file,
                             )
                     crew.compare(items, others, self.file, moved)
-                finally:
-                    others.close()
         except CorruptedError as e:
             if world.rank == 0 and e.path == self.file:  # going on from here would end here again
                 self.partial.remove()

@@ -20,13 +20,13 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from pario.codec.packing import Packing
-from pario.comm.base import AnyWorld, together
+from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import FileError, InvalidError, MissingError, OptionError, SnapshotError
 from pario.fetch.resolve import resolve
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEDUP
 from pario.format.meta import SNIFF_BYTES, Snapshot, sniff
 from pario.packing.folder import FileItems, Tree, read_tree
-from pario.packing.items import Database, Items, databases_of, joined, open_items
+from pario.packing.items import Database, Items, databases_of, open_items
 from pario.packing.tars import MemberItems, inflate, is_compressed, is_tar, read_members
 from pario.records import Records
 from pario.text import counted
@@ -162,22 +162,15 @@ class TarSource(Source):
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
         path = self.path
-        opened: Opened | None = None
         if compressed := world.bcast(is_compressed(path) is not None if world.rank == 0 else None):
             path = os.path.join(scratch, f"{zlib.crc32(os.fsencode(path)):08x}.tar")
         with together(world, "reading the tar"):
             if world.rank == 0 and compressed:
                 inflate(self.path, path)
-        members = None
-        with together(world, "reading the tar"):
-            if world.rank == 0:
-                members = read_members(path)
-        members = world.bcast(members)
+        members = on_root(world, "reading the tar", lambda: read_members(path))
         with together(world, "opening the tar"):
-            assert members is not None  # rank 0 has read it
             items = MemberItems(path, members)
             opened = Opened([(None, items)], {"source": self.kind}, items.parts() if world.rank == 0 else {})
-        assert opened is not None  # else all have raised
         return opened
 
 
@@ -205,7 +198,6 @@ class SeveralSources(Source):
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
         each: list[Opened] = []
-        merged: Opened | None = None
         try:
             for source in self._sources:
                 each.append(source.open(world, scratch))
@@ -215,7 +207,6 @@ class SeveralSources(Source):
             for opened in each:
                 opened.close()
             raise
-        assert merged is not None  # else all have raised
         return merged
 
     def _merged(self, each: Sequence[Opened]) -> Opened:
@@ -365,7 +356,7 @@ class Merged(Items):
             rows = np.flatnonzero(owners == number)
             for row, value in zip(rows.tolist(), self._parts[number].read(self._ids[ids[rows]]), strict=True):
                 values[row] = value.tobytes()
-        return joined(ids, values)
+        return Records.of(ids, values)
 
     def close(self) -> None:
         for items in self._parts:

@@ -22,7 +22,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from pario.errors import CorruptedError, FileError, InvalidError
-from pario.packing.items import Items, inflated, joined
+from pario.fetch.file import FileFetcher
+from pario.packing.items import Items, inflated
 from pario.packing.partial import refused
 from pario.records import Records
 
@@ -130,11 +131,7 @@ class MemberItems(Items):
     """The regular files of a tar that is not compressed."""
 
     def __init__(self, path: str, members: Members) -> None:
-        self._path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as e:
-            raise FileError(f"cannot open it: {e.strerror}", path=path) from e
+        self._tar = FileFetcher(path)
         self._members = members
         self.n = len(members.keys)
         self.sizes = members.sizes
@@ -143,27 +140,23 @@ class MemberItems(Items):
         return self._members.keys[begin:stop]
 
     def read(self, ids: np.ndarray) -> Records:
-        return joined(ids, [self._value(record) for record in ids.tolist()])
+        return Records.of(ids, [self._value(record) for record in ids.tolist()])
 
     def _value(self, record: int) -> bytes:
         at = self._members.where[record]
         return at if isinstance(at, bytes) else self._bytes(*at)
 
     def _bytes(self, offset: int, nbytes: int) -> bytes:
-        pieces = []
-        while nbytes:
-            piece = os.pread(self._fd, min(nbytes, 1 << 30), offset)
-            if not piece:
-                raise InvalidError("the tar ends inside a member", path=self._path, offset=offset)
-            pieces.append(piece)
-            offset, nbytes = offset + len(piece), nbytes - len(piece)
-        return b"".join(pieces)
+        found = self._tar.pread(offset, nbytes)
+        if len(found) < nbytes:
+            raise InvalidError("the tar ends inside a member", path=self._tar.path, offset=offset + len(found))
+        return found
 
     def parts(self) -> dict[str, bytes]:
         """What is kept in the reserved entry."""
         squeeze, out, at = zlib.compressobj(6), [], 0
         ends = [(int(offset), int(offset + size)) for _, offset, size in self._members.ranges]
-        for begin, end in [*ends, (os.fstat(self._fd).st_size, 0)]:
+        for begin, end in [*ends, (self._tar.nbytes, 0)]:
             while at < begin:
                 piece = self._bytes(at, min(_PIECE, begin - at))
                 out.append(squeeze.compress(piece))
@@ -173,9 +166,7 @@ class MemberItems(Items):
         return {"tar": b"".join([*out, squeeze.flush()]), "members": ranges}
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
+        self._tar.close()
 
 
 def opener_for(path: str) -> Callable[..., Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
 
 from pario.codec.packing import Packing
-from pario.comm.base import AnyWorld, together
+from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import CorruptedError, OptionError, ParioError
+from pario.machine import closing_fd
 from pario.packing.flow import Crew
 from pario.packing.folder import Restorer
 from pario.packing.items import Items, inflated
@@ -41,16 +43,8 @@ def unpack(
 
     Raises, on all ranks, FileError and its children, OptionError.
     """
-    source: Source | None = None
-    with together(world, "looking at the packed dataset"):
-        if world.rank == 0:
-            source = describe([path])
-            if source.kind != "lmdb":
-                raise OptionError(f"{path} is a {source.kind}, not a packed LMDB")
-    source = world.bcast(source)
-    assert source is not None  # rank 0 has it
-    opened = source.open(world, "")
-    try:
+    source = on_root(world, "looking at the packed dataset", lambda: _packed_source(path))
+    with closing(source.open(world, "")) as opened:
         items = opened.databases[0][1]
         packing: Packing | None = getattr(items, "packing", None)
         kind = packing.more.get("source", "lmdb") if packing is not None else "lmdb"
@@ -59,13 +53,18 @@ def unpack(
             return _Restored(world, path, dst, talk, force).run(items, packing, kind)
         if world.rank == 0 and not any(getattr(items, "packing", None) for _, items in opened.databases):
             talk.say(f"no value of {path} is packed: it is copied")
-    finally:
-        opened.close()
     with together(world, "looking at DST"):
         target = Target(dst, in_folder=in_folder or source.in_folder, force=force)
         if world.rank == 0:
             target.check([path])
     return make_lmdb(world, source, target, talk, verify=verify)
+
+
+def _packed_source(path: str) -> Source:
+    source = describe([path])
+    if source.kind != "lmdb":
+        raise OptionError(f"{path} is a {source.kind}, not a packed LMDB")
+    return source
 
 
 class _Restored:
@@ -83,15 +82,15 @@ class _Restored:
     def run(self, items: Items, packing: Packing, kind: str) -> Summary:
         world = self.world
         made = os.path.join(self.partial.path, "made")
-        crew: Crew | None = None
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._end)
             with together(world, "opening the unfinished result"):
                 if world.rank == 0:
                     self._check(kind)
                     # What a killed run has left is made again: files say not how far they are.
                     if self.partial.open({"unpack": os.path.abspath(self.path)}, self.talk.say):
                         self.partial.restart("a folder or a tar is unpacked in one go", self.talk.say)
-            crew = Crew(world)
+            crew = stack.enter_context(closing(Crew(world)))
             moved = self.talk.progress("unpacking", items.nbytes)
             if kind == "several":
                 self._several(crew, items, packing, made, moved)
@@ -107,12 +106,11 @@ class _Restored:
                     if self._root is not None:
                         _writing(self.dst, self._root[0].finish_root, self._root[1])
             return Summary(items.n, items.nbytes, nbytes, self.dst)
-        finally:
-            if crew is not None:
-                crew.close()
-            if self._root is not None:
-                os.close(self._root[1])
-            self.partial.close()
+
+    def _end(self) -> None:
+        if self._root is not None:
+            os.close(self._root[1])
+        self.partial.close()
 
     def _check(self, kind: str) -> None:
         """DST may be an empty folder, or with --force a tar."""
@@ -153,16 +151,13 @@ class _Restored:
         """In a folder beside `made`, since LMDB opens what is there, and leaves a lock file."""
         beside = os.path.join(self.partial.path, "lmdb")
         writer: Writer | None = None
-        try:
+        with ExitStack() as stack:
             with together(self.world, "making an LMDB"):
                 if self.world.rank == 0:
                     _writing(beside, os.mkdir, beside, 0o700)
-                    writer = Writer(beside, subdir=True, databases=0)
+                    writer = stack.enter_context(closing(Writer(beside, subdir=True, databases=0)))
                     writer.begin(None, 0, [])
             crew.pack(items, None, 0, writer, moved)
-        finally:
-            if writer is not None:
-                writer.close()
         with together(self.world, "giving an LMDB its name"):
             if self.world.rank == 0:
                 _writing(into, _move_lmdb, beside, into, in_folder)
@@ -215,10 +210,8 @@ class _Restored:
         if into == os.path.join(self.partial.path, "made"):
             self._root = restorer, fd
             return
-        try:
+        with closing_fd(fd):
             restorer.finish_root(fd)
-        finally:
-            os.close(fd)
 
 
 def _move_lmdb(beside: str, into: str, in_folder: bool) -> None:

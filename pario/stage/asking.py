@@ -14,13 +14,14 @@ import math
 import os
 import struct
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pario.errors import OptionError, ParioError
 from pario.kernels.private import PrivateDirectory
+from pario.machine import closing_fd
 from pario.options import MiB
 from pario.plan.placement import Placement
 from pario.stage.disk_files import USE, is_used, lock_use, root_of
@@ -150,8 +151,7 @@ def ask_service(
         servers = _await_servers(directory, waits=waits)
         address = servers.addresses[servers.node]
         assert address is not None  # `find_servers` has looked at it
-        client = Client(address, servers.secret, _OPEN_S)
-        try:
+        with closing(Client(address, servers.secret, _OPEN_S)) as client:
             lock = directory.open_file(LOCK)
             slot = -1
             for _ in range(_TRIES):
@@ -163,8 +163,6 @@ def ask_service(
                 if words["slot"] == slot:  # it was in use when this was said
                     return _told(servers, words, raw, grid), lock
             why = "it does not keep the dataset"
-        finally:
-            client.close()
     except (OSError, ParioError, ValueError, KeyError, TypeError, IndexError) as e:
         why = str(e)
     if lock >= 0:
@@ -203,13 +201,10 @@ def find_servers(directory: PrivateDirectory, wait_s: float) -> Servers:
     failed = False
     while True:
         with suppress(FileNotFoundError):
-            lock = directory.open_file(LOCK, make=False)
-            try:
+            with closing_fd(directory.open_file(LOCK, make=False)) as lock:
                 lives = is_used(lock, byte=0)
                 # Nobody starts it a second time.
                 failed = not lives and is_used(lock, byte=USE) and not is_used(lock, byte=STARTS)
-            finally:
-                os.close(lock)
             if lives:  # and has removed what an earlier one has written
                 return read_servers(directory.read(WHERE))
         if failed:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pario.errors import ParioError
 from pario.kernels.private import PrivateDirectory
+from pario.machine import closing_fd
 from pario.stage.disk import DiskTier
 from pario.stage.disk_files import FILES, lock_use, root_of
 from pario.stage.grid import Grid
@@ -68,13 +69,11 @@ def verify(copy: Copy) -> tuple[int, int]:
         copy.folder, bytes.fromhex(copy.identity), copy.grid, copy.grid.file_bytes + (1 << 40), path=copy.path
     )
     right = wrong = 0
-    try:
+    with contextlib.closing(tier):
         for chunk in np.flatnonzero(tier.held()).tolist():
             offset, nbytes = copy.grid.span(chunk)
             good = tier.read(offset, np.empty(nbytes, np.uint8))
             right, wrong = right + good, wrong + (not good)
-    finally:
-        tier.close()
     return right, wrong
 
 
@@ -82,8 +81,7 @@ def remove(copy: Copy) -> bool:
     """Remove it; False if a job uses it. Raises OSError."""
     where = os.path.join(root_of(copy.folder), copy.identity)
     directory = PrivateDirectory(where)
-    lock = directory.open_file("lock")
-    try:
+    with closing_fd(directory.open_file("lock")) as lock:
         if not lock_use(lock, alone=True):
             return False
         for name in FILES:  # the lock is the last one: whoever waits for it finds that it has gone
@@ -91,8 +89,6 @@ def remove(copy: Copy) -> bool:
                 directory.remove(name)
         with contextlib.suppress(OSError):  # somebody begins anew
             os.rmdir(where)
-    finally:
-        os.close(lock)
     return True
 
 
@@ -107,10 +103,8 @@ def _look(folder: str, identity: str) -> Copy | None:
         lock = directory.open_file("lock")
     except (FileNotFoundError, ParioError):
         return None
-    try:
+    with closing_fd(lock):
         in_use = not lock_use(lock, alone=True)
-    finally:
-        os.close(lock)
     path = b""
     with contextlib.suppress(FileNotFoundError):
         path = directory.read("path")

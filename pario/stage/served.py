@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 
 import numpy as np
 
+from pario.errors import ParioError
+from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import identity_of
+from pario.format.meta import Snapshot
+from pario.stage.asking import CHUNK_BYTES, ask_service, here
+from pario.stage.grid import Grid
 from pario.stage.memory import MemoryTier
 from pario.stage.states import ChunkStates
 
-__all__ = ["ServedTier"]
+__all__ = ["ServedCopy", "ServedTier", "served_copy"]
+
+_log = logging.getLogger("pario")
 
 
 class _States(ChunkStates):
@@ -42,3 +52,45 @@ class ServedTier(MemoryTier):
 
     def fill(self, chunk: int, read: Callable[[np.ndarray], None]) -> bool:
         return self._ask is not None and self._ask(chunk)
+
+
+class ServedCopy:
+    """What the service of this node has of a data file in memory (docs/tiers.md): bytes come from there as far as it
+    has them, and it brings the whole file from now on. A copy of one state of the file, which nobody changes. Any
+    thread.
+
+    lease : a descriptor that is closed in the end; as long as it is open, the service keeps the copy
+    """
+
+    def __init__(self, tier: ServedTier, lease: int) -> None:
+        self.tier, self._lease = tier, lease
+
+    def read(self, offset: int, out: memoryview) -> bool:
+        """Fill `out` with the bytes of the file from here on. False: not all of them are here."""
+        return self.tier.read(offset, np.frombuffer(out, np.uint8))
+
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        _close(self._lease)
+
+
+def served_copy(
+    folder: str, file: PosixFetcher, snapshot: Snapshot, is_current: Callable[[], bool]
+) -> ServedCopy | None:
+    """The copy of the service in `folder`; None where it cannot serve this state of the file, which a warning says.
+
+    is_current : whether `snapshot` is the newest state
+    """
+    grid = Grid(snapshot.file_bytes, CHUNK_BYTES)
+    lease = -1
+    try:
+        identity = identity_of(file, [snapshot])
+        if not is_current():  # the identity may be that of a newer state
+            return None
+        told, lease = ask_service(here(folder), os.path.abspath(file.path), identity, grid, fill=True)
+        if told is not None and told.paths is not None:
+            return ServedCopy(ServedTier.attached(grid, told.paths), lease)
+    except (OSError, ParioError) as e:
+        _log.warning("the memory of the node's service cannot be used for %s: %s", file.path, e)
+    if lease >= 0:
+        os.close(lease)
+    return None

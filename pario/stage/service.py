@@ -12,18 +12,9 @@ import numpy as np
 
 from pario.comm.launcher import own_addresses
 from pario.records import EXTENT
+from pario.stage import peers
 from pario.stage.grid import Grid
-from pario.stage.peers import (
-    ASSIGN,
-    BRING,
-    KEEP,
-    LIMIT_S,
-    MOST_BYTES,
-    MOST_EXTENTS,
-    OPEN,
-    READ,
-    ROOM,
-)
+from pario.stage.peers import LIMIT_S
 from pario.stage.staged import StagedFetcher
 from pario.threads import Workers
 from pario.wire.client import Address
@@ -73,17 +64,20 @@ class Service:
         # Twice as many threads as reads: the others look whether the file has changed, and put chunks away. (The
         # first epoch of 121 MB through a service, 20 ms and 100 MB/s: 1.98 and 1.91 s; so 1.90 and 1.79,
         # four times as many 1.83 and 1.73.)
-        self._bringers = {BRING: Workers("pario-bring", 2 * threads), KEEP: Workers("pario-keep", 2 * threads)}
+        self._bringers = {
+            peers.BRING: Workers("pario-bring", 2 * threads),
+            peers.KEEP: Workers("pario-keep", 2 * threads),
+        }
         self._server = AnsweringServer(
             secret,
             self._answer,
             threads=threads,
-            most_bytes=_IDENTITY_BYTES + MOST_EXTENTS * EXTENT.itemsize,
+            most_bytes=_IDENTITY_BYTES + peers.MOST_EXTENTS * EXTENT.itemsize,
             # A client has four connections, and opens new ones before it has closed the old ones when something fails.
             most_links=16 + 8 * clients,
             limit_s=LIMIT_S / 2,
             hosts=own_addresses() if network else (),
-            sorts={BRING: SLOW, KEEP: SLOW, ROOM: SLOW, OPEN: PATIENT, ASSIGN: PATIENT},
+            sorts={peers.BRING: SLOW, peers.KEEP: SLOW, peers.ROOM: SLOW, peers.OPEN: PATIENT, peers.ASSIGN: PATIENT},
         )
 
     @property
@@ -95,14 +89,15 @@ class Service:
         if kind in self._more:
             return Reply(kind, [Part(np.frombuffer(self._more[kind](body), np.uint8))])
         head, rest = body[:_IDENTITY_BYTES], body[_IDENTITY_BYTES:]
-        if kind not in (READ, BRING, KEEP) or len(head) < _IDENTITY_BYTES or len(rest) % EXTENT.itemsize:
+        known = kind in (peers.READ, peers.BRING, peers.KEEP)
+        if not known or len(head) < _IDENTITY_BYTES or len(rest) % EXTENT.itemsize:
             raise ValueError(f"a request of kind {kind} with {len(body)} bytes")
         extents = np.frombuffer(rest, EXTENT)
         staged = self._datasets(head)
         if staged is None:
             return Reply(kind, [Part(np.full(len(extents), Word.ABSENT, np.uint8))])
         _check(extents, staged.grid)
-        late = self._bring(staged, extents, kind) if kind != READ else []
+        late = self._bring(staged, extents, kind) if kind != peers.READ else []
         here, parts = staged.lend(extents)
         flags = np.where(here, Word.HERE, Word.ABSENT).astype(np.uint8)
         if late:
@@ -131,7 +126,7 @@ class Service:
             future = self._bringing.get(what)
             if future is None:
                 call = self._bringers[kind].call
-                future = self._bringing[what] = call(staged.bring, chunk, ask_peers=kind == KEEP)
+                future = self._bringing[what] = call(staged.bring, chunk, ask_peers=kind == peers.KEEP)
                 future.add_done_callback(partial(self._done, what))
         return future
 
@@ -153,7 +148,7 @@ def _check(extents: np.ndarray, grid: Grid) -> None:
     offsets, nbytes = extents["offset"], extents["nbytes"]
     # In this order: sums of wild numbers could overflow.
     inside = (offsets >= 0) & (nbytes > 0) & (nbytes <= grid.chunk_bytes) & (offsets < grid.file_bytes)
-    if not (inside & (nbytes <= grid.file_bytes - offsets)).all() or nbytes.sum() > MOST_BYTES:
+    if not (inside & (nbytes <= grid.file_bytes - offsets)).all() or nbytes.sum() > peers.MOST_BYTES:
         raise ValueError("extents outside the file, or too many bytes")
     if (offsets // grid.chunk_bytes != (offsets + nbytes - 1) // grid.chunk_bytes).any():
         raise ValueError("an extent of two chunks")

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pario.errors import FileError, OptionError
+from pario.machine import replacing
 from pario.stats.trace import FILL, PREAD, READ, SPANS, TAKEN, Recorder
 from pario.stats.trace_summary import summarise
 from pario.text import DAMAGED, read_json
@@ -44,7 +45,6 @@ _BEGIN, _END = b'"displayTimeUnit": "ms", "traceEvents": [\n', b"\n]}\n"
 HEAD_BYTES = 256 << 20
 #: Thread numbers of slots in the format begin here; smaller ones are threads.
 _SLOTS = 1000
-_COPY_BYTES = 1 << 20
 #: Events that are objects of Python at once.
 _AT_ONCE = 8192
 
@@ -169,23 +169,13 @@ _WANTED = "Name a file that `python -m pario trace` or Options(trace=...) has wr
 
 def _replace(path: str, summary: dict[str, Any], lines: Iterator[bytes]) -> None:
     """Write a trace, so that a reader sees the old file or the new one."""
-    temporary = f"{path}.{os.getpid()}.part"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(FileNotFoundError):
-        os.unlink(temporary)
-    try:
-        with os.fdopen(os.open(temporary, flags, 0o666), "wb", buffering=_COPY_BYTES) as file:
-            file.write(json.dumps({"pario": summary})[:-1].encode() + b", " + _BEGIN)
-            between = b""
-            for line in lines:
-                file.write(between + line)
-                between = b",\n"
-            file.write(_END)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with replacing(path) as file:
+        file.write(json.dumps({"pario": summary})[:-1].encode() + b", " + _BEGIN)
+        between = b""
+        for line in lines:
+            file.write(between + line)
+            between = b",\n"
+        file.write(_END)
 
 
 def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]) -> Iterator[bytes]:

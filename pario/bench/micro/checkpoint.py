@@ -21,6 +21,7 @@ import numpy as np
 
 from pario.bench.cache import Unavailable
 from pario.checkpoint.checkpointer import Checkpointer
+from pario.machine import closing_fd
 
 __all__ = ["WAYS", "Training", "run_way", "tree_of", "ways_here"]
 
@@ -138,15 +139,12 @@ def _saving(way: str, what: Training, slow: str, fast: str) -> Iterator[Save | N
 
 
 def _plain(path: str, tree: dict[str, np.ndarray]) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with closing_fd(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
         for array in tree.values():
             left = memoryview(array).cast("B")
             while left:
                 left = left[os.write(fd, left) :]
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _torch_save(folder: str) -> Save:

@@ -21,6 +21,7 @@ from pario.dataset.reader import Reader
 from pario.decode.base import Decoder, Draw
 from pario.errors import DecodeError, EmptyError, FileError, ReadError
 from pario.fetch.resolve import resolve
+from pario.machine import closing_fd
 from pario.records import Records
 from pario.text import counted, decimal_bytes
 
@@ -124,11 +125,8 @@ class FileItems(Items):
     def read(self, item: int, buffer: memoryview) -> int:
         path, nbytes = self.paths[item], int(self.nbytes[item])
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
                 return _fill(fd, buffer[:nbytes], 0, path)
-            finally:
-                os.close(fd)
         except ReadError:
             raise
         except OSError as e:
@@ -139,14 +137,10 @@ class FileItems(Items):
 
     def drop(self) -> None:
         for path in self.paths:
-            with suppress(OSError):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    if not self._written:
-                        os.fsync(fd)  # pages that wait to be written cannot be dropped
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(fd)
+            with suppress(OSError), closing_fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+                if not self._written:
+                    os.fsync(fd)  # pages that wait to be written cannot be dropped
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         self._written = True
 
 
@@ -217,13 +211,15 @@ class Decoding:
     """One decoder that several threads use, each for the record that it has read, as `map` of an input pipeline does.
     Call it with a value's bytes; returns the decoder's arrays, of one row.
 
-    packing : how the values are packed; None: they are not
+    items : whose first one the decoder learns from
     Raises DecodeError.
     """
 
-    def __init__(self, decoder: Decoder, packing: Packing | None, first: memoryview) -> None:
-        self._packing = packing
+    def __init__(self, decoder: Decoder, items: Items) -> None:
+        self._packing = items.packing
         self._decoder = copy.copy(decoder)
+        first = memoryview(bytearray(int(items.nbytes[0])))
+        items.read(0, first)
         value = self._raw(first)
         self._decoder.learn_from(Records(_ID, value, _START, np.array([len(value)])), _DRAW)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,9 @@ def make_lmdb(folder: str | Path, files: str | Path) -> Path:
     paths = sorted(Path(files).iterdir())
     size = sum(path.stat().st_size + 8192 for path in paths) + (4 << 20)
     try:
-        env = lmdb.open(str(made), map_size=size * 2, subdir=True)
-        try:
-            with env.begin(write=True) as txn:
-                for path in paths:
-                    txn.put(path.name.encode(), path.read_bytes())
-        finally:
-            env.close()
+        with closing(lmdb.open(str(made), map_size=size * 2, subdir=True)) as env, env.begin(write=True) as txn:
+            for path in paths:
+                txn.put(path.name.encode(), path.read_bytes())
     except BaseException:
         shutil.rmtree(made)
         raise

@@ -98,7 +98,7 @@ def pipeline(
 def input_seconds(items: Items, what: Application, prefetch: int) -> float:
     """Seconds per batch of reading alone. prefetch : 0: a batch is asked for when the one before has come"""
     items.drop()
-    decoding = _decoding(items, what.decoder)
+    decoding = Decoding(what.decoder, items) if what.decoder is not None else None
     order = _order(items, what, min(what.batches, 20), 0)
     stamps = [time.perf_counter()]
     for _ in pipeline(items, order, what, prefetch, decoding):
@@ -123,7 +123,7 @@ def overlap(
     loaded : the LMDB that a Loader reads, too; None: no Loader
     network : makes what computes, in place of a sleep
     """
-    decoding = _decoding(items, what.decoder)
+    decoding = Decoding(what.decoder, items) if what.decoder is not None else None
     needs, store = (input_seconds(items, what, prefetch) for prefetch in (0, 4))
     factors: Sequence[float] = what.factors if network is None else (1.0,)
     ways: list[Any] = [*what.prefetch, *([LOADER] if loaded else [])]
@@ -207,14 +207,6 @@ def _order(items: Items, what: Application, batches: int, seed: int) -> np.ndarr
     """Numbers of items for so many batches: no item comes again before all have come."""
     order = items.draw(what.shuffled, seed)
     return np.resize(order, batches * what.batch)
-
-
-def _decoding(items: Items, decoder: Decoder | None) -> Decoding | None:
-    if decoder is None:
-        return None
-    first = memoryview(bytearray(int(items.nbytes[0])))
-    items.read(0, first)
-    return Decoding(decoder, items.packing, first)
 
 
 def _sleep(seconds: float) -> Compute:

@@ -94,7 +94,7 @@ def sweep(
     """
     by_way = {items.kind: items for items in sources}
     cases = what.cases([*by_way, *(["pario"] if loaded else [])])
-    decodings = {way: _decoding(items, what.decoder) for way, items in by_way.items()} if what.decoder else {}
+    decodings = {way: Decoding(what.decoder, items) for way, items in by_way.items()} if what.decoder else {}
     found: dict[tuple[Case, int], list[Run]] = {}
     if loaded:  # compiles what is not compiled yet
         for case in cases[-len(what.orders) * (1 + bool(decodings)) :]:
@@ -165,13 +165,6 @@ def read_once(
         raise wrong[0]
     latency = statistics.median(itertools.chain.from_iterable(waits)) if any(waits) else 0.0
     return Run(sum(n for n, _ in totals), sum(n for _, n in totals), took, cpu, latency)
-
-
-def _decoding(items: Items, decoder: Decoder | None) -> Decoding:
-    assert decoder is not None
-    first = memoryview(bytearray(int(items.nbytes[0])))
-    items.read(0, first)
-    return Decoding(decoder, items.packing, first)
 
 
 def _by_loader(path: str, db: str | None, case: Case, inflight: int, what: Sweep) -> Run:
