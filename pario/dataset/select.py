@@ -27,7 +27,7 @@ from pario.plan.mixture import Mixture
 from pario.plan.schedule import even_split
 from pario.plan.selection import FEW_RUNS, Figures, Selection
 
-__all__ = ["Sources", "Wanted", "as_wanted", "choose", "picked"]
+__all__ = ["Wanted", "as_wanted", "choose", "picked"]
 
 _log = logging.getLogger("pario")
 
@@ -42,14 +42,20 @@ class Wanted(ABC):
 
     mark : what all ranks must have alike; None for all that is usual
     grows : whether its records are known without an index of all
+    parts : selections that are drawn by weight; of most there are none
     """
 
     mark: tuple[Any, ...] | None
     grows = False
+    parts: Sequence[Wanted] = ()
 
     @abstractmethod
     def runs(self, reader: Reader) -> np.ndarray:
         """On rank 0 i64[r, 2], ascending runs of ids; elsewhere anything. Collective; all ranks raise alike."""
+
+    def mixture(self, reader: Reader, units: tuple[int, ...]) -> Mixture | None:
+        """Of its parts in these shares, after `runs`; None if it has none. Collective."""
+        return None
 
     def numbers(self) -> np.ndarray | None:
         """i64[k], ascending: the numbers that the user has named; None if no numbers were."""
@@ -235,8 +241,7 @@ class Sources(Wanted):
                 )
         return selection.joined(runs)
 
-    def mixture(self, reader: Reader, units: tuple[int, ...]) -> Mixture:
-        """After `runs`. Collective."""
+    def mixture(self, reader: Reader, units: tuple[int, ...]) -> Mixture | None:
         world, told, places = reader.world, None, None
         if world.rank == 0:
             runs = np.concatenate(self._runs)

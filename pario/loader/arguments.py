@@ -11,7 +11,7 @@ import numpy as np
 
 from pario.comm.base import AnyWorld, together
 from pario.comm.world import ranks_in
-from pario.dataset.select import Sources, as_wanted
+from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
 from pario.decode.function import as_decoder
 from pario.errors import OptionError
@@ -98,7 +98,7 @@ class Arguments:
     def _check_weights(self) -> None:
         """Make whole numbers of them; None where there is nothing to mix."""
         self.weights = as_units(self.weights)
-        if isinstance(self.select, Sources):
+        if self.select.parts:
             count, what = len(self.select.parts), "selections"
             if self.fields is not None:
                 raise OptionError("weights= of several selections goes without fields=")
@@ -119,7 +119,7 @@ class Arguments:
             raise OptionError(f"{self.budget!r} counts each record once, and weights= draws some of them several times")
         if count == 1:
             self.weights = None
-            self.select = self.select.parts[0] if isinstance(self.select, Sources) else self.select
+            self.select = self.select.parts[0] if self.select.parts else self.select
 
     def _check_fields(self, recipe: Recipe) -> None:
         from pario.dataset.fields import as_fields

@@ -14,7 +14,7 @@ from pario.comm.slots import Slots
 from pario.comm.window import Ring
 from pario.dataset.costs import costs_of
 from pario.dataset.reader import Reader
-from pario.dataset.select import Sources, choose
+from pario.dataset.select import choose
 from pario.decode.base import Decoder, Draw
 from pario.decode.function import as_decoder
 from pario.errors import ChecksumError, DecodeError, OptionError
@@ -78,7 +78,7 @@ def build(life: Lifetime, given: Arguments, share: Share, stats: RankStats, meet
         from pario.decode.packed import Packed
 
         decoder = Packed(decoder, reader.unpacking, stats.count_unpacked)
-    selected = given.select.mixture(reader, given.weights) if isinstance(given.select, Sources) else None
+    selected = given.select.mixture(reader, given.weights) if given.weights is not None else None
     given.select = None  # its ids may take much memory
     reader.use_tiers(chosen)
     most = world.allreduce_max(given.seats.here)
