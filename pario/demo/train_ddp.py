@@ -13,7 +13,6 @@ The data is an LMDB of Caffe Datum messages (python -m pario demo --folder digit
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
@@ -31,10 +30,15 @@ class DDP:
     """A small network in torch, its gradients averaged over all ranks by DistributedDataParallel."""
 
     def __init__(self, comm: Any, args: argparse.Namespace, shape: tuple[int, ...]) -> None:
+        from mpi4py import MPI
+
         from pario.adapters.torch import use_mpi_ranks
 
         use_mpi_ranks(comm)  # torch.distributed gets MPI's ranks
-        gpu, on_node = torch.cuda.is_available(), int(os.environ["LOCAL_RANK"])
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        on_node = node.rank
+        node.Free()
+        gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", on_node % torch.cuda.device_count()) if gpu else torch.device("cpu")
         if gpu:
             torch.cuda.set_device(self.device)
