@@ -1,8 +1,8 @@
 """The job's side of the control plane: a token bucket, and a thread that asks the plane how fast it may fill.
 
-A process is never stopped. Until the plane has answered for the first time nothing is limited. While a lease lasts its
-grant holds, whatever becomes of the plane; from then on the safe rate holds that came with the lease, until the plane
-answers again.
+A process is never stopped. Until the plane has answered for the first time it reads at the rate that its user has
+configured, or without a limit. While a lease lasts its grant holds, whatever becomes of the plane; from then on the
+safe rate holds that came with the lease, until the plane answers again.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ _GRAIN_S, _GRAIN_BYTES = BURST_S / 2, 256 << 10
 class Agent:
     """What stands before the store's reads of one process. Any thread.
 
-    address : of the plane; who : this process
+    address : of the plane; who : this process; None: it cannot join
+    rates : until the plane has answered
 
     joined : the plane has answered, and its last lease has not ended
     """
 
-    def __init__(self, address: PlaneAddress, who: Who) -> None:
+    def __init__(self, address: PlaneAddress, who: Who | None, rates: Rates = UNLIMITED) -> None:
         self._address, self._who = address, who
         self._users = 0
         self._said: set[str] = set()
         self._over = False
-        self._renew(UNLIMITED)
+        self._renew(rates)
         _agents.add(self)
 
     def _renew(self, rates: Rates) -> None:
@@ -120,10 +121,12 @@ class Agent:
             if self._thread is not None or self._over:
                 return
             try:
+                if self._who is None:
+                    raise ParioError("it cannot join the control plane")
                 self._thread = start_thread("pario-control", self._run, stop=self.close)
             except ParioError as e:
                 self._thread = threading.current_thread()  # which does not try again
-                self._say(logging.WARNING, f"this process is not limited: {e}")
+                self._say(logging.WARNING, f"this process reads {_words(self.bucket.rates)}: {e}")
 
     def _held_up(self) -> None:
         """Somebody waits, and the plane has been told that nobody does."""
@@ -165,23 +168,24 @@ class Agent:
         self._bell.close()
 
     def _join(self) -> Session:
-        now = time.monotonic()
+        who, now = self._who, time.monotonic()
+        assert who is not None  # else there is no thread
         holds = self._grant.rates if self._grant is not None and now < self._until else None
         words = {
             "do": "join",
             "member": self._member.hex(),
-            "job": self._who.job,
-            "name": self._who.name,
-            "node": self._who.node,
+            "job": who.job,
+            "name": who.name,
+            "node": who.node,
             "holds": holds,
         }
-        session = Session(self._address, self._who, words, _MOST_MESSAGE)
+        session = Session(self._address, who, words, _MOST_MESSAGE)
         try:
             self._take(grant_of(session.first), now)
         except BaseException:
             session.close()
             raise
-        self._say(logging.INFO, f"the control plane at {self._address} has job {self._who.name!r} of {self._who.user}")
+        self._say(logging.INFO, f"the control plane at {self._address} has job {who.name!r} of {who.user}")
         return session
 
     def _take(self, grant: Grant, asked_at: float) -> None:

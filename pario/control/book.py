@@ -4,9 +4,10 @@ A job has members: the processes that read for it, or node agents that speak for
 computed for jobs, and a job's share is divided over its members by what they use, so that a job gains nothing by having
 more of them.
 
-What a member may say of its demand is bounded by what it used: at most twice that, and a small part of the store
-besides, so that it doubles its rate with each report until it has what it wants, and a claim that is not used soon
-takes nothing from anybody.
+What a member may say of its demand is bounded by what it used: at most twice that. All that the members of one user
+claim beyond may be what that user has used of late, and a small part of the store. So a member doubles its rate with
+each report until it has what it wants, a job that follows another one of its user goes on at once, and claims that
+nobody uses take next to nothing from others, however many jobs make them and however often these come anew.
 
 Reports are put aside and taken all at once, when shares are computed (table.py).
 """
@@ -30,8 +31,11 @@ from pario.wire.frames import WireError
 
 __all__ = ["Book", "Hello", "Job", "Member", "RefusedError"]
 
-#: What a job may want beyond twice its use, and what it gets without having used anything: as a part of the store.
+#: What the jobs of a user may want beyond twice their use, and what all jobs get that have used nothing: as a part of
+#: the store.
 _FOOT = 1 / 16
+#: Seconds until half of what a user has used is forgotten; in which a new member need not use what it holds.
+_HALF_S, _NEW_S = 1.0, 1.0
 #: A job without a guarantee goes on at this part of the store when it hears nothing from the plane.
 _SAFE = 1 / 20
 #: No job is granted less (bytes/s, operations/s), nor a process of one that has as much for each; unless its rule or an
@@ -122,6 +126,7 @@ class Layout(NamedTuple):
     """Jobs and members as arrays. n members of g jobs.
 
     rows : i64[n], of the table, job by job; group : i64[n], the job's number; counts : i64[g]
+    users : names; user : i64[n], the number of the member's; recent : f64[u, 2], what each has used of late, per second
     guarantee, most, safe : f64[g, 2] of their rules; inf and nan: the rule says nothing
     rates : f64[g, 2], what each job got last
     """
@@ -129,6 +134,9 @@ class Layout(NamedTuple):
     rows: np.ndarray
     group: np.ndarray
     counts: np.ndarray
+    users: list[str]
+    user: np.ndarray
+    recent: np.ndarray
     guarantee: np.ndarray
     most: np.ndarray
     safe: np.ndarray
@@ -158,6 +166,8 @@ class Book:
         self._gone: set[tuple[Job, Member]] = set()  # who went without a bye
         self._layout: Layout | None = None
         self._rates = np.empty((0, 2))  # of the jobs of the last layout
+        self._recent: dict[str, np.ndarray] = {}  # of its users
+        self._shared_at = now
         self._single: dict[int, tuple[float, ...]] = {}  # reports that were put aside, by row
         self._many: dict[Hashable, tuple[np.ndarray, ...]] = {}  # and those of agents
 
@@ -193,7 +203,8 @@ class Book:
         self._counts.check(hello, self.rules.limits)
         member = Member(hello, self.table, self.table.add(now, until))
         if hello.holds is not None and self.learns(now):
-            self.table.holds[member.row] = [each or 0.0 for each in hello.holds]
+            both = zip(hello.holds, self.rules.capacity, strict=True)
+            self.table.holds[member.row] = [min(each or 0.0, most or 0.0) for each, most in both]
         if key not in self.jobs:
             self.jobs[key] = job
             self.seen += 1
@@ -215,7 +226,8 @@ class Book:
             if capacity is None:
                 self.table.rates[member.row, which] = self.table.safe[member.row, which] = most / n
             else:
-                held = min(self.table.holds[member.row, which], capacity)
+                others, mine = float(self.table.holds[:, which].sum()), float(self.table.holds[member.row, which])
+                held = min(mine, max(0.0, capacity - (others - mine)))
                 own = max(capacity * _FOOT, min(_LEAST[which] * len(self.jobs), capacity)) / len(self.jobs)
                 least = min(max(job.guarantee(which), own, held * n), most)
                 safe = job.rule.safe[which]
@@ -288,8 +300,9 @@ class Book:
 
     def _forget_layout(self) -> None:
         """Somebody came or went; the rates stay until the next shares."""
-        if self._layout is not None:
-            self._rates = self._layout.rates
+        if (lay := self._layout) is not None:
+            self._rates = lay.rates
+            self._recent = {user: pair for user, pair in zip(lay.users, lay.recent, strict=True) if pair.max() > 1}
             self._layout = None
 
     def layout(self) -> Layout:
@@ -304,10 +317,16 @@ class Book:
             for number, job in enumerate(jobs):
                 job.number = number
             counts = np.array([len(job.members) for job in jobs], np.int64)
+            group = np.repeat(np.arange(len(jobs)), counts)
+            users = list(dict.fromkeys([*(job.user for job in jobs), *self._recent]))
+            numbers = {user: number for number, user in enumerate(users)}
             self._layout = Layout(
                 np.array([member.row for job in jobs for member in job.members.values()], np.int64),
-                np.repeat(np.arange(len(jobs)), counts),
+                group,
                 counts,
+                users,
+                np.array([numbers[job.user] for job in jobs], np.int64)[group],
+                np.array([self._recent.get(user, (0.0, 0.0)) for user in users]),
                 _pairs([job.rule.guarantee for job in jobs], math.nan),
                 _pairs([job.rule.most for job in jobs], math.inf),
                 _pairs([job.rule.safe for job in jobs], math.nan),
@@ -321,6 +340,8 @@ class Book:
         if not self.jobs:
             return
         lay = self.layout()
+        lay.recent[:] *= 0.5 ** ((now - self._shared_at) / _HALF_S)
+        self._shared_at = now
         for which in (0, 1):
             capacity = self.rules.capacity[which]
             if capacity is None:
@@ -335,13 +356,22 @@ class Book:
         self.table.rates[lay.rows, which] = self.table.safe[lay.rows, which] = part
 
     def _share(self, lay: Layout, which: int, capacity: float, now: float) -> None:
-        n = len(lay.counts)
-        held = np.zeros(n)
-        if self.learns(now):  # what members hold from another plane; no more than there is
-            held = fitted(lay.sums(self.table.holds[lay.rows, which]), capacity)
+        n, n_users, rows = len(lay.counts), len(lay.users), lay.rows
         own = capacity * _FOOT
         most = lay.most[:, which]
-        wants = self.table.demands(lay.rows, which, (own / lay.counts)[lay.group], capacity, now)
+        wants, proven = self.table.claims(rows, which, now)
+        used = np.bincount(lay.user, proven / 2, n_users)
+        lay.recent[:, which] = np.maximum(lay.recent[:, which], used)
+        beyond = own + lay.recent[:, which] - used  # of each user, evenly for those who claim something beyond
+        believed = proven + (beyond / np.maximum(1, np.bincount(lay.user, wants > proven, n_users)))[lay.user]
+        wants = np.minimum(np.minimum(wants, believed), capacity)
+        held = np.zeros(n)
+        if self.learns(now):  # what members hold from another plane, evenly by users if it is more than there is
+            new = now < self.table.joined_at[rows] + max(_NEW_S, 3 * self.every_s)
+            holds = np.minimum(self.table.holds[rows, which], np.where(new, capacity, believed))
+            of_user = np.bincount(lay.user, holds, n_users)
+            part = np.minimum(1.0, max_min(capacity, of_user) / np.maximum(of_user, 1e-9))
+            held = lay.sums(holds * part[lay.user])
         guarantees = np.minimum(lay.guarantee[:, which], most)
         demands = np.minimum(np.minimum(capacity, lay.sums(wants)), most)
         free = held == 0

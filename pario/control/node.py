@@ -85,7 +85,8 @@ class NodeBook(Book):
             )
             share = np.minimum(shares, MOST)
             foot = (share / 16 / lay.counts)[lay.group]
-            wants = self.table.demands(lay.rows, which, foot, share[lay.group], now)
+            wants, proven = self.table.claims(lay.rows, which, now)
+            wants = np.minimum(np.minimum(wants, proven + foot), share[lay.group])
             self.divide(lay, which, shares, safe, wants)
 
     def introduced(self, key: Key, number: int, *, is_safe: bool) -> list[Any]:

@@ -190,8 +190,8 @@ class Plane(Processes):
     def forget(self, link: Speaker) -> None:
         if link.counts:
             self._of_user[link.user] -= 1
+        super().forget(link)
         if link.speaks is None:
-            super().forget(link)
             return
         now = self._clock()
         del self._agents[link.user, link.speaks.member]

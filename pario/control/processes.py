@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -40,8 +41,8 @@ __all__ = ["MEMBER_BYTES", "Processes", "Speaker"]
 MEMBER_BYTES = 16
 #: Telling the state takes at most this part of the time.
 _TELL = 1 / 20
-#: Seconds between two questions for the state on one connection, at least.
-_ASK_S = 0.05
+#: Seconds between two questions for the state on one connection, at least; how many of a user's connections ask.
+_ASK_S, _MOST_ASK = 0.05, 16
 
 
 class Speaker(Guest):
@@ -98,6 +99,7 @@ class Processes(Server[Speaker]):
         self._inode = os.stat(address.path).st_ino if address.path else 0
         self.cycles, self.cycle_s = 0, 0.0
         self.by_row: dict[int, Speaker] = {}
+        self._visitors: defaultdict[str, dict[Speaker, None]] = defaultdict(dict)  # who have not joined, by user
         self._tell, self._tell_at = tell, -math.inf
 
     @abstractmethod
@@ -167,6 +169,16 @@ class Processes(Server[Speaker]):
 
     # -- who is connected ----------------------------------------------------------------------------------------------
 
+    def welcome(self, link: Speaker) -> None:
+        self._visitors[link.user][link] = None
+
+    def _drop_idle(self) -> bool:
+        """Whoever has not joined keeps no job out: of the user who has most such connections the oldest one ends."""
+        most = max(self._visitors.values(), key=len, default=None)
+        if most:
+            self.drop(next(iter(most)))
+        return bool(most)
+
     def secret_of(self, user: str) -> bytes | None:
         return self.rules.secrets.get(user)
 
@@ -176,6 +188,9 @@ class Processes(Server[Speaker]):
             if link.waiting or now < link.asks_at:
                 raise WireError("too many messages")
             link.asks, link.asks_at = True, now + _ASK_S
+            asking = [each for each in self._visitors[link.user] if each.asks]
+            if len(asking) > _MOST_ASK:
+                self.drop(asking[0])
             self.put(link, Word.WORDS, packed({"status": self.state()}))
         elif link.is_in:
             self.obey(link, words, now)
@@ -183,6 +198,7 @@ class Processes(Server[Speaker]):
             link.is_in = True
             text_of({"user": link.user}, "user")
             answer = self.let_in(link, words, now)
+            self._visitors[link.user].pop(link)
             if answer is not None:
                 self.answer(link, answer)
         return True
@@ -217,6 +233,7 @@ class Processes(Server[Speaker]):
             raise WireError("too many messages")
 
     def forget(self, link: Speaker) -> None:
+        self._visitors[link.user].pop(link, None)
         self.leave(link, self._clock(), bye=False)
 
     def leave(self, link: Speaker, now: float, *, bye: bool) -> None:

@@ -47,6 +47,8 @@ _NO_SECRET = secrets.token_bytes(32)
 _AGAIN_S, _EACH, _ALL = 600.0, 16, 256
 #: sorts of requests, and names of the threads that answer them
 _QUICK, SLOW, PATIENT = "serve", "slow", "open"
+#: Frames of one connection that are taken before all others have had their turn.
+_FEW = 4
 #: Patient requests mostly wait for something that another one of them does.
 _PATIENT_THREADS = 64
 
@@ -154,6 +156,7 @@ class Server(ABC, Generic[G]):
         self.say = Complaints(whose, clock).say
         self.links: dict[G, None] = {}
         self._strangers: dict[G, float] = {}  # until when each may prove itself
+        self._more: dict[G, None] = {}  # connections of which frames have come that were not taken yet
         self._over = self._closed = False
         self._poll = select.epoll()  # any thread may change it while another one waits
         self._ready: dict[int, Callable[[int], None]] = {}  # what to do if something comes, by descriptor
@@ -192,8 +195,10 @@ class Server(ABC, Generic[G]):
         if first is not None:
             left = max(0.0, first - self._clock())
             wait_s = left if wait_s is None else min(wait_s, left)
+        for link in list(self._more):
+            self._serve(link, 0)
         ready = self._ready
-        for fd, what in self._poll.poll(wait_s):
+        for fd, what in self._poll.poll(0.0 if self._more else wait_s):
             if (action := ready.get(fd)) is not None:
                 try:
                     action(what)
@@ -222,16 +227,20 @@ class Server(ABC, Generic[G]):
         self._poll.unregister(fd)
 
     def _accept(self, listener: socket.socket, what: int) -> None:
-        try:
-            sock, address = listener.accept()
-        except OSError as e:
-            if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                self.say("refuses connections", os.strerror(e.errno or 0))
-                if self._strangers:
-                    self.drop(next(iter(self._strangers)))
-                elif not self._drop_idle():
-                    time.sleep(0.1)  # it stays ready to be accepted
-            return
+        # Several, as others may take a while until their turn; no more than can be heard, and one in any case.
+        for _ in range(max(1, MOST_STRANGERS // 2 - len(self._strangers))):
+            try:
+                self._take_in(*listener.accept())
+            except OSError as e:
+                if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    self.say("refuses connections", os.strerror(e.errno or 0))
+                    if self._strangers:
+                        self.drop(next(iter(self._strangers)))
+                    elif not self._drop_idle():
+                        time.sleep(0.1)  # it stays ready to be accepted
+                return
+
+    def _take_in(self, sock: socket.socket, address: Any) -> None:
         link = self.guest(sock, address, self.most_bytes, self._clock())
         if not self.trusts_system and link.uid not in (None, os.geteuid()):
             sock.close()
@@ -249,14 +258,19 @@ class Server(ABC, Generic[G]):
     def _serve(self, link: G, what: int) -> None:
         """Something came from this client, or it takes more."""
         try:
-            if what & ~select.EPOLLOUT:
+            if what & ~select.EPOLLOUT and link not in self._more:  # else it has sent enough
                 link.receive()
                 if not link.proven:
                     self._let_in(link)
-                while link.proven and not link.over and (frame := link.next()) is not None:
-                    link.heard_at = self._clock()
-                    if not self.took(link, *frame):
-                        return
+            self._more.pop(link, None)
+            for _ in range(_FEW):
+                if not link.proven or link.over or (frame := link.next()) is None:
+                    break
+                link.heard_at = self._clock()
+                if not self.took(link, *frame):
+                    return
+            else:
+                self._more[link] = None
             if not link.over:
                 self._go_on(link)
         except _StrangerError as e:
@@ -283,8 +297,11 @@ class Server(ABC, Generic[G]):
         secret = self.secret_of(user) or _NO_SECRET
         proven = hmac.compare_digest(theirs, frames.proof(secret, frames.CLIENT, agreed))
         if self.trusts_system and link.uid is not None:
-            if link.uid != os.geteuid() and user not in _names(link.uid):
+            names = _names(link.uid)
+            if user not in names and link.uid != os.geteuid():
                 raise _StrangerError(f"system user {link.uid} is not user {user}")
+            if user in names or not proven:  # one person has one name, and one person's share
+                user = names[0]
         elif not proven:
             raise _StrangerError(self.unknown)
         if len(self.links) - len(self._strangers) >= self.most_links and not self._drop_idle():
@@ -331,6 +348,7 @@ class Server(ABC, Generic[G]):
             return
         link.over = True
         self._strangers.pop(link, None)
+        self._more.pop(link, None)
         self._ready.pop(link.sock.fileno(), None)  # before the system gives its number to another one
         if link.proven:
             self.forget(link)
