@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pario.comm.launcher import own_addresses
-from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
+from pario.commands.screen import counted, screen, seconds, table
 from pario.errors import OptionError, ParioError
 
 if TYPE_CHECKING:
@@ -188,17 +188,12 @@ def _status_text(state: dict[str, Any]) -> str:
             more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
             lines.append(f"Not heard of for a lease: the agents of {', '.join(silent[:8])}{more}")
     if state["jobs"]:
-        rows = [("user", "job", "name", "nodes", "processes", "guaranteed", "granted", "used", "")]
+        head = ("user", "job", "name", "nodes", "processes", "guaranteed", "granted", "used", "")
+        rows: list[tuple[str, ...]] = [head]
         rows += [
             (
-                job["user"],
-                job["job"],
-                job["name"],
-                str(job["nodes"]),
-                str(job["members"]),
-                _both(job["guarantee"]),
-                _both(job["grant"]),
-                _both(job["used"]),
+                *(str(job[key]) for key in ("user", "job", "name", "nodes", "members")),
+                *(_both(job[key]) for key in ("guarantee", "grant", "used")),
                 f"{job['lost']} not connected" if job["lost"] else "",
             )
             for job in sorted(state["jobs"], key=lambda job: (job["user"], job["job"]))
@@ -208,10 +203,9 @@ def _status_text(state: dict[str, Any]) -> str:
 
 
 def _head(state: dict[str, Any]) -> str:
-    nbytes, operations = state["capacity"]
-    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes is not None else []
-    words += [f"{operations:,.0f} operations/s"] if operations is not None else []
-    of = " and ".join(words)
+    from pario.control.words import rates_words
+
+    of = " and ".join(rates_words(state["capacity"]))
     if "agent_of" in state:
         of = f"agent of the control plane at {state['agent_of']}{'' if state['joined'] else ', which is not heard,'}"
     about = f"{state['policy']}, lease {state['lease_s']:g} s; {counted(state['connections'], 'connection')}"
@@ -219,7 +213,6 @@ def _head(state: dict[str, Any]) -> str:
 
 
 def _both(rates: list[float | None]) -> str:
-    nbytes, operations = rates
-    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes else []
-    words += [f"{operations:,.0f} op/s"] if operations else []
-    return ", ".join(words) or ("-" if rates == [0, 0] else "all")
+    from pario.control.words import rates_words
+
+    return ", ".join(rates_words((rates[0], rates[1]))) or ("-" if rates == [0, 0] else "all")

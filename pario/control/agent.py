@@ -19,9 +19,8 @@ from contextlib import suppress
 
 from pario.control.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates
 from pario.control.session import Session, Who
-from pario.control.words import Grant, PlaneAddress, grant_of
+from pario.control.words import Grant, PlaneAddress, grant_of, rates_words
 from pario.errors import ParioError
-from pario.text import decimal_bytes
 from pario.threads import start_thread
 from pario.wire.frames import Bell, TurnedAwayError
 
@@ -257,10 +256,7 @@ class Agent:
 
 
 def _words(rates: Rates) -> str:
-    nbytes, operations = rates
-    words = [f"at most {decimal_bytes(nbytes)}/s"] if nbytes is not None else []
-    words += [f"at most {operations:,.0f} operations/s"] if operations is not None else []
-    return " and ".join(words) or "without limits"
+    return " and ".join(f"at most {each}" for each in rates_words(rates)) or "without limits"
 
 
 _agents: weakref.WeakSet[Agent] = weakref.WeakSet()

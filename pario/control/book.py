@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pario.control.bucket import Rates
-from pario.control.rules import JobRule, Limits, Rules
+from pario.control.rules import JobRule, Rules
 from pario.control.share import fitted, fixed, max_min, max_min_each, weighted
 from pario.control.table import Table
 from pario.control.words import Grant, Report, Usage
@@ -41,8 +41,6 @@ _SAFE = 1 / 20
 #: No job is granted less (bytes/s, operations/s), nor a process of one that has as much for each; unless its rule or an
 #: even part of the store is less.
 _LEAST = (65536.0, 4.0)
-#: Reports of one member in one second, at most; what is above is not looked at.
-_MOST_REPORTS = 100
 
 
 class RefusedError(WireError):
@@ -69,41 +67,27 @@ class Hello:
 
 
 class Member:
-    """One process, or those that a node agent speaks for. row : its, in the table; here : it is connected
+    """One process, or those that a node agent speaks for. row : its, in the table; here : it is connected"""
 
-    second, reports : when the present second began, and how many reports came in it
-    """
-
-    __slots__ = ("_table", "hello", "here", "reports", "row", "second")
+    __slots__ = ("_table", "hello", "here", "row")
 
     def __init__(self, hello: Hello, table: Table, row: int) -> None:
         self.hello, self._table, self.row = hello, table, row
         self.here = True
-        self.second, self.reports = -math.inf, 0
 
     @property
     def rates(self) -> list[float]:
         """Its grant; inf: no limit."""
-        found: list[float] = self._table.rates[self.row].tolist()
-        return found
+        return [*map(float, self._table.rates[self.row])]
 
     @property
     def safe(self) -> list[float]:
-        found: list[float] = self._table.safe[self.row].tolist()
-        return found
+        return [*map(float, self._table.safe[self.row])]
 
     @property
     def now(self) -> list[float]:
         """What it used last, per second."""
-        found: list[float] = self._table.now[self.row].tolist()
-        return found
-
-    def is_too_loud(self, now: float) -> bool:
-        """Whether this report is one too many."""
-        if now >= self.second + 1.0:
-            self.second, self.reports = now, 0
-        self.reports += 1
-        return self.reports > _MOST_REPORTS
+        return [*map(float, self._table.now[self.row])]
 
 
 @dataclass(eq=False)
@@ -117,9 +101,6 @@ class Job:
     members: dict[bytes, Member] = field(default_factory=dict)
     number: int = -1
     gone: np.ndarray = field(default_factory=lambda: np.zeros(2))
-
-    def guarantee(self, which: int) -> float:
-        return self.rule.guarantee[which]
 
 
 class Layout(NamedTuple):
@@ -162,10 +143,10 @@ class Book:
         self.members = self.seen = self.lines = 0
         self._learns_until = now + rules.lease_s
         self._of_user: Counter[str] = Counter()  # jobs
-        self._counts = _Counts()
+        self._counts: Counter[tuple[str, bool]] = Counter()  # members, by user and `by_agent`
         self._gone: set[tuple[Job, Member]] = set()  # who went without a bye
         self._layout: Layout | None = None
-        self._rates = np.empty((0, 2))  # of the jobs of the last layout
+        self._rates = np.full((1, 2), math.inf)  # of the jobs of the last layout, and at last of new ones
         self._recent: dict[str, np.ndarray] = {}  # of its users
         self._shared_at = now
         self._single: dict[int, tuple[float, ...]] = {}  # reports that were put aside, by row
@@ -200,7 +181,7 @@ class Book:
             self._gone.discard((job, member))
             self.table.until[member.row], self.table.at[member.row] = until, math.nan
             return member
-        self._counts.check(hello, self.rules.limits)
+        self._check_limits(hello)
         member = Member(hello, self.table, self.table.add(now, until))
         if hello.holds is not None and self.learns(now):
             both = zip(hello.holds, self.rules.capacity, strict=True)
@@ -211,10 +192,20 @@ class Book:
             self._of_user[hello.user] += 1
         job.members[hello.member] = member
         self.members += 1
-        self._counts.add(hello, 1)
+        self._counts[hello.user, hello.by_agent] += 1
         self._forget_layout()
         self._begin(job, member)
         return member
+
+    def _check_limits(self, hello: Hello) -> None:
+        """Those who have gone count until their leases end: a connection is soon made anew. Raises RefusedError."""
+        limits, counts = self.rules.limits, self._counts
+        # A user's processes on a node are one member of each job.
+        most = limits.per_user * (limits.jobs_per_user if hello.by_agent else 1)
+        if counts[hello.user, hello.by_agent] >= most:
+            raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
+        if not hello.by_agent and sum(n for key, n in counts.items() if not key[1]) >= limits.connections:
+            raise RefusedError("there are too many processes")
 
     def _begin(self, job: Job, member: Member) -> None:
         """What a new member gets until shares are computed the next time: as if nobody had room for it, or
@@ -229,22 +220,19 @@ class Book:
                 others, mine = float(self.table.holds[:, which].sum()), float(self.table.holds[member.row, which])
                 held = min(mine, max(0.0, capacity - (others - mine)))
                 own = max(capacity * _FOOT, min(_LEAST[which] * len(self.jobs), capacity)) / len(self.jobs)
-                least = min(max(job.guarantee(which), own, held * n), most)
-                safe = job.rule.safe[which]
+                guarantee, safe = job.rule.guarantee[which], job.rule.safe[which]
+                least = min(max(guarantee, own, held * n), most)
                 if safe is None:
-                    safe = max(job.guarantee(which), _SAFE * capacity)
+                    safe = max(guarantee, _SAFE * capacity)
                 self.table.rates[member.row, which] = least / n
                 self.table.safe[member.row, which] = safe / n
 
-    def report(self, member: Member, report: Report, now: float) -> bool:
-        """Take a report; False if this member sends too many."""
-        if member.is_too_loud(now):
-            return False
+    def report(self, member: Member, report: Report, now: float) -> None:
+        """Take a report."""
         if member.row in self._single:
             self._settle()
         wants = [math.inf if each is None else each for each in report.demand]
         self._single[member.row] = (member.row, now, report.at, *report.used, *wants)
-        return True
 
     def report_many(self, who: Hashable, rows: np.ndarray, at: float, usage: Usage, now: float) -> None:
         """Take the reports of members whose rows these are. who : speaks for them"""
@@ -288,12 +276,10 @@ class Book:
             job.gone += self.table.total[member.row]
             self.table.remove(member.row)
             self.members -= 1
-            self._counts.add(member.hello, -1)
+            self._counts -= Counter([(job.user, member.hello.by_agent)])
             if not job.members:
                 del self.jobs[job.user, job.job]
-                self._of_user[job.user] -= 1
-                if not self._of_user[job.user]:
-                    del self._of_user[job.user]
+                self._of_user -= Counter([job.user])
             self._forget_layout()
 
     # -- shares --------------------------------------------------------------------------------------------------------
@@ -301,7 +287,7 @@ class Book:
     def _forget_layout(self) -> None:
         """Somebody came or went; the rates stay until the next shares."""
         if (lay := self._layout) is not None:
-            self._rates = lay.rates
+            self._rates = np.append(lay.rates, [[math.inf] * 2], axis=0)
             self._recent = {user: pair for user, pair in zip(lay.users, lay.recent, strict=True) if pair.max() > 1}
             self._layout = None
 
@@ -309,11 +295,7 @@ class Book:
         """Of all that are there."""
         if self._layout is None:
             jobs = list(self.jobs.values())
-            rates = np.full((len(jobs), 2), math.inf)
-            before = [job.number for job in jobs]
-            known = [k for k, number in enumerate(before) if number >= 0]
-            if known:
-                rates[known] = self._rates[[before[k] for k in known]]
+            rates = self._rates[[job.number for job in jobs]]
             for number, job in enumerate(jobs):
                 job.number = number
             counts = np.array([len(job.members) for job in jobs], np.int64)
@@ -445,30 +427,6 @@ class Book:
             }
             for k, job in enumerate(self.jobs.values())
         ]
-
-
-class _Counts:
-    """How many members there are. Those who have gone count until their leases end: a connection is soon made anew."""
-
-    def __init__(self) -> None:
-        self._of: Counter[tuple[str, bool]] = Counter()  # by user and `by_agent`
-        self._direct = 0  # that no agent speaks for
-
-    def check(self, hello: Hello, limits: Limits) -> None:
-        """Raises RefusedError."""
-        # A user's processes on a node are one member of each job.
-        most = limits.per_user * (limits.jobs_per_user if hello.by_agent else 1)
-        if self._of[hello.user, hello.by_agent] >= most:
-            raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
-        if not hello.by_agent and self._direct >= limits.connections:
-            raise RefusedError("there are too many processes")
-
-    def add(self, hello: Hello, more: int) -> None:
-        key = hello.user, hello.by_agent
-        self._of[key] += more
-        self._direct += 0 if hello.by_agent else more
-        if not self._of[key]:
-            del self._of[key]
 
 
 def by_policy(policy: str, capacity: float, demands: np.ndarray, guarantees: np.ndarray) -> np.ndarray:

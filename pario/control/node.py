@@ -427,20 +427,8 @@ class NodeAgent(Processes):
 
     def state(self) -> dict[str, Any]:
         """As a plane's, for the jobs of this node; agent_of: where its plane is; joined: it is connected."""
-        now = self._clock()
-        return {
-            "jobs": self.book.state(now),
-            "agents": [],
-            "agent_of": str(self._plane),
-            "joined": self.joined,
-            "capacity": [None, None],
-            "policy": "as the plane grants",
-            "lease_s": self.rules.lease_s,
-            "uptime_s": now - self._started,
-            "learning": False,
-            "connections": len(self.links),
-            "cycle_s": self.cycle_s,
-        }
+        mine = {"agent_of": str(self._plane), "joined": self.joined, "policy": "as the plane grants", "learning": False}
+        return {**super().state(), **mine}
 
     def close(self) -> None:
         if self._pipe is not None:

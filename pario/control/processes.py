@@ -41,6 +41,8 @@ __all__ = ["MEMBER_BYTES", "Processes", "Speaker"]
 MEMBER_BYTES = 16
 #: Telling the state takes at most this part of the time.
 _TELL = 1 / 20
+#: Messages of one connection in one second, at most.
+_MOST_MESSAGES = 100
 #: Seconds between two questions for the state on one connection, at least; how many of a user's connections ask.
 _ASK_S, _MOST_ASK = 0.05, 16
 
@@ -50,14 +52,23 @@ class Speaker(Guest):
 
     asks : for the state only, and when it may again: `asks_at`
     counts : among its user's connections
+    second, messages : when the present second began, and how many messages came in it
     answered : it has heard what it may have
     member : of a process; speaks : of a node agent, what the plane knows of it
     """
 
     asks = counts = answered = is_in = False
-    asks_at = -math.inf
+    asks_at = second = -math.inf
+    messages = 0
     member: Member | None = None
     speaks: Any = None
+
+    def is_too_loud(self, now: float) -> bool:
+        """Whether this message is one too many."""
+        if now >= self.second + 1.0:
+            self.second, self.messages = now, 0
+        self.messages += 1
+        return self.messages > _MOST_MESSAGES
 
 
 class Processes(Server[Speaker]):
@@ -114,9 +125,15 @@ class Processes(Server[Speaker]):
     def let_in(self, link: Speaker, words: dict[str, Any], now: float) -> dict[str, Any] | None:
         """Its first words. The answer; None: it will be told later. Raises WireError."""
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
-        """For `control status`."""
+        """For `control status`: jobs (see `Book.state`), agents, capacity, policy, lease_s, uptime_s, learning,
+        connections, cycle_s."""
+        now, rules = self._clock(), self.rules
+        return {
+            **{"jobs": self.book.state(now), "agents": [], "capacity": list(rules.capacity), "policy": rules.policy},
+            **{"lease_s": rules.lease_s, "uptime_s": now - self._started, "learning": self.book.learns(now)},
+            **{"connections": len(self.links), "cycle_s": self.cycle_s},
+        }
 
     def go_by(self, rules: Rules) -> None:
         self.rules, self.most_bytes = rules, rules.limits.line_bytes
@@ -183,7 +200,10 @@ class Processes(Server[Speaker]):
         return self.rules.secrets.get(user)
 
     def took(self, link: Speaker, kind: int, body: bytes) -> bool:
-        words, now = unpacked(body), self._clock()
+        now = self._clock()
+        if link.is_too_loud(now):
+            raise WireError("too many messages")
+        words = unpacked(body)
         if link.asks or (not link.is_in and words.get("do") == "status"):
             if link.waiting or now < link.asks_at:
                 raise WireError("too many messages")
@@ -229,8 +249,8 @@ class Processes(Server[Speaker]):
         if "bye" in words:
             self.leave(link, now, bye=True)
             self.drop(link)
-        elif not self.book.report(link.member, report_of(words), now):
-            raise WireError("too many messages")
+        else:
+            self.book.report(link.member, report_of(words), now)
 
     def forget(self, link: Speaker) -> None:
         self._visitors[link.user].pop(link, None)

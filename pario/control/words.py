@@ -31,6 +31,7 @@ import numpy as np
 from pario.comm.launcher import interface_address
 from pario.control.bucket import Rates
 from pario.errors import OptionError
+from pario.text import decimal_bytes
 from pario.wire.frames import WireError
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "grants_of",
     "packed",
     "rates_of",
+    "rates_words",
     "read_address",
     "read_number",
     "report_of",
@@ -127,6 +129,13 @@ def grant_tail(lease_s: float, every_s: float) -> str:
     return f',"lease":{lease_s!r},"every":{every_s!r}}}'
 
 
+def rates_words(rates: Rates) -> list[str]:
+    """Those that have a limit, for people."""
+    nbytes, operations = rates
+    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes else []
+    return [*words, f"{operations:,.0f} operations/s"] if operations else words
+
+
 def read_address(text: str) -> PlaneAddress:
     """HOST:PORT, INTERFACE:PORT, or the path of a Unix socket, which has a slash in it. Raises OptionError."""
     if "/" in text:
@@ -183,19 +192,22 @@ def text_of(words: dict[str, Any], key: str) -> str:
 
 def rates_of(words: dict[str, Any], key: str) -> Rates:
     """Two numbers from 0 on, or null for one without a limit; too large ones are clipped. Raises WireError."""
-    found = words.get(key)
-    if not isinstance(found, list) or len(found) != 2:
-        raise WireError(f"{key} is missing or not two numbers")
+    found = _two(words, key)
     nbytes, operations = (None if each is None else _amount(each, key, clips=True) for each in found)
     return nbytes, operations
 
 
+def _two(words: dict[str, Any], key: str) -> list[Any]:
+    """Raises WireError."""
+    found = words.get(key)
+    if not isinstance(found, list) or len(found) != 2:
+        raise WireError(f"{key} is missing or not two numbers")
+    return found
+
+
 def report_of(words: dict[str, Any]) -> Report:
     """Raises WireError."""
-    used = words.get("used")
-    if not isinstance(used, list) or len(used) != 2:
-        raise WireError("used is missing or not two numbers")
-    nbytes, operations = (_amount(each, "used") for each in used)
+    nbytes, operations = (_amount(each, "used") for each in _two(words, "used"))
     return Report(_amount(words.get("at"), "at"), (nbytes, operations), rates_of(words, "demand"))
 
 
