@@ -47,8 +47,8 @@ _NO_SECRET = secrets.token_bytes(32)
 _AGAIN_S, _EACH, _ALL = 600.0, 16, 256
 #: sorts of requests, and names of the threads that answer them
 _QUICK, SLOW, PATIENT = "serve", "slow", "open"
-#: Frames of one connection that are taken before all others have had their turn.
-_FEW = 4
+#: Frames of one connection that are taken in a turn, and seconds of turns until newcomers are looked after again.
+_FEW, _TURNS_S = 4, 0.01
 #: Patient requests mostly wait for something that another one of them does.
 _PATIENT_THREADS = 64
 
@@ -85,6 +85,7 @@ class Guest(Link):
     whom : for the log
     uid : of the other end, if the system knows it; user : whom it says to be, and with `proven` is
     over : it was dropped
+    is_new : no frame of it has been taken; behind : more frames have come than were taken
     heard_at : when a frame came last
     busy : a thread answers it
     """
@@ -97,7 +98,8 @@ class Guest(Link):
         self.uid = peer_uid(sock)
         self.whom = f"a connection from {address[0]}" if self.uid is None else f"a connection of system user {self.uid}"
         self.user = ""
-        self.proven = self.over = self.busy = False
+        self.proven = self.over = self.busy = self.behind = False
+        self.is_new = True
         self.heard_at, self.watched = now, 0
 
     def hello(self) -> tuple[bytes, bytes, bytes] | None:
@@ -156,7 +158,7 @@ class Server(ABC, Generic[G]):
         self.say = Complaints(whose, clock).say
         self.links: dict[G, None] = {}
         self._strangers: dict[G, float] = {}  # until when each may prove itself
-        self._more: dict[G, None] = {}  # connections of which frames have come that were not taken yet
+        self._turns: dict[G, int] = {}  # whose turn comes next, and what has happened to them
         self._over = self._closed = False
         self._poll = select.epoll()  # any thread may change it while another one waits
         self._ready: dict[int, Callable[[int], None]] = {}  # what to do if something comes, by descriptor
@@ -195,15 +197,18 @@ class Server(ABC, Generic[G]):
         if first is not None:
             left = max(0.0, first - self._clock())
             wait_s = left if wait_s is None else min(wait_s, left)
-        for link in list(self._more):
-            self._serve(link, 0)
         ready = self._ready
-        for fd, what in self._poll.poll(0.0 if self._more else wait_s):
+        for fd, what in self._poll.poll(0.0 if self._turns else wait_s):
             if (action := ready.get(fd)) is not None:
                 try:
                     action(what)
                 except Exception as e:  # one connection must not end all others
                     _log.warning("%s: %r", self._whose, e)
+        end = self._clock() + _TURNS_S
+        for link in list(self._turns):
+            self._turn(link, self._turns.pop(link, 0))
+            if self._clock() > end:
+                break
         if first is not None:
             now = self._clock()
             for link in [link for link, until in self._strangers.items() if until <= now]:
@@ -256,21 +261,27 @@ class Server(ABC, Generic[G]):
         self._go_on(link)
 
     def _serve(self, link: G, what: int) -> None:
-        """Something came from this client, or it takes more."""
+        """Something came from this client, or it takes more. Whoever has said something already waits for its turn."""
+        if link.is_new:
+            self._turn(link, what)
+        else:
+            self._turns[link] = self._turns.get(link, 0) | what
+
+    def _turn(self, link: G, what: int) -> None:
         try:
-            if what & ~select.EPOLLOUT and link not in self._more:  # else it has sent enough
+            if what & ~select.EPOLLOUT and not link.behind:
                 link.receive()
                 if not link.proven:
                     self._let_in(link)
-            self._more.pop(link, None)
+            link.behind = False
             for _ in range(_FEW):
                 if not link.proven or link.over or (frame := link.next()) is None:
                     break
-                link.heard_at = self._clock()
+                link.heard_at, link.is_new = self._clock(), False
                 if not self.took(link, *frame):
                     return
             else:
-                self._more[link] = None
+                link.behind, self._turns[link] = True, 0
             if not link.over:
                 self._go_on(link)
         except _StrangerError as e:
@@ -348,7 +359,7 @@ class Server(ABC, Generic[G]):
             return
         link.over = True
         self._strangers.pop(link, None)
-        self._more.pop(link, None)
+        self._turns.pop(link, None)
         self._ready.pop(link.sock.fileno(), None)  # before the system gives its number to another one
         if link.proven:
             self.forget(link)
