@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -482,7 +483,7 @@ def test_on_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
 def test_one_person_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's: by number she has no other jobs, limits or rules."""
     monkeypatch.setattr(server_module, "peer_uid", lambda sock: 54321)
-    monkeypatch.setattr(server_module, "_names", lambda uid: ("anna", "54321"))
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_name="anna"))
     rules = replace(RULES, jobs=(JobRule(user="anna", most=(5e6, None)),))
     with running(rules, PlaneAddress("", 0, str(tmp_path / "plane"))) as plane:
 

@@ -182,8 +182,7 @@ def _status_text(state: dict[str, Any]) -> str:
     if agents := state["agents"]:
         processes = sum(agent["processes"] for agent in agents)
         lines.append(f"{counted(len(agents), 'node agent')} with {counted(processes, 'process', 'processes')}")
-        late = [agent for agent in agents if agent["heard_s"] > state["lease_s"]]
-        silent = [f"{agent['node']} ({agent['heard_s']:.0f} s)" for agent in late]
+        silent = [f"{of['node']} ({of['heard_s']:.0f} s)" for of in agents if of["heard_s"] > state["lease_s"]]
         if silent:
             more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
             lines.append(f"Not heard of for a lease: the agents of {', '.join(silent[:8])}{more}")

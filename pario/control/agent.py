@@ -122,7 +122,7 @@ class Agent:
             try:
                 if self._who is None:
                     raise ParioError("it cannot join the control plane")
-                self._thread = start_thread("pario-control", self._run, stop=self.close)
+                self._thread = start_thread("pario-control", self._run, self._who, stop=self.close)
             except ParioError as e:
                 self._thread = threading.current_thread()  # which does not try again
                 self._say(logging.WARNING, f"this process reads {_words(self.bucket.rates)}: {e}")
@@ -142,12 +142,12 @@ class Agent:
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, who: Who) -> None:
         pause_s = _PAUSE_S
         while not self._over:
             joined = False
             try:
-                self._session = self._join()
+                self._session = self._join(who)
                 joined, pause_s = True, _PAUSE_S
                 self._talk(self._session)
             except TurnedAwayError as e:
@@ -166,9 +166,8 @@ class Agent:
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         self._bell.close()
 
-    def _join(self) -> Session:
-        who, now = self._who, time.monotonic()
-        assert who is not None  # else there is no thread
+    def _join(self, who: Who) -> Session:
+        now = time.monotonic()
         holds = self._grant.rates if self._grant is not None and now < self._until else None
         words = {
             "do": "join",

@@ -212,18 +212,16 @@ class Book:
         what it holds from another plane."""
         n = len(job.members)
         for which, capacity in enumerate(self.rules.capacity):
-            most = job.rule.most[which]
-            most = math.inf if most is None else most
+            most = job.rule.most[which] or math.inf
             if capacity is None:
                 self.table.rates[member.row, which] = self.table.safe[member.row, which] = most / n
             else:
                 others, mine = float(self.table.holds[:, which].sum()), float(self.table.holds[member.row, which])
                 held = min(mine, max(0.0, capacity - (others - mine)))
                 own = max(capacity * _FOOT, min(_LEAST[which] * len(self.jobs), capacity)) / len(self.jobs)
-                guarantee, safe = job.rule.guarantee[which], job.rule.safe[which]
+                guarantee = job.rule.guarantee[which]
                 least = min(max(guarantee, own, held * n), most)
-                if safe is None:
-                    safe = max(guarantee, _SAFE * capacity)
+                safe = job.rule.safe[which] or max(guarantee, _SAFE * capacity)
                 self.table.rates[member.row, which] = least / n
                 self.table.safe[member.row, which] = safe / n
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,10 +100,9 @@ def token_path() -> str:
 
 def user_name() -> str:
     """As the system knows the user, or the number for one without a name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+    from pario.wire.frames import user_names
+
+    return user_names(os.geteuid())[0]
 
 
 def _short(text: str) -> str:

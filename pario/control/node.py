@@ -93,9 +93,8 @@ class NodeBook(Book):
         """What a plane is told of a job that it does not know. is_safe : it is granted safe rates only"""
         user, name = key
         job, grant = self.jobs[key], self.granted.get(key)
-        holds: Any = None
         if grant is not None:
-            holds = None if is_safe else grant.rates
+            holds: Any = None if is_safe else grant.rates
         else:
             held = [member.hello.holds for member in job.members.values() if member.hello.holds is not None]
             holds = [None if None in each else sum(each) for each in zip(*held, strict=True)] if held else None
@@ -278,8 +277,7 @@ class NodeAgent(Processes):
         except OSError as e:
             self._lose(str(e))
             return
-        now = self._clock()
-        self._hand_on(now)
+        self._hand_on(self._clock())
 
     def _take(self, words: dict[str, Any]) -> None:
         """Raises WireError."""

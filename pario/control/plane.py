@@ -186,12 +186,10 @@ class Plane(Processes):
         if link.counts:
             self._of_user[link.user] -= 1
         super().forget(link)
-        if link.speaks is None:
-            return
-        now = self._clock()
-        del self._agents[link.user, link.speaks.member]
-        for member in link.speaks.members.values():
-            self.book.leave(member, now, bye=False)
+        if link.speaks is not None:
+            del self._agents[link.user, link.speaks.member]
+            for member in link.speaks.members.values():
+                self.book.leave(member, self._clock(), bye=False)
 
     def state(self) -> dict[str, Any]:
         """agents: of each user, node, jobs, processes, heard_s (seconds since it was heard)."""

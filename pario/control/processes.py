@@ -209,8 +209,8 @@ class Processes(Server[Speaker]):
                 raise WireError("too many messages")
             link.asks, link.asks_at = True, now + _ASK_S
             asking = [each for each in self._visitors[link.user] if each.asks]
-            if len(asking) > _MOST_ASK:
-                self.drop(asking[0])
+            for each in asking[:-_MOST_ASK]:
+                self.drop(each)
             self.put(link, Word.WORDS, packed({"status": self.state()}))
         elif link.is_in:
             self.obey(link, words, now)

@@ -24,6 +24,7 @@ import enum
 import hashlib
 import hmac
 import os
+import pwd
 import secrets
 import socket
 import struct
@@ -50,6 +51,7 @@ __all__ = [
     "peer_uid",
     "send",
     "tune",
+    "user_names",
 ]
 
 #: of this version of the protocol
@@ -279,6 +281,14 @@ def peer_uid(sock: socket.socket) -> int | None:
         return None
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
+
+
+def user_names(uid: int) -> tuple[str, ...]:
+    """What a user of this number may be called, the system's name first."""
+    try:
+        return pwd.getpwuid(uid).pw_name, str(uid)
+    except KeyError:
+        return (str(uid),)
 
 
 def exactly(sock: socket.socket, nbytes: int, until: float) -> bytes:

@@ -11,7 +11,6 @@ import hmac
 import logging
 import math
 import os
-import pwd
 import secrets
 import select
 import socket
@@ -29,7 +28,7 @@ from pario.errors import ParioError
 from pario.threads import Workers, start_thread
 from pario.wire import frames
 from pario.wire.client import Address, machine_id
-from pario.wire.frames import Bell, Link, Part, WireError, Word, peer_uid, send, tune
+from pario.wire.frames import Bell, Link, Part, WireError, Word, peer_uid, send, tune, user_names
 
 __all__ = ["BACKLOG", "MOST_STRANGERS", "PATIENT", "SLOW", "AnsweringServer", "Complaints", "Guest", "Reply", "Server"]
 
@@ -308,7 +307,7 @@ class Server(ABC, Generic[G]):
         secret = self.secret_of(user) or _NO_SECRET
         proven = hmac.compare_digest(theirs, frames.proof(secret, frames.CLIENT, agreed))
         if self.trusts_system and link.uid is not None:
-            names = _names(link.uid)
+            names = user_names(link.uid)
             if user not in names and link.uid != os.geteuid():
                 raise _StrangerError(f"system user {link.uid} is not user {user}")
             if user in names or not proven:  # one person has one name, and one person's share
@@ -380,14 +379,6 @@ class Server(ABC, Generic[G]):
 
 class _StrangerError(WireError):
     """A stranger that may be told why it is refused."""
-
-
-def _names(uid: int) -> tuple[str, ...]:
-    """What a user of this number may be called."""
-    try:
-        return pwd.getpwuid(uid).pw_name, str(uid)
-    except KeyError:
-        return (str(uid),)
 
 
 class Reply(NamedTuple):
