@@ -14,6 +14,7 @@ import click
 from pario.comm.launcher import own_addresses
 from pario.commands.screen import counted, screen, seconds, table
 from pario.errors import OptionError, ParioError
+from pario.text import rates_words
 
 if TYPE_CHECKING:
     from pario.control.node import NodeAgent
@@ -202,8 +203,6 @@ def _status_text(state: dict[str, Any]) -> str:
 
 
 def _head(state: dict[str, Any]) -> str:
-    from pario.control.words import rates_words
-
     of = " and ".join(rates_words(state["capacity"]))
     if "agent_of" in state:
         of = f"agent of the control plane at {state['agent_of']}{'' if state['joined'] else ', which is not heard,'}"
@@ -212,6 +211,4 @@ def _head(state: dict[str, Any]) -> str:
 
 
 def _both(rates: list[float | None]) -> str:
-    from pario.control.words import rates_words
-
-    return ", ".join(rates_words((rates[0], rates[1]))) or ("-" if rates == [0, 0] else "all")
+    return ", ".join(rates_words(rates)) or ("-" if rates == [0, 0] else "all")

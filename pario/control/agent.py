@@ -19,8 +19,9 @@ from contextlib import suppress
 
 from pario.control.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates
 from pario.control.session import Session, Who
-from pario.control.words import Grant, PlaneAddress, grant_of, rates_words
+from pario.control.words import Grant, PlaneAddress, grant_of
 from pario.errors import ParioError
+from pario.text import rates_words
 from pario.threads import start_thread
 from pario.wire.frames import Bell, TurnedAwayError
 

@@ -31,7 +31,6 @@ import numpy as np
 from pario.comm.launcher import interface_address
 from pario.control.bucket import Rates
 from pario.errors import OptionError
-from pario.text import decimal_bytes
 from pario.wire.frames import WireError
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "grants_of",
     "packed",
     "rates_of",
-    "rates_words",
     "read_address",
     "read_number",
     "report_of",
@@ -127,13 +125,6 @@ def grant_text(grant: list[float], tail: str) -> bytes:
 def grant_tail(lease_s: float, every_s: float) -> str:
     """What all grants of a moment share."""
     return f',"lease":{lease_s!r},"every":{every_s!r}}}'
-
-
-def rates_words(rates: Rates) -> list[str]:
-    """Those that have a limit, for people."""
-    nbytes, operations = rates
-    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes else []
-    return [*words, f"{operations:,.0f} operations/s"] if operations else words
 
 
 def read_address(text: str) -> PlaneAddress:
