@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["DAMAGED", "counted", "decimal_bytes", "rates_words", "read_json", "seconds", "table"]
+__all__ = ["DAMAGED", "counted", "decimal_bytes", "read_json", "seconds", "table"]
 
 #: What a look at JSON raises whose writer is not known: a number that is infinite, an object where a list should be.
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError)
@@ -61,10 +61,3 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, words: bool = False) 
         ]
         lines.append(f"  {'  '.join(cells)}".rstrip())
     return "\n".join(lines)
-
-
-def rates_words(rates: Sequence[float | None]) -> list[str]:
-    """rates : bytes/s and operations/s; None: no limit, of which nothing is said"""
-    nbytes, operations = rates
-    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes else []
-    return [*words, f"{operations:,.0f} operations/s"] if operations else words

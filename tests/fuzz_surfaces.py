@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import cv2
@@ -135,6 +136,11 @@ def wire_frames() -> Surface:
     return Surface([stream], take)
 
 
+def _come(sock: socket.socket) -> Any:
+    """A socket that listens, to which one has come."""
+    return SimpleNamespace(accept=lambda: (sock, ("a test", 0)))
+
+
 class _Door(Server[Guest]):
     guest = Guest
 
@@ -156,7 +162,7 @@ def greetings() -> Surface:
     def take(message: bytes) -> bool:
         here, there = socket.socketpair()
         with here:
-            door._take_in(there, ("a test", 0))
+            door._accept(_come(there), 0)
             (link,) = door.links
             link.number = theirs
             if message:
@@ -220,7 +226,7 @@ def control_messages() -> Surface:
 
     def come() -> None:
         here, there = socket.socketpair()
-        plane._take_in(there, ("a test", 0))
+        plane._accept(_come(there), 0)
         link = next(reversed(plane.links))
         link.use(*frames.UNPROVEN, mine=frames.SERVER)
         link.user, link.proven = rng.choice(("me", "root", "you")), True

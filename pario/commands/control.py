@@ -13,8 +13,8 @@ import click
 
 from pario.comm.launcher import own_addresses
 from pario.commands.screen import counted, screen, seconds, table
+from pario.control.bucket import rates_words
 from pario.errors import OptionError, ParioError
-from pario.text import rates_words
 
 if TYPE_CHECKING:
     from pario.control.node import NodeAgent

@@ -17,13 +17,13 @@ import time
 import weakref
 from contextlib import suppress
 
-from pario.control.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates
+from pario.control.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates, rates_words
 from pario.control.session import Session, Who
 from pario.control.words import Grant, PlaneAddress, grant_of
 from pario.errors import ParioError
-from pario.text import rates_words
 from pario.threads import start_thread
-from pario.wire.frames import Bell, TurnedAwayError
+from pario.wire.frames import TurnedAwayError
+from pario.wire.local import Bell
 
 __all__ = ["Agent"]
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pario.control.bucket import Rates
-from pario.control.rules import JobRule, Rules
+from pario.control.rules import JobRule, Limits, Rules
 from pario.control.share import fitted, fixed, max_min, max_min_each, weighted
 from pario.control.table import Table
 from pario.control.words import Grant, Report, Usage
@@ -181,7 +181,7 @@ class Book:
             self._gone.discard((job, member))
             self.table.until[member.row], self.table.at[member.row] = until, math.nan
             return member
-        self._check_limits(hello)
+        check_limits(hello, self.rules.limits, self._counts)
         member = Member(hello, self.table, self.table.add(now, until))
         if hello.holds is not None and self.learns(now):
             both = zip(hello.holds, self.rules.capacity, strict=True)
@@ -196,16 +196,6 @@ class Book:
         self._forget_layout()
         self._begin(job, member)
         return member
-
-    def _check_limits(self, hello: Hello) -> None:
-        """Those who have gone count until their leases end: a connection is soon made anew. Raises RefusedError."""
-        limits, counts = self.rules.limits, self._counts
-        # A user's processes on a node are one member of each job.
-        most = limits.per_user * (limits.jobs_per_user if hello.by_agent else 1)
-        if counts[hello.user, hello.by_agent] >= most:
-            raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
-        if not hello.by_agent and sum(n for key, n in counts.items() if not key[1]) >= limits.connections:
-            raise RefusedError("there are too many processes")
 
     def _begin(self, job: Job, member: Member) -> None:
         """What a new member gets until shares are computed the next time: as if nobody had room for it, or
@@ -425,6 +415,16 @@ class Book:
             }
             for k, job in enumerate(self.jobs.values())
         ]
+
+
+def check_limits(hello: Hello, limits: Limits, counts: Counter[tuple[str, bool]]) -> None:
+    """Those who have gone count until their leases end: a connection is soon made anew. Raises RefusedError."""
+    # A user's processes on a node are one member of each job.
+    most = limits.per_user * (limits.jobs_per_user if hello.by_agent else 1)
+    if counts[hello.user, hello.by_agent] >= most:
+        raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
+    if not hello.by_agent and sum(n for key, n in counts.items() if not key[1]) >= limits.connections:
+        raise RefusedError("there are too many processes")
 
 
 def by_policy(policy: str, capacity: float, demands: np.ndarray, guarantees: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ def token_path() -> str:
 
 def user_name() -> str:
     """As the system knows the user, or the number for one without a name."""
-    from pario.wire.frames import user_names
+    from pario.wire.local import user_names
 
     return user_names(os.geteuid())[0]
 

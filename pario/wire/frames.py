@@ -24,7 +24,6 @@ import enum
 import hashlib
 import hmac
 import os
-import pwd
 import secrets
 import socket
 import struct
@@ -39,7 +38,6 @@ import xxhash
 
 __all__ = [
     "SENDFILE_BYTES",
-    "Bell",
     "Link",
     "Part",
     "Seal",
@@ -51,7 +49,6 @@ __all__ = [
     "peer_uid",
     "send",
     "tune",
-    "user_names",
 ]
 
 #: of this version of the protocol
@@ -250,45 +247,12 @@ class Link:
         return len(self._waiting)
 
 
-class Bell:
-    """Wakes a thread that waits for sockets. Any thread may ring, and a signal's handler."""
-
-    def __init__(self) -> None:
-        self._here, self._rope = socket.socketpair()
-        for each in (self._here, self._rope):
-            each.setblocking(False)
-
-    def fileno(self) -> int:
-        """To be waited for."""
-        return self._here.fileno()
-
-    def ring(self) -> None:
-        with suppress(OSError):  # full: it has rung already; closed: nobody waits
-            self._rope.send(b".")
-
-    def silence(self) -> None:
-        with suppress(BlockingIOError):
-            self._here.recv(4096)
-
-    def close(self) -> None:
-        self._here.close()
-        self._rope.close()
-
-
 def peer_uid(sock: socket.socket) -> int | None:
     """Who is at the other end; None if the system does not know it."""
     if sock.family != socket.AF_UNIX:
         return None
     _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
-
-
-def user_names(uid: int) -> tuple[str, ...]:
-    """What a user of this number may be called, the system's name first."""
-    try:
-        return pwd.getpwuid(uid).pw_name, str(uid)
-    except KeyError:
-        return (str(uid),)
 
 
 def exactly(sock: socket.socket, nbytes: int, until: float) -> bytes:

@@ -18,7 +18,6 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,7 +27,8 @@ from pario.errors import ParioError
 from pario.threads import Workers, start_thread
 from pario.wire import frames
 from pario.wire.client import Address, machine_id
-from pario.wire.frames import Bell, Link, Part, WireError, Word, peer_uid, send, tune, user_names
+from pario.wire.frames import Link, Part, WireError, Word, peer_uid, send, tune
+from pario.wire.local import Bell, user_names
 
 __all__ = ["BACKLOG", "MOST_STRANGERS", "PATIENT", "SLOW", "AnsweringServer", "Complaints", "Guest", "Reply", "Server"]
 
@@ -70,9 +70,8 @@ class Complaints:
         with self._lock:
             while self._said and (oldest := next(iter(self._said.items())))[1] <= now - _AGAIN_S:
                 del self._said[oldest[0]]
-            if (what, why) in self._said or len(self._said) >= _ALL:
-                return
-            if Counter(who for who, _ in self._said)[what] >= _EACH:
+            many = len(self._said) >= _ALL or [who for who, _ in self._said].count(what) >= _EACH
+            if many or (what, why) in self._said:
                 return
             self._said[what, why] = now
         _log.warning("%s %s: %s (said once in %g minutes)", self._whose, what, why, _AGAIN_S / 60)
@@ -83,9 +82,8 @@ class Guest(Link):
 
     whom : for the log
     uid : of the other end, if the system knows it; user : whom it says to be, and with `proven` is
-    over : it was dropped
+    over : it was dropped; heard_at : when a frame came last
     is_new : no frame of it has been taken; behind : more frames have come than were taken
-    heard_at : when a frame came last
     busy : a thread answers it
     """
 
@@ -196,16 +194,15 @@ class Server(ABC, Generic[G]):
         if first is not None:
             left = max(0.0, first - self._clock())
             wait_s = left if wait_s is None else min(wait_s, left)
-        ready = self._ready
         for fd, what in self._poll.poll(0.0 if self._turns else wait_s):
-            if (action := ready.get(fd)) is not None:
+            if (action := self._ready.get(fd)) is not None:
                 try:
                     action(what)
                 except Exception as e:  # one connection must not end all others
                     _log.warning("%s: %r", self._whose, e)
         end = self._clock() + _TURNS_S
         for link in list(self._turns):
-            self._turn(link, self._turns.pop(link, 0))
+            self._serve(link, self._turns.pop(link, 0), turn=True)
             if self._clock() > end:
                 break
         if first is not None:
@@ -231,20 +228,16 @@ class Server(ABC, Generic[G]):
         self._poll.unregister(fd)
 
     def _accept(self, listener: socket.socket, what: int) -> None:
-        # Several, as others may take a while until their turn; no more than can be heard, and one in any case.
-        for _ in range(max(1, MOST_STRANGERS // 2 - len(self._strangers))):
-            try:
-                self._take_in(*listener.accept())
-            except OSError as e:
-                if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    self.say("refuses connections", os.strerror(e.errno or 0))
-                    if self._strangers:
-                        self.drop(next(iter(self._strangers)))
-                    elif not self._drop_idle():
-                        time.sleep(0.1)  # it stays ready to be accepted
-                return
-
-    def _take_in(self, sock: socket.socket, address: Any) -> None:
+        try:
+            sock, address = listener.accept()
+        except OSError as e:
+            if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                self.say("refuses connections", os.strerror(e.errno or 0))
+                if self._strangers:
+                    self.drop(next(iter(self._strangers)))
+                elif not self._drop_idle():
+                    time.sleep(0.1)  # it stays ready to be accepted
+            return
         link = self.guest(sock, address, self.most_bytes, self._clock())
         if not self.trusts_system and link.uid not in (None, os.geteuid()):
             sock.close()
@@ -259,14 +252,11 @@ class Server(ABC, Generic[G]):
         link.put_raw(frames.GREETING + link.number)
         self._go_on(link)
 
-    def _serve(self, link: G, what: int) -> None:
+    def _serve(self, link: G, what: int, *, turn: bool = False) -> None:
         """Something came from this client, or it takes more. Whoever has said something already waits for its turn."""
-        if link.is_new:
-            self._turn(link, what)
-        else:
+        if not link.is_new and not turn:
             self._turns[link] = self._turns.get(link, 0) | what
-
-    def _turn(self, link: G, what: int) -> None:
+            return
         try:
             if what & ~select.EPOLLOUT and not link.behind:
                 link.receive()
@@ -310,8 +300,7 @@ class Server(ABC, Generic[G]):
             names = user_names(link.uid)
             if user not in names and link.uid != os.geteuid():
                 raise _StrangerError(f"system user {link.uid} is not user {user}")
-            if user in names or not proven:  # one person has one name, and one person's share
-                user = names[0]
+            user = names[0] if user in names or not proven else user  # one person has one name, and one share
         elif not proven:
             raise _StrangerError(self.unknown)
         if len(self.links) - len(self._strangers) >= self.most_links and not self._drop_idle():
