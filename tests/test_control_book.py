@@ -201,7 +201,8 @@ def test_a_new_plane_is_not_told_that_somebody_holds_the_store(hostile: int, fir
     liars = [world.join(f"{k}", k, user="evil", holds=(1e18, None)) for k in range(hostile if first else 0)]
     honest = world.join("y", holds=(90e6, None))
     liars += [world.join(f"{k}", k, user="evil", holds=(1e18, None)) for k in range(len(liars), hostile)]
-    assert sum(each.rates[0] for each in (honest, *liars)) <= 1.1 * CAPACITY
+    begin = CAPACITY / 16 * sum(1 / k for k in range(1, hostile + 2))  # what each gets that comes, until it is shared
+    assert sum(each.rates[0] for each in (honest, *liars)) <= CAPACITY + begin
     wants = {honest: 1e9, **dict.fromkeys(liars, 0.0)}
     world.steps(1, wants, claims=dict.fromkeys(liars))
     assert honest.rates[0] >= 0.9 * CAPACITY / 2
