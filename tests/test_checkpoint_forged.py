@@ -10,24 +10,12 @@ from typing import Any
 
 import pytest
 from checkpoints import rich_tree
+from fuzz_surfaces import spoil
 
 import pario
 from pario.checkpoint.manifest import sum_of
 
-LIES = [
-    *(None, -1, 0, 1, 1 << 61, 1 << 200, 1.5, True, "x", "|O", "", [], {}, [[]], [1, 2], {"list": 1}, {"array": 0}),
-    *("fields:[]", 'fields:[["a","|O"]]', {"dict": [[[], 1]]}, {"bytes": "*"}, {"float": "x"}, {"complex": ["1"]}),
-]
-
-
-def spoil(node: Any, rng: random.Random) -> None:
-    """Replace one value somewhere below."""
-    parent: Any = None
-    key: Any = None
-    while isinstance(node, dict | list) and node and (parent is None or rng.random() < 0.85):
-        parent, key = node, rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
-        node = node[key]
-    parent[key] = rng.choice([*LIES, node + 1 if isinstance(node, int) else node])
+pytestmark = pytest.mark.hostile
 
 
 def forged(path: Path, body: Any) -> str:

@@ -299,7 +299,7 @@ def test_a_system_without_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     agent.hold()
     agent.take(1 << 40, 1)
     agent.take(1 << 40, 1)
-    assert [record.message for record in caplog.records] == ["this process is not limited: no more threads"]
+    assert [record.message for record in caplog.records] == ["this process reads without limits: no more threads"]
     agent.release()
 
 
@@ -345,7 +345,27 @@ def test_without_a_token_nothing_is_limited(
         with joining.store_agent() as agent:
             assert agent is None
     assert len(caplog.records) == 1
-    assert "the control plane at head:7400 does not limit this process" in caplog.records[0].message
+    assert "this process cannot join the control plane at head:7400: " in caplog.records[0].message
+
+
+@pytest.mark.parametrize("with_token", [True, False])
+def test_a_job_that_cannot_join_reads_at_the_rate_that_is_configured(
+    environment: pytest.MonkeyPatch, tmp_path: Path, with_token: bool
+) -> None:
+    """There is no plane, or no token to join it with."""
+    environment.setenv("PARIO_CONTROL", "127.0.0.1:1")
+    environment.setenv("PARIO_CONTROL_SAFE", "50 MiB")
+    if with_token:
+        token(tmp_path / ".config" / "pario" / "control.token")
+    with joining.store_agent() as agent:
+        assert agent is not None
+        agent.take(1, 1)
+        time.sleep(0.05)
+        assert agent.bucket.rates == (50 << 20, None)
+        assert not agent.joined
+    environment.setenv("PARIO_CONTROL_SAFE", "fast")
+    with pytest.raises(OptionError, match="PARIO_CONTROL_SAFE must be a number"), joining.store_agent():
+        pass
 
 
 def test_one_agent_of_a_process(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from control_plane import LOCAL, SECRET, heard, played, running, say, until, who
 
+from pario.control import joining
 from pario.control.plane import Plane
 from pario.control.processes import listen
 from pario.control.rules import JobRule, Limits, Rules
@@ -382,6 +384,68 @@ def test_limits(plane: Plane) -> None:
         line.close()
 
 
+def proven(plane: Plane) -> frames.Link:
+    """A connection of "you" that says nothing."""
+    link = frames.Link(raw(plane), 1 << 20)
+    link.greet("you", b"y" * 32, time.monotonic() + 5)
+    return link
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_who_only_asks_or_says_nothing_keeps_no_job_out(plane: Plane, asks: bool) -> None:
+    """There is room for 104 connections. Of the user who has most of those that have not joined the oldest goes."""
+    mine = connected(plane.address, who(), {"do": "status"}, 1 << 20)
+    links = [proven(plane) for _ in range(0 if asks else 150)]
+    asking = [
+        Session(plane.address, who(user="you", secret=b"y" * 32), {"do": "status"}, 1 << 20)
+        for _ in range(150 if asks else 0)
+    ]
+    line = join(plane, "b")
+    line.send({"at": 1.0, "used": [0, 0], "demand": [None, None]})
+    assert line.answer()["grant"][0] == pytest.approx(100e6)
+    time.sleep(0.06)
+    mine.send({"ask": "status"})
+    assert len(mine.answer()["status"]["jobs"]) == 1, "another user's connection stays"
+    assert len(plane.links) <= (16 + 2 if asks else 104)
+    for each in (*links, *asking):
+        each.sock.close()
+    line.close()
+    mine.close()
+
+
+def test_messages_of_all_are_taken_in_turns() -> None:
+    """One sends fifty at once; whoever comes then, or says something, waits for four of them."""
+    plane = Plane(LOCAL, RULES)
+    made: list[Session] = []
+    thread = threading.Thread(target=lambda: made.extend(join(plane, job, f"{k:032x}") for k, job in enumerate("ab")))
+    thread.start()
+    while thread.is_alive():
+        plane.hear(0.01)
+    loud, quiet = made
+    order: list[str] = []
+    obey = plane.obey
+
+    def noted(link: Any, *rest: Any) -> None:
+        order.append(link.member.hello.name)
+        obey(link, *rest)
+
+    plane.obey = noted  # type: ignore[method-assign]
+    report = packed({"at": 1.0, "used": [0, 0], "demand": [None, None]})
+    say(loud, *[report] * 50)
+    say(quiet, report)
+    new = raw(plane)
+    plane.hear(1.0)
+    plane.hear(0.0)
+    assert order.index("b") <= 8
+    assert len(plane._strangers) == 1
+    for _ in range(60):
+        plane.hear(0.0)
+    assert order.count("a") == 50
+    for each in (new, loud, quiet):
+        each.close()
+    plane.close()
+
+
 def test_a_connection_of_the_same_process_replaces_the_earlier_one(plane: Plane) -> None:
     first = join(plane)
     second = join(plane)
@@ -411,8 +475,29 @@ def test_on_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
     with running(RULES, address) as plane:
         line = Session(plane.address, who(user="anybody", secret=None), {"do": "status"}, 1 << 20)
         assert "status" in line.first
+        assert [link.user for link in plane.links] == [joining.user_name()], "whatever it calls itself"
         line.close()
     assert not (tmp_path / "plane").exists()
+
+
+def test_one_person_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's: by number she has no other jobs, limits or rules."""
+    monkeypatch.setattr(server_module, "peer_uid", lambda sock: 54321)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_name="anna"))
+    rules = replace(RULES, jobs=(JobRule(user="anna", most=(5e6, None)),))
+    with running(rules, PlaneAddress("", 0, str(tmp_path / "plane"))) as plane:
+
+        def joined(user: str, k: int) -> Session:
+            words = {"do": "join", "member": f"{k:032x}", "job": f"{k}", "name": "a", "node": "n", "holds": None}
+            return Session(plane.address, who(user=user, secret=None), words, 1 << 20)
+
+        lines = [joined("anna" if k % 2 else "54321", k) for k in range(4)]
+        assert {user for user, _ in plane.book.jobs} == {"anna"}
+        assert all(line.first["grant"][0] <= 5e6 for line in lines)
+        with pytest.raises(TurnedAwayError, match="user anna has 4 jobs already"):
+            joined("54321", 5)
+        for line in lines:
+            line.close()
 
 
 @pytest.mark.parametrize("user", ["me", "root"])

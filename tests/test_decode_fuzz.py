@@ -32,6 +32,8 @@ import pario
 from pario.decode import Decoder, Draw, Function, Json, MsgPack, Npy, Npz, Pickle, TensorProtos, Text
 from pario.errors import DecodeError, OptionError
 
+pytestmark = pytest.mark.hostile
+
 
 def decoder_of(form: str, one: Set) -> Decoder:
     fields: Any = ["x", "n"] if one.dtype is None else {"x": one.dtype, "n": None}

@@ -12,6 +12,8 @@ import pytest
 from hostile import HOSTILE
 from pace import Pace
 
+pytestmark = pytest.mark.hostile
+
 MOST_BYTES, MOST_SECONDS = 256 << 20, 2.0
 #: Values that are right, however large or odd, for some versions of the libraries. All others are refused.
 FINE = {

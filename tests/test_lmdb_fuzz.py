@@ -29,6 +29,8 @@ from pario.errors import InvalidError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.snapshot import read_snapshot
 
+pytestmark = pytest.mark.hostile
+
 FILES = 450
 
 

@@ -21,6 +21,8 @@ from pario.locate import probe as probe_module
 from pario.locate import sidecar as sidecar_module
 from pario.options import Recipe
 
+pytestmark = pytest.mark.hostile
+
 #: what a way brings: (record, its bytes), and whether the side-car was refused
 Brought = Iterator[tuple[int, bytes]]
 

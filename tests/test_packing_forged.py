@@ -20,6 +20,8 @@ from pario.packing import folder, tars, unpack
 from pario.packing.items import NoItems, inflated
 from pario.packing.sources import own_names
 
+pytestmark = pytest.mark.hostile
+
 
 def part(*rows: tuple[Any, ...]) -> bytes:
     """The part of a folder with these names."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pario.comm.launcher import own_addresses
-from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
+from pario.commands.screen import counted, screen, seconds, table
+from pario.control.bucket import rates_words
 from pario.errors import OptionError, ParioError
 from pario.machine import replacing
 
@@ -178,23 +179,17 @@ def _status_text(state: dict[str, Any]) -> str:
     if agents := state["agents"]:
         processes = sum(agent["processes"] for agent in agents)
         lines.append(f"{counted(len(agents), 'node agent')} with {counted(processes, 'process', 'processes')}")
-        late = [agent for agent in agents if agent["heard_s"] > state["lease_s"]]
-        silent = [f"{agent['node']} ({agent['heard_s']:.0f} s)" for agent in late]
+        silent = [f"{of['node']} ({of['heard_s']:.0f} s)" for of in agents if of["heard_s"] > state["lease_s"]]
         if silent:
             more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
             lines.append(f"Not heard of for a lease: the agents of {', '.join(silent[:8])}{more}")
     if state["jobs"]:
-        rows = [("user", "job", "name", "nodes", "processes", "guaranteed", "granted", "used", "")]
+        head = ("user", "job", "name", "nodes", "processes", "guaranteed", "granted", "used", "")
+        rows: list[tuple[str, ...]] = [head]
         rows += [
             (
-                job["user"],
-                job["job"],
-                job["name"],
-                str(job["nodes"]),
-                str(job["members"]),
-                _both(job["guarantee"]),
-                _both(job["grant"]),
-                _both(job["used"]),
+                *(str(job[key]) for key in ("user", "job", "name", "nodes", "members")),
+                *(_both(job[key]) for key in ("guarantee", "grant", "used")),
                 f"{job['lost']} not connected" if job["lost"] else "",
             )
             for job in sorted(state["jobs"], key=lambda job: (job["user"], job["job"]))
@@ -204,10 +199,7 @@ def _status_text(state: dict[str, Any]) -> str:
 
 
 def _head(state: dict[str, Any]) -> str:
-    nbytes, operations = state["capacity"]
-    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes is not None else []
-    words += [f"{operations:,.0f} operations/s"] if operations is not None else []
-    of = " and ".join(words)
+    of = " and ".join(rates_words(state["capacity"]))
     if "agent_of" in state:
         of = f"agent of the control plane at {state['agent_of']}{'' if state['joined'] else ', which is not heard,'}"
     about = f"{state['policy']}, lease {state['lease_s']:g} s; {counted(state['connections'], 'connection')}"
@@ -215,7 +207,4 @@ def _head(state: dict[str, Any]) -> str:
 
 
 def _both(rates: list[float | None]) -> str:
-    nbytes, operations = rates
-    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes else []
-    words += [f"{operations:,.0f} op/s"] if operations else []
-    return ", ".join(words) or ("-" if rates == [0, 0] else "all")
+    return ", ".join(rates_words(rates)) or ("-" if rates == [0, 0] else "all")

@@ -1,8 +1,8 @@
 """The job's side of the control plane: a token bucket, and a thread that asks the plane how fast it may fill.
 
-A process is never stopped. Until the plane has answered for the first time nothing is limited. While a lease lasts its
-grant holds, whatever becomes of the plane; from then on the safe rate holds that came with the lease, until the plane
-answers again.
+A process is never stopped. Until the plane has answered for the first time it reads at the rate that its user has
+configured, or without a limit. While a lease lasts its grant holds, whatever becomes of the plane; from then on the
+safe rate holds that came with the lease, until the plane answers again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import time
 import weakref
 from contextlib import suppress
 
-from pario.control.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates
+from pario.control.bucket import BURST_S, BYTES, UNLIMITED, Bucket, Rates, rates_words
 from pario.control.session import Session, Who
 from pario.control.words import Grant, PlaneAddress, grant_of
 from pario.errors import ParioError
-from pario.text import decimal_bytes
 from pario.threads import start_thread
-from pario.wire.frames import Bell, TurnedAwayError
+from pario.wire.frames import TurnedAwayError
+from pario.wire.local import Bell
 
 __all__ = ["Agent"]
 
@@ -43,17 +43,18 @@ _GRAIN_S, _GRAIN_BYTES = BURST_S / 2, 256 << 10
 class Agent:
     """What stands before the store's reads of one process. Any thread.
 
-    address : of the plane; who : this process
+    address : of the plane; who : this process; None: it cannot join
+    rates : until the plane has answered
 
     joined : the plane has answered, and its last lease has not ended
     """
 
-    def __init__(self, address: PlaneAddress, who: Who) -> None:
+    def __init__(self, address: PlaneAddress, who: Who | None, rates: Rates = UNLIMITED) -> None:
         self._address, self._who = address, who
         self._users = 0
         self._said: set[str] = set()
         self._over = False
-        self._renew(UNLIMITED)
+        self._renew(rates)
         _agents.add(self)
 
     def _renew(self, rates: Rates) -> None:
@@ -120,10 +121,12 @@ class Agent:
             if self._thread is not None or self._over:
                 return
             try:
-                self._thread = start_thread("pario-control", self._run, stop=self.close)
+                if self._who is None:
+                    raise ParioError("it cannot join the control plane")
+                self._thread = start_thread("pario-control", self._run, self._who, stop=self.close)
             except ParioError as e:
                 self._thread = threading.current_thread()  # which does not try again
-                self._say(logging.WARNING, f"this process is not limited: {e}")
+                self._say(logging.WARNING, f"this process reads {_words(self.bucket.rates)}: {e}")
 
     def _held_up(self) -> None:
         """Somebody waits, and the plane has been told that nobody does."""
@@ -140,12 +143,12 @@ class Agent:
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, who: Who) -> None:
         pause_s = _PAUSE_S
         while not self._over:
             joined = False
             try:
-                self._session = self._join()
+                self._session = self._join(who)
                 joined, pause_s = True, _PAUSE_S
                 self._talk(self._session)
             except TurnedAwayError as e:
@@ -164,24 +167,24 @@ class Agent:
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         self._bell.close()
 
-    def _join(self) -> Session:
+    def _join(self, who: Who) -> Session:
         now = time.monotonic()
         holds = self._grant.rates if self._grant is not None and now < self._until else None
         words = {
             "do": "join",
             "member": self._member.hex(),
-            "job": self._who.job,
-            "name": self._who.name,
-            "node": self._who.node,
+            "job": who.job,
+            "name": who.name,
+            "node": who.node,
             "holds": holds,
         }
-        session = Session(self._address, self._who, words, _MOST_MESSAGE)
+        session = Session(self._address, who, words, _MOST_MESSAGE)
         try:
             self._take(grant_of(session.first), now)
         except BaseException:
             session.close()
             raise
-        self._say(logging.INFO, f"the control plane at {self._address} has job {self._who.name!r} of {self._who.user}")
+        self._say(logging.INFO, f"the control plane at {self._address} has job {who.name!r} of {who.user}")
         return session
 
     def _take(self, grant: Grant, asked_at: float) -> None:
@@ -253,10 +256,7 @@ class Agent:
 
 
 def _words(rates: Rates) -> str:
-    nbytes, operations = rates
-    words = [f"at most {decimal_bytes(nbytes)}/s"] if nbytes is not None else []
-    words += [f"at most {operations:,.0f} operations/s"] if operations is not None else []
-    return " and ".join(words) or "without limits"
+    return " and ".join(f"at most {each}" for each in rates_words(rates)) or "without limits"
 
 
 _agents: weakref.WeakSet[Agent] = weakref.WeakSet()

@@ -4,9 +4,10 @@ A job has members: the processes that read for it, or node agents that speak for
 computed for jobs, and a job's share is divided over its members by what they use, so that a job gains nothing by having
 more of them.
 
-What a member may say of its demand is bounded by what it used: at most twice that, and a small part of the store
-besides, so that it doubles its rate with each report until it has what it wants, and a claim that is not used soon
-takes nothing from anybody.
+What a member may say of its demand is bounded by what it used: at most twice that. All that the members of one user
+claim beyond may be what that user has used of late, and a small part of the store. So a member doubles its rate with
+each report until it has what it wants, a job that follows another one of its user goes on at once, and claims that
+nobody uses take next to nothing from others, however many jobs make them and however often these come anew.
 
 Reports are put aside and taken all at once, when shares are computed (table.py).
 """
@@ -30,15 +31,16 @@ from pario.wire.frames import WireError
 
 __all__ = ["Book", "Hello", "Job", "Member", "RefusedError"]
 
-#: What a job may want beyond twice its use, and what it gets without having used anything: as a part of the store.
+#: What the jobs of a user may want beyond twice their use, and what all jobs get that have used nothing: as a part of
+#: the store.
 _FOOT = 1 / 16
+#: Seconds until half of what a user has used is forgotten; in which a new member need not use what it holds.
+_HALF_S, _NEW_S = 1.0, 1.0
 #: A job without a guarantee goes on at this part of the store when it hears nothing from the plane.
 _SAFE = 1 / 20
 #: No job is granted less (bytes/s, operations/s), nor a process of one that has as much for each; unless its rule or an
 #: even part of the store is less.
 _LEAST = (65536.0, 4.0)
-#: Reports of one member in one second, at most; what is above is not looked at.
-_MOST_REPORTS = 100
 
 
 class RefusedError(WireError):
@@ -65,41 +67,27 @@ class Hello:
 
 
 class Member:
-    """One process, or those that a node agent speaks for. row : its, in the table; here : it is connected
+    """One process, or those that a node agent speaks for. row : its, in the table; here : it is connected"""
 
-    second, reports : when the present second began, and how many reports came in it
-    """
-
-    __slots__ = ("_table", "hello", "here", "reports", "row", "second")
+    __slots__ = ("_table", "hello", "here", "row")
 
     def __init__(self, hello: Hello, table: Table, row: int) -> None:
         self.hello, self._table, self.row = hello, table, row
         self.here = True
-        self.second, self.reports = -math.inf, 0
 
     @property
     def rates(self) -> list[float]:
         """Its grant; inf: no limit."""
-        found: list[float] = self._table.rates[self.row].tolist()
-        return found
+        return [*map(float, self._table.rates[self.row])]
 
     @property
     def safe(self) -> list[float]:
-        found: list[float] = self._table.safe[self.row].tolist()
-        return found
+        return [*map(float, self._table.safe[self.row])]
 
     @property
     def now(self) -> list[float]:
         """What it used last, per second."""
-        found: list[float] = self._table.now[self.row].tolist()
-        return found
-
-    def is_too_loud(self, now: float) -> bool:
-        """Whether this report is one too many."""
-        if now >= self.second + 1.0:
-            self.second, self.reports = now, 0
-        self.reports += 1
-        return self.reports > _MOST_REPORTS
+        return [*map(float, self._table.now[self.row])]
 
 
 @dataclass(eq=False)
@@ -114,14 +102,12 @@ class Job:
     number: int = -1
     gone: np.ndarray = field(default_factory=lambda: np.zeros(2))
 
-    def guarantee(self, which: int) -> float:
-        return self.rule.guarantee[which]
-
 
 class Layout(NamedTuple):
     """Jobs and members as arrays. n members of g jobs.
 
     rows : i64[n], of the table, job by job; group : i64[n], the job's number; counts : i64[g]
+    users : names; user : i64[n], the number of the member's; recent : f64[u, 2], what each has used of late, per second
     guarantee, most, safe : f64[g, 2] of their rules; inf and nan: the rule says nothing
     rates : f64[g, 2], what each job got last
     """
@@ -129,6 +115,9 @@ class Layout(NamedTuple):
     rows: np.ndarray
     group: np.ndarray
     counts: np.ndarray
+    users: list[str]
+    user: np.ndarray
+    recent: np.ndarray
     guarantee: np.ndarray
     most: np.ndarray
     safe: np.ndarray
@@ -154,10 +143,12 @@ class Book:
         self.members = self.seen = self.lines = 0
         self._learns_until = now + rules.lease_s
         self._of_user: Counter[str] = Counter()  # jobs
-        self._counts = _Counts()
+        self._counts: Counter[tuple[str, bool]] = Counter()  # members, by user and `by_agent`
         self._gone: set[tuple[Job, Member]] = set()  # who went without a bye
         self._layout: Layout | None = None
-        self._rates = np.empty((0, 2))  # of the jobs of the last layout
+        self._rates = np.full((1, 2), math.inf)  # of the jobs of the last layout, and at last of new ones
+        self._recent: dict[str, np.ndarray] = {}  # of its users
+        self._shared_at = now
         self._single: dict[int, tuple[float, ...]] = {}  # reports that were put aside, by row
         self._many: dict[Hashable, tuple[np.ndarray, ...]] = {}  # and those of agents
 
@@ -190,17 +181,18 @@ class Book:
             self._gone.discard((job, member))
             self.table.until[member.row], self.table.at[member.row] = until, math.nan
             return member
-        self._counts.check(hello, self.rules.limits)
+        check_limits(hello, self.rules.limits, self._counts)
         member = Member(hello, self.table, self.table.add(now, until))
         if hello.holds is not None and self.learns(now):
-            self.table.holds[member.row] = [each or 0.0 for each in hello.holds]
+            both = zip(hello.holds, self.rules.capacity, strict=True)
+            self.table.holds[member.row] = [min(each or 0.0, most or 0.0) for each, most in both]
         if key not in self.jobs:
             self.jobs[key] = job
             self.seen += 1
             self._of_user[hello.user] += 1
         job.members[hello.member] = member
         self.members += 1
-        self._counts.add(hello, 1)
+        self._counts[hello.user, hello.by_agent] += 1
         self._forget_layout()
         self._begin(job, member)
         return member
@@ -210,29 +202,25 @@ class Book:
         what it holds from another plane."""
         n = len(job.members)
         for which, capacity in enumerate(self.rules.capacity):
-            most = job.rule.most[which]
-            most = math.inf if most is None else most
+            most = job.rule.most[which] or math.inf
             if capacity is None:
                 self.table.rates[member.row, which] = self.table.safe[member.row, which] = most / n
             else:
-                held = min(self.table.holds[member.row, which], capacity)
+                others, mine = float(self.table.holds[:, which].sum()), float(self.table.holds[member.row, which])
+                held = min(mine, max(0.0, capacity - (others - mine)))
                 own = max(capacity * _FOOT, min(_LEAST[which] * len(self.jobs), capacity)) / len(self.jobs)
-                least = min(max(job.guarantee(which), own, held * n), most)
-                safe = job.rule.safe[which]
-                if safe is None:
-                    safe = max(job.guarantee(which), _SAFE * capacity)
+                guarantee = job.rule.guarantee[which]
+                least = min(max(guarantee, own, held * n), most)
+                safe = job.rule.safe[which] or max(guarantee, _SAFE * capacity)
                 self.table.rates[member.row, which] = least / n
                 self.table.safe[member.row, which] = safe / n
 
-    def report(self, member: Member, report: Report, now: float) -> bool:
-        """Take a report; False if this member sends too many."""
-        if member.is_too_loud(now):
-            return False
+    def report(self, member: Member, report: Report, now: float) -> None:
+        """Take a report."""
         if member.row in self._single:
             self._settle()
         wants = [math.inf if each is None else each for each in report.demand]
         self._single[member.row] = (member.row, now, report.at, *report.used, *wants)
-        return True
 
     def report_many(self, who: Hashable, rows: np.ndarray, at: float, usage: Usage, now: float) -> None:
         """Take the reports of members whose rows these are. who : speaks for them"""
@@ -276,38 +264,39 @@ class Book:
             job.gone += self.table.total[member.row]
             self.table.remove(member.row)
             self.members -= 1
-            self._counts.add(member.hello, -1)
+            self._counts -= Counter([(job.user, member.hello.by_agent)])
             if not job.members:
                 del self.jobs[job.user, job.job]
-                self._of_user[job.user] -= 1
-                if not self._of_user[job.user]:
-                    del self._of_user[job.user]
+                self._of_user -= Counter([job.user])
             self._forget_layout()
 
     # -- shares --------------------------------------------------------------------------------------------------------
 
     def _forget_layout(self) -> None:
         """Somebody came or went; the rates stay until the next shares."""
-        if self._layout is not None:
-            self._rates = self._layout.rates
+        if (lay := self._layout) is not None:
+            self._rates = np.append(lay.rates, [[math.inf] * 2], axis=0)
+            self._recent = {user: pair for user, pair in zip(lay.users, lay.recent, strict=True) if pair.max() > 1}
             self._layout = None
 
     def layout(self) -> Layout:
         """Of all that are there."""
         if self._layout is None:
             jobs = list(self.jobs.values())
-            rates = np.full((len(jobs), 2), math.inf)
-            before = [job.number for job in jobs]
-            known = [k for k, number in enumerate(before) if number >= 0]
-            if known:
-                rates[known] = self._rates[[before[k] for k in known]]
+            rates = self._rates[[job.number for job in jobs]]
             for number, job in enumerate(jobs):
                 job.number = number
             counts = np.array([len(job.members) for job in jobs], np.int64)
+            group = np.repeat(np.arange(len(jobs)), counts)
+            users = list(dict.fromkeys([*(job.user for job in jobs), *self._recent]))
+            numbers = {user: number for number, user in enumerate(users)}
             self._layout = Layout(
                 np.array([member.row for job in jobs for member in job.members.values()], np.int64),
-                np.repeat(np.arange(len(jobs)), counts),
+                group,
                 counts,
+                users,
+                np.array([numbers[job.user] for job in jobs], np.int64)[group],
+                np.array([self._recent.get(user, (0.0, 0.0)) for user in users]),
                 _pairs([job.rule.guarantee for job in jobs], math.nan),
                 _pairs([job.rule.most for job in jobs], math.inf),
                 _pairs([job.rule.safe for job in jobs], math.nan),
@@ -321,6 +310,8 @@ class Book:
         if not self.jobs:
             return
         lay = self.layout()
+        lay.recent[:] *= 0.5 ** ((now - self._shared_at) / _HALF_S)
+        self._shared_at = now
         for which in (0, 1):
             capacity = self.rules.capacity[which]
             if capacity is None:
@@ -335,13 +326,22 @@ class Book:
         self.table.rates[lay.rows, which] = self.table.safe[lay.rows, which] = part
 
     def _share(self, lay: Layout, which: int, capacity: float, now: float) -> None:
-        n = len(lay.counts)
-        held = np.zeros(n)
-        if self.learns(now):  # what members hold from another plane; no more than there is
-            held = fitted(lay.sums(self.table.holds[lay.rows, which]), capacity)
+        n, n_users, rows = len(lay.counts), len(lay.users), lay.rows
         own = capacity * _FOOT
         most = lay.most[:, which]
-        wants = self.table.demands(lay.rows, which, (own / lay.counts)[lay.group], capacity, now)
+        wants, proven = self.table.claims(rows, which, now)
+        used = np.bincount(lay.user, proven / 2, n_users)
+        lay.recent[:, which] = np.maximum(lay.recent[:, which], used)
+        beyond = own + lay.recent[:, which] - used  # of each user, evenly for those who claim something beyond
+        believed = proven + (beyond / np.maximum(1, np.bincount(lay.user, wants > proven, n_users)))[lay.user]
+        wants = np.minimum(np.minimum(wants, believed), capacity)
+        held = np.zeros(n)
+        if self.learns(now):  # what members hold from another plane, evenly by users if it is more than there is
+            new = now < self.table.joined_at[rows] + max(_NEW_S, 3 * self.every_s)
+            holds = np.minimum(self.table.holds[rows, which], np.where(new, capacity, believed))
+            of_user = np.bincount(lay.user, holds, n_users)
+            part = np.minimum(1.0, max_min(capacity, of_user) / np.maximum(of_user, 1e-9))
+            held = lay.sums(holds * part[lay.user])
         guarantees = np.minimum(lay.guarantee[:, which], most)
         demands = np.minimum(np.minimum(capacity, lay.sums(wants)), most)
         free = held == 0
@@ -417,28 +417,14 @@ class Book:
         ]
 
 
-class _Counts:
-    """How many members there are. Those who have gone count until their leases end: a connection is soon made anew."""
-
-    def __init__(self) -> None:
-        self._of: Counter[tuple[str, bool]] = Counter()  # by user and `by_agent`
-        self._direct = 0  # that no agent speaks for
-
-    def check(self, hello: Hello, limits: Limits) -> None:
-        """Raises RefusedError."""
-        # A user's processes on a node are one member of each job.
-        most = limits.per_user * (limits.jobs_per_user if hello.by_agent else 1)
-        if self._of[hello.user, hello.by_agent] >= most:
-            raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
-        if not hello.by_agent and self._direct >= limits.connections:
-            raise RefusedError("there are too many processes")
-
-    def add(self, hello: Hello, more: int) -> None:
-        key = hello.user, hello.by_agent
-        self._of[key] += more
-        self._direct += 0 if hello.by_agent else more
-        if not self._of[key]:
-            del self._of[key]
+def check_limits(hello: Hello, limits: Limits, counts: Counter[tuple[str, bool]]) -> None:
+    """Those who have gone count until their leases end: a connection is soon made anew. Raises RefusedError."""
+    # A user's processes on a node are one member of each job.
+    most = limits.per_user * (limits.jobs_per_user if hello.by_agent else 1)
+    if counts[hello.user, hello.by_agent] >= most:
+        raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
+    if not hello.by_agent and sum(n for key, n in counts.items() if not key[1]) >= limits.connections:
+        raise RefusedError("there are too many processes")
 
 
 def by_policy(policy: str, capacity: float, demands: np.ndarray, guarantees: np.ndarray) -> np.ndarray:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-__all__ = ["BYTES", "OPERATIONS", "UNLIMITED", "Bucket", "Rates", "Tokens"]
+from pario.text import decimal_bytes
+
+__all__ = ["BYTES", "OPERATIONS", "UNLIMITED", "Bucket", "Rates", "Tokens", "rates_words"]
 
 #: (bytes/s, operations/s); None: no limit
 Rates = tuple[float | None, float | None]
@@ -25,6 +27,13 @@ BYTES, OPERATIONS = 0, 1
 BURST_S = 0.1
 #: Nobody waits for less, which a clock may not even show; the debt stays.
 _SOON_S = 1e-6
+
+
+def rates_words(rates: Sequence[float | None]) -> list[str]:
+    """rates : bytes/s and operations/s; None: no limit, of which nothing is said"""
+    nbytes, operations = rates
+    words = [f"{decimal_bytes(nbytes)}/s"] if nbytes else []
+    return [*words, f"{operations:,.0f} operations/s"] if operations else words
 
 
 class Tokens:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,8 +36,8 @@ def plane_address() -> str:
 def store_agent() -> Iterator[Agent | None]:
     """What stands before this process's reads of the store; None without PARIO_CONTROL.
 
-    It ends with the last that holds it. Raises OptionError if PARIO_CONTROL is no address. If there is no token that
-    could be used, a warning says so, and nothing is limited: the job is not stopped.
+    It ends with the last that holds it. Raises OptionError if PARIO_CONTROL is no address, or PARIO_CONTROL_SAFE no
+    rate. If there is no token that could be used, a warning says so, and the job reads at that rate: it is not stopped.
     """
     agent = _held_agent()
     try:
@@ -53,22 +52,27 @@ def _held_agent() -> Agent | None:
     if not text:
         return None
     from pario.control.agent import Agent  # only here, and so in `who`: most jobs have no plane
+    from pario.control.rules import read_rate
     from pario.control.words import read_address
 
     try:
         address = read_address(text)
     except OptionError as e:
         raise OptionError(f"PARIO_CONTROL: {e.what}", hint=e.hint) from None
+    safe = read_rate(os.environ.get("PARIO_CONTROL_SAFE") or None, "PARIO_CONTROL_SAFE")
     with _lock:
         agent = _agents.get(text)
         if agent is None or not agent.hold():
+            me = None
             try:
-                agent = _agents[text] = Agent(address, who(address))
+                me = who(address)
             except OptionError as e:
                 if text not in _warned:
                     _warned.add(text)
-                    _log.warning("the control plane at %s does not limit this process: %s", address, e)
-                return None
+                    _log.warning("this process cannot join the control plane at %s: %s", address, e)
+                if safe is None:
+                    return None
+            agent = _agents[text] = Agent(address, me, (safe, None))
             agent.hold()
         return agent
 
@@ -96,10 +100,9 @@ def token_path() -> str:
 
 def user_name() -> str:
     """As the system knows the user, or the number for one without a name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+    from pario.wire.local import user_names
+
+    return user_names(os.geteuid())[0]
 
 
 def _short(text: str) -> str:

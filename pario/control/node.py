@@ -85,16 +85,16 @@ class NodeBook(Book):
             )
             share = np.minimum(shares, MOST)
             foot = (share / 16 / lay.counts)[lay.group]
-            wants = self.table.demands(lay.rows, which, foot, share[lay.group], now)
+            wants, proven = self.table.claims(lay.rows, which, now)
+            wants = np.minimum(np.minimum(wants, proven + foot), share[lay.group])
             self.divide(lay, which, shares, safe, wants)
 
     def introduced(self, key: Key, number: int, *, is_safe: bool) -> list[Any]:
         """What a plane is told of a job that it does not know. is_safe : it is granted safe rates only"""
         user, name = key
         job, grant = self.jobs[key], self.granted.get(key)
-        holds: Any = None
         if grant is not None:
-            holds = None if is_safe else grant.rates
+            holds: Any = None if is_safe else grant.rates
         else:
             held = [member.hello.holds for member in job.members.values() if member.hello.holds is not None]
             holds = [None if None in each else sum(each) for each in zip(*held, strict=True)] if held else None
@@ -277,8 +277,7 @@ class NodeAgent(Processes):
         except OSError as e:
             self._lose(str(e))
             return
-        now = self._clock()
-        self._hand_on(now)
+        self._hand_on(self._clock())
 
     def _take(self, words: dict[str, Any]) -> None:
         """Raises WireError."""
@@ -426,20 +425,8 @@ class NodeAgent(Processes):
 
     def state(self) -> dict[str, Any]:
         """As a plane's, for the jobs of this node; agent_of: where its plane is; joined: it is connected."""
-        now = self._clock()
-        return {
-            "jobs": self.book.state(now),
-            "agents": [],
-            "agent_of": str(self._plane),
-            "joined": self.joined,
-            "capacity": [None, None],
-            "policy": "as the plane grants",
-            "lease_s": self.rules.lease_s,
-            "uptime_s": now - self._started,
-            "learning": False,
-            "connections": len(self.links),
-            "cycle_s": self.cycle_s,
-        }
+        mine = {"agent_of": str(self._plane), "joined": self.joined, "policy": "as the plane grants", "learning": False}
+        return {**super().state(), **mine}
 
     def close(self) -> None:
         if self._pipe is not None:

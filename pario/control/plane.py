@@ -34,9 +34,6 @@ __all__ = ["Plane"]
 
 _log = logging.getLogger("pario")
 
-#: Messages of one agent in one second, at most.
-_MOST_MESSAGES = 100
-
 
 class Plane(Processes):
     """See `Processes`.
@@ -153,8 +150,6 @@ class Plane(Processes):
     def _hear_agent(self, link: Speaker, words: dict[str, Any], now: float) -> None:
         """Raises WireError."""
         node: _Node = link.speaks
-        if node.is_too_loud(now):
-            raise WireError("too many messages")
         node.reported, node.at = True, amount_of(words, "at")
         came = []
         for number in _list_of(words, "leave"):
@@ -190,39 +185,26 @@ class Plane(Processes):
     def forget(self, link: Speaker) -> None:
         if link.counts:
             self._of_user[link.user] -= 1
-        if link.speaks is None:
-            super().forget(link)
-            return
-        now = self._clock()
-        del self._agents[link.user, link.speaks.member]
-        for member in link.speaks.members.values():
-            self.book.leave(member, now, bye=False)
+        super().forget(link)
+        if link.speaks is not None:
+            del self._agents[link.user, link.speaks.member]
+            for member in link.speaks.members.values():
+                self.book.leave(member, self._clock(), bye=False)
 
     def state(self) -> dict[str, Any]:
-        """jobs (see `Book.state`), capacity, policy, lease_s, uptime_s, learning, connections, cycle_s; agents: of each
-        user, node, jobs, processes, heard_s (seconds since it was heard)."""
+        """agents: of each user, node, jobs, processes, heard_s (seconds since it was heard)."""
         now = self._clock()
-        rules = self.rules
-        return {
-            "jobs": self.book.state(now),
-            "agents": [
-                {
-                    "user": link.user,
-                    "node": link.speaks.node,
-                    "jobs": len(link.speaks.members),
-                    "processes": int(self.book.table.processes[link.speaks.rows].sum()),
-                    "heard_s": now - link.heard_at,
-                }
-                for link in self._agents.values()
-            ],
-            "capacity": list(rules.capacity),
-            "policy": rules.policy,
-            "lease_s": rules.lease_s,
-            "uptime_s": now - self._started,
-            "learning": self.book.learns(now),
-            "connections": len(self.links),
-            "cycle_s": self.cycle_s,
-        }
+        agents = [
+            {
+                "user": link.user,
+                "node": link.speaks.node,
+                "jobs": len(link.speaks.members),
+                "processes": int(self.book.table.processes[link.speaks.rows].sum()),
+                "heard_s": now - link.heard_at,
+            }
+            for link in self._agents.values()
+        ]
+        return {**super().state(), "agents": agents}
 
 
 class _Node:
@@ -240,15 +222,7 @@ class _Node:
         self.row_of = np.full(most, -1, np.int64)
         self.reported, self.at = False, 0.0
         self.refused: list[list[Any]] = []
-        self._second, self._heard = -np.inf, 0
         self.arrange()
-
-    def is_too_loud(self, now: float) -> bool:
-        """Whether this message is one too many."""
-        if now >= self._second + 1.0:
-            self._second, self._heard = now, 0
-        self._heard += 1
-        return self._heard > _MOST_MESSAGES
 
     def hello(self, entry: Any, user: str) -> tuple[int, Hello]:
         """What an entry of "join" says, and its number. user : the agent's. Raises WireError."""

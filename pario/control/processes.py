@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -40,8 +41,10 @@ __all__ = ["MEMBER_BYTES", "Processes", "Speaker"]
 MEMBER_BYTES = 16
 #: Telling the state takes at most this part of the time.
 _TELL = 1 / 20
-#: Seconds between two questions for the state on one connection, at least.
-_ASK_S = 0.05
+#: Messages of one connection in one second, at most.
+_MOST_MESSAGES = 100
+#: Seconds between two questions for the state on one connection, at least; how many of a user's connections ask.
+_ASK_S, _MOST_ASK = 0.05, 16
 
 
 class Speaker(Guest):
@@ -49,14 +52,23 @@ class Speaker(Guest):
 
     asks : for the state only, and when it may again: `asks_at`
     counts : among its user's connections
+    second, messages : when the present second began, and how many messages came in it
     answered : it has heard what it may have
     member : of a process; speaks : of a node agent, what the plane knows of it
     """
 
     asks = counts = answered = is_in = False
-    asks_at = -math.inf
+    asks_at = second = -math.inf
+    messages = 0
     member: Member | None = None
     speaks: Any = None
+
+    def is_too_loud(self, now: float) -> bool:
+        """Whether this message is one too many."""
+        if now >= self.second + 1.0:
+            self.second, self.messages = now, 0
+        self.messages += 1
+        return self.messages > _MOST_MESSAGES
 
 
 class Processes(Server[Speaker]):
@@ -98,6 +110,7 @@ class Processes(Server[Speaker]):
         self._inode = os.stat(address.path).st_ino if address.path else 0
         self.cycles, self.cycle_s = 0, 0.0
         self.by_row: dict[int, Speaker] = {}
+        self._visitors: defaultdict[str, dict[Speaker, None]] = defaultdict(dict)  # who have not joined, by user
         self._tell, self._tell_at = tell, -math.inf
 
     @abstractmethod
@@ -112,9 +125,15 @@ class Processes(Server[Speaker]):
     def let_in(self, link: Speaker, words: dict[str, Any], now: float) -> dict[str, Any] | None:
         """Its first words. The answer; None: it will be told later. Raises WireError."""
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
-        """For `control status`."""
+        """For `control status`: jobs (see `Book.state`), agents, capacity, policy, lease_s, uptime_s, learning,
+        connections, cycle_s."""
+        now, rules = self._clock(), self.rules
+        return {
+            **{"jobs": self.book.state(now), "agents": [], "capacity": list(rules.capacity), "policy": rules.policy},
+            **{"lease_s": rules.lease_s, "uptime_s": now - self._started, "learning": self.book.learns(now)},
+            **{"connections": len(self.links), "cycle_s": self.cycle_s},
+        }
 
     def go_by(self, rules: Rules) -> None:
         self.rules, self.most_bytes = rules, rules.limits.line_bytes
@@ -167,15 +186,31 @@ class Processes(Server[Speaker]):
 
     # -- who is connected ----------------------------------------------------------------------------------------------
 
+    def welcome(self, link: Speaker) -> None:
+        self._visitors[link.user][link] = None
+
+    def _drop_idle(self) -> bool:
+        """Whoever has not joined keeps no job out: of the user who has most such connections the oldest one ends."""
+        most = max(self._visitors.values(), key=len, default=None)
+        if most:
+            self.drop(next(iter(most)))
+        return bool(most)
+
     def secret_of(self, user: str) -> bytes | None:
         return self.rules.secrets.get(user)
 
     def took(self, link: Speaker, kind: int, body: bytes) -> bool:
-        words, now = unpacked(body), self._clock()
+        now = self._clock()
+        if link.is_too_loud(now):
+            raise WireError("too many messages")
+        words = unpacked(body)
         if link.asks or (not link.is_in and words.get("do") == "status"):
             if link.waiting or now < link.asks_at:
                 raise WireError("too many messages")
             link.asks, link.asks_at = True, now + _ASK_S
+            asking = [each for each in self._visitors[link.user] if each.asks]
+            for each in asking[:-_MOST_ASK]:
+                self.drop(each)
             self.put(link, Word.WORDS, packed({"status": self.state()}))
         elif link.is_in:
             self.obey(link, words, now)
@@ -183,6 +218,7 @@ class Processes(Server[Speaker]):
             link.is_in = True
             text_of({"user": link.user}, "user")
             answer = self.let_in(link, words, now)
+            self._visitors[link.user].pop(link)
             if answer is not None:
                 self.answer(link, answer)
         return True
@@ -213,10 +249,11 @@ class Processes(Server[Speaker]):
         if "bye" in words:
             self.leave(link, now, bye=True)
             self.drop(link)
-        elif not self.book.report(link.member, report_of(words), now):
-            raise WireError("too many messages")
+        else:
+            self.book.report(link.member, report_of(words), now)
 
     def forget(self, link: Speaker) -> None:
+        self._visitors[link.user].pop(link, None)
         self.leave(link, self._clock(), bye=False)
 
     def leave(self, link: Speaker, now: float, *, bye: bool) -> None:

@@ -17,7 +17,7 @@ from pario.control.bucket import Rates
 from pario.control.share import POLICIES
 from pario.errors import OptionError
 
-__all__ = ["JobRule", "Limits", "Rules", "read_rules", "read_token"]
+__all__ = ["JobRule", "Limits", "Rules", "read_rate", "read_rules", "read_token"]
 
 #: A secret of fewer characters can be guessed; a file of more bytes is none.
 _LEAST_SECRET, _MOST_SECRET = 16, 4096
@@ -212,12 +212,12 @@ def _limits(words: Any) -> Limits:
 
 def _rates(words: dict[str, Any], where: str, before: str = "") -> Rates:
     keys = f"{before}bytes_per_s", f"{before}operations_per_s"
-    nbytes, operations = (_rate(words.get(key), f"{where}: {key}") for key in keys)
+    nbytes, operations = (read_rate(words.get(key), f"{where}: {key}") for key in keys)
     return nbytes, operations
 
 
-def _rate(value: Any, where: str) -> float | None:
-    """A number, or words as "150 MiB"; powers of 1000 without the i."""
+def read_rate(value: Any, where: str) -> float | None:
+    """A number, or words as "150 MiB"; powers of 1000 without the i; None: None. Raises OptionError."""
     if value is None:
         return None
     found: float | None = None

@@ -32,23 +32,13 @@ def max_min(capacity: float, demands: np.ndarray, guarantees: np.ndarray | None 
         given = np.minimum(demands, fitted(guarantees, capacity))
     left = max(0.0, capacity - float(given.sum()))
     unmet = demands - given
-    given = given + np.minimum(unmet, _level(left, unmet))
+    given = given + np.minimum(unmet, max_min_each(np.array([left]), unmet, np.zeros(n, np.int64)))
     left = max(0.0, capacity - float(given.sum()))
     active = demands > 0
     if not active.any():
         active[:] = True
     given[active] += left / int(active.sum())
     return given
-
-
-def _level(left: float, unmet: np.ndarray) -> float:
-    """What each gets of it at most."""
-    ascending = np.sort(unmet)
-    before = np.cumsum(ascending) - ascending
-    # What each would get if all with smaller demands had theirs, and it and those behind it the same.
-    levels = (left - before) / np.arange(len(unmet), 0, -1)
-    short = np.flatnonzero(ascending > levels)
-    return max(0.0, float(levels[short[0]])) if len(short) else math.inf
 
 
 def weighted(capacity: float, weights: np.ndarray) -> np.ndarray:
@@ -86,6 +76,7 @@ def max_min_each(capacity: np.ndarray, demands: np.ndarray, group: np.ndarray) -
     before = np.cumsum(ascending) - ascending
     before -= before[starts][group]
     behind = counts[group] - (np.arange(n) - starts[group])
+    # What each would get if all with smaller demands had theirs, and it and those behind it the same.
     levels = (capacity[group] - before) / behind
     short = np.minimum.reduceat(np.where(ascending > levels, np.arange(n), n), starts)
     level = np.where(short < n, np.maximum(0.0, levels[np.minimum(short, n - 1)]), math.inf)

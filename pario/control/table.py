@@ -15,8 +15,6 @@ __all__ = ["Table"]
 #: Seconds over which a row's peak is the largest rate that was seen, since jobs read in bursts; kept in so many parts.
 _PEAK_S = 2.0
 _PARTS = 4
-#: Seconds in which the claim of a new row is believed.
-_NEW_S = 1.0
 #: Nobody uses more, whatever it says of its clock.
 _MOST = 1e18
 #: A grant that changes by a smaller part is told with the next report only.
@@ -81,6 +79,7 @@ class Table:
     def remove(self, row: int) -> None:
         """It may become another one's."""
         self._free.append(row)
+        self.holds[row] = 0.0
 
     def use(self, rows: np.ndarray, now: np.ndarray, at: np.ndarray, used: np.ndarray, wants: np.ndarray) -> None:
         """Take reports. rows : i64[k], no two the same; now, at : f64[k]; used, wants : f64[k, 2]"""
@@ -101,14 +100,12 @@ class Table:
         self.peak[rows] = (self._parts[rows] * valid[:, :, None]).max(1)
         self.reported[rows] = True
 
-    def demands(self, rows: np.ndarray, which: int, foot: np.ndarray, capacity: float, now: float) -> np.ndarray:
-        """f64[k], what of its claim is believed. foot : f64[k], what it may want without having used anything"""
-        wants, peak = self.wants[rows, which], self.peak[rows, which]
+    def claims(self, rows: np.ndarray, which: int, now: float) -> tuple[np.ndarray, np.ndarray]:
+        """(f64[k], what each claims; f64[k], what of that its use has proven)"""
+        peak = np.where(now < self.until[rows], self.peak[rows, which], 0.0)  # else it is silent for a lease
         # A job that reads in bursts wants in a moment what it has just used.
-        believed = np.minimum(np.maximum(wants, 1.25 * peak), 2 * peak + foot)
-        believed = np.where(now < self.joined_at[rows] + _NEW_S, wants, believed)
-        believed[now >= self.until[rows]] = 0.0  # silent for a lease
-        return np.minimum(believed, capacity)
+        wants = np.maximum(self.wants[rows, which], 1.25 * peak)
+        return np.where(now < self.until[rows], wants, 0.0), 2 * peak
 
     def due(self) -> np.ndarray:
         """bool[n], the rows that are to hear of their grants: they have reported, or the grant is another one. They

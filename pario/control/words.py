@@ -183,19 +183,22 @@ def text_of(words: dict[str, Any], key: str) -> str:
 
 def rates_of(words: dict[str, Any], key: str) -> Rates:
     """Two numbers from 0 on, or null for one without a limit; too large ones are clipped. Raises WireError."""
-    found = words.get(key)
-    if not isinstance(found, list) or len(found) != 2:
-        raise WireError(f"{key} is missing or not two numbers")
+    found = _two(words, key)
     nbytes, operations = (None if each is None else _amount(each, key, clips=True) for each in found)
     return nbytes, operations
 
 
+def _two(words: dict[str, Any], key: str) -> list[Any]:
+    """Raises WireError."""
+    found = words.get(key)
+    if not isinstance(found, list) or len(found) != 2:
+        raise WireError(f"{key} is missing or not two numbers")
+    return found
+
+
 def report_of(words: dict[str, Any]) -> Report:
     """Raises WireError."""
-    used = words.get("used")
-    if not isinstance(used, list) or len(used) != 2:
-        raise WireError("used is missing or not two numbers")
-    nbytes, operations = (_amount(each, "used") for each in used)
+    nbytes, operations = (_amount(each, "used") for each in _two(words, "used"))
     return Report(_amount(words.get("at"), "at"), (nbytes, operations), rates_of(words, "demand"))
 
 

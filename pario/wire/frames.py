@@ -38,7 +38,6 @@ import xxhash
 
 __all__ = [
     "SENDFILE_BYTES",
-    "Bell",
     "Link",
     "Part",
     "Seal",
@@ -246,31 +245,6 @@ class Link:
             with suppress(BlockingIOError):
                 self._waiting = self._waiting[self.sock.send(self._waiting, socket.MSG_DONTWAIT) :]
         return len(self._waiting)
-
-
-class Bell:
-    """Wakes a thread that waits for sockets. Any thread may ring, and a signal's handler."""
-
-    def __init__(self) -> None:
-        self._here, self._rope = socket.socketpair()
-        for each in (self._here, self._rope):
-            each.setblocking(False)
-
-    def fileno(self) -> int:
-        """To be waited for."""
-        return self._here.fileno()
-
-    def ring(self) -> None:
-        with suppress(OSError):  # full: it has rung already; closed: nobody waits
-            self._rope.send(b".")
-
-    def silence(self) -> None:
-        with suppress(BlockingIOError):
-            self._here.recv(4096)
-
-    def close(self) -> None:
-        self._here.close()
-        self._rope.close()
 
 
 def peer_uid(sock: socket.socket) -> int | None:

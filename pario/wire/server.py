@@ -11,7 +11,6 @@ import hmac
 import logging
 import math
 import os
-import pwd
 import secrets
 import select
 import socket
@@ -19,7 +18,6 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,7 +27,8 @@ from pario.errors import ParioError
 from pario.threads import Workers, start_thread
 from pario.wire import frames
 from pario.wire.client import Address, machine_id
-from pario.wire.frames import Bell, Link, Part, WireError, Word, peer_uid, send, tune
+from pario.wire.frames import Link, Part, WireError, Word, peer_uid, send, tune
+from pario.wire.local import Bell, user_names
 
 __all__ = ["BACKLOG", "MOST_STRANGERS", "PATIENT", "SLOW", "AnsweringServer", "Complaints", "Guest", "Reply", "Server"]
 
@@ -47,6 +46,8 @@ _NO_SECRET = secrets.token_bytes(32)
 _AGAIN_S, _EACH, _ALL = 600.0, 16, 256
 #: sorts of requests, and names of the threads that answer them
 _QUICK, SLOW, PATIENT = "serve", "slow", "open"
+#: Frames of one connection that are taken in a turn, and seconds of turns until newcomers are looked after again.
+_FEW, _TURNS_S = 4, 0.01
 #: Patient requests mostly wait for something that another one of them does.
 _PATIENT_THREADS = 64
 
@@ -69,9 +70,8 @@ class Complaints:
         with self._lock:
             while self._said and (oldest := next(iter(self._said.items())))[1] <= now - _AGAIN_S:
                 del self._said[oldest[0]]
-            if (what, why) in self._said or len(self._said) >= _ALL:
-                return
-            if Counter(who for who, _ in self._said)[what] >= _EACH:
+            many = len(self._said) >= _ALL or [who for who, _ in self._said].count(what) >= _EACH
+            if many or (what, why) in self._said:
                 return
             self._said[what, why] = now
         _log.warning("%s %s: %s (said once in %g minutes)", self._whose, what, why, _AGAIN_S / 60)
@@ -82,8 +82,8 @@ class Guest(Link):
 
     whom : for the log
     uid : of the other end, if the system knows it; user : whom it says to be, and with `proven` is
-    over : it was dropped
-    heard_at : when a frame came last
+    over : it was dropped; heard_at : when a frame came last
+    is_new : no frame of it has been taken; behind : more frames have come than were taken
     busy : a thread answers it
     """
 
@@ -95,7 +95,8 @@ class Guest(Link):
         self.uid = peer_uid(sock)
         self.whom = f"a connection from {address[0]}" if self.uid is None else f"a connection of system user {self.uid}"
         self.user = ""
-        self.proven = self.over = self.busy = False
+        self.proven = self.over = self.busy = self.behind = False
+        self.is_new = True
         self.heard_at, self.watched = now, 0
 
     def hello(self) -> tuple[bytes, bytes, bytes] | None:
@@ -154,6 +155,7 @@ class Server(ABC, Generic[G]):
         self.say = Complaints(whose, clock).say
         self.links: dict[G, None] = {}
         self._strangers: dict[G, float] = {}  # until when each may prove itself
+        self._turns: dict[G, int] = {}  # whose turn comes next, and what has happened to them
         self._over = self._closed = False
         self._poll = select.epoll()  # any thread may change it while another one waits
         self._ready: dict[int, Callable[[int], None]] = {}  # what to do if something comes, by descriptor
@@ -192,13 +194,17 @@ class Server(ABC, Generic[G]):
         if first is not None:
             left = max(0.0, first - self._clock())
             wait_s = left if wait_s is None else min(wait_s, left)
-        ready = self._ready
-        for fd, what in self._poll.poll(wait_s):
-            if (action := ready.get(fd)) is not None:
+        for fd, what in self._poll.poll(0.0 if self._turns else wait_s):
+            if (action := self._ready.get(fd)) is not None:
                 try:
                     action(what)
                 except Exception as e:  # one connection must not end all others
                     _log.warning("%s: %r", self._whose, e)
+        end = self._clock() + _TURNS_S
+        for link in list(self._turns):
+            self._serve(link, self._turns.pop(link, 0), turn=True)
+            if self._clock() > end:
+                break
         if first is not None:
             now = self._clock()
             for link in [link for link, until in self._strangers.items() if until <= now]:
@@ -246,17 +252,25 @@ class Server(ABC, Generic[G]):
         link.put_raw(frames.GREETING + link.number)
         self._go_on(link)
 
-    def _serve(self, link: G, what: int) -> None:
-        """Something came from this client, or it takes more."""
+    def _serve(self, link: G, what: int, *, turn: bool = False) -> None:
+        """Something came from this client, or it takes more. Whoever has said something already waits for its turn."""
+        if not link.is_new and not turn:
+            self._turns[link] = self._turns.get(link, 0) | what
+            return
         try:
-            if what & ~select.EPOLLOUT:
+            if what & ~select.EPOLLOUT and not link.behind:
                 link.receive()
                 if not link.proven:
                     self._let_in(link)
-                while link.proven and not link.over and (frame := link.next()) is not None:
-                    link.heard_at = self._clock()
-                    if not self.took(link, *frame):
-                        return
+            link.behind = False
+            for _ in range(_FEW):
+                if not link.proven or link.over or (frame := link.next()) is None:
+                    break
+                link.heard_at, link.is_new = self._clock(), False
+                if not self.took(link, *frame):
+                    return
+            else:
+                link.behind, self._turns[link] = True, 0
             if not link.over:
                 self._go_on(link)
         except _StrangerError as e:
@@ -283,8 +297,10 @@ class Server(ABC, Generic[G]):
         secret = self.secret_of(user) or _NO_SECRET
         proven = hmac.compare_digest(theirs, frames.proof(secret, frames.CLIENT, agreed))
         if self.trusts_system and link.uid is not None:
-            if link.uid != os.geteuid() and user not in _names(link.uid):
+            names = user_names(link.uid)
+            if user not in names and link.uid != os.geteuid():
                 raise _StrangerError(f"system user {link.uid} is not user {user}")
+            user = names[0] if user in names or not proven else user  # one person has one name, and one share
         elif not proven:
             raise _StrangerError(self.unknown)
         if len(self.links) - len(self._strangers) >= self.most_links and not self._drop_idle():
@@ -331,6 +347,7 @@ class Server(ABC, Generic[G]):
             return
         link.over = True
         self._strangers.pop(link, None)
+        self._turns.pop(link, None)
         self._ready.pop(link.sock.fileno(), None)  # before the system gives its number to another one
         if link.proven:
             self.forget(link)
@@ -351,14 +368,6 @@ class Server(ABC, Generic[G]):
 
 class _StrangerError(WireError):
     """A stranger that may be told why it is refused."""
-
-
-def _names(uid: int) -> tuple[str, ...]:
-    """What a user of this number may be called."""
-    try:
-        return pwd.getpwuid(uid).pw_name, str(uid)
-    except KeyError:
-        return (str(uid),)
 
 
 class Reply(NamedTuple):
