@@ -47,13 +47,13 @@ from benchmarks.control_plane import SECRET, USER, plane, processor_s
 from benchmarks.measure import Row, Section, interleave, machine, ratios, save
 from benchmarks.stores.throttled import throttled_disk
 from pario.bench.cache import Unavailable
-from pario.control.agent import Agent
-from pario.control.session import Session, Who
-from pario.control.words import PlaneAddress
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
+from pario.plane.agent import Agent
+from pario.plane.session import Session, Who
+from pario.plane.words import PlaneAddress
 from pario.records import EXTENT
 
 CLIENTS = 1000

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.control_plane import SECRET, USER, plane, processor_s
-from pario.control.session import Session, Who
-from pario.control.words import PlaneAddress, Usage, usage_message
+from pario.plane.session import Session, Who
+from pario.plane.words import PlaneAddress, Usage, usage_message
 
 #: seconds of a cycle
 CYCLE_S = 0.100

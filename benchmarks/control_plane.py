@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.measure import ROOT
-from pario.control.joining import user_name
-from pario.control.words import PlaneAddress
+from pario.plane.joining import user_name
+from pario.plane.words import PlaneAddress
 
 SECRET = b"benchmark" * 4
 USER = user_name()

@@ -22,10 +22,10 @@ import numpy as np
 from benchmarks.control_plane import end, plane
 from benchmarks.measure import ROOT
 from benchmarks.stores.latency import LatencyStore, latency_store
-from pario.control.joining import store_agent
 from pario.errors import FileError
 from pario.fetch.limited import open_limited
 from pario.fetch.posix import PosixFetcher
+from pario.plane.joining import store_agent
 
 #: threads of the storm, and of the other job; files of each
 THREADS = {"storm": 48, "quiet": 3}

@@ -67,7 +67,7 @@ def epochs(
 
 
 def give_back(loader: Any) -> None:
-    """As under a pressure that lasts (stage/pressure.py)."""
+    """As under a pressure that lasts (tiers/pressure.py)."""
     memory = loader._life.reader.stage.memory
     memory.wanted = 4 * memory.grid.chunk_bytes
     memory.shrink(memory.held_bytes - memory.wanted)

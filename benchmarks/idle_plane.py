@@ -26,10 +26,10 @@ import numpy as np
 import pario
 import pario.lmdb
 from benchmarks import cache, data
-from pario.control.joining import user_name
-from pario.control.plane import Plane
-from pario.control.rules import Rules
-from pario.control.words import PlaneAddress
+from pario.plane.joining import user_name
+from pario.plane.plane import Plane
+from pario.plane.rules import Rules
+from pario.plane.words import PlaneAddress
 
 RULE = 20e6
 SECRET = bytes(range(32))

@@ -25,9 +25,9 @@ import pario
 from benchmarks import data
 from benchmarks.sides import Bench
 from benchmarks.stores.latency import latency_store
-from pario.control.depth import Depth
 from pario.feed.decode_step import DecodeStep
 from pario.feed.ring_writer import RingWriter
+from pario.tune.depth import Depth
 
 #: seconds of a read, bytes/s of all
 STORE = 0.020, 200e6

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from pario.control.knobs import Setting
-from pario.control.tuner import FastProbe, Law, Window
+from pario.tune.knobs import Setting
+from pario.tune.tuner import FastProbe, Law, Window
 
 __all__ = ["LAWS", "Bbr", "Held", "Prisma", "line", "replayed"]
 

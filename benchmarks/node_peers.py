@@ -28,11 +28,11 @@ from benchmarks.sides import compare
 from pario.fetch.base import Fetcher
 from pario.plan.placement import Placement
 from pario.records import EXTENT
-from pario.stage.grid import Grid
-from pario.stage.memory import MemoryTier
-from pario.stage.peers import Peers, Servers
-from pario.stage.service import Service
-from pario.stage.staged import StagedFetcher
+from pario.tiers.grid import Grid
+from pario.tiers.memory import MemoryTier
+from pario.tiers.peers import Peers, Servers
+from pario.tiers.service import Service
+from pario.tiers.staged import StagedFetcher
 from pario.wire.client import Address
 from pario.wire.frames import tune as pario_tune
 

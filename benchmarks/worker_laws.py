@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.laws import LAWS, Held, Prisma, line, told
 from benchmarks.worker import Team, run
-from pario.control.depth import Depth
-from pario.control.knobs import Knob, Setting
-from pario.control.tuner import Law, Window
+from pario.tune.depth import Depth
+from pario.tune.knobs import Knob, Setting
+from pario.tune.tuner import Law, Window
 
 
 class Buffer:

@@ -72,7 +72,7 @@ class Turns(NamedTuple):
     start: int
 
 
-#: All knobs; control/knobs.py has their values, docs/tuning.md what turns them.
+#: All knobs; tune/knobs.py has their values, docs/tuning.md what turns them.
 KNOBS: dict[str, Turns] = {
     # Doubling finds a large depth within a few latencies, while a latency that was measured with a queue in front of
     # the store is found out only by probes.

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pario.control.agent import Agent
-from pario.control.node import NodeAgent
-from pario.control.plane import Plane
-from pario.control.rules import Rules
-from pario.control.session import Who
-from pario.control.words import PlaneAddress
+from pario.plane.agent import Agent
+from pario.plane.node import NodeAgent
+from pario.plane.plane import Plane
+from pario.plane.rules import Rules
+from pario.plane.session import Who
+from pario.plane.words import PlaneAddress
 from pario.wire import frames
 from pario.wire.frames import Link, Word
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pario.stage import disk_reads
+from pario.tiers import disk_reads
 
 
 class Device:

@@ -241,7 +241,7 @@ def a_transaction(folder: Path, names: Names) -> None:
 
 
 def read_rules(folder: Path, names: Names) -> None:
-    from pario.control.rules import read_rules as read
+    from pario.plane.rules import read_rules as read
 
     assert [job.user for job in read(str(folder / "rules.toml")).jobs] == ["anna"]
 

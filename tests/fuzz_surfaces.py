@@ -32,14 +32,14 @@ import pario
 from pario.checkpoint.manifest import read_manifest, read_part, sum_of
 from pario.codec.packing import Packing, _sum
 from pario.codec.registry import CODECS, make
-from pario.control.plane import Plane
-from pario.control.rules import JobRule, Limits, Rules
-from pario.control.words import PlaneAddress, grant_of, grants_of, packed, unpacked, usage_of
 from pario.decode import Image, Pickle
 from pario.errors import OptionError, ParioError
 from pario.files.names import part_of
 from pario.files.spots import Prefixes, Spot
 from pario.files.tree import Tree
+from pario.plane.plane import Plane
+from pario.plane.rules import JobRule, Limits, Rules
+from pario.plane.words import PlaneAddress, grant_of, grants_of, packed, unpacked, usage_of
 from pario.wire import frames
 from pario.wire.frames import Link, WireError, Word
 from pario.wire.server import Guest, Server

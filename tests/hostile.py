@@ -50,7 +50,7 @@ from pario.decode import (
 )
 from pario.errors import DecodeError, ParioError
 from pario.kernels.sums import sum_values
-from pario.stage.asking import read_servers, unpacked
+from pario.tiers.asking import read_servers, unpacked
 
 Case = tuple[Callable[[], Any], bytes, Callable[[], bytes]]
 HOSTILE: dict[str, dict[str, Case]] = {}

@@ -28,7 +28,7 @@ JOBS = {
     "test_mpi.py",
 }
 #: Rooms whose tests go beside them: without these the lanes took 285 and 541 s.
-BESIDE = ("test_checkpoint_", "test_comm_", "test_control_", "test_dataset_", "test_stage_")
+BESIDE = ("test_checkpoint_", "test_comm_", "test_dataset_", "test_plane_", "test_tiers_", "test_tune_")
 #: Where the other lane is cut in a run of everything: the worker that is done first takes the next part.
 CUTS = ("test_f", "test_l", "test_locate", "test_m")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pario.control import decoding, depth
-from pario.control.knobs import Setting
-from pario.control.tuner import Law
 from pario.feed.ring_writer import RingWriter
+from pario.plane import decoding, depth
+from pario.tune.knobs import Setting
+from pario.tune.tuner import Law
 
 
 def restless(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> dict[str, list[int]]:

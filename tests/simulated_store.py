@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from pario.control.depth import Depth
-from pario.control.knobs import START_DEPTH
+from pario.tune.depth import Depth
+from pario.tune.knobs import START_DEPTH
 
 
 class Store:

@@ -784,7 +784,7 @@ def test_ctrl_c_is_quiet(sets):
     assert "Traceback" not in err
 
 
-def test_stage_copies_once(sets, call, tmp_path):
+def test_tiers_copies_once(sets, call, tmp_path):
     file = sets["large"].folder
     status, out, _ = call("stage", file, "--to", tmp_path / "disk", "--quota", "1GiB")
     assert status == 0

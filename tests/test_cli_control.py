@@ -16,11 +16,11 @@ pytest.importorskip("click")
 from control_plane import SECRET, Process, until
 
 from pario.cli import main
-from pario.control import joining
-from pario.control.agent import Agent
-from pario.control.session import Who
-from pario.control.words import PlaneAddress
 from pario.errors import OptionError, ParioError
+from pario.plane import joining
+from pario.plane.agent import Agent
+from pario.plane.session import Who
+from pario.plane.words import PlaneAddress
 
 RULES = f"""
 lease_s = 2

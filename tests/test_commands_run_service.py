@@ -25,9 +25,9 @@ from pario.errors import OptionError
 from pario.kernels.jit import cache_directory
 from pario.kernels.private import PrivateDirectory
 from pario.lmdb import served
-from pario.stage import asking
-from pario.stage.asking import LOCK, STARTS
-from pario.stage.disk_files import is_used, lock_use, root_of, used_lock
+from pario.tiers import asking
+from pario.tiers.asking import LOCK, STARTS
+from pario.tiers.disk_files import is_used, lock_use, root_of, used_lock
 
 HOUSE = Path(__file__).resolve().parents[1]
 N = 200
@@ -228,7 +228,7 @@ from pario.dataset.host import Host
 def refuse(*_):
     raise OSError(28, "no room")
 Host._start = refuse
-from pario.stage import asking
+from pario.tiers import asking
 asking.START_S = 300.0
 """
     script = start("say(right(env))", before)

@@ -25,10 +25,10 @@ from pario.dataset import host as host_module
 from pario.dataset.host import Host
 from pario.errors import OptionError, ParioError, ReadError
 from pario.fetch.file import FileFetcher
-from pario.stage import asking, service
-from pario.stage.asking import LOCK, WHERE, packed, read_servers, unpacked, written
-from pario.stage.disk_files import is_used
-from pario.stage.peers import OPEN, ROOM, Servers
+from pario.tiers import asking, service
+from pario.tiers.asking import LOCK, WHERE, packed, read_servers, unpacked, written
+from pario.tiers.disk_files import is_used
+from pario.tiers.peers import OPEN, ROOM, Servers
 from pario.wire.client import Address, Client, machine_id
 
 N = 1500

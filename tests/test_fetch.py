@@ -17,9 +17,6 @@ from cold_file import why_not_cold
 
 from pario import options
 from pario.bench.cache import cached_bytes, drop_file
-from pario.control.agent import Agent
-from pario.control.session import Who
-from pario.control.words import PlaneAddress
 from pario.errors import ClosedError, MissingError, OptionError, ReadError
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.joined import JoinedFetcher
@@ -27,10 +24,13 @@ from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import FETCHERS, resolve
+from pario.plane.agent import Agent
+from pario.plane.session import Who
+from pario.plane.words import PlaneAddress
 from pario.records import EXTENT
-from pario.stage.grid import Grid
-from pario.stage.memory import MemoryTier
-from pario.stage.staged import StagedFetcher
+from pario.tiers.grid import Grid
+from pario.tiers.memory import MemoryTier
+from pario.tiers.staged import StagedFetcher
 
 #: of files that are no LMDBs
 SNAPSHOTS: list[Any] = [SimpleNamespace(page_size=0, stamp=b"")]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import pario
-from pario.control.agent import Agent
-from pario.control.session import Who
-from pario.control.words import PlaneAddress
 from pario.fetch.joined import JoinedFetcher
 from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool
 from pario.fetch.resolve import FETCHERS
 from pario.plan.coalesce import coalesce
+from pario.plane.agent import Agent
+from pario.plane.session import Who
+from pario.plane.words import PlaneAddress
 from pario.records import EXTENT, Records
 
 SETS = ("variable_sizes", "small_records", "caffe_datum")

@@ -17,17 +17,17 @@ import pytest
 from control_plane import SECRET, running, until
 
 import pario
-from pario.control import joining
-from pario.control.agent import Agent
-from pario.control.bucket import BURST_S
-from pario.control.plane import Plane
-from pario.control.rules import Rules
 from pario.errors import FileError
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.file import FileFetcher
 from pario.fetch.limited import open_limited
 from pario.fetch.posix import PosixFetcher
 from pario.options import Recipe
+from pario.plane import joining
+from pario.plane.agent import Agent
+from pario.plane.bucket import BURST_S
+from pario.plane.plane import Plane
+from pario.plane.rules import Rules
 from pario.records import EXTENT
 
 SIZE = 1 << 20

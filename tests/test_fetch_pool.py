@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from pario import threads
-from pario.control import depth
-from pario.control.knobs import Knob, Setting
-from pario.control.tuner import Law
 from pario.errors import ClosedError, ReadError
 from pario.fetch.pool import Job, ReadPool
 from pario.fetch.posix import PosixFetcher
+from pario.plane import depth
 from pario.records import EXTENT
+from pario.tune.knobs import Knob, Setting
+from pario.tune.tuner import Law
 
 
 def until(true: Callable[[], bool]) -> None:

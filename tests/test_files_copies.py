@@ -13,7 +13,7 @@ import pario
 from pario.comm.solo import Solo
 from pario.dataset.host import Host
 from pario.files.tree import Tree
-from pario.stage import asking
+from pario.tiers import asking
 
 LARGE = b"L" * 3_000_000
 ITEMS = [(b"a/%03d" % k, bytes([k]) * (k * 97)) for k in range(200)] + [(b"large", LARGE)]

@@ -42,9 +42,9 @@ FLOORS = [
     {"threads", "codec"},
     {"wire"},
     {"options", "buffers", "stats", "format", "comm", "decode"},
-    {"plan", "control"},
+    {"plan", "plane", "tune"},
     {"fetch"},
-    {"locate", "stage"},
+    {"locate", "tiers"},
     {"dataset", "checkpoint"},
     {"feed", "lmdb"},
     {"recipes"},
@@ -67,7 +67,7 @@ KNOWN_TO = {
     "h5py": ("locate/sidecar.py", "checkpoint/layout.py"),
     "lmdb": ("lmdb/real.py", "demo/", "bench/micro/made.py", "packing/writer.py"),
     "mmap": (
-        *("comm/memory.py", "fetch/mapped.py", "stage/memory.py", "stage/states.py", "stage/told_memory.py"),
+        *("comm/memory.py", "fetch/mapped.py", "tiers/memory.py", "tiers/states.py", "tiers/told_memory.py"),
         "files/held.py",  # memory of its own, that large files are read into; never a dataset
     ),
     "matplotlib": ("bench/drawing.py",),
@@ -87,7 +87,7 @@ KNOWN_TO = {
 FACES = ("decode/__init__.py", "lmdb/__init__.py")
 ENVIRONMENT = (
     *("kernels/jit.py", "dataset/tiers.py", "lmdb/served.py", "comm/launcher.py", "locate/sidecar.py"),
-    "control/joining.py",
+    "plane/joining.py",
     "adapters/torch.py",  # tells torch.distributed its ranks, in the variables that it reads
     *("files/fuse.py", "files/database.py"),  # mfusepy takes the version of libfuse from a variable; PARIO_SERVICE
     "commands/run_service.py",  # what it starts is found through PARIO_SERVICE, by workers, too
@@ -121,13 +121,13 @@ FOREIGN = {"lmdb Environment.__init__": "py-lmdb's"}
 #: classes with more than METHODS methods, and why
 LARGE = {
     "comm StarComm": "what is used of mpi4py's communicator, a line or a few each",
-    "control NodeAgent": "a plane to its processes and a client to its plane, with the numbers that the two agree on",
+    "plane NodeAgent": "a plane to its processes and a client to its plane, with the numbers that the two agree on",
     "lmdb Cursor": "py-lmdb's interface",
     "lmdb Environment": "py-lmdb's interface",
     "loader Loader": "what users call, a few lines each",
     "plan Schedule": "steps, groups and ticks of an epoch, a line each, and the few that CutSchedule answers otherwise",
-    "stage Ahead": "one lock guards what is told, looked up, read and let go: a few lines each",
-    "stage MemoryTier": "a tier's contract, and what the process does besides that fills it",
+    "tiers Ahead": "one lock guards what is told, looked up, read and let go: a few lines each",
+    "tiers MemoryTier": "a tier's contract, and what the process does besides that fills it",
 }
 
 #: what only goes down: code lines of the package, and files and code lines that the Loader's file loads

@@ -13,9 +13,9 @@ from simulated_store import Job, Store
 
 from benchmarks import design, law_runs, worker_laws
 from benchmarks.laws import LAWS, Bbr, Held, Prisma, line, replayed, told
-from pario.control.depth import Depth
-from pario.control.knobs import START_DEPTH, Knob, Setting
-from pario.control.tuner import FastProbe, Window
+from pario.tune.depth import Depth
+from pario.tune.knobs import START_DEPTH, Knob, Setting
+from pario.tune.tuner import FastProbe, Window
 
 TRACES = sorted((Path(__file__).parent / "data" / "traces").glob("*.jsonl"))
 

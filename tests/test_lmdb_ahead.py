@@ -27,10 +27,10 @@ from pario.dataset.host import Host
 from pario.kernels import told
 from pario.lmdb import native
 from pario.lmdb.store import DataFile
-from pario.stage import stock
-from pario.stage.ahead import Ahead
-from pario.stage.stock import Pages
-from pario.stage.told_memory import ToldMemory
+from pario.tiers import stock
+from pario.tiers.ahead import Ahead
+from pario.tiers.stock import Pages
+from pario.tiers.told_memory import ToldMemory
 
 native.compile_now()
 

@@ -18,10 +18,10 @@ import pytest
 from control_plane import SECRET, running, until
 
 import pario.lmdb as lmdb
-from pario.control import joining
-from pario.control.bucket import BURST_S
-from pario.control.plane import Plane
-from pario.control.rules import Rules
+from pario.plane import joining
+from pario.plane.bucket import BURST_S
+from pario.plane.plane import Plane
+from pario.plane.rules import Rules
 
 N, EACH = 200, 30_000
 RATE = 12e6

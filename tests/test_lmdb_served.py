@@ -20,7 +20,7 @@ import pario
 import pario.lmdb
 from pario.comm.solo import Solo
 from pario.dataset.host import Host
-from pario.stage import asking
+from pario.tiers import asking
 
 N = 400
 

@@ -9,9 +9,9 @@ from itertools import count, pairwise
 import pytest
 
 import pario
-from pario.control import depth
-from pario.control.knobs import Setting
-from pario.control.tuner import Law
+from pario.plane import depth
+from pario.tune.knobs import Setting
+from pario.tune.tuner import Law
 
 
 @pytest.fixture

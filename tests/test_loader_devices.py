@@ -17,7 +17,7 @@ import pytest
 from devices import Device
 
 import pario
-from pario.stage import disk
+from pario.tiers import disk
 
 N, SIZE, BATCH = 1000, 5000, 20
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from pario.comm.solo import Solo
-from pario.control.live_knobs import Knobs
 from pario.loader.meeting import Meeting
 from pario.options import Options
 from pario.stats.rank import RankStats
+from pario.tune.live_knobs import Knobs
 
 
 class Recording(Solo):

@@ -22,7 +22,7 @@ from pario.fetch.file import FileFetcher
 from pario.fetch.posix import PosixFetcher
 from pario.machine import FileSystem
 from pario.options import read_tiers
-from pario.stage.memory import MemoryTier
+from pario.tiers.memory import MemoryTier
 
 N = 1500
 MiB = 1 << 20

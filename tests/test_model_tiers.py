@@ -91,7 +91,7 @@ def test_four_nodes_are_as_measured() -> None:
 
 @pytest.mark.parametrize(("nodes", "quota", "copies"), [(6, 0.7, None), (6, 0.9, None), (5, 0.5, 2), (5, 0.15, None)])
 def test_peers_are_asked_as_the_placement_says(nodes, quota, copies) -> None:
-    """The same job, chunk by chunk, in the words of pario/dataset/staging.py and pario/stage/peers.py."""
+    """The same job, chunk by chunk, in the words of pario/dataset/staging.py and pario/tiers/peers.py."""
     job = Job(nodes, 4, quota, 1, 150, copies)
     placed = assign(tiers._DATASET, np.arange(150), [job.room] * nodes, copies or 4)
     keeps = [set(placed.kept_by(node).tolist()) for node in range(nodes)]

@@ -16,7 +16,7 @@ from pario.dataset import host as host_module
 from pario.dataset.host import Host
 from pario.errors import OptionError, PeerError, ReadError
 from pario.fetch.file import FileFetcher
-from pario.stage import asking
+from pario.tiers import asking
 
 pytestmark = pytest.mark.mpi
 

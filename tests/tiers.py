@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pario.stage.base import AnyTier
-from pario.stage.grid import BLOCK_BYTES, Grid
+from pario.tiers.base import AnyTier
+from pario.tiers.grid import BLOCK_BYTES, Grid
 
 CHUNKS = 5
 GRID = Grid((CHUNKS - 1) * 8 * BLOCK_BYTES + 1234, 8 * BLOCK_BYTES)

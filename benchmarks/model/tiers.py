@@ -2,7 +2,7 @@
 
     store ---> link in ---> tier ---> the node's own batches; or link out ---> link in of another node
 
-`simulate` counts: in each epoch it deals every chunk to nodes at random, which read it from where pario/stage/ would.
+`simulate` counts: in each epoch it deals every chunk to nodes at random, which read it from where pario/tiers/ would.
 `seconds` divides the bytes of each flow by its rate; the slowest flow sets the time. It knows no queues, no latency and
 no processor, so a real epoch takes longer.
 """

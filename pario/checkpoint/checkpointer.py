@@ -28,9 +28,9 @@ from pario.comm.alive import roll_call
 from pario.comm.base import together
 from pario.comm.launcher import job_end
 from pario.comm.world import get_world
-from pario.control.bucket import Bucket
-from pario.control.joining import store_agent
 from pario.errors import CheckpointError, ClosedError, OptionError, PeerError
+from pario.plane.bucket import Bucket
+from pario.plane.joining import store_agent
 from pario.threads import at_end
 
 __all__ = ["Checkpointer", "Handle"]

@@ -12,13 +12,13 @@ import click
 
 from pario.comm.launcher import own_addresses
 from pario.commands.screen import counted, screen, seconds, table
-from pario.control.bucket import rates_words
 from pario.errors import OptionError, ParioError
 from pario.machine import replacing
+from pario.plane.bucket import rates_words
 
 if TYPE_CHECKING:
-    from pario.control.node import NodeAgent
-    from pario.control.plane import Plane
+    from pario.plane.node import NodeAgent
+    from pario.plane.plane import Plane
 
 __all__ = ["control"]
 
@@ -57,7 +57,7 @@ def control(
     \b
     Examples:
       python -m pario control --rules rules.toml --at ib0:7400
-      python -m pario control --agent-of head:7400 --at /run/pario/control
+      python -m pario control --agent-of head:7400 --at /run/pario/plane
       python -m pario control status --at head:7400
     """
     if context.invoked_subcommand is not None:
@@ -73,9 +73,9 @@ def control(
 
 def _serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
     """Until SIGTERM or SIGINT; SIGHUP reads the rules again."""
-    from pario.control.plane import Plane
-    from pario.control.rules import read_rules
-    from pario.control.words import read_address
+    from pario.plane.plane import Plane
+    from pario.plane.rules import read_rules
+    from pario.plane.words import read_address
 
     found = read_rules(rules)
     if at is None:
@@ -92,10 +92,10 @@ def _serve(rules: str, at: str | None, tell: str | None, metrics: str | None) ->
 
 def _speak(plane: str, rules: str | None, at: str, tell: str | None, metrics: str | None) -> int:
     """A node agent, until SIGTERM or SIGINT. plane : its address"""
-    from pario.control.joining import who
-    from pario.control.node import NodeAgent, node_rules
-    from pario.control.rules import read_rules
-    from pario.control.words import read_address
+    from pario.plane.joining import who
+    from pario.plane.node import NodeAgent, node_rules
+    from pario.plane.rules import read_rules
+    from pario.plane.words import read_address
 
     where = read_address(plane)
     me = who(where)
@@ -122,7 +122,7 @@ def _run(server: Plane | NodeAgent, name: str, tell: str | None) -> None:
 def _teller(metrics: str | None) -> Callable[[dict[str, Any]], None] | None:
     if metrics is None:
         return None
-    from pario.control.metrics import metrics_text
+    from pario.plane.metrics import metrics_text
 
     return lambda state: _replace(metrics, metrics_text(state))
 
@@ -142,10 +142,10 @@ def _replace(path: str, text: str) -> None:
 @click.option("--prometheus", is_flag=True, help="As text for Prometheus.")
 def status(at: str | None, every: float | None, prometheus: bool) -> int:
     """Show what each job is granted and uses."""
-    from pario.control.joining import plane_address, who
-    from pario.control.metrics import metrics_text
-    from pario.control.session import connected
-    from pario.control.words import read_address
+    from pario.plane.joining import plane_address, who
+    from pario.plane.metrics import metrics_text
+    from pario.plane.session import connected
+    from pario.plane.words import read_address
 
     text = at or plane_address()
     if not text:

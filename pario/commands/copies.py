@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pario.comm.base import AnyWorld
     from pario.dataset.reader import Reader
-    from pario.stage.copies import Copy
+    from pario.tiers.copies import Copy
 
 __all__ = ["cache", "serve", "stage"]
 
@@ -231,7 +231,7 @@ def verify(folders: tuple[str, ...]) -> int:
 
     Damaged chunks are dropped: the next job fetches them again.
     """
-    from pario.stage.copies import verify as verified
+    from pario.tiers.copies import verify as verified
 
     damaged = 0
     for node, found in _on_every_node(folders, lambda copy: (copy, *verified(copy))):
@@ -248,7 +248,7 @@ def verify(folders: tuple[str, ...]) -> int:
 @click.option("--older-than", "days", default=0.0, metavar="DAYS", type=click.FloatRange(min=0), help="Since last use.")
 def clean(folders: tuple[str, ...], days: float) -> int:
     """Remove the copies that no job uses now."""
-    from pario.stage.copies import remove
+    from pario.tiers.copies import remove
 
     freed = 0
     for node, found in _on_every_node(folders, lambda copy: (copy, copy.days >= days and remove(copy))):
@@ -265,7 +265,7 @@ def _on_every_node(folders: Sequence[str], what: Callable[[Copy], T]) -> list[tu
     Raises OSError, ParioError."""
     from pario.comm.base import together
     from pario.comm.world import get_world
-    from pario.stage.copies import copies_below
+    from pario.tiers.copies import copies_below
 
     world: AnyWorld = get_world(None)
     with world:

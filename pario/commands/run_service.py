@@ -60,8 +60,8 @@ def use_own_service(tiers: Sequence[Tier]) -> None:
     """Let this process and those that it starts use a service of this node for scripts with these tiers, and start it
     if there is none. It ends with this process, or with the last of all that use it. Without one, a warning says why.
     """
-    from pario.stage.asking import LOCK, STARTS
-    from pario.stage.disk_files import lock_use, root_of, used_lock
+    from pario.tiers.asking import LOCK, STARTS
+    from pario.tiers.disk_files import lock_use, root_of, used_lock
 
     try:
         folder = _folder(tiers)
@@ -79,7 +79,7 @@ def use_own_service(tiers: Sequence[Tier]) -> None:
 
 def _folder(tiers: Sequence[Tier]) -> str:
     """The same for all scripts that can share a service. Raises OSError, OptionError."""
-    from pario.stage.asking import here
+    from pario.tiers.asking import here
     from pario.wire.client import machine_id
 
     temporary = tempfile.gettempdir()
@@ -139,7 +139,7 @@ def _work(folder: str, lock: int) -> int:
     from pario.dataset.host import Host
     from pario.kernels.jit import warm_up
     from pario.options import Options
-    from pario.stage.disk_files import lock_use
+    from pario.tiers.disk_files import lock_use
 
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -182,8 +182,8 @@ def _silence(*streams: int) -> None:
 
 def _remove(folder: str, lock: int) -> None:
     """Remove the folder. Whoever waits for the lock meanwhile finds that the file has gone, and makes a new one."""
-    from pario.stage.asking import LOCK
-    from pario.stage.disk_files import root_of
+    from pario.tiers.asking import LOCK
+    from pario.tiers.disk_files import root_of
 
     root = root_of(folder)
     with suppress(OSError):  # somebody has tidied up

@@ -14,8 +14,6 @@ from typing import Any
 from pario import machine
 from pario.comm.base import AnyWorld
 from pario.comm.launcher import rank_and_size
-from pario.control.joining import store_agent
-from pario.control.live_knobs import Knobs
 from pario.errors import ClosedError, FileError, SnapshotError
 from pario.fetch.base import Fetcher
 from pario.fetch.file import FileFetcher
@@ -26,8 +24,10 @@ from pario.fetch.resolve import open_datasets
 from pario.fetch.snapshot import identity_of
 from pario.format.meta import Snapshot
 from pario.options import Options
+from pario.plane.joining import store_agent
 from pario.stats.tracing import joined
 from pario.threads import Workers
+from pario.tune.live_knobs import Knobs
 
 __all__ = ["DataFile"]
 

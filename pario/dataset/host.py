@@ -38,15 +38,15 @@ from pario.fetch.snapshot import identity_of, read_snapshot
 from pario.kernels.private import PrivateDirectory
 from pario.options import Options, Tier
 from pario.plan.placement import Placement, assign
-from pario.stage.asking import CHUNK_BYTES, LOCK, WHERE, here, packed, unpacked, written
-from pario.stage.disk_files import is_used, lock_use, root_of
-from pario.stage.fill import Filler
-from pario.stage.grid import Grid
-from pario.stage.peers import ASSIGN, OPEN, ROOM, Peers, Servers
-from pario.stage.service import Service
-from pario.stage.staged import StagedFetcher
 from pario.stats.rank import RankStats
 from pario.threads import Workers
+from pario.tiers.asking import CHUNK_BYTES, LOCK, WHERE, here, packed, unpacked, written
+from pario.tiers.disk_files import is_used, lock_use, root_of
+from pario.tiers.fill import Filler
+from pario.tiers.grid import Grid
+from pario.tiers.peers import ASSIGN, OPEN, ROOM, Peers, Servers
+from pario.tiers.service import Service
+from pario.tiers.staged import StagedFetcher
 from pario.wire.client import Client
 
 __all__ = ["Host"]

@@ -20,11 +20,11 @@ from pario.kernels.private import PrivateDirectory
 from pario.machine import closing_fd
 from pario.options import Options
 from pario.records import EXTENT
-from pario.stage import asking
-from pario.stage.disk_files import is_used, root_of
-from pario.stage.grid import Grid
-from pario.stage.peers import Peers
-from pario.stage.served import ServedTier
+from pario.tiers import asking
+from pario.tiers.disk_files import is_used, root_of
+from pario.tiers.grid import Grid
+from pario.tiers.peers import Peers
+from pario.tiers.served import ServedTier
 
 __all__ = ["look_at_service", "open_served"]
 

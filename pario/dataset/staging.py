@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from pario.comm.base import AnyWorld, together
-from pario.control.joining import store_agent
 from pario.dataset.file import DataFile
 from pario.dataset.tiers import OpenTiers, same_disks, share_memory, tiers_by_default, wanted_tiers
 from pario.errors import ParioError
@@ -29,16 +28,17 @@ from pario.machine import is_rotating
 from pario.options import READ_BYTES, Options
 from pario.plan.placement import NOBODY, Placement, assign
 from pario.plan.selection import Selection
-from pario.stage.asking import CHUNK_BYTES
-from pario.stage.base import AnyTier
-from pario.stage.grid import Grid
-from pario.stage.memory import MemoryTier
-from pario.stage.peers import Peers, Servers
-from pario.stage.pressure import PressureWatch
-from pario.stage.service import Service
-from pario.stage.staged import StagedFetcher
+from pario.plane.joining import store_agent
 from pario.stats.rank import RankStats
 from pario.stats.tracing import recorder_of
+from pario.tiers.asking import CHUNK_BYTES
+from pario.tiers.base import AnyTier
+from pario.tiers.grid import Grid
+from pario.tiers.memory import MemoryTier
+from pario.tiers.peers import Peers, Servers
+from pario.tiers.pressure import PressureWatch
+from pario.tiers.service import Service
+from pario.tiers.staged import StagedFetcher
 from pario.wire.client import Address
 
 __all__ = ["COPIES", "MOST_BITS", "Stage", "kept_chunks", "open_stage", "used_chunks"]

@@ -12,12 +12,12 @@ from pario.comm.base import AnyWorld
 from pario.dataset.file import DataFile
 from pario.errors import OptionError, ParioError
 from pario.options import Options, Tier, read_tiers
-from pario.stage.asking import here
-from pario.stage.disk import DiskTier
-from pario.stage.grid import Grid
-from pario.stage.memory import MemoryTier
-from pario.stage.pressure import PressureWatch
 from pario.text import decimal_bytes
+from pario.tiers.asking import here
+from pario.tiers.disk import DiskTier
+from pario.tiers.grid import Grid
+from pario.tiers.memory import MemoryTier
+from pario.tiers.pressure import PressureWatch
 
 __all__ = [
     "OpenTiers",

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from pario.buffers import BatchBuffers
-from pario.control.decoding import DecodeTuner, Loop
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder, Draw, Failures
 from pario.errors import ChecksumError, DecodeError, ParioError
@@ -23,6 +22,7 @@ from pario.options import Policy
 from pario.records import Batch, Records
 from pario.stats.rank import RankStats
 from pario.threads import Workers
+from pario.tune.decoding import DecodeTuner, Loop
 
 __all__ = ["DecodeStep", "Parts", "learn"]
 

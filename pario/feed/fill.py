@@ -13,9 +13,9 @@ from pario.errors import RankError
 from pario.feed.source import Context
 from pario.fetch.joined import bases_of
 from pario.plan.stream import Work
-from pario.stage.fill import Filler
-from pario.stage.local_fill import LocalFill
-from pario.stage.memory import MemoryTier
+from pario.tiers.fill import Filler
+from pario.tiers.local_fill import LocalFill
+from pario.tiers.memory import MemoryTier
 
 __all__ = ["Fill", "begin_fill"]
 

@@ -1,6 +1,6 @@
 """The source of a rank that decodes its records where they are: in the memory of its node.
 
-    tiers (stage/)   store, disk or page cache --> the node's memory tier, in the background
+    tiers (tiers/)   store, disk or page cache --> the node's memory tier, in the background
     every rank       decode out of the tier's memory --> batch          where the chunks of a piece are there
                      page cache or disk --> scratch --> batch           where some are not, of a file of this node
                      wait for them                                      where some are not, of a shared file

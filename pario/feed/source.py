@@ -29,7 +29,6 @@ import numpy as np
 from pario.comm.base import AnyWorld
 from pario.comm.slots import Slots
 from pario.comm.window import Ring
-from pario.control.knobs import Knob
 from pario.dataset.reader import Reader
 from pario.decode.base import Draw
 from pario.feed.decode_step import DecodeStep, Parts
@@ -42,6 +41,7 @@ from pario.plan.seats import Seats, seat_share, seats_share
 from pario.plan.stream import Stream, Work
 from pario.records import Records
 from pario.stats.rank import RankStats
+from pario.tune.knobs import Knob
 
 __all__ = ["Ahead", "Context", "Parts", "Piece", "Source", "Supply"]
 

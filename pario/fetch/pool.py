@@ -14,11 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from pario.control.depth import Depth
-from pario.control.knobs import Knob
 from pario.errors import ClosedError, ParioError
 from pario.fetch.base import Fetcher
 from pario.threads import Workers, at_end
+from pario.tune.depth import Depth
+from pario.tune.knobs import Knob
 
 __all__ = ["STOP_S", "Job", "ReadPool"]
 
@@ -47,7 +47,7 @@ class ReadPool:
     so that thousands of small reads cost no interpreter time and a few long ones still use all threads. The slower the
     reads, the shorter the parts: a part that takes long could not be divided when more threads come.
 
-    inflight : a fixed number, or a knob that follows what is measured (pario/control)
+    inflight : a fixed number, or a knob that follows what is measured (pario/plane)
     """
 
     #: Cost of the hand-over to a thread (about 10 us) and of the way to the storage, in bytes.

@@ -25,7 +25,7 @@ from pario.records import Records
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
-    from pario.stage.served import ServedCopy
+    from pario.tiers.served import ServedCopy
 
 __all__ = ["Database", "Packed", "served_copy"]
 
@@ -321,6 +321,6 @@ def served_copy(file: PosixFetcher, snapshot: Snapshot) -> ServedCopy | None:
     folder = os.environ.get("PARIO_SERVICE")
     if not folder:
         return None
-    from pario.stage import served  # not before it is wanted: a view begins faster than this module is imported
+    from pario.tiers import served  # not before it is wanted: a view begins faster than this module is imported
 
     return served.served_copy(folder, file, snapshot, lambda: read_snapshot(file).txnid == snapshot.txnid)

@@ -1,5 +1,5 @@
 """The table of the values that an announcing process has brought for all processes of its node: i64 words in memory
-that all of them map. stage/ahead.py fills it, lmdb/prepared.py looks values up in it.
+that all of them map. tiers/ahead.py fills it, lmdb/prepared.py looks values up in it.
 
     head   HEAD words
     slots  SLOT words each; a page number may stand in one of the PROBES slots from `slot_of` on

@@ -24,7 +24,7 @@ WAITED = ERROR + ERROR_WORDS
 #: The other meta page: where it stands in the file, and its bytes when the snapshot was taken (as many as META_BYTES).
 OTHER_AT, OTHER = WAITED + 1, WAITED + 2
 
-#: The node's copy (stage/memory.py): its file, the states of its chunks (0: there is none), and a chunk's bytes as a
+#: The node's copy (tiers/memory.py): its file, the states of its chunks (0: there is none), and a chunk's bytes as a
 #: power of two.
 COPY_FD, COPY_STATES, CHUNK_BITS = OTHER + 1, OTHER + 2, OTHER + 3
 

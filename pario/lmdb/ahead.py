@@ -1,7 +1,7 @@
 """Records that somebody is about to read: threads look up where they lie, and bring them for all processes of the node.
 
     will_read(keys) --> leaf pages --> runs of the values --> service of the node: their chunks come into its memory
-                                                              no service: stage/ahead.py reads them into memory that
+                                                              no service: tiers/ahead.py reads them into memory that
                                                               this process shares with those that it starts
 
 Worker processes then find them there. It is advice: what is wrong with a key or a page, whoever reads it is told.
@@ -27,9 +27,9 @@ from pario.fetch.snapshot import identity_of
 from pario.lmdb import abi
 from pario.lmdb.errors import Error
 from pario.lmdb.served import announce, announced, peers_of_service, tell_children
-from pario.stage.ahead import Ahead, Found
-from pario.stage.told_memory import ToldMemory
 from pario.threads import Workers
+from pario.tiers.ahead import Ahead, Found
+from pario.tiers.told_memory import ToldMemory
 
 if TYPE_CHECKING:
     from pario.fetch.base import Fetcher

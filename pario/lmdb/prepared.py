@@ -1,5 +1,5 @@
 """Pages and values that another process of the node, or a thread of this one, has brought because they were announced
-(stage/ahead.py, kernels/told.py). All of it compiled; see engine.py for the rules."""
+(tiers/ahead.py, kernels/told.py). All of it compiled; see engine.py for the rules."""
 
 from __future__ import annotations
 

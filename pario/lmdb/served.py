@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pario.lmdb.store import Store
-    from pario.stage.told_memory import ToldMemory
+    from pario.tiers.told_memory import ToldMemory
 import sys
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ def use_announced(store: Store) -> None:
         return
     from pario.errors import ParioError
     from pario.fetch.snapshot import identity_of
-    from pario.stage.told_memory import ToldMemory
+    from pario.tiers.told_memory import ToldMemory
 
     try:
         identity = identity_of(store.file, [store.snapshot])
@@ -64,7 +64,7 @@ def use_service(store: Store) -> None:
     folder = os.environ.get("PARIO_SERVICE")
     if folder:
         # Not before it is wanted: the drop-in begins faster than this module is imported.
-        from pario.stage.served import served_copy
+        from pario.tiers.served import served_copy
 
         found = served_copy(folder, store.file, store.snapshot, store.is_newest)
         if found is not None:
@@ -87,7 +87,7 @@ def peers_of_service(store: Store) -> Any:
     if not folder or tier is None:
         return None
     from pario.fetch.snapshot import identity_of
-    from pario.stage.asking import ask_service, here, peers_told
+    from pario.tiers.asking import ask_service, here, peers_told
 
     identity = identity_of(store.file, [store.snapshot])
     told, lease = ask_service(here(folder), os.path.abspath(store.file.path), identity, tier.grid)

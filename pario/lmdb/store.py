@@ -40,11 +40,11 @@ from pario.lmdb.native import later
 from pario.threads import Workers
 
 if TYPE_CHECKING:
-    from pario.control.agent import Agent
     from pario.lmdb.packed import PackedValues
-    from pario.stage.memory import MemoryTier
-    from pario.stage.served import ServedCopy
-    from pario.stage.told_memory import ToldMemory
+    from pario.plane.agent import Agent
+    from pario.tiers.memory import MemoryTier
+    from pario.tiers.served import ServedCopy
+    from pario.tiers.told_memory import ToldMemory
 
 __all__ = ["DataFile", "Handle", "Store"]
 
@@ -97,7 +97,7 @@ class DataFile(PosixFetcher):
 
 
 def _limits(file: DataFile) -> tuple[Agent | None, Callable[[int, int], None] | None]:
-    from pario.control.joining import store_agent  # few processes have a control plane
+    from pario.plane.joining import store_agent  # few processes have a control plane
 
     with store_agent() as agent:
         if agent is None:

@@ -15,11 +15,11 @@ import numpy as np
 
 from pario.comm.alive import roll_call
 from pario.comm.base import AnyWorld
-from pario.control.live_knobs import Knobs
 from pario.errors import OptionError
 from pario.fetch.limited import LimitedFetcher
 from pario.machine import absolute
 from pario.stats.rank import RankStats
+from pario.tune.live_knobs import Knobs
 
 if TYPE_CHECKING:
     from pario.stats.report import Report

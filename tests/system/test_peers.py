@@ -1,5 +1,5 @@
 """Four nodes and one store that counts every operation. What a published prototype of such tiers got wrong
-(DistMonarch) is asked for here and in tests/test_stage_peers.py: copies announced too early or to nobody, a store that
+(DistMonarch) is asked for here and in tests/test_tiers_peers.py: copies announced too early or to nobody, a store that
 is opened and asked for attributes on behalf of others' copies, fixed ports, a connection and an allocation per read,
 one attempt and no checksum, the first node that serves everything."""
 

@@ -1,0 +1,319 @@
+"""What a plane and a node agent have in common: where they listen, their cycles, and the processes that are connected.
+
+One thread. The protocol is in wire/frames.py, what is said in words.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+import stat
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from pario.errors import OptionError, ParioError
+from pario.plane.book import Book, Hello, Member
+from pario.plane.rules import Rules
+from pario.plane.words import (
+    PlaneAddress,
+    grant_tail,
+    grant_text,
+    packed,
+    rates_of,
+    read_number,
+    report_of,
+    text_of,
+    unpacked,
+)
+from pario.wire.frames import WireError, Word
+from pario.wire.server import BACKLOG, MOST_STRANGERS, Guest, Server
+
+__all__ = ["MEMBER_BYTES", "Processes", "Speaker"]
+
+#: of the random number by which a process, or an agent, is known again
+MEMBER_BYTES = 16
+#: Telling the state takes at most this part of the time.
+_TELL = 1 / 20
+#: Messages of one connection in one second, at most.
+_MOST_MESSAGES = 100
+#: Seconds between two questions for the state on one connection, at least; how many of a user's connections ask.
+_ASK_S, _MOST_ASK = 0.05, 16
+
+
+class Speaker(Guest):
+    """A connection of a process, of a node agent, or of somebody who wants to see the state.
+
+    asks : for the state only, and when it may again: `asks_at`
+    counts : among its user's connections
+    second, messages : when the present second began, and how many messages came in it
+    answered : it has heard what it may have
+    member : of a process; speaks : of a node agent, what the plane knows of it
+    """
+
+    asks = counts = answered = is_in = False
+    asks_at = second = -math.inf
+    messages = 0
+    member: Member | None = None
+    speaks: Any = None
+
+    def is_too_loud(self, now: float) -> bool:
+        """Whether this message is one too many."""
+        if now >= self.second + 1.0:
+            self.second, self.messages = now, 0
+        self.messages += 1
+        return self.messages > _MOST_MESSAGES
+
+
+class Processes(Server[Speaker]):
+    """Listens from the beginning; `run` does the rest, in the caller's thread.
+
+    address : port 0: one that is free
+    rules : of it only limits and secrets are looked at
+    name : what it calls itself in the log
+    clock() : seconds that never go back
+    tell(state) : called about once a second with `state()`
+
+    address : with the port
+    book : of the processes
+    cycles, cycle_s : how often shares were computed and sent, and how long the last time took
+    by_row : connections of processes, by their rows in the book's table
+    Raises OptionError, ParioError.
+    """
+
+    guest = Speaker
+    trusts_system = True
+    unknown = "no such user, or another token, or another address than this plane's"
+    book: Book
+
+    def __init__(
+        self,
+        address: PlaneAddress,
+        rules: Rules,
+        name: str,
+        clock: Callable[[], float],
+        tell: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        listener = listen(address)
+        super().__init__(f"the {name}", most_links=0, most_bytes=0, clock=clock)
+        self.listen_at(listener)
+        self.go_by(rules)
+        self._started = clock()
+        found = listener.getsockname()
+        self.address = address if address.path else PlaneAddress(found[0], found[1])
+        self._inode = os.stat(address.path).st_ino if address.path else 0
+        self.cycles, self.cycle_s = 0, 0.0
+        self.by_row: dict[int, Speaker] = {}
+        self._visitors: defaultdict[str, dict[Speaker, None]] = defaultdict(dict)  # who have not joined, by user
+        self._tell, self._tell_at = tell, -math.inf
+
+    @abstractmethod
+    def every_s(self) -> float:
+        """Seconds from cycle to cycle."""
+
+    @abstractmethod
+    def cycle(self) -> None:
+        """Compute and tell what everybody gets."""
+
+    @abstractmethod
+    def let_in(self, link: Speaker, words: dict[str, Any], now: float) -> dict[str, Any] | None:
+        """Its first words. The answer; None: it will be told later. Raises WireError."""
+
+    def state(self) -> dict[str, Any]:
+        """For `control status`: jobs (see `Book.state`), agents, capacity, policy, lease_s, uptime_s, learning,
+        connections, cycle_s."""
+        now, rules = self._clock(), self.rules
+        return {
+            **{"jobs": self.book.state(now), "agents": [], "capacity": list(rules.capacity), "policy": rules.policy},
+            **{"lease_s": rules.lease_s, "uptime_s": now - self._started, "learning": self.book.learns(now)},
+            **{"connections": len(self.links), "cycle_s": self.cycle_s},
+        }
+
+    def go_by(self, rules: Rules) -> None:
+        self.rules, self.most_bytes = rules, rules.limits.line_bytes
+        # A few more than the book takes: they hear why they cannot join.
+        self.most_links = rules.limits.connections + MOST_STRANGERS
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until `stop`. Then the connections are closed: jobs go on with what they hold, until their leases end."""
+        cycle = self._clock()
+        try:
+            while not self._over:
+                begin = self._clock()
+                if begin >= cycle:
+                    self.cycle()
+                    self.cycles += 1
+                    self.cycle_s = self._clock() - begin
+                    self._drop_silent()
+                    cycle = max(cycle + self.every_s(), self._clock())
+                self.hear(max(0.0, cycle - self._clock()))
+                if self._strangers:  # they answer at once: also if cycles take all the time, that need not cost one
+                    self.hear(1e-3)
+        finally:
+            self.close()
+
+    def hear(self, wait_s: float | None) -> None:
+        """Besides: the state is told."""
+        now = self._clock()
+        if self._tell is not None and now >= self._tell_at:
+            try:
+                self._tell(self.state())
+            except ParioError as e:
+                self.say("cannot tell its state", str(e))
+            # That of thousands of jobs less often.
+            self._tell_at = max(now + 1.0, self._clock() + (self._clock() - now) / _TELL)
+        super().hear(wait_s)
+
+    def _drop_silent(self) -> None:
+        silent = self._clock() - max(10.0, 2 * self.rules.lease_s)
+        for link in [link for link in self.links if link.proven and link.heard_at < silent]:
+            self.drop(link)
+
+    def close(self) -> None:
+        super().close()
+        if self.address.path:
+            with suppress(OSError):  # another one may have it by now
+                if os.stat(self.address.path).st_ino == self._inode:
+                    os.unlink(self.address.path)
+
+    # -- who is connected ----------------------------------------------------------------------------------------------
+
+    def welcome(self, link: Speaker) -> None:
+        self._visitors[link.user][link] = None
+
+    def _drop_idle(self) -> bool:
+        """Whoever has not joined keeps no job out: of the user who has most such connections the oldest one ends."""
+        most = max(self._visitors.values(), key=len, default=None)
+        if most:
+            self.drop(next(iter(most)))
+        return bool(most)
+
+    def secret_of(self, user: str) -> bytes | None:
+        return self.rules.secrets.get(user)
+
+    def took(self, link: Speaker, kind: int, body: bytes) -> bool:
+        now = self._clock()
+        if link.is_too_loud(now):
+            raise WireError("too many messages")
+        words = unpacked(body)
+        if link.asks or (not link.is_in and words.get("do") == "status"):
+            if link.waiting or now < link.asks_at:
+                raise WireError("too many messages")
+            link.asks, link.asks_at = True, now + _ASK_S
+            asking = [each for each in self._visitors[link.user] if each.asks]
+            for each in asking[:-_MOST_ASK]:
+                self.drop(each)
+            self.put(link, Word.WORDS, packed({"status": self.state()}))
+        elif link.is_in:
+            self.obey(link, words, now)
+        else:
+            link.is_in = True
+            text_of({"user": link.user}, "user")
+            answer = self.let_in(link, words, now)
+            self._visitors[link.user].pop(link)
+            if answer is not None:
+                self.answer(link, answer)
+        return True
+
+    def answer(self, link: Speaker, words: dict[str, Any]) -> None:
+        """The first one."""
+        link.answered = True
+        self.put(link, Word.WORDS, packed(words))
+
+    def join(self, link: Speaker, words: dict[str, Any], now: float) -> Member:
+        """Raises WireError."""
+        holds = rates_of(words, "holds") if words.get("holds") is not None else None
+        job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
+        who = Hello(link.user, read_number(words, "member", MEMBER_BYTES), job, name, node, holds)
+        member = self.book.join(who, now)
+        earlier = self.by_row.get(member.row)
+        if earlier is not None:  # its process has lost that connection
+            earlier.member = None
+            self.drop(earlier)
+        link.member = member
+        self.by_row[member.row] = link
+        link.whom = f"user {link.user}, job {who.job}, {link.whom}"
+        return member
+
+    def obey(self, link: Speaker, words: dict[str, Any], now: float) -> None:
+        """What one says that has joined. Raises WireError."""
+        assert link.member is not None
+        if "bye" in words:
+            self.leave(link, now, bye=True)
+            self.drop(link)
+        else:
+            self.book.report(link.member, report_of(words), now)
+
+    def forget(self, link: Speaker) -> None:
+        self._visitors[link.user].pop(link, None)
+        self.leave(link, self._clock(), bye=False)
+
+    def leave(self, link: Speaker, now: float, *, bye: bool) -> None:
+        """Its process has left the book, if it was in it."""
+        member, link.member = link.member, None
+        if member is not None:
+            del self.by_row[member.row]
+            self.book.leave(member, now, bye=bye)
+
+    def tell_grants(self, due: np.ndarray, lease_s: float, every_s: float) -> None:
+        """due : bool[n], the rows that are to hear of their grants"""
+        rows = np.array(list(self.by_row), np.int64)
+        rows = rows[due[rows]]
+        tail = grant_tail(lease_s, every_s)
+        for row, grant in zip(rows.tolist(), self.book.table.grants(rows).tolist(), strict=True):
+            link = self.by_row.get(row)
+            if link is not None and link.answered:
+                self.put(link, Word.WORDS, grant_text(grant, tail))
+
+
+def listen(address: PlaneAddress) -> socket.socket:
+    """A socket that listens. Raises OptionError, ParioError."""
+    if address.host in ("0.0.0.0", "*"):
+        raise OptionError(
+            "a control plane listens at one interface",
+            hint="Name the one by which the nodes reach this one, as in --at ib0:7400.",
+        )
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        if address.path:
+            _make_room(address.path)
+            before = os.umask(0o111)  # the folder's mode says who may come, and the system who it is
+            try:
+                listener.bind(address.path)  # a mode that came later would go to whatever is there by then
+            finally:
+                os.umask(before)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address.target)
+        listener.listen(BACKLOG)
+    except OSError as e:
+        listener.close()
+        raise ParioError(
+            f"cannot listen at {address}: {e.strerror or e}",
+            hint="Another plane may run there; an address must be this node's own.",
+        ) from e
+    return listener
+
+
+def _make_room(path: str) -> None:
+    """Remove the socket of a plane that has died. Raises OSError if one lives, or if it is something else."""
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

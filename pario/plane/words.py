@@ -1,0 +1,302 @@
+"""What a job and the control plane say to each other: objects in JSON, each a frame (wire/frames.py).
+
+    job   --> {"do": "join", "member", "job", "name", "node", "holds"}     or "do": "status"
+    plane --> {"grant", "safe", "lease", "every"}
+    job   --> {"at", "used", "demand"}             a report; {"bye": 1} at the end
+    plane --> {"grant", "safe", "lease", "every"}  after a report, or because another job has come
+
+A node agent (node.py) speaks for all jobs of its node, which it gives numbers:
+
+    agent --> {"do": "agent", "member", "node"}
+    plane --> {"lease", "every", "jobs": how many it may have, "bytes": of one message, at most}
+    agent --> {"at", "join": [[number, user, job, name, holds], ...], "leave": [number, ...],
+               "use": [number, processes, bytes, operations, demand (two), ...]}
+    plane --> {"at": of the agent's last message, "grants": [number, bytes/s, operations/s, safe (two), ...],
+               "refused": [[number, why], ...], "lease", "every"}
+
+Bytes are written in hex, "no limit" and "as much as I can get" as null. The greeting before that names the user, whose
+token is the secret; the frame that refuses one who is connected says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pario.comm.launcher import interface_address
+from pario.errors import OptionError
+from pario.plane.bucket import Rates
+from pario.wire.frames import WireError
+
+__all__ = [
+    "MOST",
+    "Grant",
+    "PlaneAddress",
+    "Report",
+    "Usage",
+    "amount_of",
+    "grant_of",
+    "grant_tail",
+    "grant_text",
+    "grants_message",
+    "grants_of",
+    "packed",
+    "rates_of",
+    "read_address",
+    "read_number",
+    "report_of",
+    "text_of",
+    "times_of",
+    "unpacked",
+    "usage_message",
+    "usage_of",
+]
+
+#: No rate or counter is larger.
+MOST = 1e18
+_MOST_TEXT = 128
+
+
+class PlaneAddress(NamedTuple):
+    """Where a plane listens.
+
+    host, port : TCP; path : of a Unix socket, "" for TCP
+    """
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+    @property
+    def family(self) -> int:
+        return socket.AF_UNIX if self.path else socket.AF_INET
+
+    @property
+    def target(self) -> str | tuple[str, int]:
+        """As the socket module takes it."""
+        return self.path or (self.host, self.port)
+
+
+class Report(NamedTuple):
+    """What a process says of itself.
+
+    at : seconds on its own clock; used : (bytes, operations) since it started
+    demand : bytes/s and operations/s that it wants; None: as much as it can get
+    """
+
+    at: float
+    used: tuple[float, float]
+    demand: Rates
+
+
+class Grant(NamedTuple):
+    """What a process may ask of the store.
+
+    rates : until the lease ends; safe : from then on
+    lease_s : how long that is; every_s : how often the plane wants to hear of it
+    """
+
+    rates: Rates
+    safe: Rates
+    lease_s: float
+    every_s: float
+
+    def words(self) -> dict[str, Any]:
+        return {"grant": self.rates, "safe": self.safe, "lease": self.lease_s, "every": self.every_s}
+
+
+def grant_text(grant: list[float], tail: str) -> bytes:
+    """A message with a grant, in a fifth of the time of `packed`: a plane sends thousands per second.
+
+    grant : rates and safe rates, inf for no limit; tail : of `grant_tail`
+    """
+    one, two, three, four = grant
+    return f'{{"grant":[{one},{two}],"safe":[{three},{four}]{tail}'.replace("inf", "null").encode()
+
+
+def grant_tail(lease_s: float, every_s: float) -> str:
+    """What all grants of a moment share."""
+    return f',"lease":{lease_s!r},"every":{every_s!r}}}'
+
+
+def read_address(text: str) -> PlaneAddress:
+    """HOST:PORT, INTERFACE:PORT, or the path of a Unix socket, which has a slash in it. Raises OptionError."""
+    if "/" in text:
+        return PlaneAddress("", 0, os.path.abspath(os.path.expanduser(text)))
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise OptionError(
+            f"{text!r} is no address of a control plane",
+            hint="Write HOST:PORT, INTERFACE:PORT, or the path of a Unix socket (with a slash).",
+        )
+    return PlaneAddress(interface_address(host) or host, int(port))
+
+
+def packed(words: dict[str, Any]) -> bytes:
+    """A message."""
+    return json.dumps(words, separators=(",", ":")).encode()
+
+
+def unpacked(message: bytes) -> dict[str, Any]:
+    """Raises WireError."""
+    try:
+        words = _decode(message.decode())
+    except (ValueError, RecursionError):
+        raise WireError("a message that is no JSON") from None
+    if not isinstance(words, dict):
+        raise WireError("a message that is no JSON object")
+    return words
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)
+
+
+#: made once: each costs as much as decoding three reports
+_decode = json.JSONDecoder(parse_constant=_no_number).decode
+
+
+def read_number(words: dict[str, Any], key: str, nbytes: int) -> bytes:
+    """Bytes that are written in hex. Raises WireError."""
+    with suppress(TypeError, ValueError, KeyError):
+        found = bytes.fromhex(words[key])
+        if len(found) == nbytes:
+            return found
+    raise WireError(f"{key} is missing or not of {nbytes} bytes")
+
+
+def text_of(words: dict[str, Any], key: str) -> str:
+    """A short text without anything that a terminal would obey. Raises WireError."""
+    found = words.get(key)
+    if not isinstance(found, str) or not found or len(found) > _MOST_TEXT or not found.isprintable():
+        raise WireError(f"{key} is missing, too long or no text")
+    return found
+
+
+def rates_of(words: dict[str, Any], key: str) -> Rates:
+    """Two numbers from 0 on, or null for one without a limit; too large ones are clipped. Raises WireError."""
+    found = _two(words, key)
+    nbytes, operations = (None if each is None else _amount(each, key, clips=True) for each in found)
+    return nbytes, operations
+
+
+def _two(words: dict[str, Any], key: str) -> list[Any]:
+    """Raises WireError."""
+    found = words.get(key)
+    if not isinstance(found, list) or len(found) != 2:
+        raise WireError(f"{key} is missing or not two numbers")
+    return found
+
+
+def report_of(words: dict[str, Any]) -> Report:
+    """Raises WireError."""
+    nbytes, operations = (_amount(each, "used") for each in _two(words, "used"))
+    return Report(_amount(words.get("at"), "at"), (nbytes, operations), rates_of(words, "demand"))
+
+
+def grant_of(words: dict[str, Any]) -> Grant:
+    """Raises WireError."""
+    return Grant(_above_zero(rates_of(words, "grant")), _above_zero(rates_of(words, "safe")), *times_of(words))
+
+
+def times_of(words: dict[str, Any]) -> tuple[float, float]:
+    """(lease_s, every_s). Raises WireError."""
+    lease_s, every_s = _amount(words.get("lease"), "lease"), _amount(words.get("every"), "every")
+    if not 0.1 <= lease_s <= 1e5 or not 0.005 <= every_s <= lease_s:
+        raise WireError(f"a lease of {lease_s:g} s, renewed every {every_s:g} s")
+    return lease_s, every_s
+
+
+class Usage(NamedTuple):
+    """What a node agent reports of its k jobs.
+
+    numbers, processes : i64[k]; used, demand : f64[k, 2], as in `Report`, inf: as much as it can get
+    """
+
+    numbers: np.ndarray
+    processes: np.ndarray
+    used: np.ndarray
+    demand: np.ndarray
+
+    def part(self, which: np.ndarray) -> Usage:
+        return Usage(*(each[which] for each in self))
+
+
+def usage_message(at: float, usage: Usage, more: dict[str, Any]) -> bytes:
+    """at : seconds on the agent's clock; more : what else it says"""
+    numbers = usage.numbers[:, None], usage.processes[:, None], usage.used, usage.demand
+    return packed({"at": at, "use": "?", **more}).replace(b'"?"', _flat(*numbers), 1)
+
+
+def usage_of(words: dict[str, Any], most: int) -> Usage:
+    """most : numbers are smaller. Raises WireError, also if "at" is no time.
+
+    Too large amounts are clipped: the agent adds up what others say, and must not be cut off for one of them.
+    """
+    _amount(words.get("at"), "at")
+    found = _table_of(words, "use", 6)
+    found[:, 4:] = np.where(np.isnan(found[:, 4:]), MOST, found[:, 4:])
+    found = np.minimum(found, MOST)  # nan stays
+    if not (found >= 0).all() or (found[:, :2] != np.floor(found[:, :2])).any():
+        raise WireError("use holds what is no amount")
+    if (found[:, 0] >= most).any() or (found[:, 1] > 1 << 20).any():
+        raise WireError(f"use speaks of more than {most:,} jobs")
+    demand = np.where(found[:, 4:] < MOST, found[:, 4:], np.inf)
+    return Usage(found[:, 0].astype(np.int64), found[:, 1].astype(np.int64), found[:, 2:4], demand)
+
+
+def grants_message(
+    numbers: np.ndarray, grants: np.ndarray, lease_s: float, every_s: float, more: dict[str, Any]
+) -> bytes:
+    """numbers : i64[k]; grants : f64[k, 4], rates and safe rates, rounded to tenths, and none to 0"""
+    words = {"grants": "?", "lease": lease_s, "every": every_s, **more}
+    return packed(words).replace(b'"?"', _flat(numbers[:, None], np.maximum(np.round(grants, 1), 0.1)), 1)
+
+
+def grants_of(words: dict[str, Any]) -> dict[int, Grant]:
+    """By the jobs' numbers. Raises WireError."""
+    found = _table_of(words, "grants", 5)
+    lease_s, every_s = times_of(words)
+    found = np.where(np.isnan(found), np.inf, found)
+    if not ((found[:, 1:] > 0).all() and (found[:, 0] >= 0).all() and (found[:, 0] < MOST).all()):
+        raise WireError("grants hold what is no rate")
+    both = [[None if each == np.inf else each for each in row] for row in found.tolist()]
+    return {int(row[0] or 0): Grant((row[1], row[2]), (row[3], row[4]), lease_s, every_s) for row in both}
+
+
+def _flat(*columns: np.ndarray) -> bytes:
+    return repr(np.concatenate(columns, axis=1).ravel().tolist()).replace("inf", "null").encode()
+
+
+def _table_of(words: dict[str, Any], key: str, width: int) -> np.ndarray:
+    """f64[k, width] of numbers that stand one after another, nan for null. Raises WireError."""
+    try:
+        return np.array(words.get(key, []), float).reshape(-1, width)
+    except (TypeError, ValueError, OverflowError):
+        raise WireError(f"{key} is missing or no numbers") from None
+
+
+def _above_zero(rates: Rates) -> Rates:
+    if 0 in rates:
+        raise WireError("a rate of 0")
+    return rates
+
+
+def amount_of(words: dict[str, Any], key: str) -> float:
+    """Raises WireError."""
+    return _amount(words.get(key), key)
+
+
+def _amount(value: Any, what: str, *, clips: bool = False) -> float:
+    # Python reads whole numbers of any length, which need not fit into a float; true and false are numbers to it, too.
+    if type(value) in (int, float) and value >= 0 and (clips or value <= MOST):
+        return float(min(value, MOST))
+    raise WireError(f"{what} is no amount")

@@ -1,0 +1,109 @@
+"""Brings chunks into the memory tier, in the background and in the order of their first use."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pario.errors import ClosedError
+from pario.fetch.pool import ReadPool
+from pario.stats.rank import RankStats
+from pario.tiers.memory import MemoryTier
+from pario.tiers.staged import StagedFetcher
+
+__all__ = ["Filler"]
+
+
+class Filler:
+    """What the threads of a pool bring while nobody waits for other reads. Meanwhile the tier says that waiting for a
+    chunk has a point.
+
+    pool : of the rank that fills the tier
+    chunks : the chunks in the order in which they are needed
+    used : i64[n], all chunks that hold records
+    stats : counts the time of these reads
+    failed(error) : called once, by a thread, if a chunk cannot be read; no more are brought then
+    """
+
+    def __init__(
+        self,
+        pool: ReadPool,
+        staged: StagedFetcher,
+        memory: MemoryTier,
+        chunks: Iterator[int],
+        used: np.ndarray,
+        *,
+        stats: RankStats,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._staged, self._memory = staged, memory
+        self._chunks, self._used = chunks, used
+        self._failed, self._stats = failed, stats
+        self._turn = threading.Condition()  # guards the iterator and those below
+        self._under_way = 0
+        self._stopped = self._is_last = False
+        self.error: BaseException | None = None
+        memory.announce(True)
+        try:
+            pool.work_behind(self)
+        except BaseException:
+            memory.announce(False)
+            raise
+
+    def next(self) -> int | None:
+        with self._turn:
+            chunk = None
+            if not self._stopped and not self._is_last and not self._memory.is_full:
+                try:
+                    chunk = next(self._chunks, None)
+                except BaseException as e:  # of the index
+                    self._fail(e)
+            if chunk is None:
+                self._is_last = True
+                self._end()
+                return None
+            self._under_way += 1
+            return chunk
+
+    def bring(self, what: int, read: Callable[[int], None]) -> None:
+        begin = self._stats.begin_reads()
+        try:
+            self._staged.bring(what, read=read)
+        except BaseException as e:
+            self._fail(e)
+        self._stats.end_reads(time.perf_counter() - begin)
+        with self._turn:
+            self._under_way -= 1
+            self._end()
+
+    def _end(self) -> None:
+        """Nobody is at a chunk, and nobody will be."""
+        if (self._is_last or self._stopped) and not self._under_way:
+            self._memory.say_whole(self._used)
+            self._memory.announce(False)
+            self._turn.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        first = self.error is None and not (self._stopped and isinstance(error, ClosedError))
+        self._stopped = True
+        if first:
+            self.error = error
+            self._failed(error)
+
+    @property
+    def is_over(self) -> bool:
+        """No thread brings chunks any more."""
+        return (self._is_last or self._stopped) and not self._under_way
+
+    def stop(self, limit_s: float = math.inf) -> bool:
+        """Bring no more; returns whether the threads ended within `limit_s` seconds. Idempotent."""
+        self._stopped = True  # without the lock: the garbage collector may call this in a thread that holds it
+        if not limit_s:
+            return not self._under_way
+        with self._turn:
+            self._end()
+            return self._turn.wait_for(lambda: not self._under_way, min(limit_s, threading.TIMEOUT_MAX))

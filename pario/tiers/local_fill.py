@@ -1,0 +1,207 @@
+"""Copies the chunks of a file on this node into the memory tier, behind the ranks that read it.
+
+    pario-copy threads   page cache, or the disk past it --> memory tier     (kernels/fill.py, beside the interpreter)
+    pario-order thread   which chunks, in the order of their first use; how many the tier has room for
+
+Nobody waits for a chunk whose copy has not begun: a rank reads what is absent by itself. The threads take the time that
+cores are idle (SCHED_IDLE); some of them, which limit themselves, take at least a tenth of the node's cores, so that a
+fill also ends where the ranks leave no core idle.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from pario.errors import ParioError
+from pario.fetch.base import Fetcher, read_error
+from pario.fetch.snapshot import check_snapshot
+from pario.format.meta import Snapshot
+from pario.kernels.fill import CLOSED, DONE, LIMIT, NEXT, NO_MEMORY, SNAPSHOT, STATUS, STOP, WHERE, WORDS, fill_chunks
+from pario.stats.rank import RankStats
+from pario.threads import start_thread
+from pario.tiers.memory import MemoryTier
+
+__all__ = ["LocalFill"]
+
+#: Chunks for which the tier is asked for room at once; it counts those as held.
+_QUANTUM = 32
+#: How often the thread that asks looks, in seconds.
+_LOOK_S = 0.02
+#: A large page, in bytes.
+_LARGE = 2 << 20
+#: The part of the node's cores that a fill takes if it must.
+_SHARE = 0.1
+
+
+class LocalFill:
+    """One fill, from its construction until `stop`.
+
+    files : of each file a fetcher, the snapshot, and the address at which it begins
+    memory : the tier
+    chunks : the chunks that are absent, each once, in the order in which they are needed; used : i64[n], all that hold
+        records
+    threads : how many copy, at least; fewer if there are fewer chunks
+    counts : the stats that count the time of the reads, and count(reads, bytes), called now and then
+    failed(error) : called once, by a thread, if a chunk cannot be read
+    """
+
+    def __init__(
+        self,
+        files: Sequence[tuple[Fetcher, Snapshot, int]],
+        memory: MemoryTier,
+        chunks: Iterator[int],
+        used: np.ndarray,
+        *,
+        threads: int,
+        counts: tuple[RankStats, Callable[[int, int], None]],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._sources, self._memory = files, memory
+        (self._stats, self._count), self._counted, self._counted_at = counts, 0, 0.0
+        self._chunks, self._used, self._failed = chunks, used, failed
+        self._order = np.empty(len(used), np.int64)
+        self._words = np.zeros(WORDS, np.int64)
+        self.error: BaseException | None = None
+        self._fds: list[int] = []
+        try:
+            self._files = self._opened()
+            self._data = os.dup(memory.files[0])
+            self._fds.append(self._data)
+        except BaseException:
+            self._close()
+            raise
+        longest = max(len(snapshot.stamp) for _, snapshot, _ in files)
+        stamps = b"".join(snapshot.stamp.ljust(longest, b"\0") for _, snapshot, _ in files)
+        self._stamps = np.frombuffer(stamps, np.uint8).reshape(len(files), longest)
+        share = _SHARE * (os.cpu_count() or 1)
+        steady = math.ceil(share)
+        shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
+        del shares[max(1, int((~memory.held()[used]).sum())) :]  # no more than there are chunks
+        self._threads = []
+        with suppress(ParioError):  # fewer do the work
+            for each in shares:
+                self._threads.append(start_thread("pario-copy", self._copy, each, stop=None))
+        try:
+            self._leader = start_thread("pario-order", self._run, stop=partial(self.stop, 0))
+        except BaseException:  # nobody would tell the others that there is nothing to copy
+            self._words[STOP] = 1
+            for thread in self._threads:
+                thread.join()
+            self._close()
+            raise
+
+    def _opened(self) -> np.ndarray:
+        """`files` of `fill_chunks`; the descriptors are this object's."""
+        rows = []
+        # Half of the process's descriptors are for the script, and each file has two already.
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        few = most == resource.RLIM_INFINITY or 6 * len(self._sources) < most
+        for fetcher, state, base in self._sources:
+            fd = os.dup(fetcher.files[0].fileno())
+            self._fds.append(fd)
+            direct = -1
+            if few:
+                with suppress(OSError):
+                    direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+                    self._fds.append(direct)
+            rows.append((fd, direct, base, state.file_bytes, state.meta * state.page_size, len(state.stamp)))
+        return np.array(rows, np.int64)
+
+    def _copy(self, share: float) -> None:
+        chunk_bytes = self._memory.grid.chunk_bytes
+        # Memory that the disk fills in few requests: numpy asks the system for large pages where so much is wanted. (A
+        # cold file of 169 MB, 4 threads: 1.4 GB/s into large pages, 0.55 into small ones and through the page cache.)
+        memory = np.empty(_LARGE + max(chunk_bytes, _LARGE), np.uint8)
+        buffer = memory[-memory.ctypes.data % _LARGE :][:chunk_bytes]
+        fixed = *self._memory.states.words, self._files, self._stamps, chunk_bytes, self._data, buffer
+        closed = np.zeros(WORDS, np.int64)
+        closed[CLOSED] = 1
+        fill_chunks(self._order, closed, *fixed, 1.0, _SHARE)  # loads the kernel, which holds the interpreter's lock
+        fill_chunks(self._order, self._words, *fixed, share, _SHARE)
+
+    def _run(self) -> None:
+        words, memory = self._words, self._memory
+        asked, self._counted_at = 0, self._stats.begin_reads()
+        try:
+            while not words[STOP] and not words[STATUS]:
+                if asked - int(words[NEXT]) < _QUANTUM:
+                    more = self._next(asked)
+                    if not more:
+                        break
+                    asked += more
+                    words[LIMIT] = asked
+                else:
+                    time.sleep(_LOOK_S)
+                self._tell()
+        except BaseException as e:
+            self._fail(e)
+            words[STOP] = 1
+        words[CLOSED] = 1
+        for thread in self._threads:
+            thread.join()
+        self._tell()
+        self._stats.end_reads(0.0)
+        memory.settle(asked, int(words[DONE]))
+        if words[STATUS]:
+            self._fail(self._found(int(words[STATUS]), int(words[WHERE])))
+        memory.say_whole(self._used)
+        self._close()
+
+    def _tell(self) -> None:
+        done, now = int(self._words[DONE]), time.perf_counter()
+        reads, seconds = done - self._counted, now - self._counted_at
+        self._counted, self._counted_at = done, now
+        if reads:
+            self._count(reads, reads * self._memory.grid.chunk_bytes)
+            self._stats.end_reads(seconds)
+            self._stats.begin_reads()
+
+    def _next(self, asked: int) -> int:
+        """Put the next chunks into the order, as many as the tier has room for; returns how many."""
+        count = 0
+        while count < _QUANTUM and (chunk := next(self._chunks, None)) is not None:
+            if not self._memory.reserve():
+                break
+            self._order[asked + count] = chunk
+            count += 1
+        return count
+
+    def _found(self, status: int, chunk: int) -> BaseException:
+        offset, nbytes = self._memory.grid.span(chunk)
+        number = int(np.searchsorted(self._files[:, 2], offset, side="right")) - 1
+        fetcher, snapshot, base = self._sources[number]
+        if status == SNAPSHOT:
+            try:
+                check_snapshot(fetcher, snapshot)
+            except ParioError as e:
+                return e
+        if status == NO_MEMORY:
+            return MemoryError()
+        return read_error(fetcher.path, offset - base, nbytes, 0, max(0, status))
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is None and not self._words[STOP] and not isinstance(error, MemoryError):
+            self.error = error
+            self._failed(error)
+
+    def stop(self, limit_s: float = math.inf) -> bool:
+        """Copy no more. Does not wait for the chunks under way: a thread that runs only on idle cores may take long for
+        its last one, and all that it needs is its own. Idempotent; takes no lock."""
+        self._words[STOP] = 1
+        for thread in self._threads:
+            if thread.is_alive() and thread.native_id is not None:
+                with suppress(OSError):  # root may, and whoever has RLIMIT_NICE
+                    os.sched_setscheduler(thread.native_id, os.SCHED_OTHER, os.sched_param(0))
+        return True
+
+    def _close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())

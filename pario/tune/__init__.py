@@ -1,0 +1,1 @@
+"""How many reads and threads: knobs, what is measured, and the laws that turn them."""

@@ -1,0 +1,91 @@
+"""Addresses, and messages out of hostile bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pario.errors import OptionError
+from pario.plane.words import (
+    Grant,
+    PlaneAddress,
+    grant_of,
+    grant_tail,
+    grant_text,
+    grants_message,
+    grants_of,
+    packed,
+    read_address,
+    report_of,
+    unpacked,
+)
+from pario.wire.frames import WireError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["at", "used", "demand", "grant", "safe", "lease", "every"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(KEYS, JSON) | JSON)
+@pytest.mark.full
+def test_only_numbers_come_through(words: object) -> None:
+    """Whatever somebody sends is a message of finite numbers from 0 on, or a WireError."""
+    line = json.dumps(words).encode()
+    for read in (report_of, grant_of):
+        try:
+            found = read(unpacked(line))
+        except WireError:
+            continue
+        numbers = [found.at, *found.used, *found.demand] if read is report_of else [*found.rates, *found.safe]  # type: ignore[union-attr]
+        assert all(each is None or 0 <= each <= 1e18 for each in numbers)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message(line: bytes) -> None:
+    with suppress(WireError):
+        assert isinstance(unpacked(line), dict)
+
+
+def test_a_grant_and_back() -> None:
+    for rates in ((15e6, None), (1 / 3, 1e17), (np.float64(7), 2)):
+        grant = Grant(rates, (1e6, 10.0), 5, 0.25)
+        assert grant_of(unpacked(packed(grant.words()))) == grant
+        numbers = [math.inf if each is None else float(each) for each in (*rates, 1e6, 10.0)]
+        text = grant_text(numbers, grant_tail(5, 0.25))
+        assert grant_of(unpacked(text)) == grant
+
+
+def test_no_grant_of_an_agent_is_rounded_to_nothing() -> None:
+    grants = np.array([[0.04, math.inf, 1e-9, 2.06]])
+    found = grants_of(unpacked(grants_message(np.array([3]), grants, 5.0, 0.25, {})))
+    assert found == {3: Grant((0.1, None), (0.1, 2.1), 5.0, 0.25)}
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("head:7400", PlaneAddress("head", 7400)),
+        ("10.0.0.1:0", PlaneAddress("10.0.0.1", 0)),
+        ("lo:7400", PlaneAddress("127.0.0.1", 7400)),
+        ("/run/pario/plane", PlaneAddress("", 0, "/run/pario/plane")),
+    ],
+)
+def test_addresses(text: str, address: PlaneAddress) -> None:
+    assert read_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["head", "head:", ":7400", "head:port", "head:70000", "head:-1", ""])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(OptionError, match="is no address of a control plane"):
+        read_address(text)

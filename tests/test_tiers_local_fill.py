@@ -1,0 +1,172 @@
+"""Copies of files of this node into memory: every byte, no more than there is room for, and errors that say where."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+
+from pario.bench.cache import drop_file
+from pario.errors import ReadError, SnapshotError
+from pario.fetch.joined import bases_of
+from pario.fetch.posix import PosixFetcher
+from pario.fetch.snapshot import read_snapshot
+from pario.stats.rank import RankStats
+from pario.tiers.grid import Grid
+from pario.tiers.local_fill import LocalFill
+from pario.tiers.memory import MemoryTier
+
+MiB = 1 << 20
+
+
+def write(path: Path, records: int) -> str:
+    with lmdb.open(str(path), subdir=False, map_size=1 << 26) as env, env.begin(write=True) as txn:
+        for i in range(records):
+            txn.put(b"%06d" % i, np.random.default_rng(i).bytes(9000))
+    return str(path)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    """Two LMDBs of a few chunks each, neither of them a multiple of a chunk."""
+    return [write(tmp_path / "a.lmdb", 400), write(tmp_path / "b.lmdb", 250)]
+
+
+class Filling:
+    """Files, the tier over all of them, and what a fill of it says."""
+
+    def __init__(self, paths: list[str], budget: int = 1 << 30) -> None:
+        self.fetchers = [PosixFetcher(path) for path in paths]
+        self.snapshots = [read_snapshot(fetcher) for fetcher in self.fetchers]
+        self.bases = bases_of([snapshot.file_bytes for snapshot in self.snapshots])
+        self.nbytes = int(self.bases[-1]) + self.snapshots[-1].file_bytes
+        self.tier = MemoryTier.made(Grid(self.nbytes, MiB), budget)
+        self.errors: list[BaseException] = []
+        self.counted: list[tuple[Any, ...]] = []
+
+    def fill(self, chunks: Any = None) -> LocalFill:
+        used = np.arange(self.tier.grid.chunks)
+        order = iter(used.tolist() if chunks is None else chunks)
+        files = list(zip(self.fetchers, self.snapshots, self.bases.tolist(), strict=True))
+        counts, failed = (RankStats(), lambda *each: self.counted.append(each)), self.errors.append
+        return LocalFill(files, self.tier, order, used, threads=2, counts=counts, failed=failed)
+
+    def filled(self, chunks: Any = None) -> LocalFill:
+        made = self.fill(chunks)
+        made._leader.join(150)  # the kernel may have to be compiled
+        assert made.stop(0)
+        return made
+
+    def right(self, chunk: int) -> bool:
+        first, nbytes = self.tier.grid.span(chunk)
+        number = int(np.searchsorted(self.bases, first, side="right")) - 1
+        at = first - int(self.bases[number])
+        nbytes = min(nbytes, self.snapshots[number].file_bytes - at)
+        with open(self.fetchers[number].path, "rb") as file:
+            file.seek(at)
+            return file.read(nbytes) == self.tier.view[first : first + nbytes].tobytes()
+
+    def close(self) -> None:
+        self.tier.close()
+        for fetcher in self.fetchers:
+            fetcher.close()
+
+
+@pytest.fixture
+def filling() -> Iterator[Callable[..., Filling]]:
+    with ExitStack() as stack:
+
+        def get(*given: Any) -> Filling:
+            made = Filling(*given)
+            stack.callback(made.close)
+            return made
+
+        yield get
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@pytest.mark.parametrize("files", [1, 2])
+def test_every_byte_of_every_chunk(filling: Any, paths: list[str], files: int, cold: bool) -> None:
+    """Out of the page cache, and past it; descriptors are given back."""
+    made = filling(paths[:files])
+    if cold:
+        for path in paths:
+            drop_file(path)
+    before = len(os.listdir("/proc/self/fd"))
+    made.filled()
+    assert not made.errors
+    assert made.tier.held().all()
+    assert made.tier.states.whole() is not None
+    assert all(made.right(chunk) for chunk in range(made.tier.grid.chunks))
+    assert made.tier.counts.puts == made.tier.grid.chunks
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_more_than_there_is_room_for(filling: Any, paths: list[str]) -> None:
+    """In the order that is given."""
+    made = filling(paths, 3 * MiB)
+    order = np.random.default_rng(3).permutation(made.tier.grid.chunks).tolist()
+    made.filled(order)
+    held = np.flatnonzero(made.tier.held()).tolist()
+    assert held == sorted(order[: len(held)])
+    assert 1 <= len(held) <= 3
+    assert made.tier.held_bytes == len(held) * MiB
+    assert made.tier.states.whole() is None
+    assert all(made.right(chunk) for chunk in held)
+    assert not made.errors
+
+
+def test_what_is_there_is_not_copied_again(filling: Any, paths: list[str]) -> None:
+    made = filling(paths)
+    made.filled([1, 2])
+    before = made.tier.states.generation_of_each(np.arange(made.tier.grid.chunks))
+    made.filled()
+    after = made.tier.states.generation_of_each(np.arange(made.tier.grid.chunks))
+    assert (after == before).tolist() == [k in (1, 2) for k in range(len(after))]
+    assert made.tier.held_bytes == made.tier.grid.chunks * MiB
+
+
+def test_a_file_that_ends_early_is_named_with_the_place(filling: Any, paths: list[str]) -> None:
+    made = filling(paths)
+    os.truncate(paths[1], MiB + 7)
+    fill = made.filled()
+    (error,) = made.errors
+    assert fill.error is error
+    assert isinstance(error, ReadError)
+    assert error.path == paths[1]
+    assert MiB <= error.offset < made.snapshots[1].file_bytes
+    assert all(made.right(chunk) for chunk in np.flatnonzero(made.tier.held()))
+
+
+def test_what_a_writer_may_have_overwritten_is_not_filled(filling: Any, paths: list[str]) -> None:
+    made = filling(paths[:1])
+    with lmdb.open(paths[0], subdir=False, map_size=1 << 26) as env:
+        for k in range(3):
+            with env.begin(write=True) as txn:
+                txn.put(b"%06d" % k, b"new")
+    made.filled()
+    (error,) = made.errors
+    assert isinstance(error, SnapshotError)
+    assert not made.tier.held().any()
+
+
+def test_it_stops_when_it_is_told_to(filling: Any, paths: list[str]) -> None:
+    def slowly() -> Iterator[int]:
+        for chunk in range(made.tier.grid.chunks):
+            time.sleep(0.05)
+            yield chunk
+
+    made = filling(paths)
+    fill = made.fill(slowly())
+    assert fill.stop(150)
+    assert not made.tier.held().all()
+    assert fill.stop(0)
+    assert not made.errors
+    assert made.tier.held_bytes == int(made.tier.held().sum()) * MiB
