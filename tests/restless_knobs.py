@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pario.feed.ring_writer import RingWriter
-from pario.plane import decoding, depth
+from pario.tune import decoding, depth
 from pario.tune.knobs import Setting
 from pario.tune.tuner import Law
 

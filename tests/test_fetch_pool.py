@@ -13,8 +13,8 @@ from pario import threads
 from pario.errors import ClosedError, ReadError
 from pario.fetch.pool import Job, ReadPool
 from pario.fetch.posix import PosixFetcher
-from pario.plane import depth
 from pario.records import EXTENT
+from pario.tune import depth
 from pario.tune.knobs import Knob, Setting
 from pario.tune.tuner import Law
 

@@ -9,7 +9,7 @@ from itertools import count, pairwise
 import pytest
 
 import pario
-from pario.plane import depth
+from pario.tune import depth
 from pario.tune.knobs import Setting
 from pario.tune.tuner import Law
 

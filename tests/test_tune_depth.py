@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pario.plane import depth as module
+from pario.tune import depth as module
 from pario.tune.depth import Depth
 from pario.tune.knobs import Knob, Setting
 from pario.tune.tuner import WINDOW_S, Law, Window

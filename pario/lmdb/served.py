@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import weakref
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pario.fetch.base import Fetcher
     from pario.lmdb.store import Store
+    from pario.plane.agent import Agent
     from pario.tiers.told_memory import ToldMemory
-import sys
-from collections.abc import Callable
 
-__all__ = ["announce", "announced", "peers_of_service", "tell_children", "use_announced", "use_service"]
+__all__ = ["announce", "announced", "limits_of", "peers_of_service", "tell_children", "use_announced", "use_service"]
 
 _log = logging.getLogger("pario")
 
@@ -34,6 +37,21 @@ def announce(identity: bytes, memory: ToldMemory) -> None:
     global _news
     announced[identity] = memory
     _news += 1
+
+
+def limits_of(file: Fetcher) -> tuple[Agent | None, Callable[[int, int], None] | None]:
+    """(the control plane's limits, what waits until so many bytes and operations may be asked of the store), as long as
+    `file` is open; (None, None) without a plane."""
+    if not os.environ.get("PARIO_CONTROL"):
+        return None, None
+    from pario.plane.joining import store_agent  # few processes have a control plane
+
+    with store_agent() as agent:
+        if agent is None:
+            return None, None
+        agent.hold()
+        weakref.finalize(file, agent.release).atexit = False
+    return agent, agent.take
 
 
 def use_announced(store: Store) -> None:

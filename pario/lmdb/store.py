@@ -7,7 +7,6 @@ import os
 import struct
 import sys
 import time
-import weakref
 from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -37,11 +36,11 @@ from pario.format.tree import Tree
 from pario.kernels import nodes
 from pario.lmdb import abi, errors
 from pario.lmdb.native import later
+from pario.lmdb.served import limits_of
 from pario.threads import Workers
 
 if TYPE_CHECKING:
     from pario.lmdb.packed import PackedValues
-    from pario.plane.agent import Agent
     from pario.tiers.memory import MemoryTier
     from pario.tiers.served import ServedCopy
     from pario.tiers.told_memory import ToldMemory
@@ -80,7 +79,7 @@ class DataFile(PosixFetcher):
 
     def __init__(self, path: str, readahead: bool) -> None:
         super().__init__(path)
-        self.limits, self.gate = _limits(self) if "PARIO_CONTROL" in os.environ else (None, None)
+        self.limits, self.gate = limits_of(self)
         if readahead and self.gate is None and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # only advice
                 os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
@@ -94,17 +93,6 @@ class DataFile(PosixFetcher):
         # At the interpreter's end the modules that close() needs may be gone, and the system closes it anyway.
         if not _over() and hasattr(self, "_fd"):
             self.close()
-
-
-def _limits(file: DataFile) -> tuple[Agent | None, Callable[[int, int], None] | None]:
-    from pario.plane.joining import store_agent  # few processes have a control plane
-
-    with store_agent() as agent:
-        if agent is None:
-            return None, None
-        agent.hold()
-        weakref.finalize(file, agent.release).atexit = False
-    return agent, agent.take
 
 
 class Handle:
