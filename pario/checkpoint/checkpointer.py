@@ -20,7 +20,17 @@ from pario.checkpoint.manifest import Manifest, pario_version
 from pario.checkpoint.partner import open_partner
 from pario.checkpoint.restoring import restored
 from pario.checkpoint.store import Claim
-from pario.checkpoint.tiers import FastTier, Places, Tiers, check_options, open_folders, run_of, step_error, sweep
+from pario.checkpoint.tiers import (
+    FastTier,
+    Places,
+    Tiers,
+    check_options,
+    newest,
+    open_folders,
+    run_of,
+    step_error,
+    sweep,
+)
 from pario.checkpoint.tree import Flat, Leaves, Template, flatten
 from pario.checkpoint.varying import Varying
 from pario.checkpoint.writing import DrainThread, WriteThread
@@ -44,7 +54,7 @@ class Checkpointer:
     Parameters
     ----------
     comm : mpi4py communicator, "self" or None
-        As for `pario.Loader`.
+        As for `pario.Loader`. A path here is `slow`: Checkpointer("/scratch/run1").
     slow : str or Path
         Folder on a store that all nodes see, made if it is missing; one job at a time saves into it.
     fast : str or Path, optional
@@ -90,7 +100,7 @@ class Checkpointer:
         self,
         comm: Any = None,
         *,
-        slow: str | os.PathLike[str],
+        slow: str | os.PathLike[str] | None = None,
         fast: str | os.PathLike[str] | None = None,
         keep: int | None = 3,
         rate: float | None = None,
@@ -104,6 +114,10 @@ class Checkpointer:
         version: str = "",
     ) -> None:
         self._closed = True
+        if slow is None and isinstance(comm, str | os.PathLike) and comm != "self":
+            comm, slow = None, comm
+        if slow is None:
+            raise OptionError("a Checkpointer needs the folder in which it saves", hint="Checkpointer('/scratch/run1')")
         self._world = world = get_world(comm, "making a Checkpointer")
         self._stack = ExitStack()
         self.slow = os.path.abspath(slow)
@@ -193,7 +207,6 @@ class Checkpointer:
         checkpoint that could not be saved, and ParioError if there is no memory for the copy.
         """
         began = time.monotonic()
-        self._check_open()
         self._roll_call("saving a checkpoint")
         error: BaseException | None = step_error(step)
         flat, known = Flat(None, [], [], [], []), None
@@ -223,9 +236,15 @@ class Checkpointer:
         self._attempts.append(attempt)
         self._writer.submit(attempt)  # which begins with what is copied
         try:
-            self._staging.copy(flat, lambda nbytes: setattr(attempt, "staged", nbytes))
+            try:
+                self._staging.copy(flat, lambda nbytes: setattr(attempt, "staged", nbytes))
+            except BaseException as e:
+                attempt.staged, error = -1, e
+            self._meet(error, "copying what is saved")
         except BaseException:
             attempt.staged = -1
+            self._until(attempt.written.is_set)
+            self._attempts = [one for one in self._attempts if one is not attempt]  # all ranks know of it
             raise
         return Handle(attempt, time.monotonic() - began, self._wait)
 
@@ -309,6 +328,8 @@ class Checkpointer:
         """All ranks come to the same call. Collective. Else everything ends: CheckpointError on all ranks if they come
         to different ones, and on this one if one of its node does not come within the time limit, or one of another
         node in three times that (PeerError on the others); warns : a warning in place of the latter."""
+        if self._closed:
+            raise ClosedError("this Checkpointer was closed")
         self._calls += 1
         self._board.mine(CALLED, self._calls)
         told, code = False, zlib.crc32(doing.encode())
@@ -363,7 +384,6 @@ class Checkpointer:
         It is half as much again as the longest of the last five of this Checkpointer took; 0.0 before the first one is
         durable.
         """
-        self._check_open()
         self._roll_call("asking how long a checkpoint takes")
         if tier not in ("fast", "slow"):
             raise self._world.raised_by_all(OptionError(f'tier must be "fast" or "slow", got {tier!r}'))
@@ -381,7 +401,6 @@ class Checkpointer:
         True if less time is left than `seconds_needed(tier)`, the longest of the last ten intervals between calls, and
         `margin_s` together. Before a checkpoint is durable, nothing is known of how long one takes: save one early.
         """
-        self._check_open()
         step_s = self._budget.step(time.monotonic())
         needed = self.seconds_needed(tier)
         end = job_end() if end is None else end
@@ -392,7 +411,6 @@ class Checkpointer:
 
     def latest(self) -> int | None:
         """The step of the newest complete checkpoint, the one that was saved last, or None. Collective."""
-        self._check_open()
         self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
         found = self._finder.find()
@@ -409,7 +427,6 @@ class Checkpointer:
         `step` is given. Raises MissingError if there is none, StateError if `like` does not fit, and the error of the
         newest if all are damaged.
         """
-        self._check_open()
         self._roll_call("restoring a checkpoint")
         # What is drained or copied now may be deleted from the fast tier while it is read there.
         drained = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
@@ -467,6 +484,9 @@ class Checkpointer:
                 self._partner.end(0)
             self._claim.close()
 
+    def __repr__(self) -> str:
+        return f"Checkpointer({newest(self.slow, self.fast)})"
+
     def __enter__(self) -> Checkpointer:
         return self
 
@@ -478,10 +498,6 @@ class Checkpointer:
             # Each rank for itself: what was copied may still get to its tier.
             _await_drained(self._attempts, _GRACE_S)
             self._end(error)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this Checkpointer was closed")
 
 
 #: Seconds that threads get to end after close, and what is under way when the script has failed.
