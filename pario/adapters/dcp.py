@@ -51,7 +51,7 @@ class _Saved(dcp.DefaultSavePlanner):
                 self._groups.append([])
                 left = WINDOW - nbytes
             self._groups[-1].append(item)
-            self._group[_place(item)] = len(self._groups) - 1
+            self._group[_chunk_of(item)] = len(self._groups) - 1
         self.plan = SavePlan(items, plan.storage_data, plan.planner_data)
         return self.plan
 
@@ -81,7 +81,7 @@ class _Saved(dcp.DefaultSavePlanner):
         if write_item.type == WriteItemType.BYTE_IO:
             return super().resolve_data(write_item)
         if write_item.index not in self._read:
-            group = self._group[_place(write_item)]
+            group = self._group[_chunk_of(write_item)]
             _, wait, self._read = self._next if self._next[0] == group else self._begin(group)
             wait()
             self._next = self._begin(group + 1)  # while this one is written
@@ -99,7 +99,7 @@ class _Saved(dcp.DefaultSavePlanner):
         return group, self._ahead.start(wishes), made
 
 
-def _place(item: WriteItem) -> tuple[str, Any]:
+def _chunk_of(item: WriteItem) -> tuple[str, Any]:
     return item.index.fqn, item.index.offset
 
 
