@@ -158,7 +158,7 @@ def check(folder: Path, state: dict[str, torch.Tensor], ours: Path, their_dcp: P
 
 
 def memory(folder: Path, name: str) -> None:
-    """MB that a process needs beyond that for a model of no size."""
+    """Say how many MB a process needs beyond that for a model of no size."""
     most: dict[str, list[float]] = {}
     for shapes in (NONE, MODELS[name]):
         shutil.rmtree(folder, ignore_errors=True)
@@ -173,9 +173,10 @@ def memory(folder: Path, name: str) -> None:
     print(name, {what: f"{more - least:.0f} MB" for what, (least, more) in most.items()})
 
 
+#: VmHWM begins with the program, ru_maxrss with the process that started it.
 PEAK = (
-    "import resource, sys; from pario.cli import main; main(sys.argv[1:]); "
-    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    "import re, sys; from pario.cli import main; main(sys.argv[1:]); "
+    "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
 )
 
 

@@ -24,6 +24,7 @@ from pario.checkpoint.dtypes import dtype_of, item_bytes
 from pario.checkpoint.exchange import WINDOW, under
 from pario.checkpoint.finding import Opened
 from pario.checkpoint.restoring import Ahead, Wish, empty_bytes
+from pario.checkpoint.store import whole_pages
 from pario.checkpoint.tree import Leaves, Spec, flatten, unflatten
 from pario.errors import CorruptedError, OptionError
 
@@ -39,6 +40,7 @@ class _Saved(dcp.DefaultSavePlanner):
         self._groups: list[list[WriteItem]] = []  # of chunks that are read at once
         self._group: dict[tuple[str, Any], int] = {}
         self._read: dict[MetadataIndex, torch.Tensor] = {}
+        self._buffers = empty_bytes(WINDOW), empty_bytes(WINDOW)
         self._next: tuple[int, Callable[[], None], dict[MetadataIndex, torch.Tensor]] = -1, lambda: None, {}
 
     def create_local_plan(self) -> SavePlan:
@@ -46,7 +48,7 @@ class _Saved(dcp.DefaultSavePlanner):
         items = [one for each in plan.items for one in (self._chunks(each) if each.tensor_data else [each])]
         left = 0
         for item in (each for each in items if each.tensor_data):
-            left -= (nbytes := self._wish_of(item)[1])
+            left -= (nbytes := whole_pages(self._wish_of(item)[1]))
             if left < 0:
                 self._groups.append([])
                 left = WINDOW - nbytes
@@ -88,14 +90,17 @@ class _Saved(dcp.DefaultSavePlanner):
         return self._read.pop(write_item.index)
 
     def _begin(self, group: int) -> tuple[int, Callable[[], None], dict[MetadataIndex, torch.Tensor]]:
-        wishes, made = [], {}
+        wishes, made, at = [], {}, 0
         for item in self._groups[group] if group < len(self._groups) else ():
             assert item.tensor_data is not None
             number, nbytes = self._wish_of(item)
             dtype, chunk = self._specs[number].dtype, item.tensor_data.chunk
             shape = tuple(chunk.sizes)
-            wishes.append(Wish(number, (tuple(chunk.offsets), shape), empty_bytes(nbytes)))
-            made[item.index] = _tensor_over(wishes[-1].memory.view(dtype_of(dtype)).reshape(shape), _TORCH[dtype])
+            fits = at + nbytes <= WINDOW
+            memory = self._buffers[group % 2][at : at + nbytes] if fits else empty_bytes(nbytes)
+            at += whole_pages(nbytes)
+            wishes.append(Wish(number, (tuple(chunk.offsets), shape), memory))
+            made[item.index] = _tensor_over(memory.view(dtype_of(dtype)).reshape(shape), _TORCH[dtype])
         return group, self._ahead.start(wishes), made
 
 
@@ -123,7 +128,9 @@ def to_dcp(opened: Opened, dst: str, keys: Sequence[str] = ()) -> int:
     state = tree if isinstance(tree, dict) else {"root": tree}
     with warnings.catch_warnings(), Ahead(opened) as ahead:
         warnings.simplefilter("ignore")  # it tells that this process is alone
-        dcp.save(state, checkpoint_id=dst, planner=_Saved(ahead, specs, numbers), no_dist=True)
+        # With nothing copied ahead a tensor is written before the next one is asked for: memory is used again.
+        writer = dcp.FileSystemWriter(dst, per_thread_copy_ahead=0)
+        dcp.save(state, storage_writer=writer, planner=_Saved(ahead, specs, numbers), no_dist=True)
     return len(held)
 
 
