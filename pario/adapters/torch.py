@@ -395,8 +395,8 @@ class _Tensors(Leaves):
             raise OptionError(f"a DTensor of placements {node.placements} gives this rank no part that is one box")
 
         def closed(made: torch.Tensor) -> torch.Tensor:
-            kind, stride = _dtensor(), node.stride()
-            return kind.from_local(made, mesh, node.placements, run_check=False, shape=node.shape, stride=stride)
+            shapes = {"shape": node.shape, "stride": node.stride()}
+            return type(node).from_local(made, mesh, node.placements, run_check=False, **shapes)
 
         return Shard(local, shape, chunks[0].offsets), closed
 
@@ -457,15 +457,10 @@ class Checkpointer(NumpyCheckpointer):
     leaves = _Tensors()
 
 
-def _dtensor() -> Any:
-    """The class, or None while nobody has loaded it."""
-    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
-    return getattr(module, "DTensor", None)
-
-
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    kind = _dtensor()
-    return kind is not None and isinstance(tensor, kind)
+    """There is none while nobody has loaded the class."""
+    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:
