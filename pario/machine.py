@@ -28,6 +28,7 @@ __all__ = [
     "memory",
     "memory_limits",
     "my_share",
+    "replaced",
     "replacing",
     "task_limits",
 ]  # fmt: skip
@@ -303,13 +304,19 @@ def closing_fd(fd: int) -> Iterator[int]:
 def replacing(path: str) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` at the end: a reader sees the old one or the new one, whole. After an
     error there is none. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with replaced(path) as part, os.fdopen(os.open(part, flags, 0o666), "wb", buffering=1 << 20) as file:
+        yield file
+
+
+@contextmanager
+def replaced(path: str) -> Iterator[str]:
+    """The same by the name of the new file, which is not there yet."""
     part = f"{path}.{os.getpid()}.part"
     with suppress(FileNotFoundError):
         os.unlink(part)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with os.fdopen(os.open(part, flags, 0o666), "wb", buffering=1 << 20) as file:
-            yield file
+        yield part
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):

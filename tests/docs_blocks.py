@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = {
     ("README.md", 'python3 -m venv .venv && .venv/bin/pip install -q ".[demo'): ".ci/run: README: the demo",
     ("README.md", "python3 -m venv .venv && .venv/bin/pip install -q -e"): ".ci/run: README: the tests",
+    ("docs/checkpoints.md", "python -m pario checkpoint export"): "tests/test_frameworks_checkpoint.py",
     ("measurements/checkpoints.md", "PARIO_KILLS=100 python -m pytest"): ".ci/run: all other tests",
     ("docs/clusters.md", "python packaging/check.py"): ".ci/run: packages to publish",
     ("measurements/dlio.md", "pip install torch numpy"): ".ci/run: DLIO",

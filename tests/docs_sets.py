@@ -295,7 +295,7 @@ Step = Callable[[Path, Names], None]
 #: (page, how a block begins) -> what is made before it
 BEFORE: dict[tuple[str, str], Step] = {
     ("docs/checkpoints.md", "import json, h5py"): a_checkpoint,
-    ("docs/checkpoints.md", "python -m pario checkpoint"): no_link,
+    ("docs/checkpoints.md", "python -m pario checkpoint list"): no_link,
     ("docs/decoders.md", "def decode(value: bytes)"): arrays_in_npz,
     ("docs/decoders.md", "def decode(value, key, rng)"): floats,
     ("docs/decoders.md", "@pario.decode.kernel"): cifar,

@@ -206,6 +206,8 @@ def test_plain_h5py_reads_it(tmp_path: Path) -> None:
     [
         ({"a": object()}, "builtins.object"),
         ({"a": np.array([None])}, "Python objects"),
+        ({"a": [np.ma.array([1, 2], mask=[0, 1])]}, r"a/\[0\].*MaskedArray.*mask"),
+        ({"a": np.ones(2).view(type("Metres", (np.ndarray,), {}))}, "Metres"),
         ({1.5: 1}, "1.5"),
         ([pario.Shard(np.ones(3), (4,), (2,))], "reaches out"),
         ([pario.Shard(np.ones(3), (4,), (0,))], "hold 3 elements"),

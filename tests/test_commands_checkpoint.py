@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def damage(folder: Path, step: int) -> None:
 def test_list_and_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "list", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert said.index("30 ") < said.index("20 ") < said.index("10 ")
+    assert re.findall(r"^ *\* +(\d+) ", said, re.MULTILINE) == ["30", "20", "10"]
     assert "v7" in said
     assert "1.6 MB" in said
     assert main(["checkpoint", "verify", str(folder)]) == 0

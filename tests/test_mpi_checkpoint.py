@@ -13,6 +13,7 @@ from leftovers import open_things
 
 import pario
 from pario.checkpoint import store, writing
+from pario.checkpoint.tree import Leaves
 
 pytestmark = pytest.mark.mpi
 
@@ -113,6 +114,35 @@ def test_a_failure_in_the_background_reaches_all_ranks(world, folder, monkeypatc
     with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
         assert np.array_equal(ckpt.restore()["rows"], whole())
         assert ckpt.latest() == 3
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_copy_that_fails_on_one_rank_fails_on_all_and_is_forgotten(world, folder, monkeypatch, fast):
+    class Leaf(Leaves):
+        def copy(self, leaf, target):
+            if fails and world.rank == world.size - 1:
+                raise TypeError("its memory is gone")
+            super().copy(leaf, target)
+
+    monkeypatch.setattr(pario.Checkpointer, "leaves", Leaf())
+    fails = False
+    tree = {"mine": pario.Shard(np.full(9, world.rank, np.int32), (9 * world.size,), (9 * world.rank,))}
+    tree["mine"].array = tree["mine"].array.view(np.recarray)  # what is no plain array is copied by `Leaves`
+    with pario.Checkpointer(world, slow=folder / "slow", fast=folder / "fast" if fast else None) as ckpt:
+        for step, fails in enumerate([False, True, True, False]):
+            began = time.monotonic()
+            if fails:
+                with pytest.raises((TypeError, pario.PeerError, pario.CheckpointError)) as caught:
+                    ckpt.save(step, tree)
+                assert isinstance(caught.value, TypeError) == (world.rank == world.size - 1)
+            else:
+                ckpt.save(step, tree)
+            assert time.monotonic() - began < 20
+        assert ckpt.latest() is not None
+        assert ckpt.restore()["mine"].tolist() == np.repeat(np.arange(world.size), 9).tolist()
+        ckpt.close()
+    there = sorted(name.name[:17] for name in (folder / "slow").glob("step-*"))
+    assert there == ["step-000000000000", "step-000000000003"]
 
 
 def test_all_ranks_hear_the_same_of_the_time_limit(world, folder):

@@ -20,7 +20,17 @@ from pario.checkpoint.manifest import Manifest, pario_version
 from pario.checkpoint.partner import open_partner
 from pario.checkpoint.restoring import restored
 from pario.checkpoint.store import Claim
-from pario.checkpoint.tiers import FastTier, Places, Tiers, check_options, open_folders, run_of, step_error, sweep
+from pario.checkpoint.tiers import (
+    FastTier,
+    Places,
+    Tiers,
+    check_options,
+    newest,
+    open_folders,
+    run_of,
+    step_error,
+    sweep,
+)
 from pario.checkpoint.tree import Flat, Leaves, Template, flatten
 from pario.checkpoint.varying import Varying
 from pario.checkpoint.writing import DrainThread, WriteThread
@@ -44,53 +54,48 @@ class Checkpointer:
     Parameters
     ----------
     comm : mpi4py communicator, "self" or None
-        As for `pario.Loader`.
+        As for `pario.Loader`. A path here is `slow`: Checkpointer("/scratch/run1").
     slow : str or Path
         Folder on a store that all nodes see, made if it is missing; one job at a time saves into it.
     fast : str or Path, optional
-        Folder on each node's own disk or memory, of the same name on all nodes. Checkpoints are written there first,
-        and drained to `slow` in the background.
+        Folder on each node's own disk or memory, named alike. Checkpoints go there first, then drain to `slow`.
     keep : int or None
         Checkpoints that stay in `slow`; older ones are deleted when a newer one is complete. None: all.
     rate : float, optional
         Bytes per second that all nodes together write to `slow`. A control plane (PARIO_CONTROL) limits it further.
     full : "wait" or "slow"
-        When the fast tier is full: wait until earlier checkpoints are drained, or write straight to `slow`, as where
-        there is nothing to wait for.
+        When the fast tier is full: wait for the drain, or write straight to `slow`, as where nothing is drained.
     pending : int
         So many checkpoints may be under way to `slow`; with more of them `save` waits.
     incremental : bool
         Take arrays over from the last checkpoint that this Checkpointer has written, where their checksums say that
         they have not changed: its file is a hard link in the new one's folder, so the older one may be deleted.
     compress : str, optional
-        A codec of pario and its level, "zstd:3" or "lz4": blocks are packed by it. Plain h5py cannot read them then.
+        A codec of pario and its level, "zstd:3" or "lz4": it packs blocks. Plain h5py cannot read them then.
     partner : bool
-        Copy each node's part of a checkpoint to the fast tier of another node, in the background, so that the loss of
-        a node before the drain loses nothing. The fast tiers need room for twice as much.
+        Copy each node's part to the fast tier of another node, so that its loss before the drain loses nothing. The
+        fast tiers need room for twice as much.
     differing : "rank0" or "raise"
         For an array without Shard, or another value, that is not the same on all ranks: take that of rank 0, with a
         warning that names it once, or raise OptionError before anything is written. `PerRank` saves what differs.
-        "rank0" compares all bytes in the first save of a structure; later, in trees of more than 32 MiB, a part of the
-        large arrays, another one each time.
+        "rank0" compares all bytes in the first save of a structure; later a part of large arrays, another each time.
     timeout_s : float
         After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
         than another one of its node ends the work on all of them. The error says who is late; in `close` a warning.
     version : str
         Yours: it is written into the manifest.
 
-    All methods are collective; where ranks come to different ones, all raise CheckpointError and are closed. A
-    checkpoint that could not be saved in the background is reported by the next call, by CheckpointError on all ranks;
-    saving may go on after it.
+    All methods are collective; where ranks come to different ones, all raise CheckpointError and are closed. What could
+    not be saved in the background the next call reports, by CheckpointError on all ranks; saving may go on after it.
     """
 
-    #: what is an array; the checkpointers of pario/adapters know others
-    leaves: Leaves = Leaves()
+    leaves: Leaves = Leaves()  #: what is an array; the checkpointers of pario/adapters know others
 
     def __init__(
         self,
         comm: Any = None,
         *,
-        slow: str | os.PathLike[str],
+        slow: str | os.PathLike[str] | None = None,
         fast: str | os.PathLike[str] | None = None,
         keep: int | None = 3,
         rate: float | None = None,
@@ -104,6 +109,10 @@ class Checkpointer:
         version: str = "",
     ) -> None:
         self._closed = True
+        if slow is None and isinstance(comm, str | os.PathLike) and comm != "self":
+            comm, slow = None, comm
+        if slow is None:
+            raise OptionError("a Checkpointer needs the folder in which it saves", hint="Checkpointer('/scratch/run1')")
         self._world = world = get_world(comm, "making a Checkpointer")
         self._stack = ExitStack()
         self.slow = os.path.abspath(slow)
@@ -118,8 +127,8 @@ class Checkpointer:
             self._secret, alike = world.bcast((secrets.token_hex(16), mine))
             with together(world, "comparing the options"):
                 if alike != mine:
-                    said = f"rank 0 has {alike}, this one {mine}"
-                    raise OptionError(f"options differ between ranks (slow, fast is None, keep, ...): {said}")
+                    said = f"(slow, fast is None, keep, ...): rank 0 has {alike}, this one {mine}"
+                    raise OptionError(f"options differ between ranks {said}")
             with together(world, "opening the checkpoints' folders"):
                 open_folders(world, self.slow, self.fast)
             self._partners = bool(partner)
@@ -157,7 +166,6 @@ class Checkpointer:
             ask_plane(nbytes)
 
         self._ask_plane = ask_plane
-
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
         self._drain = DrainThread(places, tiers, self._board)
@@ -167,7 +175,6 @@ class Checkpointer:
 
         # No circle: the memory that ranks share goes back with the last reference, not when the collector comes.
         partner, drain = self._partner, self._drain
-
         def then(attempt: Attempt, straight: bool) -> None:
             if partner is not None:
                 partner.submit(attempt, straight)
@@ -193,7 +200,6 @@ class Checkpointer:
         checkpoint that could not be saved, and ParioError if there is no memory for the copy.
         """
         began = time.monotonic()
-        self._check_open()
         self._roll_call("saving a checkpoint")
         error: BaseException | None = step_error(step)
         flat, known = Flat(None, [], [], [], []), None
@@ -223,9 +229,12 @@ class Checkpointer:
         self._attempts.append(attempt)
         self._writer.submit(attempt)  # which begins with what is copied
         try:
-            self._staging.copy(flat, lambda nbytes: setattr(attempt, "staged", nbytes))
+            with together(self._world, "copying what is saved"):
+                self._staging.copy(flat, lambda nbytes: setattr(attempt, "staged", nbytes))
         except BaseException:
             attempt.staged = -1
+            self._until(attempt.written.is_set)
+            self._attempts.remove(attempt)  # all ranks know of it
             raise
         return Handle(attempt, time.monotonic() - began, self._wait)
 
@@ -309,6 +318,8 @@ class Checkpointer:
         """All ranks come to the same call. Collective. Else everything ends: CheckpointError on all ranks if they come
         to different ones, and on this one if one of its node does not come within the time limit, or one of another
         node in three times that (PeerError on the others); warns : a warning in place of the latter."""
+        if self._closed:
+            raise ClosedError("this Checkpointer was closed")
         self._calls += 1
         self._board.mine(CALLED, self._calls)
         told, code = False, zlib.crc32(doing.encode())
@@ -363,7 +374,6 @@ class Checkpointer:
         It is half as much again as the longest of the last five of this Checkpointer took; 0.0 before the first one is
         durable.
         """
-        self._check_open()
         self._roll_call("asking how long a checkpoint takes")
         if tier not in ("fast", "slow"):
             raise self._world.raised_by_all(OptionError(f'tier must be "fast" or "slow", got {tier!r}'))
@@ -381,7 +391,6 @@ class Checkpointer:
         True if less time is left than `seconds_needed(tier)`, the longest of the last ten intervals between calls, and
         `margin_s` together. Before a checkpoint is durable, nothing is known of how long one takes: save one early.
         """
-        self._check_open()
         step_s = self._budget.step(time.monotonic())
         needed = self.seconds_needed(tier)
         end = job_end() if end is None else end
@@ -392,7 +401,6 @@ class Checkpointer:
 
     def latest(self) -> int | None:
         """The step of the newest complete checkpoint, the one that was saved last, or None. Collective."""
-        self._check_open()
         self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
         found = self._finder.find()
@@ -409,7 +417,6 @@ class Checkpointer:
         `step` is given. Raises MissingError if there is none, StateError if `like` does not fit, and the error of the
         newest if all are damaged.
         """
-        self._check_open()
         self._roll_call("restoring a checkpoint")
         # What is drained or copied now may be deleted from the fast tier while it is read there.
         drained = lambda: all(attempt.drained.is_set() for attempt in self._attempts)  # noqa: E731
@@ -467,21 +474,19 @@ class Checkpointer:
                 self._partner.end(0)
             self._claim.close()
 
+    def __repr__(self) -> str:
+        return f"Checkpointer({newest(self.slow, self.fast)})"
+
     def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        # sys.exit(0) is a deliberate end, no failure.
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):  # a deliberate end
             self.close()
         elif not self._closed:
             # Each rank for itself: what was copied may still get to its tier.
             _await_drained(self._attempts, _GRACE_S)
             self._end(error)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this Checkpointer was closed")
 
 
 #: Seconds that threads get to end after close, and what is under way when the script has failed.

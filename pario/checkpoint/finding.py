@@ -32,9 +32,13 @@ from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes
 from pario.errors import ChecksumError, CorruptedError, DecodeError, FileError
 
-__all__ = ["Finder", "Found", "Opened", "PartReader", "described", "open_found", "problems"]
+__all__ = ["DAMAGE", "Finder", "Found", "Opened", "PartReader", "described", "open_found", "problems"]
 
 _log = logging.getLogger("pario")
+
+#: What counts as damage, wherever a checkpoint is read: an older one is tried. No memory for what it claims to be is
+#: among that; no codec's package, and a `like` that does not fit, are not.
+DAMAGE = (FileError, MemoryError)
 
 
 class Found(NamedTuple):
@@ -305,7 +309,7 @@ def problems(folder: str, progress: Callable[[int], None] = lambda nbytes: None)
     """What is wrong with a committed checkpoint, one sentence each; none if every byte is as it was written."""
     try:
         _, parts = described(folder)
-    except FileError as e:
+    except DAMAGE as e:
         return [str(e)]
     found = []
     memory = private_bytes(max((nbytes for part in parts for _, nbytes in part.blocks), default=0))
@@ -320,6 +324,6 @@ def problems(folder: str, progress: Callable[[int], None] = lambda nbytes: None)
                     except (ChecksumError, CorruptedError) as e:
                         found.append(str(e))
                     progress(nbytes)
-        except FileError as e:
+        except DAMAGE as e:
             found.append(str(e))
     return found

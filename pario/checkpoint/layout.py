@@ -36,9 +36,10 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from pario.checkpoint.dtypes import FOREIGN, dtype_of, item_bytes
 from pario.checkpoint.manifest import cover
 from pario.checkpoint.store import PAGE, whole_pages
-from pario.checkpoint.tree import FOREIGN, Box, Flat, Leaves, Spec, dtype_of, item_bytes
+from pario.checkpoint.tree import Box, Flat, Leaves, Spec
 from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes
 from pario.errors import OptionError

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from pario.checkpoint.dtypes import item_bytes
 from pario.checkpoint.store import ID, Name, read_small
-from pario.checkpoint.tree import Box, Spec, item_bytes, reaches_out, unflatten
+from pario.checkpoint.tree import Box, Spec, reaches_out, unflatten
 from pario.codec.registry import CODECS
 from pario.errors import ChecksumError, CorruptedError, ParioError
 from pario.text import DAMAGED, read_json
@@ -50,6 +51,8 @@ MOST_PARENTS = 32
 #: bytes of a file, blocks, ranks: larger numbers are damage
 _MOST = 1 << 60
 _MOST_BLOCK = 64 << 20
+#: Values of a description: more make Python objects of many GB.
+_MOST_VALUES = 10_000_000
 
 
 class Stored(NamedTuple):
@@ -190,6 +193,8 @@ def _body(data: bytes, path: str, what: str) -> dict[str, Any]:
             f"the checksum of this file is {sum_of(data[_HEAD_BYTES:]):016x}, it says {head[1].decode()}", path=path
         )
     try:
+        if (values := data.count(b",")) > _MOST_VALUES:
+            raise ValueError(f"it has {values:,} values")
         body = read_json(data)["body"]
         if not isinstance(body, dict) or body.get("format") != what:
             raise ValueError(f"the format is not {what!r}")
@@ -380,7 +385,8 @@ def check_parts(manifest: Manifest, parts: list[Part], path: str) -> None:
         for spec, own in zip(manifest.specs, boxes, strict=True):
             if own == [((0,) * len(spec.shape), spec.shape)] or (not own and not spec.nbytes):
                 continue
-            wrong = cover(spec.shape, own)
+            few = len(own) <= manifest.ranks  # looking for overlaps takes the square of their number
+            wrong = cover(spec.shape, own) if few else f"{len(own)} parts, of {manifest.ranks} ranks"
             if wrong:
                 raise ValueError(f"{spec.path!r}: {wrong}")
     except DAMAGED as e:

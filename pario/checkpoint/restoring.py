@@ -10,34 +10,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pario.checkpoint.finding import Finder, Found, Opened, PartReader, open_found
+from pario.checkpoint.dtypes import dtype_of, item_bytes
+from pario.checkpoint.finding import DAMAGE, Finder, Found, Opened, PartReader, open_found
 from pario.checkpoint.manifest import Manifest, Part
 from pario.checkpoint.store import PAGE, whole_pages
-from pario.checkpoint.tree import Box, Leaves, PerRank, Shard, Spec, dtype_of, item_bytes, reaches_out, unflatten
+from pario.checkpoint.tree import Box, Leaves, PerRank, Shard, Spec, meet, reaches_out, runs, slices, unflatten
 from pario.comm.base import AnyWorld, together
-from pario.comm.memory import private_bytes, shared_parts
+from pario.comm.memory import private_bytes, refusal, shared_parts
 from pario.comm.world import bcast_to_nodes, same_ranks
 from pario.errors import CorruptedError, MissingError, OptionError, PeerError, ReadError, StateError
 from pario.threads import Workers
 
-__all__ = ["Wish", "empty_bytes", "meet", "read_all", "restored", "runs", "slices"]
+__all__ = ["Ahead", "Wish", "empty_bytes", "read_all", "restored"]
 
 _log = logging.getLogger("pario")
 
-#: What makes `restored` try an older checkpoint.
-_DAMAGE = (CorruptedError, MissingError, ReadError)
 #: Threads of a rank alone; blocks in flight of a node with several ranks.
 _THREADS = 3
 _SLOTS = 6
-#: part -> its files
-Read = Callable[[int], PartReader]
+T = TypeVar("T")
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------
@@ -108,12 +104,12 @@ def _tree(
     """Collective; raises on all ranks."""
     opened = open_found(world, found, *tiers)
     manifest = opened.manifest
-    wishes: list[Wish] = []
+    asked: list[tuple[int, Box, int]] = []
 
     def wish(leaf: Any, number: int, path: str) -> None:
         spec = manifest.specs[number]
         box = _wanted(leaf, spec, leaves, path)
-        wishes.append(Wish(number, box, empty_bytes(prod(box[1]) * item_bytes(spec.dtype))))
+        asked.append((number, box, prod(box[1]) * item_bytes(spec.dtype)))
 
     def built(leaf: Any, number: int, path: str = "") -> Any:
         spec, got = manifest.specs[number], next(results)
@@ -122,10 +118,16 @@ def _tree(
         return array[()] if spec.kind == "scalar" else array
 
     def tree(array: Callable[[Any, int, str], Any]) -> Any:
-        return _Picker(array, leaves, len(manifest.specs), world.rank).pick(like, manifest.description)
+        return _Picker(array, leaves, len(manifest.specs), world.rank, array is built).pick(like, manifest.description)
 
     with together(world, "comparing `like` with the checkpoint"):
         tree(wish)
+    everyones = world.allgather((world.node, sum(nbytes for _, _, nbytes in asked)))
+    with together(world, "making room for what is restored"):
+        refused = refusal(sum(nbytes for node, nbytes in everyones if node == world.node))
+        if refused is not None:
+            raise ReadError(f"it does not fit here: {refused.what}", hint="Ask by `like` for Shards or fewer arrays")
+        wishes = [Wish(number, box, empty_bytes(nbytes)) for number, box, nbytes in asked]
     if world.rank == 0 and manifest.ranks != world.size and manifest.per_rank:
         _log.warning(
             "%s was saved by %d ranks and is restored on %d: a rank gets the PerRank values of the rank of its number, "
@@ -147,17 +149,20 @@ def _kind_of(error: Exception | None) -> str:
     """ "damage" of the checkpoint; "like", which does not fit; "peer"; "other"; "" without an error."""
     if error is None or isinstance(error, PeerError):
         return "" if error is None else "peer"
-    return "damage" if isinstance(error, _DAMAGE) else "like" if isinstance(error, StateError) else "other"
+    return "damage" if isinstance(error, DAMAGE) else "like" if isinstance(error, StateError) else "other"
 
 
 class _Picker:
-    """What `like` asks for: its tree, with what was saved as leaves. array(leaf of like, number, path) makes an array.
+    """What `like` asks for: its tree, with what was saved as leaves. array(leaf of like, number, path) makes an array;
+    closes : and nodes of a framework's own are made of what stands for them.
 
     What `like` leaves out is left out; None asks for whatever is there, and a plain value for any plain value.
     """
 
-    def __init__(self, array: Callable[[Any, int, str], Any], leaves: Leaves, arrays: int, rank: int) -> None:
-        self._array, self._leaves, self._arrays, self._rank = array, leaves, arrays, rank
+    def __init__(
+        self, array: Callable[[Any, int, str], Any], leaves: Leaves, arrays: int, rank: int, closes: bool
+    ) -> None:
+        self._array, self._leaves, self._arrays, self._rank, self._closes = array, leaves, arrays, rank, closes
 
     def pick(self, like: Any, saved: Any, path: str = "") -> Any:
         """saved : the description. Raises StateError where `like` and the saved tree differ."""
@@ -168,6 +173,9 @@ class _Picker:
             everyones = saved["ranks"]
             return self.pick(like, everyones[self._rank], path) if self._rank < len(everyones) else None
         below, here = path + "/" if path else "", path or "the root"
+        if like is not None and (opened := _asked(self._leaves.opened, like, here)) is not None:
+            found = self.pick(opened[0], saved, path)
+            return opened[1](found) if self._closes else None
         if isinstance(like, dict):
             if kind != "dict":
                 raise _misfit("a dict", here, saved, kind)
@@ -187,7 +195,7 @@ class _Picker:
         if kind == "array":
             return self._array(like, saved["array"], here)
         if like is not None:
-            if isinstance(like, Shard) or _described(like, self._leaves, here) is not None:
+            if isinstance(like, Shard) or _asked(self._leaves.wanted, like, here) is not None:
                 raise _misfit("an array", here, saved, kind)
             if kind in ("dict", "list", "tuple"):
                 raise _misfit(type(like).__name__, here, saved, kind)
@@ -201,9 +209,10 @@ def _misfit(wanted: str, path: str, saved: Any, kind: str) -> StateError:
     return StateError(f"like has {wanted} at {path!r}, and the checkpoint {there}")
 
 
-def _described(leaf: Any, leaves: Leaves, path: str) -> tuple[str, tuple[int, ...]] | None:
+def _asked(ask: Callable[[Any], T | None], leaf: Any, path: str) -> T | None:
+    """What a method of `Leaves` says of a node of `like`."""
     try:
-        return leaves.describe(leaf)
+        return ask(leaf)
     except OptionError as e:
         raise StateError(f"like has {type(leaf).__name__} at {path!r}: {e}") from None
 
@@ -214,7 +223,7 @@ def _wanted(leaf: Any, spec: Spec, leaves: Leaves, path: str) -> Box:
     if leaf is None:
         return whole
     shard = leaf if isinstance(leaf, Shard) else None
-    described = _described(leaf.array if shard is not None else leaf, leaves, path)
+    described = _asked(leaves.wanted, leaf.array if shard is not None else leaf, path)
     if described is None:
         raise StateError(f"like has {type(leaf).__name__} at {path!r}, and the checkpoint an array")
     dtype, shape = described
@@ -279,20 +288,13 @@ def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish], take: Callable
     Raises ChecksumError, CorruptedError, ReadError on the rank where it happens, PeerError on the others.
     """
     manifest, parts, where = opened
-    with ExitStack() as stack:
-        readers: dict[int, PartReader] = {}
-
-        def reader(part: int) -> PartReader:
-            if part not in readers:
-                readers[part] = stack.enter_context(PartReader(where[world.node][part], parts[part], take))
-            return readers[part]
-
-        if world.size == 1:  # which reads while it still plans
-            _alone((block for block in _blocks(manifest, parts, wishes) if block.moves), reader, manifest, wishes)
+    with Ahead(opened, take, world.node) as ahead:
+        if world.size == 1:
+            ahead.start(wishes)()
         else:
             with together(world, "preparing to restore"):
                 blocks = list(_blocks(manifest, parts, wishes))
-            _Rounds(world, manifest, wishes, blocks, [list(folders) for folders in where]).read(reader)
+            _Rounds(world, manifest, wishes, blocks, [list(folders) for folders in where]).read(ahead)
 
 
 def _blocks(manifest: Manifest, parts: Sequence[Part], wishes: list[Wish]) -> Iterator[Block]:
@@ -337,43 +339,6 @@ def _move(wishes: list[Wish], wish: int, box: Box, span: tuple[int, int], at: in
     return [Move(at, nbytes, None, wish, box, start, stop)]
 
 
-def meet(a: Box, b: Box) -> Box | None:
-    """The part that both have; None if that is empty."""
-    first = tuple(map(max, a[0], b[0]))
-    shape = tuple(min(p + m, q + n) - f for p, m, q, n, f in zip(a[0], a[1], b[0], b[1], first, strict=True))
-    return None if any(n <= 0 for n in shape) else (first, shape)
-
-
-def slices(box: Box, origin: tuple[int, ...]) -> tuple[slice, ...]:
-    """The index of `box` in an array whose first element lies at `origin`."""
-    return tuple(slice(p - o, p - o + n) for p, n, o in zip(box[0], box[1], origin, strict=True))
-
-
-def runs(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Elements [start, stop) of an array in C order, as at most 2 * ndim - 1 boxes, each one piece of the order."""
-    if start >= stop:
-        return
-    if len(shape) <= 1:
-        yield ((start,), (stop - start,)) if shape else ((), ())
-        return
-    row = prod(shape[1:])
-    first, last = -(-start // row), stop // row
-    if first > last:  # both ends in one row
-        yield from _in_row(shape, last, start - last * row, stop - last * row)
-        return
-    if start < first * row:
-        yield from _in_row(shape, first - 1, start - (first - 1) * row, row)
-    if first < last:
-        yield (first, *[0] * (len(shape) - 1)), (last - first, *shape[1:])
-    if last * row < stop:
-        yield from _in_row(shape, last, 0, stop - last * row)
-
-
-def _in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
-    for offset, inner in runs(shape[1:], start, stop):
-        yield (row, *offset), (1, *inner)
-
-
 def _apply(block: Block, data: np.ndarray, manifest: Manifest, wishes: list[Wish]) -> None:
     for move in block.moves:
         source = data[move.at : move.at + move.nbytes]
@@ -395,35 +360,57 @@ def _apply(block: Block, data: np.ndarray, manifest: Manifest, wishes: list[Wish
             done += count
 
 
-def _alone(blocks: Iterable[Block], reader: Read, manifest: Manifest, wishes: list[Wish]) -> None:
-    """Blocks that no other rank needs."""
-    workers = Workers("pario-restore", _THREADS)
-    memory: list[np.ndarray] = []
+class Ahead:
+    """Blocks that no other rank needs, read by threads while the caller does something else."""
 
-    def read(reader: PartReader, block: Block) -> None:
+    def __init__(self, opened: Opened, take: Callable[[int], None] | None = None, node: int = 0) -> None:
+        """take : as for `read_all`; node : of this rank"""
+        self._manifest, self._parts, self._folders, self._take = *opened[:2], opened.where[node], take
+        self._workers = Workers("pario-restore", _THREADS)
+        self._readers: dict[int, PartReader] = {}
+        self._memory: list[np.ndarray] = []
+
+    def reader(self, part: int) -> PartReader:
+        if part not in self._readers:
+            self._readers[part] = PartReader(self._folders[part], self._parts[part], self._take)
+        return self._readers[part]
+
+    def start(self, wishes: list[Wish], blocks: Iterable[Block] | None = None) -> Callable[[], None]:
+        """Begin to fill the memory of all wishes, of these blocks or of all; returns what waits for the end, and raises
+        what went wrong."""
+        every = (block for block in _blocks(self._manifest, self._parts, wishes) if block.moves)
+        found = every if blocks is None else blocks  # it reads while it still plans
+        calls = [self._workers.call(self._read, self.reader(block.part), block, wishes) for block in found]
+
+        def wait() -> None:
+            for call in calls:
+                call.result()
+
+        return wait
+
+    def _read(self, reader: PartReader, block: Block, wishes: list[Wish]) -> None:
         only = block.moves[0]
         if len(block.moves) == 1 and only.straight is not None and only.nbytes == block.nbytes:
             reader.read(block.number, only.straight)
             return
         try:
-            held = memory.pop()
+            held = self._memory.pop()
         except IndexError:
             held = empty_bytes(0)
         if held.size < block.nbytes:
             held = private_bytes(whole_pages(block.nbytes))
         data = held[: block.nbytes]
         reader.read(block.number, data)
-        _apply(block, data, manifest, wishes)
-        memory.append(held)
+        _apply(block, data, self._manifest, wishes)
+        self._memory.append(held)
 
-    calls: list[Future[Any]] = []
-    try:
-        for block in blocks:
-            calls.append(workers.call(read, reader(block.part), block))
-        for call in calls:
-            call.result()
-    finally:
-        workers.end(cancel=True)
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.end(cancel=True)
+        for reader in self._readers.values():
+            reader.close()
 
 
 class _Rounds:
@@ -467,11 +454,11 @@ class _Rounds:
             rounds[-1].append((k, source, everywhere))
         return rounds
 
-    def read(self, reader: Read) -> None:
+    def read(self, ahead: Ahead) -> None:
         """Collective."""
         world = self._world
         with together(world, "reading a checkpoint"):
-            _alone(self._mine, reader, self._manifest, self._wishes)
+            ahead.start(self._wishes, self._mine)()
         if not self._rounds:
             return
         (window,) = shared_parts(world, [_SLOTS * self._slot_bytes], "restoring a checkpoint")
@@ -487,7 +474,7 @@ class _Rounds:
             with together(world, "reading a checkpoint"):
                 for k in mine[world.node_rank :: world.node_size]:
                     block = self._blocks[k]
-                    reader(block.part).read(block.number, slots[k])
+                    ahead.reader(block.part).read(block.number, slots[k])
             for k, source, everywhere in turn:
                 if everywhere:
                     bcast_to_nodes(world, slots[k], source)

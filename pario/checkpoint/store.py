@@ -49,8 +49,8 @@ _CLAIM, _MOST_CLAIM, _CLAIM_TRIES = ".job", 300, 8
 PAGE = 4096
 #: Bytes of one read: requests of 32 MiB were now and then three times slower than these.
 _REQUEST = 4 << 20
-#: Descriptions are read whole.
-_MOST_SMALL = 1 << 30
+#: Descriptions are read whole: about 100 bytes per array or piece.
+_MOST_SMALL = 128 << 20
 #: System calls that `os` lacks: fallocate without glibc's emulation, which writes to every block.
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
 
@@ -305,7 +305,7 @@ class Reader:
 
 
 def read_small(path: str) -> bytes:
-    """A whole file of at most 1 GiB. Raises MissingError, ReadError, CorruptedError."""
+    """A whole file of at most 128 MiB. Raises MissingError, ReadError, CorruptedError."""
     fd, status = _opened(path)
     data = bytearray()
     try:

@@ -26,7 +26,7 @@ from pario.errors import CheckpointError, ChecksumError, OptionError, ReadError
 
 __all__ = [
     "FastTier", "Folder", "Places", "Source", "Tiers", "Write", "carry_over", "check_apart", "check_options",
-    "copy_blocks", "open_folders", "run_of", "step_error", "sweep", "write_limited",
+    "copy_blocks", "newest", "open_folders", "run_of", "step_error", "sweep", "write_limited",
 ]  # fmt: skip
 
 #: Bytes that are copied, or asked for where a rate is limited, at once.
@@ -158,6 +158,17 @@ class FastTier:
 def run_of(slow: str) -> str:
     """Of the run that saves into this folder: a name on the fast tier."""
     return f"run-{hashlib.sha256(os.path.realpath(slow).encode(errors='surrogateescape')).hexdigest()[:16]}"
+
+
+def newest(slow: str, fast: str | None) -> str:
+    """In words: the folders, and the newest step that this node sees there."""
+    tiers = {"slow": slow} | ({} if fast is None else {"fast": fast})
+    found: list[tuple[tuple[int, int], str]] = []
+    for tier, folder in tiers.items():
+        with suppress(ReadError):
+            found += [(name.order, f"newest step {name.step} on the {tier} tier") for name in listed(folder)]
+    named = [f"{tier}={folder!r}" for tier, folder in tiers.items()]
+    return ", ".join([*named, max(found)[1] if found else "no step"])
 
 
 def open_folders(world: AnyWorld, slow: str, fast: str | None) -> None:

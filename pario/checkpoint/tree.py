@@ -8,9 +8,7 @@ those of pario/adapters know the tensors of a framework.
 from __future__ import annotations
 
 import base64
-import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -18,26 +16,19 @@ from urllib.parse import quote
 
 import numpy as np
 
+from pario.checkpoint.dtypes import FOREIGN, dtype_name, dtype_of, item_bytes, named
 from pario.errors import CorruptedError, OptionError
-from pario.text import DAMAGED, read_json
 
 __all__ = [
-    "PAGE", "Bits", "Box", "Flat", "Leaves", "Own", "PerRank", "Shard", "Spec", "Template", "dtype_of", "flatten",
-    "item_bytes", "reaches_out", "unflatten",
+    "PAGE", "Bits", "Box", "Flat", "Leaves", "Own", "PerRank", "Shard", "Spec", "Template", "flatten",
+    "meet", "reaches_out", "runs", "slices", "unflatten",
 ]  # fmt: skip
 
 #: A rectangular part of an array: (offset of its first element per axis, shape)
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
-#: Types without a NumPy dtype of their own, by the name that frameworks and ml_dtypes use -> bytes of an element.
-FOREIGN = {
-    "bfloat16": 2,
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz"), 1),
-    **dict.fromkeys(("float8_e4m3", "float8_e3m4", "float8_e8m0fnu", "int4", "uint4", "int2", "uint2"), 1),
-}
-#: What a dtype of a manifest may look like: NumPy's `dtype.str`, never an object.
-_PLAIN = re.compile(r"[<>|][biufcSUMmV]\d{1,9}(\[\d{0,6}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
-_FIELDS = "fields:"
+#: What `Leaves.opened` need not be asked for.
+_BUILTIN = frozenset((np.ndarray, dict, list, tuple, type(None), str, bool, int, float, complex, bytes))
 #: Containers in containers.
 _DEEPEST = 100
 #: Bytes of what `Leaves.held` calls a page: long enough that a loop over them costs little.
@@ -144,12 +135,64 @@ def reaches_out(box: Box, shape: tuple[int, ...]) -> bool:
     return any(o < 0 or n < 0 or o + n > m for o, n, m in zip(*box, shape, strict=True))
 
 
+def meet(a: Box, b: Box) -> Box | None:
+    """The part that both have; None if that is empty."""
+    first = tuple(map(max, a[0], b[0]))
+    shape = tuple(min(p + m, q + n) - f for p, m, q, n, f in zip(a[0], a[1], b[0], b[1], first, strict=True))
+    return None if any(n <= 0 for n in shape) else (first, shape)
+
+
+def slices(box: Box, origin: tuple[int, ...]) -> tuple[slice, ...]:
+    """The index of `box` in an array whose first element lies at `origin`."""
+    return tuple(slice(p - o, p - o + n) for p, n, o in zip(box[0], box[1], origin, strict=True))
+
+
+def runs(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """Elements [start, stop) of an array in C order, as at most 2 * ndim - 1 boxes, each one piece of the order."""
+    if start >= stop:
+        return
+    if len(shape) <= 1:
+        yield ((start,), (stop - start,)) if shape else ((), ())
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if first > last:  # both ends in one row
+        yield from _in_row(shape, last, start - last * row, stop - last * row)
+        return
+    if start < first * row:
+        yield from _in_row(shape, first - 1, start - (first - 1) * row, row)
+    if first < last:
+        yield (first, *[0] * (len(shape) - 1)), (last - first, *shape[1:])
+    if last * row < stop:
+        yield from _in_row(shape, last, 0, stop - last * row)
+
+
+def _in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
+    for offset, inner in runs(shape[1:], start, stop):
+        yield (row, *offset), (1, *inner)
+
+
 class Leaves:
     """NumPy's arrays. An adapter derives from it for the tensors of a framework; all methods are local."""
+
+    def opened(self, node: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+        """What stands for a node of a framework's own, a dict of its children or a Shard; and what makes such a node of
+        what was restored for that. None for any other. Raises OptionError for one that cannot be saved."""
+        return None
+
+    def wanted(self, leaf: Any) -> tuple[str, tuple[int, ...]] | None:
+        """As `describe`, of a leaf of `like`, which may lack its data."""
+        return self.describe(leaf)
 
     def describe(self, leaf: Any) -> tuple[str, tuple[int, ...]] | None:
         """(name of the dtype, shape); None if it is no array. Raises OptionError for one that cannot be saved."""
         if isinstance(leaf, np.ndarray | np.generic):
+            kind = type(leaf)
+            if isinstance(leaf, np.ndarray) and (isinstance(leaf, np.ma.MaskedArray) or not _is_numpys(kind)):
+                raise OptionError(
+                    f"a {kind.__module__}.{kind.__qualname__} would come back as a plain array, without what it adds",
+                    hint="Save its parts, of a masked array data and mask, or numpy.asarray(it) where that is enough",
+                )
             return dtype_name(leaf.dtype), leaf.shape
         if isinstance(leaf, Bits):
             return leaf.dtype, leaf.array.shape
@@ -177,78 +220,18 @@ class Leaves:
         """The array that lies in `memory`, u8[bytes], which it may keep. like : this leaf of the user's tree or None"""
         array = memory.view(dtype_of(dtype)).reshape(shape)
         if dtype in FOREIGN:
-            known = _named(dtype)
+            known = named(dtype)
             return Bits(array, dtype) if known is None or isinstance(like, Bits) else array.view(known)
         return array
+
+
+def _is_numpys(kind: type) -> bool:
+    return kind is np.ndarray or kind.__module__.partition(".")[0] == "numpy"
 
 
 def _array(leaf: Any, dtype: np.dtype[Any]) -> np.ndarray:
     array = np.asarray(leaf.array if isinstance(leaf, Bits) else leaf)
     return array if array.dtype == dtype else array.view(dtype)
-
-
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """As manifests name it: NumPy's `dtype.str`, a name of FOREIGN, or "fields:" and the fields as JSON."""
-    if dtype.hasobject:
-        raise OptionError(
-            f"an array of dtype {dtype} holds Python objects, which cannot be saved", hint="Save numbers or text"
-        )
-    if dtype.kind == "V" or dtype.kind not in "biufcSUMm":
-        if dtype.name in FOREIGN:
-            return dtype.name
-        if dtype.fields is not None or dtype.subdtype is not None:
-            return _FIELDS + json.dumps(np.lib.format.dtype_to_descr(dtype))
-        if dtype.kind != "V":
-            raise OptionError(f"an array of dtype {dtype} cannot be saved: nothing says how to read it back")
-    return dtype.str
-
-
-@lru_cache(maxsize=1024)
-def dtype_of(name: str) -> np.dtype[Any]:
-    """The NumPy dtype in which arrays with that name are held: integers for foreign types. Raises CorruptedError for a
-    name that means nothing."""
-    if name in FOREIGN:
-        return np.dtype(f"u{FOREIGN[name]}")
-    try:
-        if name.startswith(_FIELDS):
-            dtype = np.lib.format.descr_to_dtype(_as_descr(read_json(name[len(_FIELDS) :])))
-        elif _PLAIN.fullmatch(name):
-            dtype = np.dtype(name)
-        else:
-            raise ValueError("unknown")
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects")
-    except (*DAMAGED, SyntaxError) as e:
-        raise CorruptedError(f"{name[:200]!r} is no dtype: {e}") from None
-    return dtype
-
-
-def _as_descr(value: Any) -> Any:
-    """JSON has no tuples; a descr is a list of tuples, whose shapes are tuples."""
-    if isinstance(value, list):
-        return [tuple(_as_descr(e) if i == 1 else _tuple(e) for i, e in enumerate(field)) for field in value]
-    if not isinstance(value, str) or not _PLAIN.fullmatch(value):
-        raise ValueError(f"a field of type {value!r}")
-    return value
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-
-def _named(name: str) -> np.dtype[Any] | None:
-    """NumPy's dtype of that name, if ml_dtypes is installed."""
-    try:
-        import ml_dtypes
-    except ImportError:
-        return None
-    found = getattr(ml_dtypes, name, None)
-    return None if found is None else np.dtype(found)
-
-
-def item_bytes(name: str) -> int:
-    """Bytes of an element."""
-    return dtype_of(name).itemsize
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -268,6 +251,7 @@ def flatten(tree: Any, leaves: Leaves) -> Flat:
 
 
 def _flatten(node: Any, path: str, flat: Flat, leaves: Leaves, depth: int) -> Any:
+    node = _stand_in(node, path, leaves)
     kind = type(node)
     if kind is not np.ndarray:
         if kind in (str, bool, type(None)) or (kind is int and -_EXACT < node < _EXACT):
@@ -284,6 +268,17 @@ def _flatten(node: Any, path: str, flat: Flat, leaves: Leaves, depth: int) -> An
         return _leaf(node, path, flat, leaves)
     except OptionError as e:
         raise OptionError(f"at {path or 'the root'!r}: {e.what}", hint=e.hint) from None
+
+
+def _stand_in(node: Any, path: str, leaves: Leaves) -> Any:
+    """The node, or what stands for it."""
+    if type(node) in _BUILTIN:
+        return node
+    try:
+        opened = leaves.opened(node)
+    except OptionError as e:
+        raise OptionError(f"at {path or 'the root'!r}: {e.what}", hint=e.hint) from None
+    return node if opened is None else opened[0]
 
 
 def _own(node: PerRank, path: str, flat: Flat, leaves: Leaves) -> Any:
@@ -309,7 +304,7 @@ class Template:
 
     def _of(self, node: Any, description: Any, flat: Flat) -> Any:
         """(type, what must agree, children or None, description)"""
-        kind = type(node)
+        kind, node = type(node), _stand_in(node, "", self._leaves)
         if isinstance(node, dict | list | tuple):
             values = list(node.values()) if isinstance(node, dict) else node
             below = next(iter(description.values()))
@@ -335,6 +330,7 @@ class Template:
         kind, plain, children, description = known
         if type(node) is not kind:
             raise _DiffersError
+        node = _stand_in(node, "", self._leaves)
         if children is not None:
             if isinstance(node, dict):
                 if list(node) != plain:

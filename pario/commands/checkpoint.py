@@ -1,7 +1,8 @@
-"""`checkpoint list | verify | restore-to-npz | prune`: one process looks after the checkpoints of a folder."""
+"""`checkpoint list | verify | restore-to-npz | export | import | prune`: one process looks after checkpoints."""
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
-from pario.errors import FileError, MissingError
+from pario.errors import FileError, MissingError, OptionError
 from pario.machine import replacing
 
 if TYPE_CHECKING:
@@ -54,14 +55,14 @@ def list_(folder: str) -> int:
     Example:
       python -m pario checkpoint list /scratch/run1
     """
-    from pario.checkpoint.finding import described
+    from pario.checkpoint.finding import DAMAGE, described
 
     rows = [("branch", "step", "saved", "bytes", "arrays", "ranks", "version", "folder")]
     found = _all(folder)
     for name, branch in zip(found, _drawn(folder, found), strict=True):
         try:
             manifest, _ = described(os.path.join(folder, str(name)))
-        except FileError as e:
+        except DAMAGE as e:
             rows.append((branch, str(name.step), "", "", "", "", "damaged", str(name)))
             screen.say(f"{name}: {e}", err=True)
             continue
@@ -138,19 +139,18 @@ def restore_to_npz(folder: str, dst: str, step: int | None) -> int:
     """
     import numpy as np
 
-    from pario.checkpoint.finding import Opened, described
+    from pario.checkpoint.dtypes import dtype_of
+    from pario.checkpoint.exchange import opened_at
     from pario.checkpoint.restoring import Wish, empty_bytes, read_all
-    from pario.checkpoint.tree import dtype_of
     from pario.comm.solo import Solo
 
-    name = _all(folder, step)[0]
-    path = os.path.join(folder, str(name))
-    manifest, parts = described(path)
+    opened = opened_at(os.path.join(folder, str(_all(folder, step)[0])))
+    manifest = opened.manifest
     wishes = [
         Wish(number, ((0,) * len(spec.shape), spec.shape), empty_bytes(spec.nbytes))
         for number, spec in enumerate(manifest.specs)
     ]
-    read_all(Solo(), Opened(manifest, parts, [dict.fromkeys(range(len(parts)), path)]), wishes)
+    read_all(Solo(), opened, wishes)
     arrays: dict[str, Any] = {
         spec.path or "root": wish.memory.view(dtype_of(spec.dtype)).reshape(spec.shape)
         for spec, wish in zip(manifest.specs, wishes, strict=True)
@@ -178,6 +178,65 @@ def _save(dst: str, arrays: dict[str, Any]) -> None:
             os.fsync(file.fileno())
     except OSError as e:
         raise FileError(f"cannot write it: {e.strerror or e}", path=dst) from e
+
+
+@checkpoint.command()
+@_folder
+@click.argument("dst", metavar="DST")
+@click.option("--step", type=click.IntRange(0), help="Default: the newest complete one.")
+@click.option("--under", "below", default="", metavar="KEY/KEY", help="Only what lies there in the tree.")
+def export(folder: str, dst: str, step: int | None, below: str) -> int:
+    """Write a checkpoint for others: DST.safetensors, or a folder for torch.distributed.checkpoint (needs torch).
+
+    An array is named by its keys with "." between them, as `state_dict` and its loaders expect it; those of --under are
+    left out. Little memory is needed, whatever the size.
+
+    \b
+    Example:
+      python -m pario checkpoint export /scratch/run1 model.safetensors --under model
+      python -m pario checkpoint export /scratch/run1 dcp-folder
+    """
+    from pario.checkpoint.exchange import opened_at, to_safetensors
+
+    opened = opened_at(os.path.join(folder, str(_all(folder, step)[0])))
+    write = to_safetensors if dst.endswith(".safetensors") else _dcp().to_dcp
+    count = write(opened, dst, below.split("/") if below else ())
+    screen.say(f"{dst}: {counted(count, 'array')} of step {opened.manifest.step}")
+    return 0
+
+
+@checkpoint.command("import")
+@click.argument("src", metavar="SRC")
+@_folder
+@click.option("--step", default=0, show_default=True, type=click.IntRange(0), help="Of the checkpoint that is made.")
+def import_(src: str, folder: str, step: int) -> int:
+    """Make a checkpoint out of one of others: SRC.safetensors, a folder of such files, or one of
+    torch.distributed.checkpoint (needs torch).
+
+    The checkpoint in FOLDER begins a new run. Little memory is needed: for torch.distributed.checkpoint as much as the
+    largest array has. Its description is a pickle: import only what you trust.
+
+    \b
+    Example:
+      python -m pario checkpoint import model.safetensors /scratch/run1
+    """
+    from pario.checkpoint.exchange import Foreign, SafeTensors, bring
+
+    files = [src] if os.path.isfile(src) else sorted(glob.glob(os.path.join(glob.escape(src), "*.safetensors")))
+    if not files and not os.path.exists(os.path.join(src, ".metadata")):
+        raise MissingError("there is no safetensors file, and no folder of torch.distributed.checkpoint", path=src)
+    foreign: Foreign = SafeTensors(files) if files else _dcp().Dcp(src)
+    name = bring(foreign, folder, step)
+    screen.say(f"{os.path.join(folder, str(name))}: {counted(len(foreign.specs), 'array')}")
+    return 0
+
+
+def _dcp() -> Any:
+    try:
+        from pario.adapters import dcp
+    except ImportError as e:
+        raise OptionError(f"torch.distributed.checkpoint needs torch: {e}", hint="pip install torch") from None
+    return dcp
 
 
 @checkpoint.command()
