@@ -10,8 +10,6 @@ import numpy as np
 
 from pario.errors import HeldBatchesError
 
-__all__ = ["BatchBuffers"]
-
 _ALIGN = 64  # bytes: cache lines, and the widest vector loads
 
 

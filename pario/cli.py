@@ -17,8 +17,6 @@ from types import TracebackType
 from pario.comm.launcher import forget_launcher, inherited, launched_rank
 from pario.errors import ParioError, PeerError
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Errors of pario are raised; the hook that is set here prints them."""

@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["DAMAGED", "counted", "decimal_bytes", "read_json", "seconds", "table"]
-
 #: What a look at JSON raises whose writer is not known: a number that is infinite, an object where a list should be.
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError)
 

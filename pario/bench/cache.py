@@ -8,8 +8,6 @@ import time
 
 from pario.machine import closing_fd
 
-__all__ = ["Unavailable", "cached_bytes", "drop_file"]
-
 
 class Unavailable(RuntimeError):
     """This machine or user cannot do this; the message says what is missing."""

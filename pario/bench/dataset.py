@@ -20,8 +20,6 @@ from pario.loader.loader import Loader
 from pario.options import Options, Shuffle
 from pario.stats.report import Report
 
-__all__ = ["PHASES", "DatasetBench", "Epoch", "Workload", "cached_share", "page_bytes"]
-
 #: names in Loader.stats() of the parts of the ranks' time: on reading ranks, and on all ranks
 PHASES = ("locate", "turn", "read", "check", "share", "decode", "consumer")
 

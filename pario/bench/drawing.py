@@ -13,8 +13,6 @@ from typing import Any
 
 from pario.bench.cache import Unavailable
 
-__all__ = ["COLOURS", "HEIGHT", "MARKERS", "WIDTH", "errors", "readable", "spread", "write_figures"]
-
 COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#B8A800", "#0072B2", "#D55E00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 #: inches of one panel

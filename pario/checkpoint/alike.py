@@ -26,8 +26,6 @@ from pario.checkpoint.tree import PAGE, Flat, Leaves, Spec
 from pario.comm.base import AnyWorld
 from pario.errors import OptionError
 
-__all__ = ["Alike", "check_same"]
-
 _log = logging.getLogger("pario")
 
 #: About so many bytes are read in a save; at least each 64th page, and at least so many bytes of an array.

@@ -12,8 +12,6 @@ import numpy as np
 from pario.errors import CorruptedError, OptionError
 from pario.text import DAMAGED, read_json
 
-__all__ = ["FOREIGN", "dtype_name", "dtype_of", "item_bytes", "named"]
-
 #: Types without a NumPy dtype of their own, by the name that frameworks and ml_dtypes use -> bytes of an element.
 FOREIGN = {
     **{"bfloat16": 2, "complex32": 4, "bcomplex32": 4},

@@ -19,11 +19,6 @@ import numpy as np
 from pario.checkpoint.dtypes import FOREIGN, dtype_name, dtype_of, item_bytes, named
 from pario.errors import CorruptedError, OptionError
 
-__all__ = [
-    "PAGE", "Bits", "Box", "Flat", "Leaves", "Own", "PerRank", "Shard", "Spec", "Template", "flatten",
-    "meet", "reaches_out", "runs", "slices", "unflatten",
-]  # fmt: skip
-
 #: A rectangular part of an array: (offset of its first element per axis, shape)
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 

@@ -34,8 +34,6 @@ from pario.checkpoint.store import whole_pages
 from pario.checkpoint.tree import Box
 from pario.codec.base import Codec
 
-__all__ = ["Shape", "Varying"]
-
 #: What a codec makes of a block must be smaller by at least one part in so many: otherwise it is written as it is.
 _PAYS = 32
 

@@ -17,8 +17,6 @@ from pario.errors import DecodeError, OptionError
 from pario.kernels.coded import HOW, KIND, MOST, PYTHON, WRONG, decode_values
 from pario.records import Records
 
-__all__ = ["Codec", "Failures", "address_of", "as_bytes", "longs"]
-
 #: (row, reason) of the records that could not be decoded
 Failures = list[tuple[int, str]]
 

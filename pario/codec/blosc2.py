@@ -16,8 +16,6 @@ from pario.codec.library import Contexts, Library, find_package, open_library
 from pario.errors import OptionError
 from pario.kernels.coded import BLOSC, BLOSC_HEAD, CONTEXT, EXTRA, FUNCTION, HOW, KIND, MOST_INT
 
-__all__ = ["Blosc2"]
-
 _package = functools.partial(find_package, "blosc2")
 
 _PIP = 'pip install "pario[codecs]"'

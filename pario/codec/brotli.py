@@ -15,8 +15,6 @@ from pario.codec.library import Library, find_package, open_library
 from pario.errors import OptionError
 from pario.kernels.coded import BROTLI, FUNCTION, HOW, KIND, MOST_INT
 
-__all__ = ["Brotli"]
-
 _package = functools.partial(find_package, "brotli")
 
 _PIP = 'pip install "pario[codecs]"'

@@ -19,8 +19,6 @@ from pario.codec.base import Codec
 from pario.codec.library import Contexts, Library, open_library
 from pario.kernels.coded import CONTEXT, DEFLATE, FUNCTION, HOW, KIND, MOST_INT
 
-__all__ = ["Deflate"]
-
 _FUNCTIONS = (
     "libdeflate_alloc_decompressor", "libdeflate_free_decompressor", "libdeflate_deflate_decompress",
     "libdeflate_alloc_compressor", "libdeflate_free_compressor", "libdeflate_deflate_compress",

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Contexts", "Library", "find_package", "open_library"]
-
 _PACKAGES = {"blosc2": "blosc2", "brotli": "brotli", "lz4": "lz4.block", "zstd": "zstandard"}
 
 

@@ -15,8 +15,6 @@ from pario.codec.library import Contexts, Library, find_package, open_library
 from pario.errors import OptionError
 from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HELPER, HOW, KIND, LZ4, LZ4_STREAM, MOST_INT, NUMBER, THIRD
 
-__all__ = ["Lz4", "Lz4hc"]
-
 _package = functools.partial(find_package, "lz4")
 
 _PIP = 'pip install "pario[codecs]"'

@@ -7,8 +7,6 @@ from typing import Any
 
 from pario.codec.base import Codec
 
-__all__ = ["Lzma"]
-
 
 class Lzma(Codec):
     """LZMA2 without the container of xz: `level` 0 to 9, 6 by default."""

@@ -32,8 +32,6 @@ from pario.kernels.sums import sum_values
 from pario.records import Records
 from pario.text import DAMAGED, read_json
 
-__all__ = ["MAGIC", "Packing", "is_reserved_key", "reserved_key"]
-
 #: the first bytes of the reserved entry's value; the last one is the version of its outer form
 MAGIC = b"PARIOPK\x01"
 _VERSION = 1

@@ -10,8 +10,6 @@ import numpy as np
 from pario.codec.base import Codec
 from pario.kernels.coded import HOW, KIND, RAW
 
-__all__ = ["Raw"]
-
 
 class Raw(Codec):
     """No compression."""

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from pario.codec.base import Codec
 from pario.errors import OptionError
 
-__all__ = ["CODECS", "Entry", "find", "make", "parse"]
-
 
 class Entry(NamedTuple):
     """name : on the command line and in packed databases; cls : the class, in the module of `_MODULES`"""

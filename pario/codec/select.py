@@ -33,10 +33,6 @@ from typing import Any
 
 from pario.errors import OptionError
 
-__all__ = [
-    "MARGIN", "Application", "Candidate", "Selection", "Store", "Verdict", "limit", "read_seconds", "select",
-]  # fmt: skip
-
 #: Part of the allowance that stays free.
 MARGIN = 0.1
 #: Ratios that differ by less are the same: the codec that decodes faster is taken, and raw before any.

@@ -16,11 +16,6 @@ from pario.codec.zstd import train
 from pario.errors import OptionError
 from pario.records import Records
 
-__all__ = [
-    "CANDIDATES", "DICTIONARIES", "measure", "measure_all", "missing_packages", "number_sizes",
-    "selection_for",
-]  # fmt: skip
-
 #: What is tried: from fast to small.
 CANDIDATES = (
     "raw", "lz4", "lz4hc:9", "zstd:1", "zstd:3", "zstd:9", "zstd:19", "deflate:6", "brotli:9", "lzma:6",

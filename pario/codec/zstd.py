@@ -21,8 +21,6 @@ from pario.codec.library import Contexts, Library, find_package, open_library
 from pario.errors import OptionError
 from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HOW, KIND, ZSTD
 
-__all__ = ["Zstd", "train"]
-
 _package = functools.partial(find_package, "zstd")
 
 #: zstd.h: ZSTD_c_compressionLevel, ZSTD_c_contentSizeFlag, ZSTD_c_checksumFlag, ZSTD_c_dictIDFlag, ZSTD_c_format

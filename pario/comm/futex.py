@@ -30,8 +30,6 @@ import sys
 import time
 from collections.abc import Callable
 
-__all__ = ["fence", "wait", "wake_all"]
-
 _FUTEX_WAIT = 0
 _FUTEX_WAKE = 1
 _EVERYBODY = 0x7FFFFFFF

@@ -12,8 +12,6 @@ import numpy as np
 from pario.comm.alive import Lifeline, Watch, myself
 from pario.comm.messages import Messages
 
-__all__ = ["Comms", "Group", "group_of"]
-
 #: Ranks compare so many of the communicators that they could use again.
 _MOST = 60
 

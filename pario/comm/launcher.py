@@ -20,27 +20,6 @@ from typing import Any, NamedTuple
 
 from pario.errors import LauncherError
 
-__all__ = [
-    "FIT_HINT",
-    "Announced",
-    "Launcher",
-    "announced",
-    "forget_launcher",
-    "inherited",
-    "interface_address",
-    "job_end",
-    "job_name",
-    "launched_rank",
-    "launcher",
-    "library",
-    "load_mpi",
-    "node_name",
-    "own_addresses",
-    "rank_and_size",
-    "started_by_torch",
-    "torch_ranks",
-]
-
 #: Variables with a scheduler's number of the job, with that of the step in it, and with the job's name.
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "COBALT_JOBID", "JOB_ID")
 _STEPS = ("SLURM_STEP_ID", "PALS_APID", "PMIX_NAMESPACE")

@@ -14,8 +14,6 @@ from pario.comm.base import AnyWorld
 from pario.comm.memory import PAGE, shared_parts
 from pario.errors import OptionError
 
-__all__ = ["Slots"]
-
 
 class Slots:
     """The memory that the ranks of one node share for records; it exists after `allocate`.

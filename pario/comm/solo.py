@@ -12,8 +12,6 @@ from pario.comm.base import AnyWorld, array_of_one_dimension
 from pario.comm.memory import private_bytes
 from pario.errors import ClosedError, OptionError
 
-__all__ = ["Solo"]
-
 
 class Solo(AnyWorld):
     """One process that is its own node, without other ranks."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-__all__ = ["as_json", "db", "decoder", "path", "select"]
-
 path = click.argument("path")
 db = click.option("--db", metavar="NAME", help="Named database. Default: the main one.")
 decoder = click.option(

@@ -21,8 +21,6 @@ from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import resolve
 from pario.records import EXTENT
 
-__all__ = ["run_choose"]
-
 #: Reads of the store under way at once, and in one round of its measurement.
 _INFLIGHT, _ROUND = 8, 64
 _MOST_SAMPLES = 64 << 20

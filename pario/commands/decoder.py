@@ -19,8 +19,6 @@ from pario.decode.registry import WRAPPERS, find
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["decoded", "find_decoder", "named"]
-
 #: Presets whose records are pickles.
 _PICKLED = ("oc20", "tape", "unimol", "unimol+")
 

@@ -16,8 +16,6 @@ import click
 
 from pario.commands.screen import screen
 
-__all__ = ["demo"]
-
 _LESSON = "pario.demo.train_digits"
 
 _WORDS = """\

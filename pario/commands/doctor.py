@@ -36,8 +36,6 @@ from pario.locate.sidecar import saved_index, sidecar_places
 from pario.machine import allowed_cores, fair_threads
 from pario.options import BLOCK_SLOTS, READ_BYTES, Options
 
-__all__ = ["advice", "doctor"]
-
 _PACKAGES = ("numpy", "numba", "mpi4py", "h5py", "lmdb", "xxhash")
 
 #: Bytes of shared memory per record that the index takes: offset, size, and the record's number in file order.

@@ -16,9 +16,6 @@ from pario.options import Tier
 if TYPE_CHECKING:
     from pario.files.tree import Tree
 
-__all__ = ["mount", "view"]
-
-
 @click.command()
 @click.argument("sources", metavar="[NAME=]LMDB...", nargs=-1, required=True)
 @click.argument("folder")

@@ -35,8 +35,6 @@ from pario.locate.base import Index
 from pario.plan.selection import Selection, all_but
 from pario.text import read_json
 
-__all__ = ["MOST", "guess", "kind_of", "lines_to_paste", "suggest"]
-
 #: Bytes of a value that the guess uses: enough for a Datum with an image of 1,000 x 1,000 pixels.
 MOST = 4 << 20
 #: Decompressed bytes that the guess at a compressed record looks at.

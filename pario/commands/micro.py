@@ -27,8 +27,6 @@ from pario.commands.decoder import find_decoder
 from pario.commands.screen import decimal_bytes, screen, seconds, table
 from pario.decode.base import Decoder
 
-__all__ = ["MOST_THREADS", "Data", "checkpoint", "overlap", "threads"]
-
 MOST_THREADS = 512
 
 

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["find_mpiexec", "mpiexec_family", "mpiexec_place"]
-
 #: One write per rank, because the launcher interleaves separate writes.
 _PROBE = "import os; from mpi4py import MPI; os.write(1, b'<size %d>' % MPI.COMM_WORLD.size)"
 

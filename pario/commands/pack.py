@@ -12,8 +12,6 @@ from pario.commands.screen import counted, decimal_bytes, screen, seconds
 if TYPE_CHECKING:
     from pario.packing.pack import Summary, Talk
 
-__all__ = ["pack", "unpack"]
-
 _folder = click.option("--folder", "in_folder", is_flag=True, help="DST is a folder with data.mdb, as SRC may be.")
 
 

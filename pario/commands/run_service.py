@@ -34,8 +34,6 @@ from pario.kernels.private import PrivateDirectory
 from pario.machine import closing_fd
 from pario.options import Tier
 
-__all__ = ["allow_many_files", "join_service", "script_tiers", "use_own_service"]
-
 _log = logging.getLogger("pario")
 
 

@@ -10,8 +10,6 @@ import click
 from pario.commands import arguments
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
 
-__all__ = ["checksum", "index"]
-
 
 @click.command()
 @arguments.path

@@ -9,8 +9,6 @@ from pario.dataset.reader import Reader
 from pario.plan.budget import Budget, Costs, cost_of
 from pario.plan.selection import Selection
 
-__all__ = ["costs_of"]
-
 #: Records that a cost is asked for at once.
 _PIECE = 1 << 20
 

@@ -29,8 +29,6 @@ from pario.stats.tracing import joined
 from pario.threads import Workers
 from pario.tune.live_knobs import Knobs
 
-__all__ = ["DataFile"]
-
 
 class DataFile:
     """One data file, or several in one space of addresses (fetch/joined.py), the same for all ranks of a node.

@@ -49,8 +49,6 @@ from pario.tiers.service import Service
 from pario.tiers.staged import StagedFetcher
 from pario.wire.client import Client
 
-__all__ = ["Host"]
-
 _log = logging.getLogger("pario")
 
 _MEMORY = "memory"

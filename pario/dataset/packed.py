@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from pario.codec.packing import Packing
     from pario.decode.unpacking import Unpacking
 
-__all__ = ["open_packed", "packing_of"]
-
-
 def open_packed(index: Index, world: AnyWorld) -> Unpacking | None:
     """How to unpack the records of `index`; None if no file is packed, which all ranks know. Collective otherwise.
 

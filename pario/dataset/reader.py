@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from pario.dataset.staging import Stage
     from pario.decode.unpacking import Unpacking
 
-__all__ = ["Reader", "renew_tiers"]
-
 _log = logging.getLogger("pario")
 
 #: Seconds for the question whether the path still leads to the open file. A later answer is a later warning.

@@ -26,8 +26,6 @@ from pario.tiers.grid import Grid
 from pario.tiers.peers import Peers
 from pario.tiers.served import ServedTier
 
-__all__ = ["look_at_service", "open_served"]
-
 _log = logging.getLogger("pario")
 
 

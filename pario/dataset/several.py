@@ -23,8 +23,6 @@ from pario.locate.open import open_joined
 from pario.locate.walk import PageReader
 from pario.options import Recipe
 
-__all__ = ["checks_of", "open_several", "trees_of"]
-
 _log = logging.getLogger("pario")
 
 

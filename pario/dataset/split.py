@@ -27,8 +27,6 @@ from pario.kernels.permute import STREAM_SPLIT, permute, stream_key
 from pario.options import Options
 from pario.plan.selection import Selection, common, id_type, runs_of
 
-__all__ = ["Part", "split"]
-
 
 class Part(Wanted):
     """One part of a split. Pass it as `select=`.

@@ -41,8 +41,6 @@ from pario.tiers.service import Service
 from pario.tiers.staged import StagedFetcher
 from pario.wire.client import Address
 
-__all__ = ["COPIES", "MOST_BITS", "Stage", "kept_chunks", "open_stage", "used_chunks"]
-
 _log = logging.getLogger("pario")
 
 #: Nodes tell each other what they hold if that is at most so many bits: 8 MiB on each rank.

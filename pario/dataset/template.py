@@ -10,8 +10,6 @@ import re
 
 from pario.errors import OptionError
 
-__all__ = ["Template"]
-
 #: %% {{ }} are characters, the others hold the number or the text.
 _PARTS = re.compile(rb"%%|\{\{|\}\}|%(?P<c>[^%]*?[a-zA-Z])|\{(?P<f>[^{}]*)\}")
 #: Without the zero, Python pads with blanks.

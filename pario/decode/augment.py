@@ -18,8 +18,6 @@ from pario.decode.base import Draw
 from pario.errors import OptionError
 from pario.kernels import picture as kernel
 
-__all__ = ["Augment", "Scratch", "scratch"]
-
 _CROPS = {None: kernel.WHOLE, "center": kernel.CENTER, "random": kernel.RANDOM}
 _KINDS = {"uint8": kernel.U8, "float32": kernel.F32, "float16": kernel.F16}
 _NO_ROWS = np.empty(0, np.uint8), np.empty(0, np.float32), np.empty(0, np.uint16)

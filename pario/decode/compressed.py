@@ -17,8 +17,6 @@ from pario.decode.function import as_decoder
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["Compressed", "Gzip", "Zlib", "Zstd"]
-
 _zstandard = functools.partial(find_package, "zstd")
 
 _MOST = 120 << 20

@@ -14,8 +14,6 @@ from pario.kernels import datum as kernel
 from pario.kernels.convert import MEAN_CHANNEL, MEAN_ONE, MEAN_PIXEL, crop_f32, crop_u8, draw_window, hwc_to_chw
 from pario.records import Records
 
-__all__ = ["Datum", "DatumSpec"]
-
 _I64 = np.dtype(np.int64)
 _U8 = np.dtype(np.uint8)
 _F32 = np.dtype(np.float32)

@@ -19,8 +19,6 @@ from pario.decode.base import ArraySpec, Decoder, Draw, Failures
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["Fields", "Lookup", "Verbatims"]
-
 #: Between the name of a field and that of a column of its decoder, until the batch is finished.
 _MARK = "\0"
 #: What decoders call the arrays beside "data".

@@ -14,8 +14,6 @@ from pario.decode.rows import BadValue, FieldDecoder
 from pario.errors import OptionError
 from pario.text import read_json
 
-__all__ = ["Json"]
-
 
 class Json(FieldDecoder):
     """Values of JSON records (UTF-8, UTF-16 or UTF-32), one per record.

@@ -15,8 +15,6 @@ import numpy as np
 
 from pario.decode.base import describe
 
-__all__ = ["JPEG", "BadImage", "check"]
-
 JPEG = b"\xff\xd8\xff"
 
 #: No image has more pixels than this.

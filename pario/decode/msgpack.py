@@ -13,8 +13,6 @@ from pario.decode.base import Draw
 from pario.decode.rows import BadValue, FieldDecoder
 from pario.errors import OptionError
 
-__all__ = ["MsgPack"]
-
 
 class MsgPack(FieldDecoder):
     """Values of MessagePack records, one per record. Needs `pip install "pario[msgpack]"`. Runs no code of the file.

@@ -20,8 +20,6 @@ from pario.decode.rows import BadValue, Column, FieldDecoder, RowDecoder
 from pario.kernels.pack import pack_rows
 from pario.records import Records
 
-__all__ = ["Npy", "NpySpec", "Npz", "array_of"]
-
 _MAGIC = b"\x93NUMPY"
 #: The longest header that is read, in bytes; NumPy's own limit is 10,000.
 _LONGEST = 10_000

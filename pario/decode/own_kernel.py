@@ -13,8 +13,6 @@ from pario.decode.base import ArraySpec, Decoder, Draw, Failures, columns, descr
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["Kernel", "kernel"]
-
 #: what a kernel may ask for behind its rows
 _ASKED = ("id", "seed")
 

@@ -24,8 +24,6 @@ from pario.decode.unpacking import Unpacking, laid_out
 from pario.errors import DecodeError
 from pario.records import Records
 
-__all__ = ["Packed"]
-
 #: Bytes of values that are unpacked at once, before the inner decoder sees them: a part of a core's second cache. Each
 #: slice costs some 0.1 ms of the interpreter. (Records of 3 KB, zstd:3, us of a core each: the codec alone 6.4,
 #: slices of 197 KB 9.9, of 790 KB 7.5.)

@@ -16,8 +16,6 @@ from pario.decode.rows import BadValue, FieldDecoder
 from pario.decode.unpickle import NotAllowed, unpickle, whole
 from pario.errors import OptionError
 
-__all__ = ["Pickle"]
-
 _WHY = (
     "unpickling runs code that the writer of the file chose: it can read, change and send whatever this account can. "
 )

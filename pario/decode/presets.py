@@ -8,8 +8,6 @@ from typing import Any
 from pario.decode.base import Decoder
 from pario.errors import OptionError
 
-__all__ = ["PRESETS", "preset"]
-
 
 def _lsun(**options: Any) -> Decoder:
     from pario.decode.image import Image

@@ -12,8 +12,6 @@ from pario.errors import DecodeError, OptionError
 from pario.kernels.pack import pack_rows, pack_spans
 from pario.records import Records
 
-__all__ = ["Raw"]
-
 _U8 = np.dtype(np.uint8)
 _I64 = np.dtype(np.int64)
 

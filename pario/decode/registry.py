@@ -11,8 +11,6 @@ import numpy as np
 
 from pario.errors import OptionError
 
-__all__ = ["DECODERS", "WRAPPERS", "Entry", "describe", "find"]
-
 
 @dataclass(frozen=True)
 class Entry:

@@ -12,8 +12,6 @@ from pario.errors import DecodeError, OptionError
 from pario.kernels.pack import pack_rows
 from pario.records import Records
 
-__all__ = ["Struct"]
-
 
 class Struct(Decoder):
     """One array per field, of records that all have the same binary layout.

@@ -19,8 +19,6 @@ from pario.decode.rows import BadValue, Column, RowDecoder
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
-__all__ = ["TensorProtos", "encoded", "fields_of", "outline"]
-
 #: data_type -> (its name, field with the values, dtype)
 _TYPES = {
     1: ("FLOAT", 3, "<f4"),

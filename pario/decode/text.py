@@ -12,8 +12,6 @@ from pario.decode.base import Draw
 from pario.decode.rows import BadValue, Column, RowDecoder
 from pario.errors import OptionError
 
-__all__ = ["Text"]
-
 
 class Text(RowDecoder):
     """Records that are text, or tokens: numbers of one dtype, a different number of them in each record.

@@ -18,8 +18,6 @@ from typing import IO, Any
 
 import numpy as np
 
-__all__ = ["PLAIN", "NotAllowed", "unpickle", "whole"]
-
 #: A value may be this many times larger, as a tree, than its pickle has bytes: parts may be used twice, not 2^50 times.
 _SHARED = 16
 _LEAST_NODES = 10_000

@@ -15,9 +15,6 @@ if TYPE_CHECKING:  # loaded for the way that an epoch takes
     from pario.feed.next_epoch import ContinuingWriter
     from pario.feed.ring_writer import RingWriter
 
-__all__ = ["Automatic"]
-
-
 class Automatic(Supply):
     """A seat or the ring: decided for each node before each epoch."""
 

@@ -12,8 +12,6 @@ import enum
 
 from pario.dataset.reader import Reader
 
-__all__ = ["Way", "choose"]
-
 
 class Way(str, enum.Enum):
     """How the ranks of a node get their records."""

@@ -24,8 +24,6 @@ from pario.stats.rank import RankStats
 from pario.threads import Workers
 from pario.tune.decoding import DecodeTuner, Loop
 
-__all__ = ["DecodeStep", "Parts", "learn"]
-
 _log = logging.getLogger("pario")
 _IDS = "\0ids"  # the record ids share a block of memory with the decoder's arrays
 

@@ -17,8 +17,6 @@ from pario.tiers.fill import Filler
 from pario.tiers.local_fill import LocalFill
 from pario.tiers.memory import MemoryTier
 
-__all__ = ["Fill", "begin_fill"]
-
 
 class Fill(Protocol):
     """A filling under way. error : what has ended it early"""

@@ -25,8 +25,6 @@ from pario.locate.guess import Outlook
 from pario.plan.coalesce import Reads, coalesce
 from pario.plan.stream import Work
 
-__all__ = ["FirstEpochWriter"]
-
 #: Reads after a group was settled start at a multiple of this in its slot, as O_DIRECT requires.
 _ALIGN = 4096
 #: Seconds after which a writer that waits for a group checks whether another slot is free.

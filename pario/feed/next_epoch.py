@@ -22,8 +22,6 @@ from pario.feed.ring_writer import Group, RingWriter
 from pario.feed.source import Context
 from pario.plan.stream import Work
 
-__all__ = ["ContinuingWriter"]
-
 _log = logging.getLogger("pario")
 
 

@@ -15,8 +15,6 @@ from pario.feed.source import Ahead, Context, Piece, Source
 from pario.plan.stream import Work
 from pario.records import Records
 
-__all__ = ["RingReader"]
-
 #: A thread that waits for another one to take its records looks so often whether the epoch was left, in seconds.
 _TURN_S = 0.2
 

@@ -31,8 +31,6 @@ from pario.plan.stream import Work
 from pario.records import Records
 from pario.threads import start_thread
 
-__all__ = ["Group", "InFlight", "RingWriter"]
-
 #: Of the wanted pages, what may be read along where a selection leaves out neighbours: a request costs more than a few
 #: pages. (Half of 8 KB records, at random, from a store that answers in 20 ms: 1 % 1.53 s, 100 % 0.63 s.)
 _GAP_PERCENT = 100

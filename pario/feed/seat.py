@@ -38,8 +38,6 @@ from pario.records import Records
 from pario.text import decimal_bytes
 from pario.threads import Workers
 
-__all__ = ["Places", "Seat"]
-
 _log = logging.getLogger("pario")
 
 #: Fewer threads than this do not repay their context switches when the caller is idle. (Two on two cores: 1.04 of

@@ -10,8 +10,6 @@ import numpy as np
 
 from pario.errors import ReadError
 
-__all__ = ["Fetcher", "OpenFile", "read_error"]
-
 
 class OpenFile(ABC):
     """A file that a fetcher has open. Any thread.

@@ -13,8 +13,6 @@ from pario.format.meta import Snapshot
 from pario.kernels.verify import BAD_NODE, BAD_PAGE, check_values
 from pario.records import Records
 
-__all__ = ["NONE_SEEN", "Checked"]
-
 #: of `in_copy`: check all
 NONE_SEEN = np.empty(0, np.uint8)
 

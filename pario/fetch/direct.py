@@ -8,8 +8,6 @@ import os
 from pario.errors import OptionError
 from pario.fetch.file import FileFetcher
 
-__all__ = ["DirectFetcher"]
-
 
 class DirectFetcher(FileFetcher):
     """O_DIRECT reads: offsets, lengths and memory are multiples of 4 KiB. Metadata still comes through the cache."""

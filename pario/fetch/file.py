@@ -12,8 +12,6 @@ from pario.fetch.base import Fetcher, OpenFile, read_error
 from pario.kernels.reads import read_spans
 from pario.machine import absolute
 
-__all__ = ["FileFetcher"]
-
 
 class FileFetcher(Fetcher, OpenFile):
     """An open file. It closes at the latest with the last reference: a thread that still reads keeps it open.

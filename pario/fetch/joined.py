@@ -19,8 +19,6 @@ from pario.fetch.base import Fetcher, OpenFile
 from pario.fetch.checked import NONE_SEEN, Checked
 from pario.records import EXTENT, Records
 
-__all__ = ["JoinedChecked", "JoinedFetcher", "bases_of", "joined_name"]
-
 #: Files begin at multiples of this: a chunk of a tier lies in one file; pages and O_DIRECT's blocks begin where they
 #: would.
 _UNIT = 1 << 20

@@ -19,8 +19,6 @@ import numpy as np
 from pario.errors import FileError
 from pario.fetch.base import Fetcher, OpenFile
 
-__all__ = ["Gate", "LimitedFetcher", "open_limited"]
-
 
 class Gate(Protocol):
     """What stands before the store: `control.agent.Agent`."""

@@ -11,8 +11,6 @@ import numpy as np
 from pario.fetch.file import FileFetcher
 from pario.kernels.reads import cached_share, read_spans_now
 
-__all__ = ["PosixFetcher"]
-
 
 class PosixFetcher(FileFetcher):
     """pread through the page cache. The kernel's read-ahead is off, so that only planned bytes are read."""

@@ -19,8 +19,6 @@ from pario.fetch.base import Fetcher
 from pario.format.meta import EXPLAIN_BYTES, Snapshot, explain, newest, page_size, sniff
 from pario.kernels.nodes import FILE
 
-__all__ = ["SharedLook", "check_snapshot", "file_words", "identity_of", "read_snapshot"]
-
 #: What the first read brings: both meta pages, at the usual page size.
 _HEAD_BYTES = 8192
 #: Meta pages are read until two reads agree. A commit takes microseconds to write its meta page.

@@ -15,8 +15,6 @@ from pario import machine
 from pario.fetch.base import Fetcher, OpenFile
 from pario.stats.trace import OPEN, PREAD, PROBE, STAT, OpenedFile, Recorder
 
-__all__ = ["TracedFetcher", "open_traced", "traced"]
-
 
 def open_traced(make: Callable[[], Fetcher], recorder: Recorder | None) -> Fetcher:
     """The fetcher of one file that `make` opens, traced; as it is without a recorder. Raises what `make` raises."""

@@ -22,8 +22,6 @@ from pario.files.rights import lent, refused
 from pario.files.view import AT_FDCWD, Call, View, of_thread
 from pario.machine import closing_fd
 
-__all__ = ["OPENS", "beyond", "ends", "renames", "say_link", "writes", "writing"]
-
 _ARGUMENTS = 6
 _NOFOLLOW = 0x100
 _TIMES_BYTES = 32

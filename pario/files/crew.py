@@ -11,8 +11,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["Crew", "Duty"]
-
 #: Calls that are received at once, and records that are read side by side from a slow store.
 _THREADS = 8
 #: A thread that had to wait for nobody in so many calls is not needed.

@@ -10,8 +10,6 @@ from pario.files.keys import Leaf
 from pario.format.layout import F_BIGDATA, F_SUBDATA
 from pario.format.tree import check_ascending
 
-__all__ = ["Namer", "has_prefix", "is_folder", "is_taken", "parts_of"]
-
 #: The byte that follows / in the order of keys.
 _AFTER_SLASH = b"0"
 #: Components behind shortened names, which a look-up would have to search for.

@@ -21,8 +21,6 @@ from typing import Any
 from pario.errors import FileError, OptionError, ParioError, SnapshotError
 from pario.files.tree import FILE, Node, Tree
 
-__all__ = ["check", "mount"]
-
 _log = logging.getLogger("pario")
 
 #: What the kernel is told stays as it is for as long as the mount lives.

@@ -31,8 +31,6 @@ from pario.files.crew import Crew
 from pario.files.notify import quick_open
 from pario.machine import memory
 
-__all__ = ["Held", "HeldFiles", "Source", "Wanted"]
-
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)  # FS_IOC_SETFLAGS, FS_IMMUTABLE_FL
 _NOEXEC = 8  # MFD_NOEXEC_SEAL, since Linux 6.3

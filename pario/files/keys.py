@@ -17,8 +17,6 @@ from pario.format.meta import Snapshot
 from pario.format.page import Node, Page
 from pario.format.tree import ReadPage, Tree, check_ascending
 
-__all__ = ["Keys", "Leaf", "Path"]
-
 #: Leaf pages whose keys are kept, per database: some 10 MB.
 _LEAVES = 1024
 #: Branch pages: those of some 100 million large records.

@@ -17,8 +17,6 @@ import time
 from pario.files.notify import Gone, Listener, failed
 from pario.files.numbers import ARCHITECTURE, machine
 
-__all__ = ["change_folder"]
-
 _SEIZE, _INTERRUPT, _DETACH, _SYSCALL, _GET, _SET = 0x4206, 0x4207, 17, 24, 0x4204, 0x4205
 #: PTRACE_O_TRACESYSGOOD: stops at system calls look different from SIGTRAP. PTRACE_O_EXITKILL: a program does not go on
 #: with changed registers if the supervisor dies.

@@ -21,11 +21,6 @@ import hashlib
 import re
 from typing import NamedTuple
 
-__all__ = [
-    "DATABASE_MARK", "EXTENSIONS", "HEAD_BYTES", "LONGEST", "LONGEST_EXTENSION", "RECORD_MARK", "Part", "digest_of",
-    "extension_of", "is_plain", "name_of", "part_of",
-]  # fmt: skip
-
 #: NAME_MAX of Linux: bytes of a name.
 LONGEST = 255
 

@@ -25,11 +25,6 @@ from collections.abc import Iterable
 from pario.errors import ParioError
 from pario.files.numbers import ARCHITECTURE, NUMBERS, SECOND_ARGUMENTS, Machine, machine
 
-__all__ = [
-    "OTHER_WAY", "Gone", "Listener", "Memory", "Receiver", "check_kernel", "failed", "filter_program", "install",
-    "quick_close", "quick_open", "raw_call", "set_subreaper", "stat_bytes", "statfs_bytes", "statx_bytes",
-]  # fmt: skip
-
 _MODE_FILTER, _ACTION_AVAILABLE, _NOTIFICATION_SIZES = 1, 2, 3
 _NEW_LISTENER, _WAIT_KILLABLE = 1 << 3, 1 << 5
 _ALLOW, _NOTIFY, _ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000

@@ -10,8 +10,6 @@ from __future__ import annotations
 import platform
 from typing import NamedTuple
 
-__all__ = ["ARCHITECTURE", "CALLS", "NUMBERS", "SECOND_ARGUMENTS", "Entry", "Machine", "machine"]
-
 _DIRECT = -1  # no folder descriptor: a relative path begins in the working directory
 
 

@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from pario.errors import OptionError
 
-__all__ = ["Merged", "Outputs"]
-
 
 class Merged(NamedTuple):
     """Names below the output folder.

@@ -16,8 +16,6 @@ from pario.files.notify import failed, statx_bytes
 from pario.files.view import Call, View
 from pario.machine import closing_fd
 
-__all__ = ["check_folder", "lent", "refused"]
-
 #: umask; users; groups; capabilities; filters of system calls: of a thread, which may differ from its process's others
 _STATUS = re.compile(
     rb"\nUmask:\t(\d+)\n.*?(\nUid:.*?\nGid:.*?\n)FDSize:.*?(\nGroups:.*?\n).*?(\nCapEff:.*?\n)"

@@ -23,8 +23,6 @@ from pario.files.rights import lent
 from pario.files.spots import Escaped, Spot, has_dots
 from pario.files.view import AT_FDCWD, Call, View
 
-__all__ = ["serve"]
-
 _ARGUMENTS, _NOFOLLOW = 6, 0x100
 #: where names of descriptors are
 _PROCESSES = (b"/proc/", b"/dev/fd/", b"/dev/std")

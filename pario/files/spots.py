@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from pario.errors import OptionError
 
-__all__ = ["Escaped", "Prefixes", "Spot", "checked_prefix", "decoded", "encoded", "has_dots", "real_prefix"]
-
 
 class Spot(NamedTuple):
     """A path in a view.

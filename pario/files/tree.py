@@ -26,8 +26,6 @@ from pario.files.keys import Leaf
 from pario.files.names import DATABASE_MARK, EXTENSIONS, LONGEST, RECORD_MARK, is_plain, name_of
 from pario.format.layout import F_BIGDATA, F_SUBDATA
 
-__all__ = ["FILE", "FOLDER", "Node", "Tree"]
-
 FILE, FOLDER = "file", "folder"
 
 _ROOT = 1

@@ -22,8 +22,6 @@ from pario.files.outputs import Outputs
 from pario.files.spots import Escaped, Prefixes, Spot, encoded, has_dots
 from pario.machine import closing_fd
 
-__all__ = ["AT_FDCWD", "Call", "Limits", "Node", "Records", "View", "of_thread", "sweep"]
-
 AT_FDCWD = -100
 
 #: id, thread, flags, number, architecture, instruction pointer, six arguments

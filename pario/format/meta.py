@@ -32,8 +32,6 @@ from pario.format.layout import (
     layout_of,
 )
 
-__all__ = ["EXPLAIN_BYTES", "SNIFF_BYTES", "Snapshot", "check_db", "explain", "newest", "page_size", "sniff"]
-
 #: Bytes from the start of the file that `sniff` and `page_size` need: header and meta of the largest layout.
 SNIFF_BYTES = 160
 #: Bytes that `explain` needs: a second meta page may begin after the largest page.

@@ -28,8 +28,6 @@ from pario.format.layout import (
 )
 from pario.format.meta import Snapshot, check_db
 
-__all__ = ["Node", "OverflowRun", "Page", "SubPage", "check_overflow"]
-
 _KINDS = {P_BRANCH: "branch", P_LEAF: "leaf", P_LEAF | P_LEAF2: "leaf2"}
 _NODE_FLAGS = (0, F_BIGDATA, F_SUBDATA, F_DUPDATA, F_DUPDATA | F_SUBDATA)
 

@@ -33,8 +33,6 @@ from numba.core.serialize import dumps
 
 from pario.kernels.private import PrivateDirectory
 
-__all__ = ["KernelCache"]
-
 #: Seconds after which a process compiles for itself, whatever the lock's owner does: the slowest kernel takes a few
 #: seconds.
 _PATIENCE_S = 120.0

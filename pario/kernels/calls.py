@@ -16,8 +16,6 @@ from numba.extending import intrinsic
 
 from pario.kernels.jit import inner
 
-__all__ = ["as_bytes", "call_c", "copy_memory", "pointer_to"]
-
 _WORD = ir.IntType(64)
 _ARGUMENTS = 6
 

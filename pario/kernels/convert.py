@@ -15,8 +15,6 @@ from pario.kernels.jit import kernel
 from pario.kernels.pack import copy_bytes, move_bytes
 from pario.kernels.permute import mix64
 
-__all__ = ["MEAN_CHANNEL", "MEAN_ONE", "MEAN_PIXEL", "crop_f32", "crop_u8", "draw_window", "hwc_to_chw", "mix"]
-
 #: content of `mean` f32[...]: one value, one per channel, or one per pixel of the source
 MEAN_ONE, MEAN_CHANNEL, MEAN_PIXEL = 0, 1, 2
 

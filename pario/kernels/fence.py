@@ -10,8 +10,6 @@ from numba.extending import intrinsic
 
 from pario.kernels.jit import kernel
 
-__all__ = ["full_fence", "in_order"]
-
 
 @intrinsic
 def _fence(typingctx: Any) -> Any:

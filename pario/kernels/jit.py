@@ -30,11 +30,6 @@ from numba.core.types import unliteral  # type: ignore[attr-defined]
 from pario.kernels.cache import KernelCache
 from pario.kernels.private import PrivateDirectory
 
-__all__ = [
-    "c_function", "cache_directory", "cache_problem", "entry", "inner", "is_cached", "kernel",
-    "tell_cache_problem", "warm_up",
-]  # fmt: skip
-
 _log = logging.getLogger("pario")
 
 _BOUNDSCHECK = os.environ.get("PARIO_BOUNDSCHECK", "") == "1"

@@ -21,8 +21,6 @@ from pario.kernels.fence import full_fence
 from pario.kernels.jit import kernel
 from pario.kernels.nodes import prefetch
 
-__all__ = ["copy_bytes", "copy_ranges", "move_bytes", "pack_rows", "pack_spans", "settle", "stream_bytes"]
-
 
 def _copy_bytes(typing_context, out, out_at, src, src_at, nbytes):  # type: ignore[no-untyped-def]
     """out[out_at : out_at + nbytes] = src[src_at : src_at + nbytes], counted in bytes whatever the dtypes.

@@ -23,11 +23,6 @@ from pario.kernels.convert import mix
 from pario.kernels.jit import inner, kernel
 from pario.kernels.permute import mix64
 
-__all__ = [
-    "CENTER", "F16", "F32", "JITTER", "RANDOM", "U8", "WHOLE", "WINDOW", "draw_picture", "picture_row", "work_floats",
-    "work_numbers",
-]  # fmt: skip
-
 #: how a window is chosen
 WHOLE, CENTER, RANDOM = 0, 1, 2
 #: dtype of a row

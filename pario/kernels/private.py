@@ -25,8 +25,6 @@ from collections import deque
 from collections.abc import Iterator
 from functools import cache
 
-__all__ = ["PrivateDirectory", "UnsafeError"]
-
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _COMPONENT = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 #: As many as the kernel follows.

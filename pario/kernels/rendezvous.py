@@ -7,8 +7,6 @@ import numpy as np
 from pario.kernels.jit import kernel
 from pario.kernels.permute import mix64
 
-__all__ = ["place_copies"]
-
 
 @kernel
 def place_copies(dataset, chunks, copy, left, room, owners, only):  # type: ignore[no-untyped-def]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pario.kernels.jit import inner, kernel
 
-__all__ = ["PAGE", "cut_runs", "merge_runs", "together", "unwanted_bytes"]
-
 #: Bytes that the page cache reads at least. Those beside a record in its page come anyway, and cost nothing.
 PAGE = 4096
 

@@ -10,11 +10,6 @@ import numpy as np
 
 from pario.kernels.jit import kernel
 
-__all__ = [
-    "DONE", "FULL", "GEOMETRY", "MODE_DUPS", "MODE_DUPSORT", "MODE_PLAIN", "ODD",
-    "WAY_BACKWARD", "WAY_FORWARD", "scan_leaves",
-]  # fmt: skip
-
 #: status: all pages done; the page needs the slow path; an output array is too small
 DONE, ODD, FULL = 0, 1, 2
 #: kind of the pages: leaves of a database without duplicates, with duplicates, or of the tree of one key's duplicates

@@ -18,8 +18,6 @@ from numba.extending import intrinsic
 from pario.kernels.jit import inner, kernel
 from pario.kernels.pack import copy_bytes
 
-__all__ = ["SCRATCH", "check_sums", "sum_pieces", "sum_values"]
-
 #: The secret of the specification.
 _SECRET = np.frombuffer(
     bytes.fromhex(

@@ -12,11 +12,6 @@ compares it before and after: the bytes are right if it is the same.
 
 from __future__ import annotations
 
-__all__ = [
-    "ASKED", "AT", "COMING", "HEAD", "HERE", "LATE", "LATE_AT", "MISSED", "NBYTES", "PAGE", "PATIENCE", "PROBES",
-    "SLOT", "SLOTS", "TAKEN", "TOLD", "USE", "WORDS", "slot_of",
-]  # fmt: skip
-
 #: Words of the head: reads of any page or value so far; those of announced ones that had not come; for how many
 #: microseconds one that is coming is waited for.
 ASKED, MISSED, PATIENCE = 0, 1, 2

@@ -15,8 +15,6 @@ from numba.extending import overload
 
 from pario.kernels.convert import mix
 
-__all__ = ["compiled", "is_code", "loop_around", "seed_of"]
-
 
 def compiled(function: Callable[..., Any], checked: bool) -> Any:
     """The function for Numba. checked : every index is compared with the array's size"""

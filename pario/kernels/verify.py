@@ -8,8 +8,6 @@ from pario.kernels import nodes
 from pario.kernels.jit import inner, kernel
 from pario.kernels.nodes import BASE, BIG, HEADER, LIMIT, PAGE_SIZE, SUM_SIZE, TXNID, VERSION, WORD, u16, u32
 
-__all__ = ["BAD_NODE", "BAD_PAGE", "check_values"]
-
 #: what is wrong: the header of the value's page; none of the page's nodes holds this value
 BAD_PAGE, BAD_NODE = 1, 2
 

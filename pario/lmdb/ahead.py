@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pario.lmdb.store import Store
     from pario.lmdb.txn import Transaction
 
-__all__ = ["Announced"]
-
 _log = logging.getLogger("pario")
 
 #: Keys that are looked up at once for a service.

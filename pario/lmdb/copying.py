@@ -14,8 +14,6 @@ from pario.format.tree import Tree
 from pario.lmdb import errors
 from pario.lmdb.store import Store
 
-__all__ = ["copy_to"]
-
 _PIECE_BYTES = 4 << 20
 #: The transaction of everything in a compacted copy; it belongs to meta page 1.
 _TXNID = 1

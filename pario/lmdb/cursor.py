@@ -20,8 +20,6 @@ from pario.lmdb.native import later
 if TYPE_CHECKING:
     from pario.lmdb.database import _Database
 
-__all__ = ["Cursor"]
-
 _move: Any = later("move", globals(), "_move")
 _find: Any = later("find", globals(), "_find")
 _look: Any = later("look", globals(), "_look")

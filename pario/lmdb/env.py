@@ -13,7 +13,7 @@ from pario.format.tree import database_names
 from pario.lmdb import errors
 from pario.lmdb.database import _Database
 from pario.lmdb.real import real
-from pario.lmdb.served import use_announced, use_service
+from pario.lmdb.served import limits, use_announced, use_service
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
 from pario.machine import absolute, closing_fd
@@ -102,7 +102,8 @@ class Environment:
                 raise self._missing(file_path)
             if not os.path.isfile(file_path):
                 raise MissingError("not a regular file", path=file_path)
-            file = DataFile(file_path, self._readahead)
+            with limits() as agent:
+                file = DataFile(file_path, self._readahead, agent)
             store = Store(file, self._arguments["cache_bytes"])
         except ParioError as e:
             raise errors.translated(e, path) from e

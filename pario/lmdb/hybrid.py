@@ -16,8 +16,6 @@ from pario.lmdb.real import real
 from pario.lmdb.served import tell_children
 from pario.lmdb.txn import Transaction
 
-__all__ = ["install"]
-
 #: Place of `readonly` among the arguments of Environment.
 _READONLY = 3
 

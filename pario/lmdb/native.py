@@ -21,8 +21,6 @@ from pario.lmdb.capi import intp, uintp
 from pario.lmdb.engine import count_dups, find, get, get_method, is_newest, look, move, skip
 from pario.lmdb.objects import any_object, give, method, take
 
-__all__ = ["compile_now", "compiled_get", "later", "native"]
-
 _log = logging.getLogger("pario")
 
 

@@ -19,8 +19,6 @@ from pario.lmdb import abi, errors
 from pario.lmdb.cursor import Cursor
 from pario.lmdb.native import later
 
-__all__ = ["PackedCursor", "PackedValues", "find_packed"]
-
 _move: Any = later("move", globals(), "_move")
 _look: Any = later("look", globals(), "_look")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-__all__ = ["real"]
-
 
 def _find() -> ModuleType | None:
     # Importing it costs a millisecond; exceptions must be subclasses of its classes from the start, since `except`

@@ -10,18 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pario.fetch.base import Fetcher
     from pario.lmdb.store import Store
     from pario.plane.agent import Agent
     from pario.tiers.told_memory import ToldMemory
-
-__all__ = ["announce", "announced", "limits_of", "peers_of_service", "tell_children", "use_announced", "use_service"]
 
 _log = logging.getLogger("pario")
 
@@ -39,19 +36,13 @@ def announce(identity: bytes, memory: ToldMemory) -> None:
     _news += 1
 
 
-def limits_of(file: Fetcher) -> tuple[Agent | None, Callable[[int, int], None] | None]:
-    """(the control plane's limits, what waits until so many bytes and operations may be asked of the store), as long as
-    `file` is open; (None, None) without a plane."""
+def limits() -> AbstractContextManager[Agent | None]:
+    """Those of the control plane, see `store_agent`."""
     if not os.environ.get("PARIO_CONTROL"):
-        return None, None
+        return nullcontext()
     from pario.plane.joining import store_agent  # few processes have a control plane
 
-    with store_agent() as agent:
-        if agent is None:
-            return None, None
-        agent.hold()
-        weakref.finalize(file, agent.release).atexit = False
-    return agent, agent.take
+    return store_agent()
 
 
 def use_announced(store: Store) -> None:

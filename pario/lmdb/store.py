@@ -7,6 +7,7 @@ import os
 import struct
 import sys
 import time
+import weakref
 from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -36,16 +37,14 @@ from pario.format.tree import Tree
 from pario.kernels import nodes
 from pario.lmdb import abi, errors
 from pario.lmdb.native import later
-from pario.lmdb.served import limits_of
 from pario.threads import Workers
 
 if TYPE_CHECKING:
     from pario.lmdb.packed import PackedValues
+    from pario.plane.agent import Agent
     from pario.tiers.memory import MemoryTier
     from pario.tiers.served import ServedCopy
     from pario.tiers.told_memory import ToldMemory
-
-__all__ = ["DataFile", "Handle", "Store"]
 
 #: A file whose meta pages change at every look is looked at so often.
 _TRIES = 50
@@ -77,9 +76,12 @@ class DataFile(PosixFetcher):
     limits : of the control plane, if there is one; gate(bytes, operations) : waits until they may be asked of the store
     """
 
-    def __init__(self, path: str, readahead: bool) -> None:
+    def __init__(self, path: str, readahead: bool, limits: Agent | None) -> None:
         super().__init__(path)
-        self.limits, self.gate = limits_of(self)
+        self.limits, self.gate = limits, None
+        if limits is not None and limits.hold():
+            weakref.finalize(self, limits.release).atexit = False
+            self.gate = limits.take
         if readahead and self.gate is None and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # only advice
                 os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_NORMAL)

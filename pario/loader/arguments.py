@@ -22,8 +22,6 @@ from pario.plan.budget import Budget
 from pario.plan.mixture import as_units
 from pario.plan.seats import Seats, seats_of_groups
 
-__all__ = ["Arguments"]
-
 
 @dataclass
 class Arguments:

@@ -35,8 +35,6 @@ from pario.plan.selection import Selection
 from pario.plan.stream import RingShape, Stream, Work, fit_memory, pool_shape, step_shape
 from pario.stats.rank import RankStats
 
-__all__ = ["Built", "build"]
-
 #: If bad records are no error, the decoder may learn from any of this many first records.
 _SKIPPED_FIRST = 64
 #: The most records that say what a column is of which record 0 has no elements.

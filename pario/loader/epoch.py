@@ -17,8 +17,6 @@ from pario.plan.stream import Work
 from pario.records import Batch
 from pario.stats.rank import RankStats
 
-__all__ = ["Epoch", "Loop"]
-
 #: Another thread repays its context switches if the caller's time between two batches is this fraction of a step's.
 _OVERLAP = 0.25
 

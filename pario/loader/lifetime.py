@@ -29,8 +29,6 @@ from pario.threads import at_end
 if TYPE_CHECKING:
     from pario.loader.tracing import LoaderTrace
 
-__all__ = ["Lifetime", "Run"]
-
 #: Seconds for idle threads to end, where nobody can wait, so that files are closed now.
 _DROP_S = 0.05
 #: Seconds after which a Ctrl-C that came meanwhile comes again.

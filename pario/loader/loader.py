@@ -32,9 +32,6 @@ from pario.stats.rank import RankStats
 if TYPE_CHECKING:
     from pario.stats.report import Report
 
-__all__ = ["Loader"]
-
-
 class Loader:
     """Batches of one LMDB, or of several, for every rank of a communicator, an epoch per `for` loop.
 

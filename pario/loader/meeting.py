@@ -24,8 +24,6 @@ from pario.tune.live_knobs import Knobs
 if TYPE_CHECKING:
     from pario.stats.report import Report
 
-__all__ = ["Meeting"]
-
 _log = logging.getLogger("pario")
 
 

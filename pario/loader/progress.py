@@ -27,9 +27,6 @@ from pario.text import counted
 if TYPE_CHECKING:
     from pario.stats.report import Report
 
-__all__ = ["Progress"]
-
-
 class Progress:
     """epoch : of the last loop, or the next one if that is complete
     position : records of this epoch that all ranks together have consumed

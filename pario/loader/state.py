@@ -16,8 +16,6 @@ from pario.dataset.several import trees_of
 from pario.errors import StateError
 from pario.records import Records
 
-__all__ = ["VERSION", "LoaderState", "ends_of", "identify"]
-
 #: Version of the fields and of the orders in plan/epoch.py: a state must never continue in another order.
 VERSION = 3
 #: In this one the pools of "block" were others; the rest is the same.

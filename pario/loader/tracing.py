@@ -13,8 +13,6 @@ from pario.loader.meeting import Meeting
 from pario.stats.trace import Recorder, Use
 from pario.stats.trace_file import merge_parts, write_part
 
-__all__ = ["LoaderTrace"]
-
 _log = logging.getLogger("pario")
 
 

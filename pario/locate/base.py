@@ -22,9 +22,6 @@ from pario.stats.rank import RankStats
 if TYPE_CHECKING:
     from pario.locate.guess import Speculator
 
-__all__ = ["Files", "Index", "Stretch"]
-
-
 class Stretch(NamedTuple):
     """Records that lie in one file: ids start..stop-1, in key order.
 

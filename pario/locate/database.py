@@ -10,8 +10,6 @@ from typing import Any
 from pario.format.layout import Db
 from pario.format.meta import Snapshot
 
-__all__ = ["Database", "state_digest"]
-
 
 @dataclass(frozen=True, slots=True)
 class Database:

@@ -32,8 +32,6 @@ from pario.locate.walk import BATCH_BYTES, PageReader, check_pages, explained
 from pario.plan.coalesce import Reads
 from pario.records import EXTENT
 
-__all__ = ["RECENT_LEAVES", "Fetched", "Growth", "Later", "Spare", "check_entries", "pages_in"]
-
 #: The least bytes of a node in a leaf: header and pointer.
 _LEAST_ITEM = 10
 #: Leaves just before the frontier from which the next ones are guessed.

@@ -18,8 +18,6 @@ from pario.plan.schedule import Schedule
 from pario.plan.selection import Selection
 from pario.stats.rank import RankStats
 
-__all__ = ["LEAST_LEAVES", "MOST_REPEATED", "GrowingIndex", "may_grow"]
-
 #: Below this many leaf pages, reading them all is cheaper than guessing.
 LEAST_LEAVES = 16
 #: Of all pages: what several readers may read of leaf pages that others read too.

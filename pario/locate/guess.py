@@ -25,8 +25,6 @@ import numpy as np
 from pario.locate.frontier import Fetched, Growth, Later, Spare
 from pario.stats.rank import RankStats
 
-__all__ = ["Outlook", "Settled", "Speculator"]
-
 #: Number of records before the frontier from which the next ones are predicted.
 _RECENT_RECORDS = 1024
 #: The record that lies last in the file is looked for among this many records before the frontier.

@@ -19,9 +19,6 @@ _HEAD = 64
 #: in the reserved key, forwards or backwards; codec/packing.py has its form
 _NAME = b"pario-packed"
 
-__all__ = ["entry_at", "find_entry", "hide", "is_entry", "looks_reserved", "without_last"]
-
-
 def find_entry(pool: ReadPool, saved: Saved) -> bytes | None:
     """The value of the reserved entry; None where the values are not packed. Reads it; not collective.
 

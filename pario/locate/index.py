@@ -19,8 +19,6 @@ from pario.plan.selection import Selection
 from pario.records import EXTENT
 from pario.stats.rank import RankStats
 
-__all__ = ["NOWHERE", "KeyTable", "Places", "RecordIndex", "arrange", "content_id_of", "key_table"]
-
 #: Ids that lie so close together are looked up by one read of a side-car.
 _NEAR_IDS = 1024
 

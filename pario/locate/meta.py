@@ -19,8 +19,6 @@ from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, Layout
 from pario.format.page import Page
 from pario.format.tree import branch_slot, key_order
 
-__all__ = ["NAMES", "Route", "find_meta", "meta_in"]
-
 #: No sample has one of these names. (tensorpack and folder2lmdb; STR; TAPE, ATOM3D; MeanFlow; ASE; OpenFold)
 _SURE = (
     *(b"__keys__", b"__len__", b"num-samples", b"num_samples", b"num_examples", b"serialization_format", b"id_to_idx"),

@@ -22,8 +22,6 @@ from pario.locate.index import KeyTable, Places
 from pario.locate.leaves import LeafScan
 from pario.locate.walk import PageReader
 
-__all__ = ["probe"]
-
 #: Leaf pages, besides the first and the last one, and branch pages of a level that lead to them. A file with no more
 #: leaf pages is compared as a whole.
 _LEAVES, _BRANCHES = 30, 6

@@ -15,8 +15,6 @@ import numpy as np
 
 from pario.errors import SnapshotError
 
-__all__ = ["PIECE_BYTES", "StoredArray"]
-
 #: Keys are stored in pieces (HDF5's chunks) of so many bytes at most, each with a checksum, so that a few can be read
 #: without the others.
 PIECE_BYTES = 64 << 10

@@ -24,8 +24,6 @@ from pario.packing.writer import Batch, Writer, split
 from pario.records import Records
 from pario.threads import Workers
 
-__all__ = ["Crew", "Progress"]
-
 #: called with the bytes done since the last call
 Progress = Callable[[int], None]
 

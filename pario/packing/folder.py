@@ -27,9 +27,6 @@ from pario.packing.items import Items, inflated
 from pario.records import Records
 from pario.text import DAMAGED, read_json
 
-__all__ = ["FileItems", "Restorer", "Row", "Tree", "read_tree"]
-
-
 #: Bytes of a key, as LMDB is built everywhere.
 _LONGEST = 511
 #: What the names of a folder may inflate to: so many bytes, so many times the part, and so many for each record.

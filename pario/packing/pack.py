@@ -29,8 +29,6 @@ from pario.packing.writer import Writer
 from pario.records import Records
 from pario.text import counted, decimal_bytes
 
-__all__ = ["PackOptions", "Summary", "Talk", "dictionary_bytes", "make_lmdb", "pack", "packing_for"]
-
 _VERSION = 1
 #: Bytes of an automatic dictionary: 419 B JSON 3.66 with 32 KiB; four times as many digest longer than they save.
 _DICTIONARY = 32 << 10

@@ -20,8 +20,6 @@ from typing import Any
 from pario.errors import FileError, OptionError
 from pario.text import read_json
 
-__all__ = ["Partial", "Target", "exists", "refused"]
-
 _STATE = "state.json"
 #: what a file system says that cannot rename without replacing, by a second name
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}

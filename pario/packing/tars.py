@@ -27,8 +27,6 @@ from pario.packing.items import Items, inflated
 from pario.packing.partial import refused
 from pario.records import Records
 
-__all__ = ["MemberItems", "Members", "TarRestorer", "inflate", "is_compressed", "is_tar", "opener_for", "read_members"]
-
 _OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _BY_NAME: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".tbz2": bz2.open, ".xz": lzma.open, ".txz": lzma.open,

@@ -23,8 +23,6 @@ from pario.packing.sources import Source, Subset, describe, own_names
 from pario.packing.tars import TarRestorer, opener_for
 from pario.packing.writer import Writer
 
-__all__ = ["unpack"]
-
 
 def unpack(
     world: AnyWorld,

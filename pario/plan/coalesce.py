@@ -15,8 +15,6 @@ from pario.errors import CorruptedError, OptionError, ParioError
 from pario.kernels.runs import PAGE, cut_runs, merge_runs
 from pario.records import EXTENT
 
-__all__ = ["Reads", "coalesce", "span_reads"]
-
 #: A value's address is congruent to its file offset modulo at least this: LMDB aligns large values to 8 bytes, and
 #: arrays that are views of records need that alignment.
 _LEAST_UNIT = 8

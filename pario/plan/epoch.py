@@ -39,17 +39,6 @@ from pario.errors import OptionError
 from pario.kernels import permute as kernels
 from pario.options import ORDERS
 
-__all__ = [
-    "BlockOrder",
-    "GlobalOrder",
-    "KeyOrder",
-    "Order",
-    "Pools",
-    "epoch_order",
-    "records_per_block",
-]
-
-
 #: The first pool of several begins with one of this fraction of `mix_blocks`, but no fewer than these blocks: fewer mix
 #: too little, and take little less time. Every pool more costs a batch of the epoch, on average, 1 / blocks of its
 #: mixing. (200,000 records of 3 KB, 294 blocks, batch 256: one whole pool 0.977, 4 12 16 0.976, 4 4 8 16 0.966.)

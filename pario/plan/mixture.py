@@ -34,8 +34,6 @@ from pario.errors import OptionError
 from pario.kernels import permute as kernels
 from pario.plan.epoch import Order
 
-__all__ = ["MOST_PERIOD", "MixedOrder", "Mixture", "as_units", "turns"]
-
 #: Shares are multiples of a fraction that is no smaller than 1 / MOST_PERIOD. Others are rounded to such ones.
 MOST_PERIOD = 1 << 16
 _MOST_ROUNDED = 4096

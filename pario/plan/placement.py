@@ -19,8 +19,6 @@ import numpy as np
 from pario.errors import OptionError
 from pario.kernels.rendezvous import place_copies
 
-__all__ = ["NOBODY", "Placement", "assign"]
-
 #: Stands for a node where a chunk has fewer copies than others.
 NOBODY = -1
 

@@ -18,8 +18,6 @@ import numpy as np
 from pario.errors import OptionError
 from pario.plan.selection import Figures, Selection, id_type
 
-__all__ = ["Samples", "absent", "digest_of_samples", "sample_type", "widened"]
-
 
 class Samples(Selection):
     """n samples of `width` records each, in the order of the ids of their first records, which differ.

@@ -39,8 +39,6 @@ from pario.kernels import permute as kernels
 from pario.plan.epoch import BlockOrder, Order, Pools
 from pario.plan.selection import Selection
 
-__all__ = ["Schedule", "even_split", "node_share", "slot_capacity"]
-
 #: Addresses in slots are congruent to file offsets modulo this, for every alignment of the file system (see
 #: plan/coalesce.py).
 _LEAST_ALIGN = 8

@@ -21,8 +21,6 @@ from pario.errors import OptionError
 from pario.plan.epoch import Order
 from pario.plan.schedule import Schedule, node_share
 
-__all__ = ["Seats", "seat_share", "seats_of_groups", "seats_share"]
-
 
 @dataclass(frozen=True)
 class Seats:

@@ -18,11 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "FEW_RUNS", "Figures", "Selection", "all_but", "common", "digest_of", "expanded", "id_type", "joined",
-    "prefers_runs", "runs_of",
-]  # fmt: skip
-
 #: Shares of the records between the first and the last one: from the first share on, long reads with gaps cost less
 #: than a read per run; from the second one on there are hardly any gaps.
 _DENSE, _WHOLE = 0.4, 0.99

@@ -14,8 +14,6 @@ from pario.plan.mixture import MixedOrder, Mixture
 from pario.plan.schedule import Schedule
 from pario.plan.selection import Selection
 
-__all__ = ["RingShape", "Stream", "Work", "fit_memory", "pool_shape", "step_shape"]
-
 #: A ring may take at most this many times the bytes that its options ask for, which happens if records are scattered
 #: over many more pages than they fill. Beyond that it gets fewer slots, but at least two: one is used while the other
 #: fills.

@@ -25,8 +25,6 @@ from pario.threads import start_thread
 from pario.wire.frames import TurnedAwayError
 from pario.wire.local import Bell
 
-__all__ = ["Agent"]
-
 _log = logging.getLogger("pario")
 
 #: Seconds until the next try; twice as long each time, up to the second number. After a refusal: the third.

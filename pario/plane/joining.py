@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pario.plane.session import Who
     from pario.plane.words import PlaneAddress
 
-__all__ = ["plane_address", "store_agent", "token_path", "user_name", "who"]
-
 _log = logging.getLogger("pario")
 
 _lock = threading.RLock()

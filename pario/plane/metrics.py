@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["metrics_text"]
-
 #: key of a job's state -> (name, help) for bytes and for operations
 _PER_JOB = {
     "used": (

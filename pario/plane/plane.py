@@ -30,8 +30,6 @@ from pario.plane.words import (
 )
 from pario.wire.frames import WireError, Word
 
-__all__ = ["Plane"]
-
 _log = logging.getLogger("pario")
 
 

@@ -17,8 +17,6 @@ from pario.errors import OptionError
 from pario.plane.bucket import Rates
 from pario.plane.share import POLICIES
 
-__all__ = ["JobRule", "Limits", "Rules", "read_rate", "read_rules", "read_token"]
-
 #: A secret of fewer characters can be guessed; a file of more bytes is none.
 _LEAST_SECRET, _MOST_SECRET = 16, 4096
 _MOST_RULES_BYTES = 4 << 20

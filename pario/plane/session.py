@@ -10,8 +10,6 @@ from pario.errors import ParioError
 from pario.plane.words import PlaneAddress, packed, unpacked
 from pario.wire.frames import Link, TurnedAwayError, Word, enliven
 
-__all__ = ["Session", "Who", "connected"]
-
 #: Seconds for a connection, for the greeting, and for each answer.
 _ANSWER_S = 1.0
 

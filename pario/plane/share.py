@@ -10,8 +10,6 @@ import math
 
 import numpy as np
 
-__all__ = ["POLICIES", "fitted", "fixed", "max_min", "max_min_each", "weighted"]
-
 #: names of the policies of a rules file
 POLICIES = ("max-min", "proportional", "static")
 

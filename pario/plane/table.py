@@ -10,8 +10,6 @@ import math
 
 import numpy as np
 
-__all__ = ["Table"]
-
 #: Seconds over which a row's peak is the largest rate that was seen, since jobs read in bursts; kept in so many parts.
 _PEAK_S = 2.0
 _PARTS = 4

@@ -33,30 +33,6 @@ from pario.errors import OptionError
 from pario.plane.bucket import Rates
 from pario.wire.frames import WireError
 
-__all__ = [
-    "MOST",
-    "Grant",
-    "PlaneAddress",
-    "Report",
-    "Usage",
-    "amount_of",
-    "grant_of",
-    "grant_tail",
-    "grant_text",
-    "grants_message",
-    "grants_of",
-    "packed",
-    "rates_of",
-    "read_address",
-    "read_number",
-    "report_of",
-    "text_of",
-    "times_of",
-    "unpacked",
-    "usage_message",
-    "usage_of",
-]
-
 #: No rate or counter is larger.
 MOST = 1e18
 _MOST_TEXT = 128

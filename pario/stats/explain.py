@@ -15,8 +15,6 @@ from typing import Any
 from pario.stats.rank import RankStats
 from pario.text import decimal_bytes, seconds
 
-__all__ = ["STALLED", "explain", "held_up", "odd_one", "unpacking_words"]
-
 #: A prediction holds where a node got at least this share of the records per second that were foretold: C2's bar.
 _HELD = 0.95
 #: Waiting for bytes is worth mentioning from this share of the time on.

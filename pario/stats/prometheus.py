@@ -9,8 +9,6 @@ from pario.errors import OptionError
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
 
-__all__ = ["write_metrics"]
-
 #: field of RankStats -> (name without "pario_" and "_total", help); counters, labelled by rank
 _COUNTERS = {
     "batches": ("batches", "Batches taken by the training loop."),

@@ -11,8 +11,6 @@ from pario.stats.explain import STALLED, explain, unpacking_words
 from pario.stats.rank import RankStats, total
 from pario.text import counted, decimal_bytes, seconds, table
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True)
 class Report:

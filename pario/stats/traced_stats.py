@@ -14,8 +14,6 @@ from typing import Any
 from pario.stats.rank import RankStats
 from pario.stats.trace import FILL, FULL, TAKEN, Recorder
 
-__all__ = ["TracedStats"]
-
 #: RankStats field -> kind of the span that ends when it grows
 _SPAN_OF = {
     "open": 10,

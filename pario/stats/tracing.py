@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pario.stats.trace import Recorder
 
-__all__ = ["begin_process_trace", "joined", "recorder_of"]
-
 _recorders: dict[str, Recorder] = {}
 #: of the whole process, for loaders whose options name none
 _process: Recorder | None = None

@@ -14,8 +14,6 @@ from pario.comm.memory import PAGE
 from pario.tiers.grid import Grid
 from pario.wire.frames import Part
 
-__all__ = ["AnyTier", "Counts"]
-
 _scratch = threading.local()
 
 

@@ -19,8 +19,6 @@ from pario.tiers.disk_files import FILES, lock_use, root_of
 from pario.tiers.grid import Grid
 from pario.tiers.map import read_head
 
-__all__ = ["Copy", "copies_below", "remove", "verify"]
-
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 

@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from pario.kernels.private import PrivateDirectory
 from pario.tiers.map import ChunkMap
 
-__all__ = ["FILES", "USE", "Claims", "DiskFiles", "Room", "is_used", "lock_use", "locked", "root_of", "used_lock"]
-
 #: of a copy, in the order in which they may be removed
 FILES = ("data", "map", "path", "lock")
 

@@ -21,8 +21,6 @@ from pario.tiers.grid import BLOCK_BYTES, Grid
 from pario.tiers.map import block_sums
 from pario.tiers.patience import Step
 
-__all__ = ["NOW", "Batch", "Buffers", "Found", "batches_of", "read_batch", "read_now"]
-
 #: For a read of what the page cache has, and no more; 0 if this Python does not know it.
 NOW: int = getattr(os, "RWF_NOWAIT", 0)
 

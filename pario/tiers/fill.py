@@ -15,8 +15,6 @@ from pario.stats.rank import RankStats
 from pario.tiers.memory import MemoryTier
 from pario.tiers.staged import StagedFetcher
 
-__all__ = ["Filler"]
-
 
 class Filler:
     """What the threads of a pool bring while nobody waits for other reads. Meanwhile the tier says that waiting for a

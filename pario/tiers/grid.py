@@ -8,8 +8,6 @@ import numpy as np
 
 from pario.errors import OptionError
 
-__all__ = ["BLOCK_BYTES", "Grid"]
-
 #: A record of 3 KB costs the reading and hashing of so many bytes, and a chunk so many checksums of 8 bytes in the map
 #: and in the memory of whoever reads it. (64 KiB: 3 KB records in random order out of a disk tier took 1.2 times as
 #: long, 197 KB ones as long.)

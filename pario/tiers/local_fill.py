@@ -29,8 +29,6 @@ from pario.stats.rank import RankStats
 from pario.threads import start_thread
 from pario.tiers.memory import MemoryTier
 
-__all__ = ["LocalFill"]
-
 #: Chunks for which the tier is asked for room at once; it counts those as held.
 _QUANTUM = 32
 #: How often the thread that asks looks, in seconds.

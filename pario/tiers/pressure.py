@@ -18,8 +18,6 @@ from pario.text import decimal_bytes
 from pario.threads import start_thread
 from pario.tiers.memory import MemoryTier
 
-__all__ = ["PressureWatch"]
-
 _log = logging.getLogger("pario")
 
 #: The most seconds between two looks, each of which takes 30 us, and the least.

@@ -17,8 +17,6 @@ from pario.tiers.grid import Grid
 from pario.tiers.memory import MemoryTier
 from pario.tiers.states import ChunkStates
 
-__all__ = ["ServedCopy", "ServedTier", "served_copy"]
-
 _log = logging.getLogger("pario")
 
 

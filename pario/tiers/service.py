@@ -21,8 +21,6 @@ from pario.wire.client import Address
 from pario.wire.frames import Part, Word
 from pario.wire.server import PATIENT, SLOW, AnsweringServer, Reply
 
-__all__ = ["Service"]
-
 _log = logging.getLogger("pario")
 
 #: After so many seconds of bringing chunks an answer goes out; the asker asks again for the rest. Well below the time

@@ -26,8 +26,6 @@ from pario.tiers.grid import Grid
 from pario.tiers.peers import Peers
 from pario.wire.frames import SENDFILE_BYTES, Part
 
-__all__ = ["StagedFetcher"]
-
 #: Reads of whole chunks are multiples of this, for stores that want aligned ones.
 _ALIGN = 4096
 #: Out of a disk of this node, in reads of this size, if this fraction of the file is there. (Key order of 197 KB

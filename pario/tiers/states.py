@@ -19,8 +19,6 @@ import numpy as np
 from pario.comm import futex
 from pario.kernels.fence import full_fence, in_order
 
-__all__ = ["ChunkStates"]
-
 _HEAD_BYTES = 64
 #: words of the head
 _NEWS = 0  # changes with every chunk that arrives, and when the next word changes

@@ -11,8 +11,6 @@ import numpy as np
 from pario.kernels import told
 from pario.tiers.told_memory import ToldMemory
 
-__all__ = ["Late", "Pages", "Stock"]
-
 #: Pages that are kept, and how many times as many reads later one that nobody has read is of no use.
 _MOST_PAGES, _FORGET = 2048, 4
 #: Values that are here or on their way.

@@ -20,8 +20,6 @@ from pario.errors import ParioError
 from pario.kernels import told
 from pario.kernels.fence import full_fence
 
-__all__ = ["ToldMemory"]
-
 #: Values are put one behind the other, and the places of old ones are not used again before so many bytes were put.
 _ROUND_BYTES = 1 << 46
 _TABLE_BYTES = 8 * told.WORDS

@@ -13,8 +13,6 @@ from collections import deque
 
 import numpy as np
 
-__all__ = ["Bridge", "Takes"]
-
 #: What a new preparation weighs in the mean and in the deviation, and how many deviations count.
 _MEAN, _DEVIATION, _DEVIATIONS = 1 / 4, 1 / 4, 4
 #: The deviation of the first one, as a part of its seconds.

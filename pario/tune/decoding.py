@@ -9,8 +9,6 @@ from pario.tune.bridge import Bridge, Takes
 from pario.tune.knobs import Knob, Setting
 from pario.tune.tuner import WINDOW_S
 
-__all__ = ["AheadLaw", "DecodeTuner", "Decoding", "Loop", "ThreadsLaw"]
-
 #: A window has at least so many batches.
 _LEAST_BATCHES = 4
 #: The loop waits for decoding if it does so for more than this share of its time; below the other share it does not.

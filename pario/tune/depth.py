@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pario.tune.knobs import Knob
 from pario.tune.tuner import WINDOW_S, FastProbe, Law, Window
 
-__all__ = ["Depth"]
-
 #: A window has at least this many reads, and at least as many as were in flight: the whole queue has been renewed.
 _LEAST_READS = 8
 _TIMES = 2

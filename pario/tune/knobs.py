@@ -8,8 +8,6 @@ from typing import NamedTuple
 from pario.errors import OptionError
 from pario.options import KNOBS
 
-__all__ = ["START_DEPTH", "Knob", "Setting"]
-
 _log = logging.getLogger("pario")
 
 #: Reads in flight before anything is measured.

@@ -8,8 +8,6 @@ from pario.options import KNOBS, Options
 from pario.tune.decoding import DecodeTuner
 from pario.tune.knobs import Knob
 
-__all__ = ["Knobs"]
-
 
 class Knobs:
     """All knobs of one rank, by the names of their options (`pario.options.KNOBS`).

@@ -28,8 +28,6 @@ from enum import Enum
 
 from pario.tune.knobs import Setting
 
-__all__ = ["WINDOW_S", "FastProbe", "Law", "Window"]
-
 #: Seconds of a window in the steady state.
 WINDOW_S = 0.25
 

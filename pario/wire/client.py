@@ -17,8 +17,6 @@ import numpy as np
 
 from pario.wire.frames import HEAD, MAGIC, PIECES, Link, Part, WireError, Word, advance, exactly, peer_uid, send, tune
 
-__all__ = ["Address", "Client", "Request", "machine_id", "reached"]
-
 #: A whole answer is at most so long.
 _MOST_ANSWER = 1 << 30
 #: Seconds for a connection and its greeting; and the least rate of an answer, in bytes/s.

@@ -6,8 +6,6 @@ import pwd
 import socket
 from contextlib import suppress
 
-__all__ = ["Bell", "user_names"]
-
 
 class Bell:
     """Wakes a thread that waits for sockets. Any thread may ring, and a signal's handler."""

@@ -25,8 +25,6 @@ from pario.machine import closing_fd
 from pario.records import Records
 from pario.text import counted, decimal_bytes
 
-__all__ = ["Decoding", "FileItems", "Items", "RecordItems", "open_items"]
-
 #: of single records that are decoded
 _DRAW = Draw()
 _ID, _START = np.zeros(1, np.int64), np.zeros(1, np.int64)

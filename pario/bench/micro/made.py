@@ -13,8 +13,6 @@ import numpy as np
 
 from pario.errors import OptionError
 
-__all__ = ["COUNT", "NBYTES", "has_codec", "make_files", "make_lmdb"]
-
 #: 512 files of 112 KiB: the median of ImageNet's.
 COUNT, NBYTES = 512, 112 << 10
 _QUALITY = 90

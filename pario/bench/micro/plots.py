@@ -8,8 +8,6 @@ from typing import Any
 
 from pario.bench.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, spread, write_figures
 
-__all__ = ["plot"]
-
 _LINES = ("-", "--", ":", "-.")
 
 

@@ -24,8 +24,6 @@ from pario.loader.loader import Loader
 from pario.options import Options, Shuffle
 from pario.threads import start_thread
 
-__all__ = ["THREADS", "Case", "Run", "Sweep", "read_once", "sweep"]
-
 THREADS = (1, 2, 4, 8, 16, 32, 64)
 #: records per batch of the Loader
 _BATCH = 64
