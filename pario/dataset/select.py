@@ -225,7 +225,6 @@ class Sources(Wanted):
     def __init__(self, parts: Sequence[Wanted]) -> None:
         self.parts = parts
         self.mark = ("sources", *(part.mark for part in parts))
-        self._runs: list[np.ndarray] = []
 
     def runs(self, reader: Reader) -> np.ndarray:
         self._runs = [picked(part, reader) for part in self.parts]

@@ -34,9 +34,9 @@ __all__ = ["BACKLOG", "MOST_STRANGERS", "PATIENT", "SLOW", "AnsweringServer", "C
 
 _log = logging.getLogger("pario")
 
-#: Seconds for a stranger to show that it knows the secret, and how many of them are heard at one time; a further one
-#: takes the place of the oldest.
-_PROVE_S, MOST_STRANGERS = 5.0, 64
+#: Seconds for a stranger to show that it knows the secret, and how many of them are heard at one time, and of this
+#: user's own on this machine, whose ranks all come at once; a further one takes the place of the oldest.
+_PROVE_S, MOST_STRANGERS, _MOST_OURS = 5.0, 64, 1024
 #: As many may stand in line to connect, if the system allows that.
 BACKLOG = 1024
 #: Nobody knows this one: proofs are compared with it for users that do not exist, so that their names cannot be tried.
@@ -122,8 +122,7 @@ class Server(ABC, Generic[G]):
     whose : of what its log lines begin with
     most_links : of connections that have proven who they are
     most_bytes : of a frame
-    name : by which clients know it; b"": by its address
-    clock() : seconds that never go back
+    name : by which clients know it; b"": by its address; clock() : seconds that never go back
 
     links : all connections, strangers too; say(what happened and to whom, why) : in the log
     """
@@ -243,12 +242,13 @@ class Server(ABC, Generic[G]):
             sock.close()
             self.say(f"refused {link.whom}", "another user")
             return
-        if len(self._strangers) >= MOST_STRANGERS:
-            self.refuse(next(iter(self._strangers)), "there are too many", tell=False)
+        ours = link.uid == os.geteuid()
+        alike = [each for each in self._strangers if (each.uid == os.geteuid()) == ours]
+        if len(alike) >= (_MOST_OURS if ours else MOST_STRANGERS):
+            self.refuse(alike[0], "there are too many", tell=False)
         self._strangers[link] = self._clock() + _PROVE_S
         self.links[link] = None
-        self._ready[sock.fileno()] = partial(self._serve, link)
-        self._poll.register(sock.fileno(), 0)
+        self.watch(sock.fileno(), partial(self._serve, link))
         link.put_raw(frames.GREETING + link.number)
         self._go_on(link)
 
