@@ -130,6 +130,14 @@ def names_and_fields(folder: Path) -> Names:
     return {}
 
 
+def labels(folder: Path, names: Names) -> None:
+    """One record in ten is of the rare class."""
+    import pario
+
+    with pario.Reader(str(folder / "train.lmdb"), comm="self") as reader:
+        np.save(folder / "labels.npy", np.arange(len(reader)) % 10 == 3)
+
+
 def selections(folder: Path) -> Names:
     return names_and_fields(folder) | texts(folder)
 
@@ -294,6 +302,7 @@ Step = Callable[[Path, Names], None]
 
 #: (page, how a block begins) -> what is made before it
 BEFORE: dict[tuple[str, str], Step] = {
+    ("docs/selections.md", "labels ="): labels,
     ("docs/checkpoints.md", "import json, h5py"): a_checkpoint,
     ("docs/checkpoints.md", "python -m pario checkpoint list"): no_link,
     ("docs/decoders.md", "def decode(value: bytes)"): arrays_in_npz,
