@@ -85,6 +85,26 @@ def test_keep_deletes_what_was_saved_earlier_whatever_the_step(tmp_path: Path) -
     assert all(name.startswith("step-") for name in names(fast_of(tmp_path)))
 
 
+def test_fields_in_another_order_than_in_memory_are_refused(tmp_path: Path) -> None:
+    records = np.zeros(3, [("a", "<i4"), ("b", "<f8")])
+    with checkpointer(tmp_path) as ckpt:
+        with pytest.raises(pario.errors.OptionError, match="dtype"):
+            ckpt.save(1, {"x": records[["b", "a"]]})
+        ckpt.save(1, {"x": records}).wait()
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, fast: bool) -> None:
+    with checkpointer(tmp_path, fast=fast, keep=2) as ckpt:
+        ckpt.save(1, {"s": "first"}).wait()
+        for step in (2, 3):
+            with pytest.raises(pario.CheckpointError, match=r"11,000,0\d\d values; .*np.frombuffer"):
+                ckpt.save(step, {"s": "," * 11_000_000}).wait()
+        assert ckpt.restore() == {"s": "first"}
+    with checkpointer(tmp_path, fast=fast) as ckpt:
+        assert ckpt.restore() == {"s": "first"}
+
+
 def test_what_is_not_committed_is_not_seen_and_swept(tmp_path: Path) -> None:
     with checkpointer(tmp_path, fast=True) as ckpt:
         ckpt.save(1, {"a": np.ones(3)}).wait()

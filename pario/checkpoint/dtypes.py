@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -36,10 +37,11 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     if registered and dtype.name in FOREIGN:
         return dtype.name
     if dtype.fields is not None or dtype.subdtype is not None:
-        descr = np.lib.format.dtype_to_descr(dtype)
-        if np.lib.format.descr_to_dtype(descr) == dtype:
-            return _FIELDS + json.dumps(descr)
-        registered = True  # one of its fields is
+        with suppress(ValueError):  # fields in another order than in memory have no description
+            descr = np.lib.format.dtype_to_descr(dtype)
+            if np.lib.format.descr_to_dtype(descr) == dtype:
+                return _FIELDS + json.dumps(descr)
+        registered = True  # or one of its fields is
     if registered or dtype.kind not in "biufcSUMmV":
         raise OptionError(f"an array of dtype {dtype} cannot be saved: nothing says how to read it back")
     return dtype.str

@@ -29,10 +29,10 @@ import numpy as np
 import xxhash
 
 from pario.checkpoint.dtypes import item_bytes
-from pario.checkpoint.store import ID, Name, read_small
+from pario.checkpoint.store import ID, MOST_SMALL, Name, read_small
 from pario.checkpoint.tree import Box, Spec, reaches_out, unflatten
 from pario.codec.registry import CODECS
-from pario.errors import ChecksumError, CorruptedError, ParioError
+from pario.errors import CheckpointError, ChecksumError, CorruptedError, ParioError
 from pario.text import DAMAGED, read_json
 
 __all__ = [
@@ -180,7 +180,14 @@ def manifest_text(manifest: Manifest, arrays: str) -> bytes:
 
 
 def _text_of(body: dict[str, Any], name: str, long: str) -> bytes:
+    """Raises CheckpointError for what could not be read again."""
     rest = f' "body": {json.dumps(body)[:-1]}, "{name}": {long}}}}}\n'.encode()
+    if len(rest) > MOST_SMALL - _HEAD_BYTES or rest.count(b",") > _MOST_VALUES:
+        raise CheckpointError(
+            f"what describes it takes {len(rest):,} bytes and {rest.count(b','):,} values; {MOST_SMALL:,} and "
+            f"{_MOST_VALUES:,} are the most",
+            hint="Keep many numbers, and long texts, in arrays: np.asarray(numbers), np.frombuffer(text, np.uint8)",
+        )
     return b'{"xxh3": "%016x",\n' % sum_of(rest) + rest
 
 

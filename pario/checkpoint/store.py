@@ -35,8 +35,8 @@ from pario.comm.launcher import job_name
 from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
 
 __all__ = [
-    "PAGE", "Claim", "Name", "Reader", "Writer", "commit", "discard", "failed", "listed", "make_folder", "next_id",
-    "order_of", "read_small", "sync_folder", "whole_pages", "write_small",
+    "MOST_SMALL", "PAGE", "Claim", "Name", "Reader", "Writer", "commit", "discard", "failed", "listed", "make_folder",
+    "next_id", "order_of", "read_small", "sync_folder", "whole_pages", "write_small",
 ]  # fmt: skip
 
 #: An id, as a pattern.
@@ -50,7 +50,7 @@ PAGE = 4096
 #: Bytes of one read: requests of 32 MiB were now and then three times slower than these.
 _REQUEST = 4 << 20
 #: Descriptions are read whole: about 100 bytes per array or piece.
-_MOST_SMALL = 128 << 20
+MOST_SMALL = 128 << 20
 #: System calls that `os` lacks: fallocate without glibc's emulation, which writes to every block.
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
 
@@ -309,7 +309,7 @@ def read_small(path: str) -> bytes:
     fd, status = _opened(path)
     data = bytearray()
     try:
-        if status.st_size > _MOST_SMALL:
+        if status.st_size > MOST_SMALL:
             raise CorruptedError(f"a description of {status.st_size:,} bytes", path=path)
         while chunk := os.pread(fd, status.st_size + 1 - len(data), len(data)):
             data += chunk

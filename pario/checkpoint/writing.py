@@ -259,8 +259,10 @@ class WriteThread:
         try:
             puts = [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
             attempt.await_staged(file.staging_bytes)  # json holds the interpreter: not while `save` copies
-            pieces, manifest = self._texts(attempt) if self._places.leads else ("", b"")  # meanwhile
-            _all(puts)
+            try:
+                pieces, manifest = self._texts(attempt) if self._places.leads else ("", b"")  # meanwhile
+            finally:
+                _all(puts)
             board.mine(WRITTEN, attempt.number)
             if not self._places.leads:
                 return

@@ -31,7 +31,8 @@ COPY_FD, COPY_STATES, CHUNK_BITS = OTHER + 1, OTHER + 2, OTHER + 3
 #: What was announced (kernels/told.py): its memory's file, and the table (0: there is none).
 TOLD_FD, TOLD_TABLE = CHUNK_BITS + 1, CHUNK_BITS + 2
 
-#: What is called before the file is read, with bytes and operations: 0, or a Python function (`DataFile.gate`).
+#: What is called before the file is read, with bytes and operations: 0, or a Python function (`DataFile.gate`), which
+#: returns whether to go on.
 GATE = TOLD_TABLE + 1
 STORE_WORDS = GATE + 1
 
@@ -93,6 +94,7 @@ BAD_RUN = 9  # the overflow run at page, a = bytes of the value, b, c = transact
 SHORT = 10  # offset, a = bytes wanted, b = bytes there
 FAILED = 11  # offset, a = bytes wanted, b = errno
 OVERTAKEN = 12  # a writer committed twice: the snapshot is not to be trusted any more
+INTERRUPTED = 14  # a signal's handler raised while the read waited for its turn (`DataFile.raised`)
 NOTED = 13  # the object that tells of an error has been made
 
 

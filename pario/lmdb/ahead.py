@@ -15,14 +15,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pario import machine
 from pario.errors import ParioError
-from pario.fetch.limited import open_limited
 from pario.fetch.snapshot import identity_of
 from pario.lmdb import abi
 from pario.lmdb.errors import Error
@@ -181,8 +179,7 @@ def _ahead_of(store: Store, user: Announced) -> Ahead | None:
                 budget = min(_MOST_BYTES, machine.memory(swap=False)[1] // _SHARE_OF_MEMORY)
                 memory = _left.pop(identity, None)
                 ours = memory if memory is not None and memory.is_ours else None
-                file = open_limited(partial(_traced, store.file), store.file.limits)
-                ahead = _running[identity] = Ahead(file, store.snapshot, budget, ours)
+                ahead = _running[identity] = Ahead(_traced(store.file), store.snapshot, budget, ours)
                 ahead.join(user)
     except (OSError, ParioError) as e:
         _log.info("%s: records that are announced are not brought: %s", store.file.path, e)

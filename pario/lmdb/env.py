@@ -102,8 +102,7 @@ class Environment:
                 raise self._missing(file_path)
             if not os.path.isfile(file_path):
                 raise MissingError("not a regular file", path=file_path)
-            with limits() as agent:
-                file = DataFile(file_path, self._readahead, agent)
+            file = DataFile(file_path, self._readahead, limits())
             store = Store(file, self._arguments["cache_bytes"])
         except ParioError as e:
             raise errors.translated(e, path) from e

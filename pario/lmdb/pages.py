@@ -65,26 +65,29 @@ def try_now(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
 
 @inner
 def pass_gate(g, nbytes, operations):  # type: ignore[no-untyped-def]
-    """Returns when this may be asked of the store, with or without the interpreter's lock."""
+    """Returns when this may be asked of the store, with or without the interpreter's lock. False: a signal's handler
+    has raised."""
     if g[abi.GATE] == 0:
-        return
+        return True
     lock = capi.take_lock()
     arguments = as_words(capi.scratch_memory(), 2)
     size, count = capi.int_new(intp(nbytes)), capi.int_new(intp(operations))
+    may = True
     if size != 0 and count != 0:
         arguments[0], arguments[1] = intp(size), intp(count)
         done = capi.vectorcall(uintp(g[abi.GATE]), uintp(arguments.ctypes.data), uintp(2), uintp(0))
         if done != 0:
+            may = capi.is_true(done) != 0
             capi.decref(done)
-        else:  # Ctrl-C: the script is told when the function that it has called returns
+        else:  # no memory, say, for the call: then it is not counted
             capi.clear()
-            capi.interrupt()
     for each in (size, count):
         if each != 0:
             capi.decref(each)
-        else:  # no memory for a number: then it is not counted
+        else:
             capi.clear()
     capi.give_lock(lock)
+    return may
 
 
 @inner
@@ -117,11 +120,16 @@ def read(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
     """Read with the interpreter's lock held, releasing it where that may take long. OK, SHORT or FAILED."""
     if nbytes <= SHORT_READ and g[abi.NOWAIT] and try_now(g, vectors, m, nbytes, offset):
         return abi.OK
-    pass_gate(g, nbytes, 1)
     failure = as_words(capi.scratch_memory(), 3)
     thread = capi.save_thread()
-    done = read_waiting(g, vectors, m, nbytes, offset, failure)
+    # What memory holds does not count.
+    done = g[abi.GATE] != 0 and nbytes > SHORT_READ and g[abi.NOWAIT] != 0 and try_now(g, vectors, m, nbytes, offset)
+    may = done or pass_gate(g, nbytes, 1)
+    if may and not done:
+        done = read_waiting(g, vectors, m, nbytes, offset, failure)
     capi.restore_thread(thread)
+    if not may:
+        return fail(g, abi.INTERRUPTED, 0, offset, 0, 0, 0)
     if done:
         return abi.OK
     return read_failed(g, failure, nbytes)

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +35,22 @@ def announce(identity: bytes, memory: ToldMemory) -> None:
     _news += 1
 
 
-def limits() -> AbstractContextManager[Agent | None]:
-    """Those of the control plane, see `store_agent`."""
-    if not os.environ.get("PARIO_CONTROL"):
-        return nullcontext()
+#: Those of this process, by PARIO_CONTROL: they stay, or whoever opens a file for each read would begin anew each time.
+_limits: dict[str, Agent | None] = {}
+
+
+def limits() -> Agent | None:
+    """Those of the control plane, if there is one."""
+    plane = os.environ.get("PARIO_CONTROL", "")
+    if not plane:
+        return None
     from pario.plane.joining import store_agent  # few processes have a control plane
 
-    return store_agent()
+    with store_agent() as agent:
+        if agent is not None and _limits.get(plane) is not agent:
+            agent.hold()
+            _limits[plane] = agent
+    return agent
 
 
 def use_announced(store: Store) -> None:

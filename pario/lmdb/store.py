@@ -7,9 +7,8 @@ import os
 import struct
 import sys
 import time
-import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,28 +72,46 @@ _is_newest: Any = later("is_newest", globals(), "_is_newest")
 class DataFile(PosixFetcher):
     """Closes itself when nobody refers to it any more: another thread may be reading while the environment closes.
 
-    limits : of the control plane, if there is one; gate(bytes, operations) : waits until they may be asked of the store
+    limits : of the control plane, if there is one; gate(bytes, operations) : waits until they may be asked of the
+        store, and says whether to go on: False if a signal's handler has raised, what is then the last of `raised`
     """
+
+    raised: list[BaseException]
 
     def __init__(self, path: str, readahead: bool, limits: Agent | None) -> None:
         super().__init__(path)
-        self.limits, self.gate = limits, None
-        if limits is not None and limits.hold():
-            weakref.finalize(self, limits.release).atexit = False
-            self.gate = limits.take
+        self.limits, self.raised = limits, []
+        self.gate = None if limits is None else _gate(limits, self.raised)
         if readahead and self.gate is None and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # only advice
                 os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_NORMAL)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        if self.gate is not None:
-            self.gate(nbytes, 1)
+        if self.limits is not None:
+            self.limits.take(nbytes, 1)
         return super().pread(offset, nbytes)
+
+    def read(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> None:
+        if self.limits is not None:
+            self.limits.take(int(reads["nbytes"].sum()), len(reads))
+        super().read(reads, out, starts)
 
     def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the interpreter's end the modules that close() needs may be gone, and the system closes it anyway.
         if not _over() and hasattr(self, "_fd"):
             self.close()
+
+
+def _gate(limits: Agent, raised: list[BaseException]) -> Callable[[int, int], bool]:
+    def gate(nbytes: int, operations: int) -> bool:
+        try:
+            limits.take(nbytes, operations)
+        except BaseException as e:  # in the main thread: compiled functions pass errors on by number
+            raised.append(e)
+            return False
+        return True
+
+    return gate
 
 
 class Handle:
@@ -245,8 +262,7 @@ class Store:
             # This thread works, too; the others get the interpreter's lock when it begins.
             statuses = [_fill(self.at, parts[0], failures[0])]
         finally:
-            # Nobody may write to the values any more when an exception drops them.
-            wait(running)
+            _settle(running)  # nobody may write to the values any more when an exception drops them
         statuses += [task.result() for task in running]
         for part, status, failure in zip(parts, statuses, failures, strict=True):
             done = _after_values(self.at, part.ctypes.data, status, failure.ctypes.data)
@@ -328,6 +344,8 @@ class Store:
         path = self.file.path
         if code == abi.CLOSED:
             return errors.closed()
+        if code == abi.INTERRUPTED and self.file.raised:
+            return self.file.raised.pop()  # type: ignore[return-value]
         if code == abi.EMPTY_KEY:
             return errors.BadValsizeError(f"{what}: an empty key or value")
         if code == abi.INCOMPATIBLE:
@@ -401,6 +419,18 @@ class Store:
                         raise page.fault(f"duplicate {j} of item {i} has data of its own", node.data_start)
         if any(page.kind == "leaf" and page.node(i).flags & F_DUPDATA for i in range(page.n)):
             raise page.fault("duplicates of keys in a database without (no MDB_DUPSORT)")
+
+
+def _settle(tasks: Sequence[Future[int]]) -> None:
+    """Wait for all of them, whatever signals raise meanwhile."""
+    raised: BaseException | None = None
+    while not all(task.done() for task in tasks):
+        try:
+            wait(tasks)
+        except BaseException as e:
+            raised = e
+    if raised is not None:
+        raise raised
 
 
 def _parts(jobs: np.ndarray, most: int) -> list[np.ndarray]:

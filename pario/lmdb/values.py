@@ -255,7 +255,8 @@ def _fill_from_file(g, jobs, failure):  # type: ignore[no-untyped-def]
         if g[abi.GATE] != 0 and g[abi.NOWAIT] and try_now(g, vectors_at, m, nbytes, start):
             continue
         g[abi.WAITED] += 1
-        pass_gate(g, nbytes, 1)
+        if not pass_gate(g, nbytes, 1):
+            return abi.INTERRUPTED
         if not read_waiting(g, vectors_at, m, nbytes, start, failure):
             failure[3] = nbytes
             return abi.FAILED if failure[2] else abi.SHORT
@@ -298,6 +299,8 @@ def read_values(g, jobs):  # type: ignore[no-untyped-def]
 @inner
 def values_read(g, job, status, failure):  # type: ignore[no-untyped-def]
     """The status of a reading of values, after the look at the snapshot. job : what a BAD_RUN is about"""
+    if status == abi.INTERRUPTED:
+        return fail(g, abi.INTERRUPTED, 0, 0, 0, 0, 0)
     if status in (abi.FAILED, abi.SHORT):
         return read_failed(g, failure, failure[3])
     if failure[1] != 0 and check_snapshot(g) != abi.OK:

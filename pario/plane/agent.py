@@ -109,7 +109,7 @@ class Agent:
         self.bucket.close()
         self._bell.ring()
         thread = self._thread
-        if thread is None:
+        if thread is None or thread.ident is None:
             self._bell.close()
         elif thread is not threading.current_thread():
             thread.join(limit_s)
@@ -123,7 +123,7 @@ class Agent:
                     raise ParioError("it cannot join the control plane")
                 self._thread = start_thread("pario-control", self._run, self._who, stop=self.close)
             except ParioError as e:
-                self._thread = threading.current_thread()  # which does not try again
+                self._thread = threading.Thread()  # never started: nobody tries again
                 self._say(logging.WARNING, f"this process reads {_words(self.bucket.rates)}: {e}")
 
     def _held_up(self) -> None:

@@ -7,10 +7,12 @@ asked for earlier is paid for by waiting, not what is asked for now.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from pario.text import decimal_bytes
 
@@ -25,6 +27,8 @@ BYTES, OPERATIONS = 0, 1
 #: Seconds' worth of tokens that a bucket keeps: a reader that comes a little late loses nothing, and a window of one
 #: second sees at most a tenth more than the rate.
 BURST_S = 0.1
+#: One who does not go on so long after its time lets the next one pass, in seconds.
+_LATE_S = 0.1
 #: Nobody waits for less, which a clock may not even show; the debt stays.
 _SOON_S = 1e-6
 
@@ -94,7 +98,7 @@ class Bucket:
         wait: Callable[[threading.Condition, float | None], object] = threading.Condition.wait,
     ) -> None:
         self._clock, self._wait, self._held_up = clock, wait, held_up
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler, or the garbage collector, may come where it is held
         now = clock()
         self._bytes, self._operations = (Tokens(rate, now) for rate in rates)
         self._line: deque[threading.Condition] = deque()
@@ -103,6 +107,7 @@ class Bucket:
         self._waited = [0.0, 0.0]  # by the first of the line, for which resource
         self._began: float | None = None  # when the first of the line began to wait, and for which resource
         self._which = BYTES
+        self._due: dict[threading.Condition, float] = {}  # when those that have been the first were to go on
         self._since = now  # when `hold_ups` was asked last
 
     def take(self, nbytes: int, operations: int) -> None:
@@ -123,13 +128,19 @@ class Bucket:
         try:
             while self._open:
                 if self._line[0] is not mine:
-                    self._wait(mine, None)
+                    second = self._line[1] is mine
+                    if second and self._clock() > self._due.get(self._line[0], math.inf) + _LATE_S:
+                        # On top of the first one a signal's handler may run that waits for this one.
+                        self._line.remove(mine)
+                        self._line.appendleft(mine)
+                    else:
+                        self._wait(mine, _LATE_S if second else None)
                     continue
                 began = self._clock()
                 wait_s, which = self._missing(began, nbytes, operations)
                 if wait_s <= 0:
                     break
-                self._began, self._which = began, which
+                self._began, self._which, self._due[mine] = began, which, began + wait_s
                 self._wait(mine, wait_s)
                 self._waited[which] += self._clock() - max(began, self._since)
                 self._began = None
@@ -137,8 +148,9 @@ class Bucket:
             if self._line[0] is mine:
                 self._began = None
             self._line.remove(mine)
-            if self._line:
-                self._line[0].notify()
+            self._due.pop(mine, None)
+            for each in islice(self._line, 2):
+                each.notify()
 
     def _missing(self, now: float, nbytes: int, operations: int) -> tuple[float, int]:
         """(seconds to wait, for which resource)"""

@@ -218,7 +218,7 @@ class Processes(Server[Speaker]):
             link.is_in = True
             text_of({"user": link.user}, "user")
             answer = self.let_in(link, words, now)
-            self._visitors[link.user].pop(link)
+            self._visitors[link.user].pop(link, None)
             if answer is not None:
                 self.answer(link, answer)
         return True
