@@ -189,6 +189,7 @@ def test_what_a_handler_raises_reaches_a_script_that_waits(
     try:
         with lmdb.open(path, readonly=True, lock=False) as env:
             agent = joined(env)
+            read(env)  # compiles
             forget(path)
             agent.take(int(3 * RATE), 1)  # seconds of debt
             threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
@@ -214,6 +215,7 @@ def test_a_handler_may_read_while_the_script_waits(plane: Plane, path: str) -> N
     try:
         with lmdb.open(path, readonly=True, lock=False) as env, lmdb.open(path, readonly=True, lock=False) as other:
             agent = joined(env)
+            one_by_one(env)  # compiles
             forget(path)
             agent.take(int(RATE), 1)
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGALRM)).start()

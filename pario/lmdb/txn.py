@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from typing import Any
 
@@ -78,6 +79,9 @@ class Transaction(_Slots):
         return Transaction.get(self, key, default, db)
 
     def _get_any(self, key: Any, default: Any = None, db: _Database | None = None) -> Any:
+        raised = self._store.file.raised  # of the compiled method, which is left to this one to tell
+        if raised and threading.current_thread() is threading.main_thread():
+            raise raised.pop()
         at, packed = 0, self._packed
         if db is not None:
             handle = self._handle(db)
