@@ -192,7 +192,7 @@ def test_damage_stops_all(world, tmp_path_factory, seated):
         pytest.raises((CorruptedError, PeerError), match="page header") as caught,
     ):
         two_epochs(loader)
-    assert sum(world.allgather(isinstance(caught.value, CorruptedError))) == 1
+    assert any(world.allgather(isinstance(caught.value, CorruptedError)))  # of two nodes both may find it
     world.Barrier()
     if world.rank == 0:
         shutil.rmtree(path)
