@@ -261,8 +261,7 @@ def as_wanted(select: Any, *, sources: bool = False) -> Wanted:
     """
     if isinstance(select, Wanted):
         return select
-    numbers = int, np.integer
-    if sources and isinstance(select, (list, tuple)) and not all(isinstance(each, numbers) for each in select):
+    if sources and isinstance(select, (list, tuple)) and not all(isinstance(k, (int, np.integer)) for k in select):
         return Sources([as_wanted(each) for each in select])
     if select is None:
         return Usual()

@@ -1,6 +1,6 @@
 """What others of this node hold of a data file: the copy of a service (docs/tiers.md), and what was announced in this
 process or in the one that started it (ahead.py). Pages and values then come out of their memory, as far as they have
-them.
+them. And what the control plane lets this process read of the store.
 
 Processes that multiprocessing starts (spawn, forkserver: a DataLoader's workers among them) are told of it first.
 """

@@ -168,8 +168,9 @@ class RankStats:
         return self.reading / self.read if self.read else 0.0
 
 
+_NAMES = tuple(each.name for each in fields(RankStats))
 #: the fields that add up
-COUNTED = tuple(each.name for each in fields(RankStats))[11:]
+COUNTED = _NAMES[_NAMES.index("open") :]
 
 
 def total(ranks: Iterable[RankStats]) -> dict[str, float]:
