@@ -103,7 +103,9 @@ def warm(path: str, keys: list[bytes], rounds: int) -> None:
 def _reads(path: str, keys: list[bytes], ready: Any, go: Any, done: Any) -> None:
     env = pario.lmdb.open(path, readonly=True, lock=False)
     agent = env._file.limits
+    end = time.monotonic() + 60
     while agent.bucket.rates[0] is None:
+        assert time.monotonic() < end, "the plane does not answer"
         agent.take(0, 1)
         time.sleep(0.05)
     ready.release()
@@ -121,11 +123,11 @@ def limited(held: data.DataSet, keys: list[bytes], rounds: int) -> None:
             for _ in range(rounds):
                 ready, go, done = context.Semaphore(0), context.Event(), context.Queue()
                 given = [(held.path, keys[k::workers], ready, go, done) for k in range(workers)]
-                running = [context.Process(target=_reads, args=each) for each in given]
+                running = [context.Process(target=_reads, args=each, daemon=True) for each in given]
                 for each in running:
                     each.start()
                 for _each in running:
-                    ready.acquire(timeout=60)
+                    assert ready.acquire(timeout=90), "a process does not begin"
                 time.sleep(2.0)  # shares follow what is asked for
                 cache.drop_file(held.file)
                 begun = time.perf_counter()

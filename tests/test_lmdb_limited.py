@@ -139,7 +139,7 @@ def test_processes_that_it_starts(plane: Plane, path: str, method: str) -> None:
         mine = env if method == "fork" else None
         ends = [context.Pipe() for _ in range(2)]
         given = [(mine, path, NAMES[k::2], _Ends(end)) for k, (_, end) in enumerate(ends)]
-        workers = [context.Process(target=_child, args=each) for each in given]
+        workers = [context.Process(target=_child, args=each, daemon=True) for each in given]
         for worker in workers:
             worker.start()
         for end, _ in ends:
@@ -150,6 +150,7 @@ def test_processes_that_it_starts(plane: Plane, path: str, method: str) -> None:
         begun = time.monotonic()
         for end, _ in ends:
             end.send("go")
+        assert all(end.poll(60) for end, _ in ends)
         counted = [end.recv() for end, _ in ends]
         seconds = time.monotonic() - begun
         for worker in workers:
