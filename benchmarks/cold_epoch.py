@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.cache import drop_file
 from benchmarks.compare import interval
 from benchmarks.in_memory import BATCH, ORDERS, make, numbers
-from benchmarks.measure import ROOT, machine
+from benchmarks.measure import ROOT, save_facts
 
 BARS = {"key": 0.9, "block": 0.9, "global": 0.7}
 #: of the values: what an epoch's beginning costs, some 40 ms, is to count as it does in an epoch of a second
@@ -111,8 +111,7 @@ def main() -> int:
         wrong |= mean < bar or any(each[2] < bar for each in ratios)
         print(f"{order}: geometric mean {mean:.2f}, bar {bar}")
     if options.out:
-        document = {"format": 1, "machine": machine(), "rounds": options.rounds, "cells": found}
-        Path(options.out).write_text(json.dumps(document, indent=1) + "\n")
+        save_facts(options.out, rounds=options.rounds, cells=found)
     return int(wrong)
 
 

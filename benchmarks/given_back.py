@@ -15,7 +15,6 @@ root, fuse3 and mfusepy.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -30,7 +29,7 @@ import numpy as np
 
 from benchmarks.compare import interval
 from benchmarks.in_memory import make
-from benchmarks.measure import machine
+from benchmarks.measure import save_facts
 from benchmarks.stores.latency import LatencyStore, latency_store
 
 SIZE, RECORDS, BATCH, EPOCHS = 201_728, 600, 16, 4
@@ -121,7 +120,7 @@ def main() -> int:
             f"reads {again[0]:.2f} of the data from the store at most, the fourth {again[1]:.2f}"
         )
     if options.out:
-        Path(options.out).write_text(json.dumps({"format": 1, "machine": machine(), "rounds": rounds}, indent=1) + "\n")
+        save_facts(options.out, rounds=rounds)
     return int(wrong)
 
 

@@ -26,7 +26,7 @@ import lmdb
 import numpy as np
 
 from benchmarks.compare import interval
-from benchmarks.measure import ROOT, machine, mpiexec
+from benchmarks.measure import ROOT, mpiexec, save_facts
 from benchmarks.study.jobs import job_environment
 from benchmarks.worker import Team, on_request
 
@@ -177,8 +177,7 @@ def main() -> int:
         wrong |= mean < bar
         print(f"÷ {name}: geometric mean of {len(found)} cells {mean:.3f}, bar {bar}")
     if options.out:
-        document = {"format": 1, "machine": machine(), "rounds": options.rounds, "cells": found}
-        Path(options.out).write_text(json.dumps(document, indent=1) + "\n")
+        save_facts(options.out, rounds=options.rounds, cells=found)
     return int(wrong)
 
 

@@ -17,7 +17,7 @@ from benchmarks.study.jobs import WorkerError, job_environment, kill_tree
 from benchmarks.study.numbers import Row, ratios, spread
 from pario.bench.facts import machine
 
-__all__ = ["Row", "Section", "WorkerError", "interleave", "launch", "machine", "ratios", "save", "spread"]
+__all__ = ["Row", "Section", "WorkerError", "interleave", "launch", "machine", "ratios", "save", "save_facts", "spread"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -107,7 +107,12 @@ class Section:
 
 def save(path: str | Path, sections: Sequence[Section], **facts: Any) -> None:
     """Write everything as JSON, whole or not at all."""
-    document = {"format": 1, "machine": machine(), **facts, "sections": [asdict(section) for section in sections]}
+    save_facts(path, **facts, sections=[asdict(section) for section in sections])
+
+
+def save_facts(path: str | Path, **facts: Any) -> None:
+    """The same without sections."""
+    document = {"format": 1, "machine": machine(), **facts}
     new = Path(path).with_suffix(".new")
     new.write_text(json.dumps(document, indent=1) + "\n")
     os.replace(new, path)
