@@ -18,7 +18,6 @@ import pytest
 from control_plane import SECRET, running, until
 
 import pario.lmdb as lmdb
-from pario.lmdb import served
 from pario.plane import joining
 from pario.plane.bucket import BURST_S
 from pario.plane.plane import Plane
@@ -51,10 +50,8 @@ def plane(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Plane]:
         monkeypatch.setenv("PARIO_CONTROL", str(made.address))
         monkeypatch.setenv("PARIO_CONTROL_TOKEN", str(tmp_path / "token"))
         yield made
-    for agent in served._limits.values():  # a process keeps its own until it ends
-        assert agent is not None
+    for agent in joining._agents.values():  # a process keeps its own until it ends
         agent.close()
-    served._limits.clear()
 
 
 def forget(path: str) -> None:

@@ -35,21 +35,16 @@ def announce(identity: bytes, memory: ToldMemory) -> None:
     _news += 1
 
 
-#: Those of this process, by PARIO_CONTROL: they stay, or whoever opens a file for each read would begin anew each time.
-_limits: dict[str, Agent | None] = {}
-
-
 def limits() -> Agent | None:
-    """Those of the control plane, if there is one."""
-    plane = os.environ.get("PARIO_CONTROL", "")
-    if not plane:
+    """Those of the control plane, if there is one. They stay until the process ends: whoever opens a file for each read
+    would begin anew each time."""
+    if not os.environ.get("PARIO_CONTROL"):
         return None
     from pario.plane.joining import store_agent  # few processes have a control plane
 
     with store_agent() as agent:
-        if agent is not None and _limits.get(plane) is not agent:
+        if agent is not None:
             agent.hold()
-            _limits[plane] = agent
     return agent
 
 
