@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,12 @@ def test_requests_and_bytes_are_the_kernels(path: str, tmp_path: Path, recipe: s
 def test_the_file_shows_threads_slots_and_counters(path: str, tmp_path: Path) -> None:
     trace = str(tmp_path / "t.json")
     options = pario.Options(trace=trace, **SMALL)
-    with pario.Loader(path, 10, shuffle="global", recipe="ring", options=options) as loader:
+
+    def slow(value: bytes) -> int:
+        time.sleep(50e-6)  # spans that last less are not kept, and the copy of ten records may
+        return len(value)
+
+    with pario.Loader(path, 10, slow, shuffle="global", recipe="ring", options=options) as loader:
         for _ in range(2):
             for _ in loader:
                 pass
