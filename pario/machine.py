@@ -10,29 +10,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import BinaryIO, NamedTuple
 
-__all__ = [
-    "FileSystem",
-    "MemoryGauge",
-    "Share",
-    "absolute",
-    "allowed_cores",
-    "boot",
-    "closing_fd",
-    "core_quota",
-    "fair_threads",
-    "file_system",
-    "file_system_of",
-    "free_memory",
-    "last_cache_bytes",
-    "lock_holders",
-    "memory",
-    "memory_limits",
-    "my_share",
-    "replaced",
-    "replacing",
-    "task_limits",
-]  # fmt: skip
-
 #: (type, kind); a type of fuse.NAME is "FUSE"
 _KINDS = {
     **dict.fromkeys(("lustre", "gpfs", "beegfs", "beegfs_nodev", "panfs", "wekafs", "pvfs2", "ceph"), "parallel"),

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EXTENT", "Batch", "Records"]
-
 #: Where a record's value lies in the data file. `offset` and `nbytes` are bytes.
 EXTENT = np.dtype([("offset", "<i8"), ("nbytes", "<i8")])
 

@@ -27,8 +27,6 @@ from typing import Any
 from pario import machine
 from pario.errors import ParioError
 
-__all__ = ["Workers", "at_end", "start_thread"]
-
 _log = logging.getLogger("pario")
 
 Unit = Callable[[], None]

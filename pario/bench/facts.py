@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["machine"]
-
 #: the checkout, if this is one
 ROOT = Path(__file__).resolve().parents[2]
 

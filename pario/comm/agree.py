@@ -22,8 +22,6 @@ import numpy as np
 from pario.comm.farewell import describe, is_known, spread
 from pario.errors import DeadRankError, PeerError
 
-__all__ = ["Alarm", "agree", "peer_error"]
-
 #: Tag of alarm notes on the private communicator; nothing else there receives from any source.
 TAG = 77
 

@@ -29,8 +29,6 @@ from pario.errors import DeadRankError, ParioError
 from pario.threads import start_thread
 from pario.wire.frames import enliven, exactly
 
-__all__ = ["Lifeline", "Watch", "myself", "roll_call", "tell"]
-
 _log = logging.getLogger("pario")
 
 #: Processes whose start time one check reads (a file in /proc each); of the others it tests only the existence.

@@ -14,8 +14,6 @@ from pario.errors import OptionError
 if TYPE_CHECKING:
     from pario.comm.agree import Alarm
 
-__all__ = ["AnyWorld", "abandoning", "array_of_one_dimension", "on_root", "together"]
-
 T = TypeVar("T")
 
 

@@ -35,8 +35,6 @@ from typing import Any, NamedTuple, Protocol
 from pario.comm.launcher import launched_rank
 from pario.errors import DeadRankError, PeerError
 
-__all__ = ["describe", "dropped", "guard", "is_known", "spread"]
-
 #: Seconds that a rank with an uncaught error gives the others to arrive at the same end. Ranks that wait inside pario
 #: learn of an error within a second (Options.alive_seconds).
 FAREWELL_S = 4.0

@@ -16,8 +16,6 @@ import time
 from pario.wire.frames import WireError
 from pario.wire.server import BACKLOG, Guest, Server
 
-__all__ = ["MEETING", "MOST_BYTES", "MOST_FRAME", "NOTE", "SEAT", "Hub", "Part", "Say", "part"]
-
 #: Of what the ranks of a meeting say, and hear, at most so much.
 MOST_BYTES = 1 << 20
 #: A frame also holds a head, and 8 bytes of every rank where each says a number.

@@ -27,11 +27,6 @@ from pario.comm.base import AnyWorld, together
 from pario.comm.messages import Messages
 from pario.errors import ParioError
 
-__all__ = [
-    "PAGE", "is_sealed", "node_memory", "park", "private_bytes", "refusal", "sealed_memory", "shared_parts",
-    "with_files",
-]  # fmt: skip
-
 #: Alignment of shared memory in bytes: enough for O_DIRECT, and the page size of most machines.
 PAGE = 4096
 

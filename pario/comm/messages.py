@@ -22,8 +22,6 @@ import numpy as np
 
 from pario.errors import ClosedError
 
-__all__ = ["CHUNK", "LONGEST_PAUSE_S", "Messages", "library_of", "wait_politely"]
-
 #: Limit of one MPI call, in bytes. (A library may have a smaller one.)
 CHUNK = 1 << 30
 

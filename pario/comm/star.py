@@ -34,8 +34,6 @@ from pario.errors import DeadRankError, LauncherError, PeerError
 from pario.wire.client import Address, machine_id, reached
 from pario.wire.frames import Link
 
-__all__ = ["Star", "StarComm", "join", "running"]
-
 _log = logging.getLogger("pario")
 
 #: Seconds for all ranks to come, and after which one says that it cannot reach rank 0.

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Turns"]
-
 #: Tag of these messages on the private communicator.
 TAG = 78
 

@@ -37,8 +37,6 @@ from pario.comm.farewell import spread
 from pario.comm.memory import shared_parts
 from pario.errors import ClosedError, DeadRankError, OptionError, ParioError
 
-__all__ = ["LEFT", "Ring"]
-
 #: Bytes of an error note.
 NOTE_BYTES = 4096
 

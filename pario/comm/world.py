@@ -28,8 +28,6 @@ from pario.comm.messages import LONGEST_PAUSE_S, Messages, library_of, wait_poli
 from pario.comm.solo import Solo
 from pario.errors import DeadRankError, LauncherError, OptionError, ParioError, PeerError
 
-__all__ = ["World", "bcast_to_nodes", "get_world", "ranks_in", "same_ranks"]
-
 #: Seconds that a collective may still take to end after a rank was found dead: it may have done its part before.
 GRACE_S = 0.5
 

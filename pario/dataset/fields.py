@@ -32,8 +32,6 @@ from pario.plan.samples import Samples, absent, digest_of_samples, sample_type
 from pario.plan.schedule import even_split
 from pario.plan.selection import Figures, id_type
 
-__all__ = ["FieldSet", "Found", "as_fields", "find"]
-
 _log = logging.getLogger("pario")
 
 #: Keys that are looked at together.

@@ -27,8 +27,6 @@ from pario.plan.mixture import Mixture
 from pario.plan.schedule import even_split
 from pario.plan.selection import FEW_RUNS, Figures, Selection
 
-__all__ = ["Wanted", "as_wanted", "choose", "picked"]
-
 _log = logging.getLogger("pario")
 
 #: Keys that are looked at together.

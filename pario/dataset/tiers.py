@@ -19,17 +19,6 @@ from pario.tiers.grid import Grid
 from pario.tiers.memory import MemoryTier
 from pario.tiers.pressure import PressureWatch
 
-__all__ = [
-    "OpenTiers",
-    "automatic_bytes",
-    "look_at_tiers",
-    "same_disks",
-    "service_folder",
-    "share_memory",
-    "tiers_by_default",
-    "wanted_tiers",
-]
-
 _log = logging.getLogger("pario")
 
 T = TypeVar("T", bound=MemoryTier)

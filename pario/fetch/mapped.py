@@ -20,8 +20,6 @@ from pario.fetch.file import FileFetcher
 from pario.kernels.jit import kernel
 from pario.kernels.pack import copy_bytes
 
-__all__ = ["MappedFetcher"]
-
 
 @kernel
 def copy_spans(mapping, offsets, sizes, out, starts):  # type: ignore[no-untyped-def]

@@ -20,8 +20,6 @@ from pario.threads import Workers, at_end
 from pario.tune.depth import Depth
 from pario.tune.knobs import Knob
 
-__all__ = ["STOP_S", "Job", "ReadPool"]
-
 #: Seconds for reads in flight after an error. A stalled store keeps them; they end with the process at the latest.
 STOP_S = 1.0
 

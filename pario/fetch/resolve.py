@@ -17,8 +17,6 @@ from pario.fetch.file import FileFetcher
 from pario.fetch.mapped import MappedFetcher
 from pario.fetch.posix import PosixFetcher
 
-__all__ = ["FETCHERS", "Paths", "as_paths", "open_dataset", "open_datasets", "resolve"]
-
 #: name -> class: those of `pario.options.Fetch`.
 FETCHERS: dict[str, type[FileFetcher]] = {
     "posix": PosixFetcher,

@@ -44,8 +44,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Db", "Layout", "layout_of"]
-
 MDB_MAGIC = 0xBEEFC0DE
 #: Offset of the magic -> {format version: word size in bytes}. `mm_magic` follows the page header, so its offset
 #: gives the header's size; (16, version) tells a 64-bit file of format 1 from 32-bit files of formats 2 and 3.

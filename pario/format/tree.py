@@ -27,10 +27,6 @@ from pario.format.layout import (
 from pario.format.meta import Snapshot
 from pario.format.page import Node, Page, SubPage
 
-__all__ = [
-    "Order", "Path", "ReadPage", "Tree", "branch_slot", "database_names", "dup_order", "key_order", "named_database",
-]  # fmt: skip
-
 ReadPage = Callable[[int], "bytes | memoryview | np.ndarray"]
 #: key -> a value whose < orders keys as the database does
 Order = Callable[[bytes], "bytes | int"]

@@ -29,12 +29,6 @@ from pario.kernels.calls import as_bytes, call_c, copy_memory
 from pario.kernels.jit import inner, kernel
 from pario.kernels.sums import SCRATCH, sum_pieces
 
-__all__ = [
-    "BLOSC", "BLOSC_HEAD", "BROTLI", "CONTEXT", "DEFLATE", "EXTRA", "FIXED", "FORM", "FUNCTION", "HELPER", "HOW",
-    "KIND", "LATER", "LZ4", "LZ4_STREAM", "MORE", "MOST", "MOST_INT", "NUMBER", "OK", "PYTHON", "RAW", "THIRD", "TIMES",
-    "WRONG", "ZSTD", "check_values", "decode_values", "pack_values", "raw_sizes", "unpack_rows", "unpack_values",
-]  # fmt: skip
-
 KIND, FUNCTION, CONTEXT, EXTRA, NUMBER, HELPER, THIRD, HOW = range(8)
 PYTHON, RAW, ZSTD, LZ4, LZ4_STREAM, BROTLI, DEFLATE, BLOSC = range(8)
 

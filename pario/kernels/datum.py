@@ -21,22 +21,6 @@ from pario.kernels.convert import crop_f32, crop_u8, draw_window
 from pario.kernels.jit import kernel
 from pario.kernels.pack import copy_bytes, settle
 
-__all__ = [
-    "BAD_GROUP",
-    "BAD_LENGTH",
-    "BAD_TAG",
-    "BAD_VARINT",
-    "GEOMETRY",
-    "OK",
-    "OUTSIDE",
-    "TRUNCATED",
-    "datum_f32",
-    "datum_floats",
-    "datum_rest",
-    "datum_u8",
-    "parse",
-]
-
 #: Results of `parse`.
 OK, OUTSIDE, TRUNCATED, BAD_VARINT, BAD_TAG, BAD_LENGTH, BAD_GROUP = range(7)
 

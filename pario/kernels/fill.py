@@ -18,8 +18,6 @@ from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner, kernel
 from pario.kernels.reads import read_now, read_whole, system_call
 
-__all__ = ["CLOSED", "DONE", "FUTEX", "LIMIT", "NEXT", "SNAPSHOT", "STATUS", "STOP", "WHERE", "WORDS", "fill_chunks"]
-
 #: What a fill and its threads tell each other: the place in the order that is taken next, and before which all may be
 #: taken; no more will come; stop now; why a thread has ended early (errno, or one of those below) and with which chunk;
 #: chunks that were written.

@@ -19,13 +19,6 @@ from numba.extending import intrinsic
 
 from pario.kernels.jit import inner
 
-__all__ = [
-    "ARE_DUPS", "BACKWARD", "BASE", "BIG", "DUPS_BACKWARD", "DUPS_INTEGERS", "DUP_ORDER", "DUP_ROOM", "FILE",
-    "FILE_BYTES", "FORWARD", "HAS_DUPS", "HEADER", "KEYS_BACKWARD", "KEYS_INTEGERS", "LAST_PGNO", "LIMIT", "ORDER",
-    "PAGE_SIZE", "ROOM", "SOUND", "SUM_SIZE", "TXNID", "VERSION", "WORD", "check_page", "check_run", "child", "compare",
-    "count", "key_span", "node_at", "prefetch", "search_branch", "search_leaf", "u16", "u32", "word",
-]  # fmt: skip
-
 #: The words of `g` that describe a file: bytes, except `big` (byte order of the file: 1 = big-endian).
 FILE = (
     "page_size", "header", "base", "limit", "version", "word", "big", "sum_size", "last_pgno", "txnid", "file_bytes",

@@ -20,23 +20,6 @@ import numpy as np
 
 from pario.kernels.jit import kernel
 
-__all__ = [
-    "POOL",
-    "STREAM_BLOCKS",
-    "STREAM_MIXED",
-    "STREAM_RECORDS",
-    "STREAM_ROUNDS",
-    "STREAM_SPLIT",
-    "STREAM_TABLE",
-    "absorb",
-    "mix64",
-    "permute",
-    "pool_order",
-    "pool_rows",
-    "pool_rows_small",
-    "stream_key",
-]
-
 _U = np.uint64
 _GAMMA = _U(0x9E3779B97F4A7C15)
 _MIX1 = _U(0xBF58476D1CE4E5B9)

@@ -9,8 +9,6 @@ from numba import carray, types
 
 from pario.kernels.jit import inner, kernel
 
-__all__ = ["cached_share", "read_spans", "read_spans_now", "read_whole", "system_call"]
-
 # Resolved by the linker inside the process. A ctypes function pointer would do the same, but Numba cannot cache code
 # that holds an address of this run.
 _pread = types.ExternalFunction("pread", types.intp(types.intc, types.uintp, types.uintp, types.int64))

@@ -7,8 +7,6 @@ from typing import Any
 
 from pario.format.layout import MDB_DUPFIXED, MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEKEY
 
-__all__ = ["_Database"]
-
 
 class _Database:
     """A database by its name, valid in every transaction of its environment. Made by `Environment.open_db`."""

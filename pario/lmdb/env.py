@@ -21,8 +21,6 @@ from pario.machine import absolute, closing_fd
 if TYPE_CHECKING:
     from pario.lmdb.ahead import Announced
 
-__all__ = ["Environment", "version"]
-
 #: Pages that one environment keeps in memory at most: the branch and leaf pages of some 10 million large records.
 CACHE_BYTES = 64 << 20
 

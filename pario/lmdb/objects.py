@@ -11,8 +11,6 @@ from numba.extending import NativeValue, box, intrinsic, models, register_model,
 
 from pario.lmdb.abi import OBJECT_BYTES
 
-__all__ = ["any_object", "give", "method", "slot_of", "take"]
-
 
 class ObjectType(types.Opaque):  # type: ignore[misc]
     """Any Python object, as it is: PyObject *."""

@@ -13,8 +13,6 @@ from pario.lmdb.native import compile_now, compiled_get, later
 from pario.lmdb.objects import slot_of
 from pario.lmdb.store import Handle, Store
 
-__all__ = ["Transaction"]
-
 _get: Any = later("get", globals(), "_get")
 
 

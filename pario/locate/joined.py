@@ -21,8 +21,6 @@ from pario.locate.database import Database
 from pario.locate.index import KeyTable, Places, RecordIndex
 from pario.records import EXTENT
 
-__all__ = ["JoinedIndex", "Part", "join_places"]
-
 
 @dataclass
 class Part:

@@ -18,8 +18,6 @@ from pario.format.tree import check_ascending, clean_name, dup_order, key_order
 from pario.kernels import scan
 from pario.records import EXTENT
 
-__all__ = ["LeafScan"]
-
 #: nodes of one page with trees of duplicates -> EXTENT[m] of each one's duplicates
 Expand = Callable[[list[Node]], list[np.ndarray]]
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pario.locate.growing import GrowingIndex
     from pario.locate.joined import JoinedIndex
 
-__all__ = ["open_index", "open_joined"]
-
 
 class Whole(NamedTuple):
     """A database whose places are all known.

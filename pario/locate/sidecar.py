@@ -43,11 +43,6 @@ from pario.locate.probe import probe
 from pario.locate.stored import PIECE_BYTES, StoredArray
 from pario.records import EXTENT
 
-__all__ = [
-    "Mark", "Saved", "Trustees", "find_saved", "open_keys", "open_trusted", "same_sidecar", "save_any", "save_whole",
-    "saved_index", "sidecar_places",
-]  # fmt: skip
-
 #: Of the side-car; one that says something else is rebuilt.
 INDEX_VERSION = 1
 _FORMAT = "pario index"

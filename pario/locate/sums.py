@@ -32,8 +32,6 @@ from pario.locate.sidecar import Trustees, open_trusted, save_whole, sidecar_pla
 from pario.records import Records
 from pario.text import read_json
 
-__all__ = ["MISMATCH", "Sums", "find_sums", "open_sums", "save_sums", "sums_of"]
-
 #: How the reason begins why a record is not delivered.
 MISMATCH = "the value is not the one whose checksum was saved"
 

@@ -28,8 +28,6 @@ from pario.locate.meta import Route
 from pario.plan.coalesce import coalesce
 from pario.plan.schedule import even_split
 
-__all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_pages", "check_size", "explained"]
-
 #: Pages are read and scanned in batches of so many bytes, neighbours in the file by one read of at most READ_BYTES.
 BATCH_BYTES = 4 << 20
 READ_BYTES = 512 << 10

@@ -29,8 +29,6 @@ from pario.kernels import budget as kernels
 from pario.plan.epoch import Order
 from pario.plan.schedule import Schedule
 
-__all__ = ["Budget", "Costs", "CutSchedule", "Cuts"]
-
 #: Records of a batch, as a multiple of what the budget holds on average, unless `Budget.records` says another number:
 #: memory is set aside for so many.
 _MOST_TIMES = 4

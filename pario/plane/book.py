@@ -29,8 +29,6 @@ from pario.plane.table import Table
 from pario.plane.words import Grant, Report, Usage
 from pario.wire.frames import WireError
 
-__all__ = ["Book", "Hello", "Job", "Member", "RefusedError"]
-
 #: What the jobs of a user may want beyond twice their use, and what all jobs get that have used nothing: as a part of
 #: the store.
 _FOOT = 1 / 16

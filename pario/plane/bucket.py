@@ -16,8 +16,6 @@ from itertools import islice
 
 from pario.text import decimal_bytes
 
-__all__ = ["BYTES", "OPERATIONS", "UNLIMITED", "Bucket", "Rates", "Tokens", "rates_words"]
-
 #: (bytes/s, operations/s); None: no limit
 Rates = tuple[float | None, float | None]
 

@@ -44,8 +44,6 @@ from pario.threads import start_thread
 from pario.wire.client import machine_id
 from pario.wire.frames import TurnedAwayError, Word
 
-__all__ = ["NodeAgent", "NodeBook", "node_rules"]
-
 #: of what a plane says
 _MOST_MESSAGE = 16 << 20
 #: Seconds until the next try, and after a refusal.

@@ -35,8 +35,6 @@ from pario.plane.words import (
 from pario.wire.frames import WireError, Word
 from pario.wire.server import BACKLOG, MOST_STRANGERS, Guest, Server
 
-__all__ = ["MEMBER_BYTES", "Processes", "Speaker"]
-
 #: of the random number by which a process, or an agent, is known again
 MEMBER_BYTES = 16
 #: Telling the state takes at most this part of the time.

@@ -25,8 +25,6 @@ from pario.plan.coalesce import Reads, span_reads
 from pario.plan.stream import Work
 from pario.text import seconds
 
-__all__ = ["Stagger", "Synchronous", "Turn", "candidates", "choose_stagger", "turn", "turns_among"]
-
 _log = logging.getLogger("pario")
 
 #: Reads that each reader does per number of readers that the trial tests.

@@ -31,8 +31,6 @@ from pario.plan.selection import runs_of
 from pario.plan.stream import Work
 from pario.records import Records
 
-__all__ = ["PerRank", "PlainLmdb"]
-
 _OPEN_ALREADY = "py-lmdb opens a file once per process: close the other one, or use another recipe"
 
 

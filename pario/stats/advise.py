@@ -17,8 +17,6 @@ from pario.stats.rank import RankStats
 from pario.stats.trace_summary import NEAR_BYTES, FileRequests, RankSummary
 from pario.text import counted, decimal_bytes, seconds
 
-__all__ = ["RULES", "Advice", "Job", "advise"]
-
 #: Small requests are worth a sentence from this share and this number of them on.
 _SMALL_SHARE, _SMALL_COUNT = 0.1, 1000
 _MISALIGNED_SHARE = 0.1

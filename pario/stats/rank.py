@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-__all__ = ["RankStats", "total"]
-
 #: Guards fields that the reading thread and the thread that takes the batches may both increment.
 _COUNTING = threading.Lock()
 

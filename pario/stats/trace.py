@@ -23,8 +23,6 @@ import numpy as np
 from pario.records import EXTENT
 from pario.stats.rank import RankStats
 
-__all__ = ["COUNTERS", "EVENT", "FULL", "SPANS", "OpenedFile", "Recorder", "Track", "Use"]
-
 #: One event. `file` is the number of a file, or of a slot; what a, b and c are depends on the kind.
 EVENT = np.dtype(
     [("kind", "<u2"), ("file", "<u2"), ("_", "<u4"), ("begin", "<f8"), ("end", "<f8")]

@@ -29,17 +29,6 @@ from pario.stats.trace import FILL, PREAD, READ, SPANS, TAKEN, Recorder
 from pario.stats.trace_summary import summarise
 from pario.text import DAMAGED, read_json
 
-__all__ = [
-    "check_writable",
-    "join_parts",
-    "merge_parts",
-    "part_path",
-    "read_head",
-    "remove_part",
-    "take_parts",
-    "write_part",
-]
-
 _BEGIN, _END = b'"displayTimeUnit": "ms", "traceEvents": [\n', b"\n]}\n"
 #: A first line is not longer: some KB per rank.
 HEAD_BYTES = 256 << 20

@@ -18,8 +18,6 @@ from pario.errors import FileError
 from pario.stats.rank import RankStats
 from pario.stats.trace import OPEN, PREAD, PROBE, READ, STAT, Recorder
 
-__all__ = ["NEAR_BYTES", "SMALL_BYTES", "FileRequests", "LoaderSummary", "RankSummary", "read_ranks", "summarise"]
-
 #: A request below this is small.
 SMALL_BYTES = 1 << 20
 #: A request is random if it begins farther than this from all of the last `_LOOKS` ones of its rank: those that are in

@@ -41,8 +41,6 @@ from pario.tiers.stock import Late, Pages, Stock
 from pario.tiers.told_memory import ToldMemory
 from pario.tune.knobs import START_DEPTH, Knob
 
-__all__ = ["Ahead", "Found"]
-
 _log = logging.getLogger("pario")
 
 #: Keys that one thread looks up at once: few, so that the first reads begin soon.

@@ -30,22 +30,6 @@ from pario.tiers.grid import Grid
 from pario.tiers.peers import OPEN, Peers, Servers
 from pario.wire.client import Address, Client, machine_id
 
-__all__ = [
-    "CHUNK_BYTES",
-    "LOCK",
-    "STARTS",
-    "WHERE",
-    "Told",
-    "ask_service",
-    "find_servers",
-    "here",
-    "packed",
-    "peers_told",
-    "read_servers",
-    "unpacked",
-    "written",
-]
-
 _log = logging.getLogger("pario")
 
 #: when a service was waited for in vain, by directory

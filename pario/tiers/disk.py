@@ -42,8 +42,6 @@ from pario.tiers.grid import BLOCK_BYTES, Grid
 from pario.tiers.map import ChunkMap, block_sums
 from pario.tiers.patience import Patience, StalledError, Step
 
-__all__ = ["DiskTier"]
-
 _log = logging.getLogger("pario")
 
 T = TypeVar("T")

@@ -21,8 +21,6 @@ import xxhash
 
 from pario.tiers.grid import BLOCK_BYTES, Grid
 
-__all__ = ["ChunkMap", "block_sums", "read_head"]
-
 _MAGIC = b"pario chunk map1"
 _HEAD = struct.Struct("<16s32sQQQ")
 _HEAD_BYTES = 4096

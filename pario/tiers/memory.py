@@ -29,8 +29,6 @@ from pario.tiers.grid import Grid
 from pario.tiers.states import ChunkStates
 from pario.wire.frames import Part
 
-__all__ = ["MemoryTier"]
-
 #: No memory is set aside for pages that nobody writes: else a file larger than memory could not be mapped. Python's
 #: mmap has the name from 3.13 on only.
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x40 if platform.machine().startswith("ppc") else 0x4000)

@@ -16,8 +16,6 @@ from typing import Generic, TypeVar
 from pario.errors import ParioError
 from pario.threads import start_thread
 
-__all__ = ["Patience", "StalledError", "Step"]
-
 #: How often a caller looks whether there is any hope, in seconds.
 _LOOK_S = 0.25
 

@@ -35,21 +35,6 @@ from pario.tiers.grid import Grid
 from pario.wire.client import Address, Client, Request
 from pario.wire.frames import Word
 
-__all__ = [
-    "ASSIGN",
-    "BRING",
-    "KEEP",
-    "LIMIT_S",
-    "MOST_BYTES",
-    "MOST_EXTENTS",
-    "OPEN",
-    "READ",
-    "ROOM",
-    "PeerCounts",
-    "Peers",
-    "Servers",
-]
-
 _log = logging.getLogger("pario")
 
 #: a node, and the kind of request that it gets

@@ -36,21 +36,6 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-__all__ = [
-    "SENDFILE_BYTES",
-    "Link",
-    "Part",
-    "Seal",
-    "TurnedAwayError",
-    "WireError",
-    "Word",
-    "advance",
-    "exactly",
-    "peer_uid",
-    "send",
-    "tune",
-]
-
 #: of this version of the protocol
 GREETING = b"pario w3"
 #: bytes of a random number, and of a HMAC; of a user's name, at most

@@ -30,8 +30,6 @@ from pario.wire.client import Address, machine_id
 from pario.wire.frames import Link, Part, WireError, Word, peer_uid, send, tune
 from pario.wire.local import Bell, user_names
 
-__all__ = ["BACKLOG", "MOST_STRANGERS", "PATIENT", "SLOW", "AnsweringServer", "Complaints", "Guest", "Reply", "Server"]
-
 _log = logging.getLogger("pario")
 
 #: Seconds for a stranger to show that it knows the secret, and how many of them are heard at one time, and of this

@@ -23,8 +23,6 @@ from pario.bench.cache import Unavailable
 from pario.checkpoint.checkpointer import Checkpointer
 from pario.machine import closing_fd
 
-__all__ = ["WAYS", "Training", "run_way", "tree_of", "ways_here"]
-
 #: way -> what it is
 WAYS = {
     "none": "no checkpoints",

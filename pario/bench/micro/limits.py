@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from pario.bench.cache import Unavailable
 from pario.text import counted, decimal_bytes, seconds
 
-__all__ = ["Ceiling", "Finding", "advice", "find", "main_case", "measure_ceiling", "sentence", "why"]
-
 #: bytes of a long read, and of a block
 _LONG, _BLOCK = 4 << 20, 4096
 #: reads in flight: of long ones, of those of an item's size

@@ -24,8 +24,6 @@ from pario.loader.loader import Loader
 from pario.options import Options, Recipe
 from pario.threads import Workers
 
-__all__ = ["FACTORS", "PREFETCH", "Application", "hides", "input_seconds", "overlap", "pipeline", "small_network"]
-
 #: batches ahead; compute per batch ÷ time to read one batch
 PREFETCH = (0, 1, 4)
 FACTORS = (0.5, 1.0, 2.0)
