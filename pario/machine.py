@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 #: (type, kind); a type of fuse.NAME is "FUSE"
 _KINDS = {
@@ -22,6 +25,8 @@ _KINDS = {
 _LIMIT, _USED = ("memory.max", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
 #: Bytes of the longest of the kernel's files that are read at once.
 _MOST_TEXT = 32 << 10
+#: Nobody can change the size of such memory.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -344,3 +349,47 @@ def my_share(rank: int, everyones: Sequence[tuple[str, list[int]]]) -> Share:
     here = [cores for machine, cores in everyones if machine == machines[rank]]
     threads = fair_threads(everyones[rank][1], here)
     return Share(len(set(machines)), threads, crowded=len(here) > len(set().union(*here)))
+
+
+def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
+    """The descriptor of new, empty memory whose size nobody can change; whole : with all its pages. Raises OSError."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        if whole:
+            os.posix_fallocate(fd, 0, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def is_sealed(fd: int, nbytes: int) -> bool:
+    """Whether it is `sealed_memory` of so many bytes."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # no memfd
+        return False
+    return seals & _SEALS == _SEALS and os.fstat(fd).st_size == nbytes
+
+
+def with_files(make: Callable[[tuple[int, int]], T], openers: Iterable[Callable[[], int]]) -> T:
+    """make(what they open), which owns it if it does not raise; else it is closed."""
+    files: list[int] = []
+    try:
+        for opener in openers:
+            files.append(opener())
+        return make((files[0], files[1]))
+    except BaseException:
+        for fd in files:
+            os.close(fd)
+        raise
+
+
+def write_all(fd: int, data: Any, offset: int) -> None:
+    """All of these bytes, from here on in the file. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done

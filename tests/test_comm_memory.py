@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -76,34 +75,6 @@ def test_limits_of_version_1(machine: Path) -> None:
     files = {"memory__limit_in_bytes": 2 * GIB, "memory__usage_in_bytes": GIB, "memory__stat": "total_active_file 5"}
     group(machine / "sys/fs/cgroup" / "memory" / "job", **files)
     assert free() == GIB + 5
-
-
-def test_memory_is_whole_and_its_size_stays() -> None:
-    fd = memory.sealed_memory("test", 8 * memory.PAGE, whole=True)
-    try:
-        assert os.fstat(fd).st_blocks * 512 == 8 * memory.PAGE  # no page can be missing later
-        assert memory.is_sealed(fd, 8 * memory.PAGE)
-        assert not memory.is_sealed(fd, memory.PAGE)
-        for nbytes in (memory.PAGE, 9 * memory.PAGE):
-            with pytest.raises(PermissionError):
-                os.ftruncate(fd, nbytes)
-        with open("/dev/null") as other:
-            assert not memory.is_sealed(other.fileno(), 0)
-    finally:
-        os.close(fd)
-
-
-def test_what_cannot_be_had_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, offset: int, nbytes: int) -> None:  # really trying takes the machine's memory
-        raise OSError(errno.ENOSPC, "no page is left")
-
-    before = os.listdir("/proc/self/fd")
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(OSError, match="no page is left"):
-        memory.sealed_memory("test", memory.PAGE, whole=True)
-    with pytest.raises(FileNotFoundError):
-        memory.with_files(tuple, [lambda: os.open("/dev/null", os.O_RDONLY), lambda: os.open("/nowhere", os.O_RDONLY)])
-    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_gauge_says_what_a_look_says(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from required import framework
 
 import pario
 import pario.lmdb
-from pario.kernels import told
+from pario.lmdb import told
 
 pytestmark = pytest.mark.frameworks
 

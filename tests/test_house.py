@@ -67,7 +67,7 @@ KNOWN_TO = {
     "h5py": ("locate/sidecar.py", "checkpoint/layout.py"),
     "lmdb": ("lmdb/real.py", "demo/", "bench/micro/made.py", "packing/writer.py"),
     "mmap": (
-        *("comm/memory.py", "fetch/mapped.py", "tiers/memory.py", "tiers/states.py", "tiers/told_memory.py"),
+        *("comm/memory.py", "fetch/mapped.py", "tiers/memory.py", "tiers/states.py", "lmdb/told.py"),
         "files/held.py",  # memory of its own, that large files are read into; never a dataset
     ),
     "matplotlib": ("bench/drawing.py",),
@@ -126,7 +126,7 @@ LARGE = {
     "lmdb Environment": "py-lmdb's interface",
     "loader Loader": "what users call, a few lines each",
     "plan Schedule": "steps, groups and ticks of an epoch, a line each, and the few that CutSchedule answers otherwise",
-    "tiers Ahead": "one lock guards what is told, looked up, read and let go: a few lines each",
+    "lmdb Ahead": "one lock guards what is told, looked up, read and let go: a few lines each",
     "tiers MemoryTier": "a tier's contract, and what the process does besides that fills it",
 }
 
@@ -311,8 +311,10 @@ def test_the_ways_do_not_multiply() -> None:
         each for file in core if file.room == "feed" for each in ast.walk(file.tree) if isinstance(each, ast.ClassDef)
     ]
     sources = [each.name for each in bases if any(isinstance(b, ast.Name) and b.id == "Source" for b in each.bases)]
-    calls = [each.func for file in core for each in ast.walk(file.tree) if isinstance(each, ast.Call)]
-    threads = [each for each in calls if isinstance(each, ast.Name) and each.id in ("start_thread", "Workers")]
+    calls = [each for file in core for each in ast.walk(file.tree) if isinstance(each, ast.Call)]
+    starts = ("start_thread", "Workers")
+    threads = [each for each in calls if isinstance(each.func, ast.Name) and each.func.id in starts]
+    named = [each.args[0].value for each in threads if isinstance(each.args[0], ast.Constant)]
     patched = re.compile(r"setattr\(.*[\"'.]_[a-z]", re.IGNORECASE)
     patches = [
         line
@@ -324,6 +326,7 @@ def test_the_ways_do_not_multiply() -> None:
     assert len(sources) <= MOST_SOURCES, sources
     assert len(Way) <= MOST_WAYS
     assert len(threads) <= MOST_THREAD_KINDS
+    assert len(named) == len(set(named)), "two kinds of threads with one name"
     assert len(patches) <= MOST_PATCHES
 
 

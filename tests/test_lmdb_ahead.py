@@ -24,13 +24,11 @@ from test_lmdb_served import serve  # noqa: F401
 import pario.lmdb
 from pario import machine
 from pario.dataset.host import Host
-from pario.kernels import told
-from pario.lmdb import native
+from pario.lmdb import native, stock, told
+from pario.lmdb.ahead import Ahead
+from pario.lmdb.stock import Pages
 from pario.lmdb.store import DataFile
-from pario.tiers import stock
-from pario.tiers.ahead import Ahead
-from pario.tiers.stock import Pages
-from pario.tiers.told_memory import ToldMemory
+from pario.lmdb.told import ToldMemory
 
 native.compile_now()
 
@@ -355,7 +353,8 @@ def test_it_ends_with_the_environment(own: str) -> None:
     with pytest.raises(lmdb.Error):
         env.will_read([b"000000"])
     assert held(ahead) == 0
-    until(lambda: not any(t.name.startswith(("pario-ahead", "pario-look")) for t in threading.enumerate()))
+    names = ("pario-announced", "pario-told", "pario-look")
+    until(lambda: not any(t.name.startswith(names) for t in threading.enumerate()))
 
 
 def _child(path: str, ids: list[int], answers: object, dies: bool) -> None:

@@ -212,14 +212,14 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, er
 def test_one_process_at_a_time_puts_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier, other = opened(tmp_path), opened(tmp_path)
     meanwhile: list[bool] = []
-    write = disk._write
+    write = disk.write_all
 
     def slow(fd: int, data: np.ndarray, offset: int) -> None:
-        monkeypatch.setattr(disk, "_write", write)
+        monkeypatch.setattr(disk, "write_all", write)
         meanwhile.extend([tier.put(0, chunk_of(0)), other.put(0, chunk_of(0)), other.put(1, chunk_of(1))])
         write(fd, data, offset)
 
-    monkeypatch.setattr(disk, "_write", slow)
+    monkeypatch.setattr(disk, "write_all", slow)
     assert tier.put(0, chunk_of(0))
     assert meanwhile == [False, False, True]
     assert is_right(other, 0)
@@ -237,7 +237,7 @@ def die(fd, data, offset):
 
 folder, file_bytes, chunk_bytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 tier = disk.DiskTier(folder, bytes(range(32)), Grid(file_bytes, chunk_bytes), 1 << 30, floor=0.0)
-disk._write = die
+disk.write_all = die
 tier.put(1, np.full(chunk_bytes, 7, np.uint8))
 """
 

@@ -11,14 +11,13 @@ need with the free memory, and the first rank has every page set aside immediate
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +25,10 @@ from pario import machine
 from pario.comm.base import AnyWorld, together
 from pario.comm.messages import Messages
 from pario.errors import ParioError
+from pario.machine import is_sealed, sealed_memory
 
 #: Alignment of shared memory in bytes: enough for O_DIRECT, and the page size of most machines.
 PAGE = 4096
-
-T = TypeVar("T")
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 #: Messages of others that a socket may find before the one from the first rank.
 _MOST_STRANGERS = 64
@@ -72,42 +68,6 @@ def shared_parts(world: AnyWorld, sizes: Sequence[int], doing: str) -> list[np.n
     with together(world, doing):
         memory = world.shared_bytes(starts[-1])
     return [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-
-
-def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
-    """The descriptor of new, empty memory whose size nobody can change; whole : with all its pages. Raises OSError."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        if whole:
-            os.posix_fallocate(fd, 0, nbytes)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def is_sealed(fd: int, nbytes: int) -> bool:
-    """Whether it is `sealed_memory` of so many bytes."""
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:  # no memfd
-        return False
-    return seals & _SEALS == _SEALS and os.fstat(fd).st_size == nbytes
-
-
-def with_files(make: Callable[[tuple[int, int]], T], openers: Iterable[Callable[[], int]]) -> T:
-    """make(what they open), which owns it if it does not raise; else it is closed."""
-    files: list[int] = []
-    try:
-        for opener in openers:
-            files.append(opener())
-        return make((files[0], files[1]))
-    except BaseException:
-        for fd in files:
-            os.close(fd)
-        raise
 
 
 def node_memory(node: Messages, rank: int, nbytes: int) -> np.ndarray:

@@ -302,7 +302,7 @@ class Reader:
         if self._epochs > 1 and not self._replaced and not self.is_staged:
             # In a thread, so that errors and signals reach this one while the store stalls. No thread, no warning.
             with suppress(ParioError):
-                start_thread("pario-look", self._warn_if_replaced, stop=None).join(_LOOK_S)
+                start_thread("pario-replaced", self._warn_if_replaced, stop=None).join(_LOOK_S)
 
     def _warn_if_replaced(self) -> None:
         with suppress(ClosedError):

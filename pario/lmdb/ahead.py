@@ -1,237 +1,432 @@
-"""Records that somebody is about to read: threads look up where they lie, and bring them for all processes of the node.
+"""Announced values, read ahead of those who will ask for them.
 
-    will_read(keys) --> leaf pages --> runs of the values --> service of the node: their chunks come into its memory
-                                                              no service: tiers/ahead.py reads them into memory that
-                                                              this process shares with those that it starts
+    tell(keys) --> look-up --> table: TOLD --> reads, as many in flight --> memory: HERE --> `get` of any process
+                   (several)   in the order    as the law of the Loader's   (told.py) marks what it took
+                                of the keys    depth says
 
-Worker processes then find them there. It is advice: what is wrong with a key or a page, whoever reads it is told.
+* Values are read in the order in which they were announced, and one is dropped as soon as it was read as often as it
+  was announced. A value that somebody reads from the file because it had not come yet is not read for him again.
+* How many wait at a time follows from what is asked for: few while those who ask find what they want, twice as many
+  when they do not. The memory has a budget of bytes besides.
+* What was announced and is not asked for while others are read goes after a while: its reader may have died.
+* Pages on the way to the values are put there, too: other processes need not read them from the store.
+* Before anybody sees a value, the file's meta page is compared with the snapshot, after it was read.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario import machine
 from pario.errors import ParioError
-from pario.fetch.snapshot import identity_of
-from pario.lmdb import abi
-from pario.lmdb.errors import Error
-from pario.lmdb.served import announce, announced, peers_of_service, tell_children
-from pario.threads import Workers
-from pario.tiers.ahead import Ahead, Found
-from pario.tiers.told_memory import ToldMemory
-
-if TYPE_CHECKING:
-    from pario.fetch.base import Fetcher
-    from pario.lmdb.cursor import Cursor
-    from pario.lmdb.database import _Database
-    from pario.lmdb.store import Store
-    from pario.lmdb.txn import Transaction
+from pario.fetch.base import Fetcher
+from pario.fetch.pool import ReadPool
+from pario.fetch.snapshot import check_snapshot
+from pario.format.meta import Snapshot
+from pario.lmdb import told
+from pario.lmdb.stock import Late, Pages, Stock
+from pario.lmdb.told import ToldMemory
+from pario.records import EXTENT
+from pario.threads import Workers, start_thread
+from pario.tune.knobs import START_DEPTH, Knob
 
 _log = logging.getLogger("pario")
 
-#: Keys that are looked up at once for a service.
-_KEYS = 64
-#: What is announced takes at most this part of the memory that is available, and at most so many bytes: what hundreds
-#: of large records need, of which some dozens wait at a time.
-_SHARE_OF_MEMORY, _MOST_BYTES = 4, 1 << 30
+#: Keys that one thread looks up at once: few, so that the first reads begin soon.
+_KEYS = 8
+#: Threads that look keys up: their pages may have to come from the store.
+_LOOKERS = 8
+#: Reads in flight at most, whatever the law says.
+_MOST_READS = 64
+#: Announced values in the table at most.
+_MOST_TOLD = 4096
+#: A value that has been here while so many times as many were asked for, and so many more, is not waited for any
+#: longer. (Twice as many and 64: eight workers with batches of 16 read so much while one of them was late, and one
+#: record in three was read twice.)
+_FORGET, _FORGET_LEAST = 4, 1024
+#: A value that is on its way is waited for so long, and so many latencies of the store.
+_PATIENCE_S, _LATENCIES = 0.02, 8.0
+#: Seconds between two looks for each value that is here: some twenty times as long as it takes to look at it.
+_LOOK_S = 2e-6
 
 
-class Announced:
-    """What serves one environment, in the process that announces."""
+class Found(NamedTuple):
+    """Where a key led.
 
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._workers = Workers("pario-ahead", 1)
-        self._peers: tuple[Store, Any] | None = None
-        self._ahead: tuple[Store, Ahead | None] | None = None
-
-    @property
-    def is_ours(self) -> bool:
-        """False in a forked child, where the threads do not live."""
-        return self._pid == os.getpid()
-
-    def bring(self, env: Any, keys: list[Any], db: _Database | None) -> None:
-        """Bring these records after those that were announced before. env : the Environment
-
-        Raises lmdb errors, and ParioError if the system refuses the thread.
-        """
-        txn = env.begin(db=db)
-        store = txn._store
-        if store.copy is not None:
-            if keys:
-                self._workers.call(self._bring_to_service, txn, keys)
-            return
-        if self._ahead is None or self._ahead[0] is not store:
-            ahead = _ahead_of(store, self)
-            self._leave_ahead(ahead)
-            self._ahead = store, ahead
-        ahead = self._ahead[1]
-        if ahead is not None and keys:
-            ahead.tell(keys, _LookUp(txn, ahead))
-
-    @property
-    def ahead(self) -> Ahead | None:
-        """What reads in this process, if anything does."""
-        return self._ahead[1] if self._ahead is not None else None
-
-    def end(self) -> None:
-        """Bring no more; does not wait. Idempotent."""
-        if self.is_ours:
-            self._workers.end(0, cancel=True)
-            self._leave_ahead(None)
-            self._end_peers()
-
-    def _leave_ahead(self, next_one: Ahead | None) -> None:
-        ahead = self._ahead[1] if self._ahead is not None else None
-        if ahead is None or ahead is next_one or not ahead.leave(self):
-            return
-        for identity in [identity for identity, memory in list(announced.items()) if memory is ahead.memory]:
-            announced.pop(identity, None)
-            _left[identity] = ahead.memory
-
-    def _end_peers(self) -> None:
-        if self._peers is not None:
-            self._peers[1].close()
-            self._peers = None
-
-    # -- in the thread -------------------------------------------------------------------------------------------------
-
-    def _bring_to_service(self, txn: Transaction, keys: list[Any]) -> None:
-        left = machine.memory(swap=False)[1] // _SHARE_OF_MEMORY
-        store = txn._store
-        try:
-            cursor = txn.cursor()
-            for at in range(0, len(keys), _KEYS):
-                begins, nbytes = cursor._runs(keys[at : at + _KEYS])
-                left -= int(nbytes.sum())
-                if left < 0 or self._workers.has_ended:
-                    break
-                self._ask(store, begins, nbytes)
-            if left < 0:
-                _log.info(
-                    "%s: of %d records that were announced those from number %d on are not brought: they take more "
-                    "than a quarter of the memory that is available. Announce fewer at once",
-                    *(store.file.path, len(keys), at),
-                )
-        except (Error, ParioError, OSError) as e:
-            self._end_peers()
-            if not self._workers.has_ended:  # else the environment was closed meanwhile
-                _log.info("%s: records that were announced are not brought: %s", store.file.path, e)
-
-    def _ask(self, store: Store, begins: np.ndarray, nbytes: np.ndarray) -> None:
-        """Let the service bring the chunks of these runs that it has not got."""
-        from pario.records import EXTENT  # with the modules of `peers_of_service`
-
-        tier = store.copy
-        if tier is None or not len(begins):
-            return
-        chunks = tier.grid.chunks_at(begins, nbytes)
-        chunks = chunks[~tier.held()[chunks]]
-        if not len(chunks):
-            return
-        if self._peers is None or self._peers[0] is not store:
-            self._end_peers()
-            if (peers := peers_of_service(store)) is None:
-                return
-            self._peers = store, peers
-        first = np.empty(len(chunks), EXTENT)  # the first byte of each shows that it has come
-        first["offset"], first["nbytes"] = chunks * tier.grid.chunk_bytes, 1
-        self._peers[1].read(first, np.empty(len(first), np.uint8), np.arange(len(first)))
-
-
-#: What reads ahead in this process, by the identity of the file's state: one for all environments of it, else each of
-#: them would take the other's memory for its own. And memories of those that have ended, while a store reads from
-#: there: whoever announces anew goes on with them.
-_running: weakref.WeakValueDictionary[bytes, Ahead] = weakref.WeakValueDictionary()
-_left: weakref.WeakValueDictionary[bytes, ToldMemory] = weakref.WeakValueDictionary()
-_start = threading.Lock()
-
-
-def _forked() -> None:
-    global _start
-    _start = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def _ahead_of(store: Store, user: Announced) -> Ahead | None:
-    """What reads ahead of those who read this store, in this process and in those that it starts from now on.
-
-    user : has joined it
+    pages : (number, bytes) of each page on the way, None for those that `has_page`
+    offset, nbytes : of its value in the file with the header before it, if it lies in pages of its own, else 0 bytes
     """
+
+    pages: list[tuple[int, bytes | None]]
+    offset: int
+    nbytes: int
+
+
+Look = Callable[[Sequence[Any]], list[Found]]
+
+
+class _Group:
+    """Keys that are looked up at once. asked : reads of anybody when they were announced"""
+
+    __slots__ = ("asked", "found", "keys", "look")
+
+    def __init__(self, keys: Sequence[Any], look: Look, asked: int) -> None:
+        self.keys, self.look, self.asked = keys, look, asked
+        self.found: list[Found] | None = None
+
+
+class _Value:
+    """A value in the table.
+
+    waiting : how often it was announced and its turn has not come; promised : how often it is to be read out of memory
+    used : how many of the times that it was taken have been counted; since : reads of anybody when it came
+    """
+
+    __slots__ = ("nbytes", "offset", "promised", "since", "slot", "state", "used", "waiting")
+
+    def __init__(self, slot: int, offset: int, nbytes: int) -> None:
+        self.slot, self.offset, self.nbytes = slot, offset, nbytes
+        self.waiting = self.promised = self.used = self.since = 0
+        self.state = told.TOLD
+
+
+class Ahead:
+    """Reads what is announced of one snapshot of one file, in threads of this process.
+
+    file : stays open; snapshot : of the file; budget : bytes of values that are here or on their way
+    memory : of one of the same snapshot that has ended in this process; None: a new one
+
+    memory : for other processes
+    counts : brought, read directly, forgotten, refused (no room, or the store failed)
+    Raises OSError, ParioError.
+    """
+
+    def __init__(self, file: Fetcher, snapshot: Snapshot, budget: int, memory: ToldMemory | None = None) -> None:
+        self._pid = os.getpid()
+        self._file, self._snapshot, self._budget = file, snapshot, budget
+        self.memory = memory or ToldMemory.made()
+        self.counts = {"brought": 0, "direct": 0, "cached": 0, "forgotten": 0, "refused": 0}
+        self.most_reads = 0
+        self._pool = ReadPool(file, Knob("announced values in flight", 1, _MOST_READS, START_DEPTH))
+        self._pool.follow(self._is_full)
+        self._lookers = Workers("pario-look", _LOOKERS)
+        # Guards all that follows. The garbage collector may call `end` while this thread holds it.
+        self._news = threading.Condition(threading.RLock())
+        self._groups: deque[_Group] = deque()  # not looked up yet
+        self._looking: deque[_Group] = deque()
+        self._turns: deque[_Value] = deque()  # the order in which values are to be read
+        self._values: dict[int, _Value] = {}  # offset -> value in the table
+        self._here: dict[int, _Value] = {}  # those that are here, the oldest first
+        self._coming = 0
+        self._reading = 0  # of these: not read yet
+        self._bytes = 0  # of those that are here or coming
+        self._arrived: list[tuple[_Value, np.ndarray]] = []
+        self._late, self._pages, self._stock = Late(self.memory), Pages(self.memory), Stock()
+        self._sweep_at = 0.0
+        self._blocked = self._ended = False
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+        start_thread("pario-told", _manage, weakref.ref(self), self._news, stop=partial(self.end, False))
+
+    def tell(self, keys: Sequence[Any], look: Look) -> None:
+        """These will be asked for, behind those that were announced before. look(keys) -> [Found, ...] of those that
+        exist, any thread; what it raises leaves these keys out."""
+        with self._news:
+            if not self._ended:
+                asked = self.memory.words[told.ASKED]
+                self._groups.extend(_Group(keys[at : at + _KEYS], look, asked) for at in range(0, len(keys), _KEYS))
+                self._go_on()
+                self._news.notify_all()
+
+    def join(self, user: object) -> bool:
+        """`user` tells from now on, until `leave`. False: this has ended, or lives in the parent of this process."""
+        if os.getpid() != self._pid:
+            return False
+        with self._news:
+            if not self._ended:
+                self._users.add(user)
+            return not self._ended
+
+    def leave(self, user: object) -> bool:
+        """The last one's leave is the end: True then."""
+        with self._news:
+            self._users.discard(user)
+            is_last = not len(self._users)
+            if is_last:
+                self.end()
+        return is_last
+
+    def end(self, waits: bool = True) -> None:
+        """Read no more, and give all memory back; does not wait for the store. Idempotent.
+
+        waits : for the lock, which a thread may hold that runs no more
+        """
+        if os.getpid() != self._pid or not self._news.acquire(blocking=waits):  # in a fork: the parent goes on
+            return
+        try:
+            if self._ended:
+                return
+            self._ended = True
+            for things in (self._groups, self._looking, self._turns):
+                things.clear()
+            self._news.notify_all()
+            self.memory.end()
+        finally:
+            self._news.release()
+        self._lookers.end(0, cancel=True)
+        self._pool.close(0)
+        _log.debug("%s: announced values: %s", self._file.path, self.counts)
+
+    def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end a thread that held the lock stands still for ever, and the system frees everything.
+        if not _over() and hasattr(self, "_ended"):
+            self.end()
+
+    def has_page(self, page: int) -> bool:
+        """Any thread."""
+        return page in self._pages
+
+    @property
+    def held_bytes(self) -> int:
+        """Of values that are here or on their way."""
+        return self._bytes
+
+    def _is_full(self) -> bool:
+        """Called under the pool's lock: takes none."""
+        if self._here and self.memory.words[told.MISSED] == self._stock.missed:
+            return True  # nobody has waited of late: more reads in flight would help nobody
+        return len(self._here) >= min(self._stock.size // 2, len(self._here) + self._coming + len(self._turns))
+
+    # -- with the lock held --------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        while self._looking and self._looking[0].found is not None:
+            self._take_turns(self._looking.popleft())
+        self._feed()
+        running = sum(group.found is None for group in self._looking)
+        known = len(self._turns) + len(self._here) + _KEYS * len(self._looking)
+        while self._groups and running < _LOOKERS and known < _MOST_TOLD and self._pages.has_room():
+            group = self._groups.popleft()
+            self._looking.append(group)
+            running, known = running + 1, known + _KEYS
+            try:
+                self._lookers.put(partial(self._look_up, group))
+            except ParioError:  # the system grants no thread now; the next look at what was read tries again
+                self._groups.appendleft(self._looking.pop())
+                raise
+
+    def _take_turns(self, group: _Group) -> None:
+        asked = self._late.note(True)
+        page_size = self._snapshot.page_size
+        for one in group.found or []:
+            for page, content in one.pages:
+                self._pages.keep(page, content, asked, not one.nbytes)
+            if not one.nbytes or one.nbytes > self._budget:
+                continue
+            if self._late.take(one.offset // page_size, group.asked):
+                self.counts["direct"] += 1
+                continue
+            value = self._values.get(one.offset)
+            if value is None:
+                slot = self.memory.add(one.offset // page_size)
+                if not slot:
+                    self.counts["refused"] += 1
+                    continue
+                value = self._values[one.offset] = _Value(slot, one.offset, one.nbytes)
+            value.waiting += 1
+            self._turns.append(value)
+
+    def _feed(self) -> None:
+        """Read values whose turn it is, as long as there is room, and reads are wanted."""
+        self._blocked = False
+        while self._turns and self._reading <= self._pool.inflight and not self._ended:
+            value = self._turns[0]
+            if value.state in (told.COMING, told.HERE):
+                value.promised += 1
+            elif self.memory.taken(value.slot) > value.used:  # somebody could not wait for it
+                value.used += 1
+                self.counts["direct"] += 1
+            elif _is_cached(self._file, value):
+                self.counts["cached"] += 1
+            else:
+                if not self._has_room(value.nbytes):
+                    self._blocked = self._stock.was_full = True
+                    break
+                value.promised += 1
+                self._read(value)
+            self._turns.popleft()
+            value.waiting -= 1
+            self._forget_unused(value)
+
+    def _has_room(self, nbytes: int) -> bool:
+        if len(self._here) + self._coming >= self._stock.size:
+            return False
+        return not self._bytes or self._bytes + nbytes <= self._budget
+
+    def _read(self, value: _Value) -> None:
+        value.state = told.COMING
+        self.memory.words[value.slot + told.NBYTES] = value.nbytes
+        self.memory.use(value.slot, told.COMING)
+        self._coming += 1
+        self._reading += 1
+        self._bytes += value.nbytes
+        self.most_reads = max(self.most_reads, min(self._reading, self._pool.inflight))
+        out = np.empty(value.nbytes, np.uint8)
+        extent = np.array([(value.offset, value.nbytes)], EXTENT)
+        try:
+            self._pool.submit(extent, out, np.zeros(1, np.int64), lambda error, _: self._was_read(value, out, error))
+        except ParioError as e:
+            self._reading -= 1
+            self._failed(value, e)
+
+    def _failed(self, value: _Value, error: BaseException) -> None:
+        """Whoever asks for it meets the error himself."""
+        self.counts["refused"] += 1
+        self._coming -= 1
+        self._let_go(value)
+        _log.debug("%s: an announced value could not be read: %s", self._file.path, error)
+
+    def _let_go(self, value: _Value) -> None:
+        """It is here no more."""
+        if self._ended:
+            return
+        self._here.pop(value.offset, None)
+        self._bytes -= value.nbytes
+        self.memory.drop(value.slot, told.TOLD)
+        value.state, value.promised, value.used = told.TOLD, 0, self.memory.taken(value.slot)
+        self._forget_unused(value)
+
+    def _forget_unused(self, value: _Value) -> None:
+        if value.state == told.TOLD and not value.waiting and value.offset in self._values:
+            del self._values[value.offset]
+            self.memory.drop(value.slot, 0)
+
+    def _sweep(self) -> None:
+        """Let go what was read, and what nobody seems to want."""
+        now = time.monotonic()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + _LOOK_S * len(self._here)
+        words, asked = self.memory.words, self.memory.words[told.ASKED]
+        patience = asked - _FORGET * self._stock.size - _FORGET_LEAST
+        lost = False
+        for value in list(self._here.values()):
+            if words[value.slot + told.TAKEN] - value.used >= value.promised:
+                self._let_go(value)
+            elif self._blocked and value.since < patience:
+                self.counts["forgotten"] += 1
+                self._let_go(value)
+                lost = True
+        if lost:
+            self._catch_up()
+        self._stock.look(words, len(self._here))
+
+    def _catch_up(self) -> None:
+        """The order is another one, or begins anew: leave out what stands before the first value that is read now."""
+        taken = [k for k, value in enumerate(self._turns) if self.memory.taken(value.slot) > value.used]
+        for _ in range(taken[0] if taken else 0):
+            value = self._turns.popleft()
+            value.waiting -= 1
+            self._forget_unused(value)
+            self.counts["forgotten"] += 1
+
+    # -- threads -------------------------------------------------------------------------------------------------------
+
+    def _look_up(self, group: _Group) -> None:
+        found: list[Found] = []
+        try:
+            found = group.look(group.keys)
+        except Exception as e:  # whoever asks for such a key is told
+            if not self._ended:
+                _log.info("%s: records that were announced are not brought: %s", self._file.path, e)
+        with self._news:
+            if not self._ended:
+                group.found = found
+                with suppress(ParioError):
+                    self._go_on()
+                self._news.notify_all()
+
+    def _was_read(self, value: _Value, out: np.ndarray, error: BaseException | None) -> None:
+        with self._news:
+            if self._ended:
+                return
+            self._reading -= 1
+            if error is not None:
+                self._failed(value, error)
+            else:
+                self._arrived.append((value, out))
+            self._feed()
+            self._news.notify_all()
+
+    def _publish(self) -> float:
+        """Show what has been read, and go on; returns for how long there is nothing to do, unless there is news."""
+        with self._news:
+            arrived, self._arrived = self._arrived, []
+        if arrived:
+            check_snapshot(self._file, self._snapshot)
+            self._pool.note_full()
+        with self._news:
+            if self._ended:
+                return 0.0
+            for value, out in arrived:
+                self._coming -= 1
+                value.state, value.since = told.HERE, self.memory.words[told.ASKED]
+                if self.memory.put(value.slot, out):
+                    self._here[value.offset] = value
+                    self.counts["brought"] += 1
+                else:
+                    self.counts["refused"] += 1
+                    self._let_go(value)
+            latency = self._pool.latency
+            self.memory.words[told.PATIENCE] = int(1e6 * (_PATIENCE_S + _LATENCIES * latency))
+            self._late.note(bool(self._groups or self._looking))
+            self._sweep()
+            try:
+                self._go_on()
+            except ParioError:
+                return 1.0
+            if self._arrived:
+                return 0.0
+            if not self._blocked and not (self._groups and not self._looking):
+                return 1.0
+            return self._stock.pause_s(len(self._here))
+
+
+def _is_cached(file: Fetcher, value: _Value) -> bool:
+    """The kernel has it already: nothing is faster."""
     try:
-        identity = identity_of(store.file, [store.snapshot])
-        if not store.is_newest():  # the identity is that of a newer state
-            return None
-        with _start:
-            ahead = _running.get(identity)
-            if ahead is None or not ahead.join(user):
-                budget = min(_MOST_BYTES, machine.memory(swap=False)[1] // _SHARE_OF_MEMORY)
-                memory = _left.pop(identity, None)
-                ours = memory if memory is not None and memory.is_ours else None
-                ahead = _running[identity] = Ahead(_traced(store.file), store.snapshot, budget, ours)
-                ahead.join(user)
-    except (OSError, ParioError) as e:
-        _log.info("%s: records that are announced are not brought: %s", store.file.path, e)
-        return None
-    announce(identity, ahead.memory)
-    store.read_announced(ahead.memory)
-    tell_children("announced", _paths)
-    return ahead
+        return file.cached_share(value.offset, max(1, value.nbytes)) == 1.0
+    except (OSError, ParioError):
+        return False
 
 
-def _traced(file: Fetcher) -> Fetcher:
-    """The file; under `python -m pario trace` its requests are in the trace."""
-    from pario.stats.tracing import recorder_of  # with what writes files: few processes need it
-
-    recorder = recorder_of(None)
-    if recorder is None:
-        return file
-    from pario.fetch.traced import TracedFetcher
-
-    return TracedFetcher(file, recorder)
-
-
-def _paths() -> dict[bytes, tuple[str, str]]:
-    """Where processes that this one starts find what is announced in it."""
-    return {identity: memory.paths for identity, memory in list(announced.items())}
-
-
-class _LookUp:
-    """Where keys lead in a transaction."""
-
-    def __init__(self, txn: Transaction, ahead: Ahead) -> None:
-        self._txn, self._ahead = txn, weakref.ref(ahead)
-
-    def __call__(self, keys: Sequence[Any]) -> list[Found]:
-        cursor = self._txn.cursor()
-        found = []
-        for key in keys:
-            with suppress(TypeError):  # whoever asks for such a key is told
-                if (one := self._found(cursor, key)) is not None:
-                    found.append(one)
-        return found
-
-    def _found(self, cursor: Cursor, key: Any) -> Found | None:
-        items, jobs = cursor._found([key], abi.ITEM)
-        if not items:
-            return None
-        store = self._txn._store
-        header = store.snapshot.layout.header
-        offset, nbytes = (jobs[0, 0] * store.snapshot.page_size, jobs[0, 1] + header) if len(jobs) else (0, 0)
-        return Found([(page, self._page(store, page)) for page in cursor._path()], int(offset), int(nbytes))
-
-    def _page(self, store: Store, page: int) -> bytes | None:
-        """None if it is not needed, or not in the cache any more."""
-        ahead = self._ahead()
-        return None if ahead is None or ahead.has_page(page) else store.cached_page(page)
+def _manage(ref: weakref.ref[Ahead], news: threading.Condition) -> None:
+    """The thread that publishes; does not keep the object alive while it waits."""
+    wait_s = 0.0
+    while True:
+        ahead = ref()
+        if ahead is None or ahead._ended:
+            return
+        try:
+            wait_s = ahead._publish()
+        except (ParioError, OSError) as e:
+            _log.info("%s: what was announced is not brought any more: %s", ahead._file.path, e)
+            ahead.end()
+            return
+        del ahead
+        with news:
+            ahead = ref()
+            nothing_new = ahead is not None and not ahead._arrived and not ahead._ended
+            del ahead
+            if wait_s and nothing_new:
+                news.wait(wait_s)

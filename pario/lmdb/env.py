@@ -19,7 +19,7 @@ from pario.lmdb.txn import Transaction, stat_of
 from pario.machine import absolute, closing_fd
 
 if TYPE_CHECKING:
-    from pario.lmdb.ahead import Announced
+    from pario.lmdb.announced import Announced
 
 #: Pages that one environment keeps in memory at most: the branch and leaf pages of some 10 million large records.
 CACHE_BYTES = 64 << 20
@@ -327,7 +327,7 @@ class Environment:
         """
         self._check()
         if self._announced is None or not self._announced.is_ours:
-            from pario.lmdb.ahead import Announced
+            from pario.lmdb.announced import Announced
 
             self._announced = Announced()
         self._announced.bring(self, list(keys), db)

@@ -1,15 +1,15 @@
 """Pages and values that another process of the node, or a thread of this one, has brought because they were announced
-(tiers/ahead.py, kernels/told.py). All of it compiled; see engine.py for the rules."""
+(ahead.py, told.py). All of it compiled; see engine.py for the rules."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import types
 
-from pario.kernels import told
 from pario.kernels.fence import full_fence
 from pario.kernels.jit import inner
 from pario.kernels.nodes import PAGE_SIZE
+from pario.lmdb import told
 from pario.lmdb.abi import TOLD_FD, TOLD_TABLE
 from pario.lmdb.capi import add_at, as_words, intc, preadv, uintp, usleep
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pario.lmdb.store import Store
+    from pario.lmdb.told import ToldMemory
     from pario.plane.agent import Agent
-    from pario.tiers.told_memory import ToldMemory
 
 _log = logging.getLogger("pario")
 
@@ -58,7 +58,7 @@ def use_announced(store: Store) -> None:
         return
     from pario.errors import ParioError
     from pario.fetch.snapshot import identity_of
-    from pario.tiers.told_memory import ToldMemory
+    from pario.lmdb.told import ToldMemory
 
     try:
         identity = identity_of(store.file, [store.snapshot])

@@ -40,10 +40,10 @@ from pario.threads import Workers
 
 if TYPE_CHECKING:
     from pario.lmdb.packed import PackedValues
+    from pario.lmdb.told import ToldMemory
     from pario.plane.agent import Agent
     from pario.tiers.memory import MemoryTier
     from pario.tiers.served import ServedCopy
-    from pario.tiers.told_memory import ToldMemory
 
 #: A file whose meta pages change at every look is looked at so often.
 _TRIES = 50

@@ -35,6 +35,7 @@ import numpy as np
 from pario.errors import OptionError
 from pario.kernels.pack import copy_ranges
 from pario.kernels.private import PrivateDirectory
+from pario.machine import write_all
 from pario.tiers.base import AnyTier, Counts
 from pario.tiers.disk_files import Claims, DiskFiles, Room, locked, root_of
 from pario.tiers.disk_reads import NOW, Batch, Buffers, Found, batches_of, read_batch, read_now
@@ -167,7 +168,7 @@ class DiskTier(AnyTier):
                 self.counts.refused += 1
                 self._full_until = time.monotonic() + _REST_S
                 return False
-            _write(files.data, data, offset)
+            write_all(files.data, data, offset)
             files.chunks.add(chunk, block_sums(data))
             self._dropped.discard(chunk)
         self._refused = 0
@@ -310,10 +311,3 @@ class DiskTier(AnyTier):
 
     def _rests(self) -> bool:
         return self._patience.has_left_calls or (self._failed >= _MOST_ERRORS and time.monotonic() < self._rests_until)
-
-
-def _write(fd: int, data: np.ndarray, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view, offset = view[done:], offset + done

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from pario.machine import write_all
 from pario.tiers.grid import BLOCK_BYTES, Grid
 
 _MAGIC = b"pario chunk map1"
@@ -98,16 +99,16 @@ class ChunkMap:
     def add(self, chunk: int, sums: np.ndarray) -> None:
         """The chunk's bytes are written: note its sums, then the chunk."""
         first, _ = self._grid.blocks_of(chunk)
-        _write(self._fd, sums.tobytes(), _HEAD_BYTES + 8 * first)
+        write_all(self._fd, sums.tobytes(), _HEAD_BYTES + 8 * first)
         with self._lock:
             self._sums[first : first + len(sums)] = sums
-        _write(self._fd, b"\1", self._states_at + chunk)
+        write_all(self._fd, b"\1", self._states_at + chunk)
         self._known[chunk] = True
 
     def drop(self, chunk: int) -> None:
         """The chunk is not what was put: it counts as absent, for all processes that have not seen it yet."""
         self._known[chunk] = False
-        _write(self._fd, b"\0", self._states_at + chunk)
+        write_all(self._fd, b"\0", self._states_at + chunk)
 
 
 class Head(NamedTuple):
@@ -135,8 +136,3 @@ def block_sums(data: np.ndarray) -> np.ndarray:
     view = memoryview(data)
     sums = [xxhash.xxh3_64_intdigest(view[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
     return np.array(sums, dtype=np.uint64)
-
-
-def _write(fd: int, data: bytes, offset: int) -> None:
-    if os.pwrite(fd, data, offset) != len(data):
-        raise OSError("the map was written in part")

@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from pario.comm.memory import is_sealed, sealed_memory, with_files
 from pario.errors import OptionError, ParioError
 from pario.kernels.pack import copy_ranges
+from pario.machine import is_sealed, sealed_memory, with_files, write_all
 from pario.tiers.base import AnyTier, Counts
 from pario.tiers.grid import Grid
 from pario.tiers.states import ChunkStates
@@ -168,11 +168,8 @@ class MemoryTier(AnyTier):
         return kept
 
     def _write(self, data: np.ndarray, offset: int) -> bool:
-        view = memoryview(data)
         try:
-            while view:
-                done = os.pwrite(self.files[0], view, offset)
-                view, offset = view[done:], offset + done
+            write_all(self.files[0], data, offset)
         except OSError:  # no memory, or a limit on the size of files
             self.counts.errors += 1
             return False

@@ -1,9 +1,17 @@
-"""Memory for announced values that several processes share: who makes it puts values, who has it may read them.
+"""What an announcing process has brought for all processes of its node: memory that several of them share. Who makes it
+puts values (ahead.py), who has it may read them (prepared.py).
 
     data     a memfd in which each value stands at a place of its own; what was read is given back to the system
-    table    a memfd that says which value stands where (kernels/told.py)
+    table    a memfd of i64 words that says which value stands where
 
-Both belong to no folder: the system frees them with the last process that has them open.
+        head   HEAD words
+        slots  SLOT words each; a page number may stand in one of the PROBES slots from `slot_of` on
+        late   the pages of the last LATE reads; -1 where the table had the page. A value that was read before its slot
+               was made need not be read again
+
+Both belong to no folder: the system frees them with the last process that has them open. A slot's first word counts its
+uses in steps of 4; its lowest two bits say what it is used for. Whoever copies a value compares it before and after:
+the bytes are right if it is the same.
 """
 
 from __future__ import annotations
@@ -15,14 +23,34 @@ from functools import partial
 
 import numpy as np
 
-from pario.comm.memory import is_sealed, sealed_memory, with_files
 from pario.errors import ParioError
-from pario.kernels import told
 from pario.kernels.fence import full_fence
+from pario.machine import is_sealed, sealed_memory, with_files, write_all
+
+#: Words of the head: reads of any page or value so far; those of announced ones that had not come; for how many
+#: microseconds one that is coming is waited for.
+ASKED, MISSED, PATIENCE = 0, 1, 2
+HEAD = 8
+
+#: Words of a slot: see above; the page where the value begins; its bytes, with the header of its page; where it stands
+#: in the memory; how often it was read, or given up, since it was announced.
+USE, PAGE, NBYTES, AT, TAKEN = range(5)
+SLOT = 8
+
+#: What a slot is used for: a value that was announced, one that is being read, one that is here. (0: nothing)
+TOLD, COMING, HERE = 1, 2, 3
+
+#: A power of two. (1 MiB; untouched slots cost nothing.)
+SLOTS = 1 << 14
+PROBES = 16
+
+#: Read number n (of ASKED) stands at word LATE_AT + n % LATE.
+LATE_AT, LATE = HEAD + SLOT * SLOTS, 1 << 13
+WORDS = LATE_AT + LATE
 
 #: Values are put one behind the other, and the places of old ones are not used again before so many bytes were put.
 _ROUND_BYTES = 1 << 46
-_TABLE_BYTES = 8 * told.WORDS
+_TABLE_BYTES = 8 * WORDS
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 _fallocate = ctypes.CDLL(None, use_errno=True)["fallocate"]
@@ -74,55 +102,54 @@ class ToldMemory:
 
     def add(self, page: int) -> int:
         """The slot of a value that begins at this page, which is announced now; 0: there is none."""
-        first = told.slot_of(page)
-        for k in range(told.PROBES):
-            slot = told.HEAD + told.SLOT * ((first + k) & (told.SLOTS - 1))
-            if not self.words[slot + told.USE] & 3:
-                self.words[slot + told.PAGE], self.words[slot + told.NBYTES] = page, 0
-                self.words[slot + told.TAKEN] = 0
-                self.use(slot, told.TOLD)
+        first = slot_of(page)
+        for k in range(PROBES):
+            slot = HEAD + SLOT * ((first + k) & (SLOTS - 1))
+            if not self.words[slot + USE] & 3:
+                self.words[slot + PAGE], self.words[slot + NBYTES] = page, 0
+                self.words[slot + TAKEN] = 0
+                self.use(slot, TOLD)
                 return slot
         return 0
 
     def use(self, slot: int, state: int) -> None:
         """What the slot is used for from now on; 0: nothing."""
         full_fence()
-        self.words[slot + told.USE] = (self.words[slot + told.USE] | 3) + 1 + state
+        self.words[slot + USE] = (self.words[slot + USE] | 3) + 1 + state
         full_fence()
 
     def taken(self, slot: int) -> int:
         """How often the value was read, or given up, since `add`."""
-        return self.words[slot + told.TAKEN]
+        return self.words[slot + TAKEN]
 
     def put(self, slot: int, value: np.ndarray) -> bool:
         """Put a value (u8[n]) for all to read. False: the system has no memory for it."""
         room = _whole_pages(len(value))
         if self._next + room > _ROUND_BYTES:
             self._next = 0
-        at, done = self._next, 0
+        at = self._next
         self._next += room
         try:
-            while done < len(value):
-                done += os.pwrite(self.data, value[done:], at + done)
+            write_all(self.data, value, at)
         except OSError:
             self._free(at, room)
             return False
-        self.words[slot + told.AT], self.words[slot + told.NBYTES] = at, len(value)
-        self.use(slot, told.HERE)
+        self.words[slot + AT], self.words[slot + NBYTES] = at, len(value)
+        self.use(slot, HERE)
         return True
 
     def drop(self, slot: int, state: int) -> None:
         """Give the value's memory back; the slot is used for `state`."""
-        here = self.words[slot + told.USE] & 3 == told.HERE
+        here = self.words[slot + USE] & 3 == HERE
         self.use(slot, state)
         if here:
-            self._free(self.words[slot + told.AT], _whole_pages(self.words[slot + told.NBYTES]))
+            self._free(self.words[slot + AT], _whole_pages(self.words[slot + NBYTES]))
 
     def end(self) -> None:
         """Nobody finds anything here any more, and the memory is given back, unless this is a forked process."""
         if self.is_ours:
-            for slot in range(told.HEAD, told.LATE_AT, told.SLOT):
-                if self.words[slot + told.USE] & 3:
+            for slot in range(HEAD, LATE_AT, SLOT):
+                if self.words[slot + USE] & 3:
                     self.use(slot, 0)
             self._free(0, _ROUND_BYTES)
 
@@ -135,3 +162,8 @@ _FILES = (("pario-told", _ROUND_BYTES), ("pario-told-table", _TABLE_BYTES))
 
 def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def slot_of(page: int) -> int:
+    """The first slot for this page. No step overflows 64 bits."""
+    return (page * 40503 + (page >> 14)) & (SLOTS - 1)

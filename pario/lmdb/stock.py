@@ -8,8 +8,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from pario.kernels import told
-from pario.tiers.told_memory import ToldMemory
+from pario.lmdb import told
+from pario.lmdb.told import ToldMemory
 
 #: Pages that are kept, and how many times as many reads later one that nobody has read is of no use.
 _MOST_PAGES, _FORGET = 2048, 4
