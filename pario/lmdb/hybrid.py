@@ -7,6 +7,7 @@ an environment opened with readonly=True is ours, any other theirs. So modules t
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,34 +22,26 @@ _READONLY = 3
 
 
 class _Choice(type):
-    """A name that stands for two classes: calling it makes an object of one, isinstance() knows both."""
+    """A name that stands for two classes: calling it makes an object of one, isinstance() knows both.
+
+    at, named : the argument that decides; picks(argument) : whether it is for ours
+    """
 
     ours: type
     theirs: type
+    at: int
+    named: str
+    picks: Callable[[Any], bool]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        given = args[cls.at] if len(args) > cls.at else kwargs.get(cls.named)
+        return (cls.ours if cls.picks(given) else cls.theirs)(*args, **kwargs)
 
     def __instancecheck__(cls, thing: object) -> bool:
         return isinstance(thing, (cls.ours, cls.theirs))
 
     def __subclasscheck__(cls, other: type) -> bool:
         return issubclass(other, (cls.ours, cls.theirs))
-
-
-class _EnvironmentChoice(_Choice):
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        readonly = kwargs.get("readonly", args[_READONLY] if len(args) > _READONLY else False)
-        return (cls.ours if readonly else cls.theirs)(*args, **kwargs)
-
-
-class _TransactionChoice(_Choice):
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        env = args[0] if args else kwargs.get("env")
-        return (cls.ours if isinstance(env, Environment) else cls.theirs)(*args, **kwargs)
-
-
-class _CursorChoice(_Choice):
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        txn = args[1] if len(args) > 1 else kwargs.get("txn")
-        return (cls.ours if isinstance(txn, Transaction) else cls.theirs)(*args, **kwargs)
 
 
 def install() -> None:
@@ -64,14 +57,15 @@ def install() -> None:
 
 
 def _replace(module: ModuleType) -> None:
-    choices: list[tuple[str, type[_Choice], type]] = [
-        ("Environment", _EnvironmentChoice, Environment),
-        ("Transaction", _TransactionChoice, Transaction),
-        ("Cursor", _CursorChoice, Cursor),
+    choices: list[tuple[type, int, str, Callable[[Any], bool]]] = [
+        (Environment, _READONLY, "readonly", bool),
+        (Transaction, 0, "env", lambda env: isinstance(env, Environment)),
+        (Cursor, 1, "txn", lambda txn: isinstance(txn, Transaction)),
     ]
-    for name, choice, ours in choices:
-        theirs = getattr(module, name)
-        setattr(module, name, choice(name, (), {"ours": ours, "theirs": theirs, "__doc__": ours.__doc__}))
+    for ours, at, named, picks in choices:
+        name = ours.__name__
+        made = {"ours": ours, "theirs": getattr(module, name), "__doc__": ours.__doc__}
+        setattr(module, name, _Choice(name, (), {**made, "at": at, "named": named, "picks": staticmethod(picks)}))
     vars(module)["open"] = module.Environment
 
 

@@ -11,11 +11,13 @@ from collections.abc import Callable
 import numpy as np
 
 from pario.errors import CorruptedError
+from pario.fetch.snapshot import file_words
 from pario.format import layout
 from pario.format.meta import Snapshot
 from pario.format.page import Node, Page
 from pario.format.tree import check_ascending, clean_name, dup_order, key_order
 from pario.kernels import scan
+from pario.kernels.nodes import FILE
 from pario.records import EXTENT
 
 #: nodes of one page with trees of duplicates -> EXTENT[m] of each one's duplicates
@@ -66,14 +68,7 @@ class LeafScan:
         key_back = flags & (layout.MDB_REVERSEKEY | layout.MDB_INTEGERKEY)
         dup_back = flags & (layout.MDB_REVERSEDUP | layout.MDB_INTEGERDUP)
         values = {
-            "page_size": snapshot.page_size,
-            "header": snapshot.header,
-            "base": snapshot.base,
-            "limit": snapshot.limit,
-            "version": snapshot.version,
-            "sum_size": snapshot.sum_size,
-            "last_pgno": snapshot.last_pgno,
-            "txnid": snapshot.txnid,
+            **dict(zip(FILE, file_words(snapshot), strict=True)),
             "mode": self._mode,
             # Little-endian integers of one width compare like bytes from the end.
             "key_way": scan.WAY_BACKWARD if key_back else scan.WAY_FORWARD,

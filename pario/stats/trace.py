@@ -312,10 +312,7 @@ class Recorder:
 
     def _keep(self, reads: np.ndarray, n: int) -> int:
         """Keep extents; returns the number of the first, or -1 if there is no room."""
-        try:
-            track: Track = self._mine.track
-        except AttributeError:
-            track = self._begin_track()
+        track: Track = getattr(self._mine, "track", None) or self._begin_track()
         first = track.known
         piece, at = divmod(first, _EXTENTS)
         if n > _EXTENTS:

@@ -113,13 +113,8 @@ class DiskTier(AnyTier):
         return self._files is None or self._rests() or now < self._full_until
 
     def held(self) -> np.ndarray:
-        files = self._files
-        try:
-            if files is not None and not self._rests():
-                return self._patience.call(lambda _: files.chunks.held())
-        except OSError as e:
-            self._fails(e)
-        return np.zeros(self.grid.chunks, dtype=bool)
+        held = self._asked(lambda files: files.chunks.held())
+        return np.zeros(self.grid.chunks, dtype=bool) if held is None else held
 
     def has(self, chunk: int) -> bool:
         files = self._files
@@ -132,11 +127,7 @@ class DiskTier(AnyTier):
         except OSError as e:
             self._fails(e)
             return False
-        try:
-            return self._patience.call(lambda _: files.chunks.has(chunk))
-        except OSError as e:
-            self._fails(e)
-            return False
+        return self._asked(lambda files: files.chunks.has(chunk)) or False
 
     def put(self, chunk: int, data: np.ndarray) -> bool:
         offset, nbytes = self.grid.span(chunk)
@@ -259,14 +250,7 @@ class DiskTier(AnyTier):
         raise BlockingIOError
 
     def room(self) -> int:
-        files = self._files
-        if files is None or self._rests():
-            return 0
-        try:
-            return self._patience.call(lambda _: self._most(files))
-        except OSError as e:
-            self._fails(e)
-            return 0
+        return self._asked(self._most) or 0
 
     def _most(self, files: DiskFiles) -> int:
         """Raises OSError."""
@@ -298,6 +282,16 @@ class DiskTier(AnyTier):
         finally:
             if mine:
                 self._claims.let_go(files, chunk)
+
+    def _asked(self, work: Callable[[DiskFiles], T]) -> T | None:
+        """What work(files) returns, by a thread that can be left behind; None if the disk fails, or rests."""
+        files = self._files
+        try:
+            if files is not None and not self._rests():
+                return self._patience.call(lambda _: work(files))
+        except OSError as e:
+            self._fails(e)
+        return None
 
     def _fails(self, error: OSError) -> None:
         self.counts.errors += 1

@@ -45,7 +45,6 @@ class ChunkStates:
         self.words = self._states, self._coming, self._head
         self._address = self._head.ctypes.data + 4 * _NEWS
         self.address = int(self._states.ctypes.data)
-        self._writes = writes
 
     @staticmethod
     def nbytes(chunks: int) -> int:
