@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.marked import fill_marked
+from benchmarks.study.sets import varint
 from pario.codec import trial
 from pario.codec.packing import Packing
 from pario.codec.registry import parse
@@ -88,17 +89,9 @@ def _images(rng: np.random.Generator, n: int, side: int) -> list[bytes]:
         tint = rng.uniform(0.4, 1.0, 3)[:, None, None]
         data = (picture[None] * tint * 255).astype(np.uint8).tobytes()
         size = len(data)
-        head = b"\x08\x03\x10" + _varint(side) + b"\x18" + _varint(side) + b"\x22" + _varint(size)
-        out.append(head + data + b"\x28" + _varint(i % 10))
+        head = b"\x08\x03\x10" + varint(side) + b"\x18" + varint(side) + b"\x22" + varint(size)
+        out.append(head + data + b"\x28" + varint(i % 10))
     return out
-
-
-def _varint(n: int) -> bytes:
-    out = bytearray()
-    while n > 127:
-        out.append(n & 127 | 128)
-        n >>= 7
-    return bytes([*out, n])
 
 
 def _text(rng: np.random.Generator, n: int, nbytes: int) -> list[bytes]:

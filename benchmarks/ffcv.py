@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import cache, data
-from benchmarks.measure import Section, interleave, launch, save
+from benchmarks.measure import Section, interleave, launch, missed, save
 from benchmarks.sides import BATCH, Bench, compare
 from benchmarks.tiers import BARS, TIERS, UNIT, rate_of
 
@@ -59,7 +59,7 @@ def main() -> int:
     beside(bench, section, options.python, tuple(int(n) for n in options.ranks.split(",")))
     out = options.out or Path(options.data) / "ffcv.json"
     save(out, [section], command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
-    return 1 if any(row.met is False for row in section.rows) else 0
+    return int(missed([section]))
 
 
 if __name__ == "__main__":

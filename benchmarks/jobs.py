@@ -26,9 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import data
-from benchmarks.measure import ROOT, Row, Section, interleave, job_environment, kill_tree, mpiexec, save
-from benchmarks.nodes import room_of
+from benchmarks.measure import ROOT, Section, interleave, job_environment, kill_tree, missed, mpiexec, save
+from benchmarks.nodes import room_of, row_below
 from benchmarks.sides import BATCH, SHUFFLES, Bench
 from benchmarks.stores.latency import LatencyStore, latency_store
 
@@ -96,10 +95,6 @@ def _run(
     return run
 
 
-def _row(case: str, found: list[float], bar: float | None, ours: str = "") -> Row:
-    return Row(case, statistics.median(found), min(found), max(found), "<=" if bar is not None else "", bar, ours=ours)
-
-
 def same(bench: Bench, store: LatencyStore, which: str, shuffle: str, sections: list[Section]) -> None:
     """Four jobs that do the same."""
     read, taken = sections[:2]
@@ -118,18 +113,18 @@ def same(bench: Bench, store: LatencyStore, which: str, shuffle: str, sections: 
     without = [run["seconds"] for run in found.get("none", [])]
     local = [run["seconds"] for run in found["local"]]
     if without:
-        read.add(_row(f"{name}, no service", [run["store_bytes"] / size for run in found["none"]], None))
+        read.add(row_below(f"{name}, no service", [run["store_bytes"] / size for run in found["none"]], None))
     for part in parts:
         bytes_bar, time_bar, local_bar = BARS[part]
         runs = found[str(part)]
-        read.add(_row(f"{name}, quota {part}", [run["store_bytes"] / size for run in runs], bytes_bar))
+        read.add(row_below(f"{name}, quota {part}", [run["store_bytes"] / size for run in runs], bytes_bar))
         ours = f"{statistics.median(run['seconds'] for run in runs):.2f} s"
         for what, other, bar in (("without", without, time_bar), ("all local", local, local_bar)):
             if not other:
                 continue
             ratio = [run["seconds"] / base for run, base in zip(runs, other, strict=True)]
             detail = f"{ours}, {what} {statistics.median(other):.2f} s"
-            taken.add(_row(f"{name}, quota {part} ÷ {what}", ratio, bar, detail))
+            taken.add(row_below(f"{name}, quota {part} ÷ {what}", ratio, bar, detail))
 
 
 def different(bench: Bench, store: LatencyStore, which: str, shuffle: str, section: Section) -> None:
@@ -141,7 +136,7 @@ def different(bench: Bench, store: LatencyStore, which: str, shuffle: str, secti
     for _ in range(bench.rounds):
         run = _run(bench, store, which, shuffle, "--differ", differ, part=0.3)
         found.append(run["store_bytes"] / size)
-    section.add(_row(f"{bench.sets[which].name}, {SHUFFLES[shuffle]}, quota 0.3", found, DIFFERENT_BAR))
+    section.add(row_below(f"{bench.sets[which].name}, {SHUFFLES[shuffle]}, quota 0.3", found, DIFFERENT_BAR))
 
 
 def main() -> int:
@@ -153,11 +148,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny data, once, no bars: does it run at all?")
     options = parser.parse_args()
     bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
-    for which, n in {"3k": 4000, "197k": 100}.items():
-        bench.small[which] = data.make(options.data, which, n)
-        bench.sets[which] = bench.small[which] if options.smoke else data.make(options.data, which, RECORDS[which])
-        bench.index(bench.small[which].path)
-        bench.index(bench.sets[which].path)
+    bench.make({"3k": 4000, "197k": 100}, RECORDS)
     sections = [
         Section("jobs_bytes", f"{JOBS} jobs, {EPOCHS} epochs each: bytes at the store ÷ the data", "cold store"),
         Section("jobs_time", f"{JOBS} jobs, {EPOCHS} epochs each: time of the slowest job", "cold store"),
@@ -172,7 +163,7 @@ def main() -> int:
                 different(bench, store, which, shuffle, sections[2])
                 sections[0].seconds = time.monotonic() - begin
                 save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
-    return 1 if not options.smoke and any(row.met is False for section in sections for row in section.rows) else 0
+    return int(not options.smoke and missed(sections))
 
 
 if __name__ == "__main__":

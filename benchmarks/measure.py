@@ -105,6 +105,11 @@ class Section:
         print(f"  note: {text}", flush=True)
 
 
+def missed(sections: Sequence[Section]) -> bool:
+    """Whether a bar is not met."""
+    return any(row.met is False for section in sections for row in section.rows)
+
+
 def save(path: str | Path, sections: Sequence[Section], **facts: Any) -> None:
     """Write everything as JSON, whole or not at all."""
     save_facts(path, **facts, sections=[asdict(section) for section in sections])

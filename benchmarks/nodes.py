@@ -18,8 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import data
-from benchmarks.measure import Row, Section, interleave, save
+from benchmarks.measure import Row, Section, interleave, missed, save
 from benchmarks.sides import BATCH, SHUFFLES, Bench, epoch_seconds
 from benchmarks.stores.latency import LatencyStore, latency_store
 
@@ -55,7 +54,7 @@ def _unevenness(run: dict[str, Any]) -> float:
     return max(served) / max(1.0, statistics.mean(served))
 
 
-def _row(case: str, found: list[float], bar: float | None, ours: str = "") -> Row:
+def row_below(case: str, found: list[float], bar: float | None, ours: str = "") -> Row:
     return Row(case, statistics.median(found), min(found), max(found), "<=" if bar is not None else "", bar, ours=ours)
 
 
@@ -70,17 +69,17 @@ def job(bench: Bench, store: LatencyStore, which: str, shuffle: str, nodes: int,
     found = interleave(sides, 1 if (which, shuffle) == ("3k", "global") else bench.rounds)
     name = f"{bench.sets[which].name}, {SHUFFLES[shuffle]}"
     without = [run["seconds"] for run in found["none"]]
-    read.add(_row(f"{name}, no tiers", [run["store_bytes"] / size for run in found["none"]], None))
+    read.add(row_below(f"{name}, no tiers", [run["store_bytes"] / size for run in found["none"]], None))
     for part, bar in QUOTAS.items():
         runs = found[str(part)]
-        read.add(_row(f"{name}, quota {part}", [run["store_bytes"] / size for run in runs], bar))
+        read.add(row_below(f"{name}, quota {part}", [run["store_bytes"] / size for run in runs], bar))
         ratio = [run["seconds"] / base for run, base in zip(runs, without, strict=True)]
         bytes_bar = TIME_BAR if part > 0.2 else None
         seconds = statistics.median(run["seconds"] for run in runs)
         detail = f"{seconds:.2f} s, without tiers {statistics.median(without):.2f} s"
-        taken.add(_row(f"{name}, quota {part}", ratio, bytes_bar, detail))
+        taken.add(row_below(f"{name}, quota {part}", ratio, bytes_bar, detail))
         if part in (0.5, 0.3):
-            spread.add(_row(f"{name}, quota {part}: busiest node ÷ mean", [_unevenness(run) for run in runs], 1.2))
+            spread.add(row_below(f"{name}, quota {part}: busiest node ÷ mean", [_unevenness(run) for run in runs], 1.2))
 
 
 def main() -> int:
@@ -93,11 +92,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny data, once, no bars: does it run at all?")
     options = parser.parse_args()
     bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
-    for which, n in {"3k": 4000, "197k": 100}.items():
-        bench.small[which] = data.make(options.data, which, n)
-        bench.sets[which] = bench.small[which] if options.smoke else data.make(options.data, which, RECORDS[which])
-        bench.index(bench.small[which].path)
-        bench.index(bench.sets[which].path)
+    bench.make({"3k": 4000, "197k": 100}, RECORDS)
     sections = [
         Section("nodes_bytes", f"{options.nodes} nodes, {EPOCHS} epochs: bytes at the store ÷ the data", "cold store"),
         Section("nodes_time", f"{options.nodes} nodes, {EPOCHS} epochs: time ÷ without tiers", "cold store"),
@@ -111,7 +106,7 @@ def main() -> int:
     sections[0].seconds = time.monotonic() - begin
     out = options.out or Path(options.data) / "nodes.json"
     save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
-    return 1 if not options.smoke and any(row.met is False for section in sections for row in section.rows) else 0
+    return int(not options.smoke and missed(sections))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import numpy as np
 import pario
 from benchmarks.codecs import kinds
 from benchmarks.stores.latency import latency_store
+from benchmarks.study.sets import varint
 from pario.codec.packing import Packing, reserved_key
 from pario.codec.registry import parse
 from pario.comm.solo import Solo
@@ -54,17 +55,9 @@ def values_of(which: str) -> list[bytes]:
     """Datum messages; of one size."""
     n, (c, h, w) = SETS[which]
     rng = np.random.default_rng(1)
-    head = b"\x08" + _varint(c) + b"\x10" + _varint(h) + b"\x18" + _varint(w) + b"\x22" + _varint(c * h * w)
+    head = b"\x08" + varint(c) + b"\x10" + varint(h) + b"\x18" + varint(w) + b"\x22" + varint(c * h * w)
     pixels = np.clip(rng.normal(128, SPREAD[which], (n, c * h * w)), 0, 255).astype(np.uint8)
-    return [head + row.tobytes() + b"\x28" + _varint(128 + i % 1000) for i, row in enumerate(pixels)]
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])
+    return [head + row.tobytes() + b"\x28" + varint(128 + i % 1000) for i, row in enumerate(pixels)]
 
 
 def made(folder: Path, which: str, codec: str) -> tuple[Path, Path]:
@@ -103,7 +96,7 @@ def bare_rate(packed: Path, threads: int) -> Callable[[], float]:
         stored, packing = reader.read_stored(range(len(reader))), reader.packing
     assert packing is not None
     raw = packing.raw_nbytes(stored)
-    codec, lead = packing.codecs[0], 5 + len(_varint(int(raw[0])))
+    codec, lead = packing.codecs[0], 5 + len(varint(int(raw[0])))
     values = Records(stored.ids, stored.data, stored.starts + lead, stored.nbytes - lead)
     per = max(1, (256 << 10) // int(raw[0]))
 

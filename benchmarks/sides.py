@@ -30,6 +30,16 @@ class Bench:
     sets: dict[str, data.DataSet] = field(default_factory=dict)
     small: dict[str, data.DataSet] = field(default_factory=dict)  # read before a clock starts
 
+    def make(self, small: dict[str, int], records: dict[str, int]) -> None:
+        """Make the sets, each beside a small one of so many records, and index them. Those that `records` does not name
+        are whole; if it is to be quick, the small ones are all there is."""
+        for which, few in small.items():
+            self.small[which] = self.sets[which] = data.make(self.folder, which, few)
+            if not self.quick:
+                self.sets[which] = data.make(self.folder, which, records.get(which))
+            for held in {self.small[which].path, self.sets[which].path}:
+                self.index(held)
+
     def pario(self, path: str, which: str, shuffle: str, *more: str, **how: Any) -> dict[str, Any]:
         """One run of worker_pario. how: ranks, nodes, group."""
         knobs = [word for knob in self.knobs for word in ("--set", knob)]
