@@ -250,12 +250,11 @@ class DiskTier(AnyTier):
         raise BlockingIOError
 
     def room(self) -> int:
-        return self._asked(self._most) or 0
+        def most(files: DiskFiles) -> int:
+            more = self._room.free(files.data) // self.grid.chunk_bytes
+            return min(self.grid.chunks, int(files.chunks.held().sum()) + max(0, more))
 
-    def _most(self, files: DiskFiles) -> int:
-        """Raises OSError."""
-        more = self._room.free(files.data) // self.grid.chunk_bytes
-        return min(self.grid.chunks, int(files.chunks.held().sum()) + max(0, more))
+        return self._asked(most) or 0
 
     def close(self) -> None:
         files, self._files = [self._files], None
