@@ -141,7 +141,8 @@ def work(data: str, first: int, stop: int) -> None:
                 for epoch, step, ids, values in steps:
                     for i, value in zip(ids.tolist(), values, strict=True):
                         said.update(b"%d %d %d %d %d " % (epoch, step, rank, i, len(value)) + value)
-            wrong = check(config, [v for name in config["sets"] for v in records[name]], [one for steps in everybody for one in steps])
+            got = [one for steps in everybody for one in steps]
+            wrong = check(config, [value for name in config["sets"] for value in records[name]], got)
         print(number, said.hexdigest(), wrong, flush=True)
 
 
