@@ -128,9 +128,10 @@ class LocalFill:
     def _run(self) -> None:
         words, memory = self._words, self._memory
         asked, self._counted_at = 0, self._stats.begin_reads()
+        ahead, taken = 4 * _QUANTUM, 0
         try:
             while not words[STOP] and not words[STATUS]:
-                if asked - int(words[NEXT]) < _QUANTUM:
+                if asked - int(words[NEXT]) < ahead:
                     more = self._next(asked)
                     if not more:
                         break
@@ -138,6 +139,10 @@ class LocalFill:
                     words[LIMIT] = asked
                 else:
                     time.sleep(_LOOK_S)
+                    # Between two looks the threads must not run out of chunks. (With 32 of them, whatever the threads
+                    # take: 1.65 GB/s, cached or not, on two idle cores that copy 2.1 to 2.6.)
+                    before, taken = taken, int(words[NEXT])
+                    ahead = max(ahead, 2 * (taken - before))
                 self._tell()
         except BaseException as e:
             self._fail(e)
