@@ -186,11 +186,12 @@ class Loader:
         """The epoch that is running, or else the next one."""
         return self._progress.next[0]
 
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next loop run this epoch from its beginning. Call it on every rank."""
-        if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
-            raise OptionError(f"epoch must be at least 0, got {epoch!r}")
-        self._progress.go_to(int(epoch))
+    def set_epoch(self, epoch: int, batch: int = 0) -> None:
+        """Let the next loop run this epoch, from its batch of this number on: 0 is the first. Call it on every rank."""
+        for name, number in (("epoch", epoch), ("batch", batch)):
+            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
+                raise OptionError(f"{name} must be at least 0, got {number!r}")
+        self._progress.go_to(int(epoch), self._progress.position_of(int(epoch), int(batch)))
 
     @property
     def groups(self) -> int:
