@@ -124,6 +124,18 @@ def test_what_torch_has_no_dtype_for_stays(adapter: Any, torch: Any) -> None:
     assert doubled["words"] is given["words"]
 
 
+def test_what_only_some_records_have(adapter: Any, torch: Any, path: str) -> None:
+    def some(value: bytes) -> dict[str, Any]:
+        number = int(np.frombuffer(value, np.float32)[0])
+        return {"i": number, **({"x": number / 2} if number % 3 == 1 else {})}
+
+    with adapter.Loader(path, BATCH, pario.decode.Function(some, optional=["x"]), shuffle="global") as loader:
+        for batch in loader:
+            assert (batch["x_there"].dtype, batch["x"].dtype) == (torch.bool, torch.float64)
+            assert (batch["x_there"] == (batch["i"] % 3 == 1)).all()
+            assert (batch["x"] == torch.where(batch["x_there"], batch["i"] / 2, 0)).all()
+
+
 def test_another_device_gets_copies(adapter: Any, path: str) -> None:
     with adapter.Loader(path, BATCH, both, device="meta") as loader:
         batch = next(iter(loader))

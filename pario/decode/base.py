@@ -125,6 +125,11 @@ class Decoder(ABC):
         """Whether what was learnt leaves something to further records, which `learn` is shown until it does not."""
         return self.users is not self and self.users.is_open
 
+    def settle(self, seen: int) -> None:
+        """Called where no further records are shown, after `seen`. Raises OptionError if they say too little."""
+        if self.users is not self:
+            self.users.settle(seen)
+
     @abstractmethod
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         """The arrays that these records need; dtype object for rows of any size. Do not change the returned dict."""

@@ -72,6 +72,9 @@ class Compressed(Decoder):
     def is_open(self) -> bool:
         return self.inner.is_open
 
+    def settle(self, seen: int) -> None:
+        self.inner.settle(seen)
+
     @abstractmethod
     def unpack(self, record: bytes) -> bytes:
         """The content. Raises _Broken, or what the library raises."""

@@ -100,6 +100,11 @@ class Fields(Decoder):
     def is_open(self) -> bool:
         return any(one.is_open for one in self.inner.values())
 
+    def settle(self, seen: int) -> None:
+        for one in self.inner.values():
+            if one.is_open:
+                one.settle(seen)
+
     def learn(self, record: np.ndarray) -> Any:
         raise NotImplementedError("a sample has several records: learn_from")
 
