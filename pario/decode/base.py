@@ -141,6 +141,11 @@ class Decoder(ABC):
         Returns the rows that failed; their content is undefined. Never raises for bad data.
         """
 
+    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
+        """Write what a sample has that lacks this optional field (fields.py): 0, and None into arrays of objects."""
+        for array in arrays.values():
+            array[row] = None if array.dtype == object else 0
+
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays that the user gets, from those of a whole batch, without the rows that failed."""
         return arrays

@@ -270,9 +270,7 @@ class RowDecoder(Decoder):
         """What goes into the column's row. Raises BadValue if it does not fit."""
         shape, dtype, ragged, _ = column
         if item is None and name in self.optional:
-            if ragged in ("flat", "pad"):
-                return np.empty((0, *shape[1:]) if ragged == "flat" else (0,) * len(shape), dtype)
-            return None if ragged else np.zeros(shape, dtype)
+            return _nothing(column)
         if not ragged and not self.dtypes:  # the usual cases, in a fraction of the time
             kind = type(item)
             if kind is np.ndarray and item.dtype is dtype and item.shape == shape:
@@ -303,6 +301,11 @@ class RowDecoder(Decoder):
             why = "rows of one array need one shape and dtype"
         got = type(item).__name__ if array.dtype == _OBJECT else extent(array.shape, array.dtype)
         raise BadValue(f"{name!r} is {got}, that of record 0 is {extent(shape, dtype)}; {why}")
+
+    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
+        super().blank(arrays, row)
+        for name, column in self._columns().items():
+            arrays[name][row] = _nothing(column)
 
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         spec = self._columns()
@@ -431,6 +434,14 @@ def _field(value: Any, name: str) -> Any:
             had = type(value).__name__
         raise BadValue(f"no field {name!r}; there is {had}")
     return value
+
+
+def _nothing(column: Column) -> Any:
+    """The row of a record that lacks the item."""
+    if column.ragged in ("flat", "pad"):
+        shape = (0, *column.shape[1:]) if column.ragged == "flat" else (0,) * len(column.shape)
+        return np.empty(shape, column.dtype)
+    return None if column.ragged else np.zeros(column.shape, column.dtype)
 
 
 def _settled(known: Column, found: Column, item: Any) -> Column:

@@ -68,7 +68,8 @@ class Loader:
     fields : samples of several records (docs/selections.md): field -> (keys, decoder), instead of `decoder`. Keys are a
         template such as "image-%09d", or a function of a sample's number; a decoder that is None gives the bytes. The
         records of the first field say which samples there are; where another one is missing the sample is bad, as
-        `on_error` says. Batches count samples, and `batch.ids` are their numbers
+        `on_error` says, unless (keys, decoder, "optional") lets it: docs/decoders.md. Batches count samples, and
+        `batch.ids` are their numbers
     weights : with a list of paths, or with a list of selections in `select`, such as the ids of each class: how often
         each of these sources is drawn, in any unit. An epoch has as many draws as all sources have records; a source
         that runs out comes again, one that does not goes on in the next epoch (docs/selections.md). No record is in two
