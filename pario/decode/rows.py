@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,22 +201,9 @@ class RowDecoder(Decoder):
                 name: _settled(column, spec[name], items[name]) if column.is_open else column
                 for name, column in known.items()
             }
-        self._check(spec)
+        _check(spec, self.optional, self.pad_value)
         self.spec = spec
         return spec
-
-    def _check(self, spec: dict[str, Column]) -> None:
-        """Raises OptionError if options do not fit these columns."""
-        for name, column in spec.items():
-            more = [column.ragged] if column.ragged in ("flat", "pad") else []
-            for beside in (_beside(name, word) for word in [*more, *(["there"] if name in self.optional else [])]):
-                if beside in spec:
-                    raise OptionError(f"{name!r} needs the name {beside!r}, which the records use")
-            if column.ragged == "pad" and not holds(column.dtype, self.pad_value):
-                raise OptionError(
-                    f"pad_value={self.pad_value!r} is no {column.dtype}, the dtype of {name!r}",
-                    hint="Choose a value that this dtype holds.",
-                )
 
     def settle(self, seen: int) -> None:
         spec = self._columns()
@@ -229,7 +216,7 @@ class RowDecoder(Decoder):
                     hint=f'Say its dtype, fields={{"{name}": "float32"}}; or {as_it_is(name)}, None where it lacks.',
                 )
             spec[name] = Column((0,) if mode else (), dtype, mode)
-        self._check({name: spec[name] for name in lacking})
+        _check(spec, self.optional, self.pad_value)
 
     @property
     def is_open(self) -> bool:
@@ -434,6 +421,20 @@ def _field(value: Any, name: str) -> Any:
             had = type(value).__name__
         raise BadValue(f"no field {name!r}; there is {had}")
     return value
+
+
+def _check(spec: dict[str, Column], optional: Collection[str], pad_value: Any) -> None:
+    """Raises OptionError if options do not fit these columns."""
+    for name, column in spec.items():
+        more = [column.ragged] if column.ragged in ("flat", "pad") else []
+        for beside in (_beside(name, word) for word in [*more, *(["there"] if name in optional else [])]):
+            if beside in spec:
+                raise OptionError(f"{name!r} needs the name {beside!r}, which the records use")
+        if column.ragged == "pad" and not holds(column.dtype, pad_value):
+            raise OptionError(
+                f"pad_value={pad_value!r} is no {column.dtype}, the dtype of {name!r}",
+                hint="Choose a value that this dtype holds.",
+            )
 
 
 def _nothing(column: Column) -> Any:
