@@ -50,13 +50,13 @@ def start_thread(
     if _over:  # called by `__del__`: such a thread would never run, and `start` wait for it for ever
         raise ParioError(f"the script has ended: no thread ({name}) can be started")
     thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    _started.add(thread)  # before: Ctrl-C may come while `start` waits for the thread to run
+    if stop is not None:
+        at_end(stop)
     try:
         thread.start()
     except (RuntimeError, MemoryError) as e:
         raise _refused(name) from e
-    _started.add(thread)
-    if stop is not None:
-        at_end(stop)
     return thread
 
 
@@ -204,11 +204,11 @@ class Workers:
         Returns whether the threads ended within `limit_s` seconds.
         """
         with self._lock:
+            if not self._ended:
+                self._queue.put(None)
             self._ended = True
             self._cancelled = self._cancelled or cancel
             threads, self._threads = self._threads, []
-            for _ in threads:
-                self._queue.put(None)
         end = time.monotonic() + limit_s
         for thread in threads:
             if thread is threading.current_thread():  # the garbage collector runs `__del__` in any thread
@@ -255,6 +255,7 @@ class Workers:
                 if len(self._threads) > self._most:  # never after `end`, which takes the list
                     self._threads.remove(threading.current_thread())
                     return
+        self._queue.put(None)  # for the next one, though Ctrl-C has kept it out of the list
 
     def _run_urgent(self) -> None:
         with suppress(IndexError):

@@ -28,6 +28,7 @@ ELSEWHERE = {
     ("docs/pytorch.md", '"""PyTorch:'): "tests/test_adapters_torch.py",
     ("docs/pytorch.md", '"""Lightning:'): "tests/test_adapters_torch.py",
     ("docs/pytorch.md", '"""Accelerate:'): "tests/test_adapters_torch.py",
+    ("docs/pytorch.md", "class Fed(transformers.Trainer)"): "tests/test_frameworks.py",
     ("docs/pytorch.md", '"""JAX:'): "tests/test_frameworks.py",
     ("docs/pytorch.md", '"""TensorFlow:'): "tests/test_frameworks.py",
     ("docs/replace-py-lmdb.md", "db = ase.db.connect"): "tests/test_lmdb_wild.py",

@@ -40,7 +40,7 @@ class Notes:
 def loaders(args: argparse.Namespace) -> tuple[Any, Any]:
     from pario.adapters.torch import Loader
 
-    train = Loader(args.data, BATCH, record, shuffle=args.shuffle, seed=SEED, ids="ids")
+    train = Loader(args.data, BATCH, record, shuffle=args.shuffle or False, seed=SEED, ids="ids")
     return train, Loader(args.data, BATCH, record, ids="ids")
 
 
@@ -98,7 +98,8 @@ def lightning(args: argparse.Namespace) -> None:
         def training_step(self, batch: Any, index: int) -> Any:
             notes.add("train", self.current_epoch, batch)
             if self.current_epoch == 1 and index == 0:
-                assert train.epoch == 1
+                held = args.overfit and not args.without_callback
+                assert train.epoch == (0 if held else 1)
             return self.layer(batch["x"]).sum()
 
         def validation_step(self, batch: Any, index: int) -> None:
@@ -123,6 +124,7 @@ def lightning(args: argparse.Namespace) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
             reload_dataloaders_every_n_epochs=int(args.reload),
+            overfit_batches=args.overfit,
         )
         assert trainer.world_size == ranks
         assert trainer.global_rank == rank
@@ -163,6 +165,55 @@ def accelerate(args: argparse.Namespace) -> None:
             for batch in validation:
                 notes.add("validate", epoch, batch)
         accelerator.end_training()
+
+
+def transformers(args: argparse.Namespace) -> None:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from pario.adapters.torch import use_mpi_ranks
+
+    rank, ranks = use_mpi_ranks()
+    notes = Notes(args.folder, rank)
+    train, validation = loaders(args)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, **batch: Any) -> Any:
+            notes.add("train" if self.training else "validate", int(trainer.state.epoch), batch)
+            return {"loss": self.layer(batch["x"]).sum()}
+
+    class Fed(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return train
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return validation
+
+    trainer = Fed(
+        Model(),
+        TrainingArguments(
+            args.folder,
+            num_train_epochs=EPOCHS,
+            max_steps=args.stop_after or -1,
+            per_device_train_batch_size=BATCH,
+            save_steps=args.stop_after or 500,
+            use_cpu=True,
+            ddp_backend="gloo",
+            report_to=[],
+            disable_tqdm=True,
+        ),
+    )
+    with train, validation:
+        assert (trainer.args.process_index, trainer.args.world_size) == (rank, ranks)
+        assert trainer.num_examples(train) == train.loader.records
+        trainer.train(resume_from_checkpoint=args.resume)
+        if not args.stop_after:
+            trainer.evaluate()
+    torch.distributed.destroy_process_group()
 
 
 def jax(args: argparse.Namespace) -> None:
@@ -230,7 +281,7 @@ def tensorflow(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("framework", choices=["ddp", "lightning", "accelerate", "jax", "tensorflow"])
+    parser.add_argument("framework", choices=["ddp", "lightning", "accelerate", "transformers", "jax", "tensorflow"])
     parser.add_argument("data")
     parser.add_argument("folder")
     parser.add_argument("--shuffle", default="global")
@@ -239,6 +290,7 @@ def main() -> None:
     parser.add_argument("--at-epoch-end", action="store_true")
     parser.add_argument("--without-callback", action="store_true")
     parser.add_argument("--reload", action="store_true")
+    parser.add_argument("--overfit", type=int, default=0)
     args = parser.parse_args()
     globals()[args.framework](args)
 

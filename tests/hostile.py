@@ -48,6 +48,7 @@ from pario.decode import (
     Zlib,
     Zstd,
 )
+from pario.decode.measured import BadImage, check
 from pario.errors import DecodeError, ParioError
 from pario.kernels.sums import sum_values
 from pario.tiers.asking import read_servers, unpacked
@@ -175,6 +176,12 @@ def gif_frame(width: int, height: int, data: bytes) -> bytes:
     return b"," + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02" + blocks + b"\0"
 
 
+def codes(width: int, *numbers: int) -> bytes:
+    """Eight times these codes, all of so many bits."""
+    bits = sum(number << width * k for k, number in enumerate(numbers * 8))
+    return bits.to_bytes(width * len(numbers), "little")
+
+
 def tiff(**tags: int) -> bytes:
     """tag -> number; those with a count of their own as _CODE=count."""
     said = {256: 8, 257: 8, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 8, 279: 64}
@@ -250,6 +257,16 @@ group(
     png_pixels=lambda: png(8, 8, pixels=zlib.compress(bytes(250 << 20))),
     png_negative=lambda: png(0xFFFFFFFF, 1),
     gif_clears=lambda: gif(1000, 1000, gif_frame(1000, 1000, b"\x24\x49\x92" * 25_000)),
+    gif_more_clears=lambda: gif(1000, 1000, gif_frame(1000, 1000, b"\x24\x49\x92" * 93_000)),
+    gif_small_clears=lambda: gif(8, 8, gif_frame(8, 8, b"\x24\x49\x92" * 330_000)),
+    gif_clears_between=lambda: gif(1000, 1000, gif_frame(1000, 1000, codes(3, 4, 0) * 46_000)),
+    gif_clears_every_third=lambda: gif(1000, 1000, gif_frame(1000, 1000, codes(3, 4, 0, 0) * 31_000)),
+    gif_clears_behind_comments=lambda: gif(
+        1000, 1000, b"!\xfe\x01a\0" * 20, gif_frame(1000, 1000, b"\x24\x49\x92" * 90_000)
+    ),
+    gif_one_byte_blocks=lambda: gif(
+        1000, 1000, b"," + struct.pack("<HHHHB", 0, 0, 1000, 1000, 0) + b"\x02" + b"\x01\x24" * 140_000 + b"\0"
+    ),
     gif_frames=lambda: gif(2000, 2000, *[gif_frame(2000, 2000, b"\x44\x01")] * 10_000),
     gif_comments=lambda: gif(8, 8, *[b"!\xfe\x01a\0"] * 55_000, gif_frame(8, 8, b"\x44\x01")),
     bmp_rle=lambda: patched(picture(".bmp"), (18, struct.pack("<iiHHI", 5700, 5700, 1, 8, 1))),
@@ -668,6 +685,8 @@ def outcome(decoder: Any, good: bytes, value: bytes) -> tuple[str, int, float]:
 def main() -> None:
     cv2.setNumThreads(0)
     wanted = [tuple(word.replace("%", " ").split("/")) for word in sys.argv[1:]]
+    with contextlib.suppress(BadImage):
+        check(np.frombuffer(gif(4, 4), np.uint8))
     for kind in dict.fromkeys(kind for kind, _ in wanted):  # libraries are loaded, kernels compiled
         make_decoder, good, _ = next(iter(HOSTILE[kind].values()))
         if good:

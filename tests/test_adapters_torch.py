@@ -124,6 +124,18 @@ def test_what_torch_has_no_dtype_for_stays(adapter: Any, torch: Any) -> None:
     assert doubled["words"] is given["words"]
 
 
+def test_what_only_some_records_have(adapter: Any, torch: Any, path: str) -> None:
+    def some(value: bytes) -> dict[str, Any]:
+        number = int(np.frombuffer(value, np.float32)[0])
+        return {"i": number, **({"x": number / 2} if number % 3 == 1 else {})}
+
+    with adapter.Loader(path, BATCH, pario.decode.Function(some, optional=["x"]), shuffle="global") as loader:
+        for batch in loader:
+            assert (batch["x_there"].dtype, batch["x"].dtype) == (torch.bool, torch.float64)
+            assert (batch["x_there"] == (batch["i"] % 3 == 1)).all()
+            assert (batch["x"] == torch.where(batch["x_there"], batch["i"] / 2, 0)).all()
+
+
 def test_another_device_gets_copies(adapter: Any, path: str) -> None:
     with adapter.Loader(path, BATCH, both, device="meta") as loader:
         batch = next(iter(loader))
@@ -176,20 +188,43 @@ def test_a_loop_left_early_is_over(adapter: Any, path: str) -> None:
 
 def test_lightning_finds_what_it_looks_for(adapter: Any, path: str) -> None:
     """`batch_sampler.sampler.set_epoch` and the state; and nothing that makes it or Accelerate wrap the loader."""
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, SequentialSampler
 
     with adapter.Loader(path, BATCH, both) as loader:
         loader.batch_sampler.sampler.set_epoch(3)
         assert loader.epoch == 3
         assert not isinstance(loader, DataLoader)
-        assert not hasattr(loader, "dataset")
-        assert not hasattr(loader, "sampler")
+        assert isinstance(loader.sampler, SequentialSampler)  # all epochs have the same batches
+        with adapter.Loader(path, BATCH, both, shuffle="global") as shuffled:
+            assert shuffled.sampler is shuffled.batch_sampler
         state = {**loader.state_dict(), "position": 2 * BATCH, "ranks": 5}
         loader.load_state_dict(state)
         with pytest.raises(OptionError, match=r"of 5 ranks .* on 1: .*Resume"):
             loader.batch_sampler.sampler.set_epoch(3)
         loader.load_state_dict({**state, "position": 0})
         loader.batch_sampler.sampler.set_epoch(3)  # at an epoch's beginning the numbers agree
+
+
+def test_a_data_loader_without_the_first_batches(adapter: Any, path: str) -> None:
+    """What Hugging Face's Trainer makes of a loader when it resumes."""
+    framework("accelerate")
+    from accelerate import Accelerator, skip_first_batches
+
+    Accelerator(cpu=True)
+    with adapter.Loader(path, BATCH, both, shuffle="global", seed=1, ids="i") as loader:
+        assert len(loader.dataset) == N
+        for epoch, skipped in ((0, 2), (1, 0), (3, 6), (2, 1)):
+            rest = skip_first_batches(loader, skipped)
+            rest.batch_sampler.batch_sampler.set_epoch(epoch)
+            for _ in range(2):  # one loop that is left, and a whole one
+                assert next(iter(rest))["i"].tolist() == order(path, epoch)[skipped]
+                loader.set_epoch(epoch)
+            assert [batch["i"].tolist() for batch in rest] == order(path, epoch)[skipped:]
+            assert loader.epoch == epoch + 1
+        indices = iter(loader.batch_sampler)
+        loader.dataset.__getitems__(next(indices))
+        with pytest.raises(OptionError, match="batch 4 was asked for after batch 0"):
+            loader.dataset.__getitems__([4])
 
 
 def test_as_many_ranks_as_torch_has(adapter: Any, torch: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +359,26 @@ def test_frameworks_rebuild_a_batch(torch: Any, path: str) -> None:
             assert [t.device.type for t in moved] == ["meta", "meta"]
         assert find_batch_size(tensors) == BATCH
         assert _pytree.tree_map(lambda leaf: leaf is batch, batch) is True  # a leaf: nothing takes it apart
+
+
+def test_lightning_logs_batches_of_a_plain_loader_by_their_size(torch: Any, path: str) -> None:
+    framework("lightning")
+    import lightning.pytorch as pl
+
+    class Model(pl.LightningModule):
+        def validation_step(self, batch: Any, index: int) -> None:
+            sizes = {} if index == 3 and not said else {"batch_size": len(batch["x"])}
+            self.log("y", float(batch["y"].sum()) / len(batch["x"]), **sizes)
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(accelerator="cpu", enable_checkpointing=False, **quiet)
+    with pario.Loader(path, BATCH, both, comm="self") as loader:
+        said = True
+        (found,) = trainer.validate(Model(), loader, verbose=False)
+        assert found["y"] == pytest.approx(np.arange(N).mean())
+        said = False
+        with pytest.raises(Exception, match=r"self\.log\(\.\.\., batch_size=batch_size\)"):
+            trainer.validate(Model(), loader, verbose=False)
 
 
 def test_jax_may_use_the_batches_memory(path: str) -> None:

@@ -1,7 +1,8 @@
-"""Training in PyTorch's DDP, Lightning, Accelerate, JAX and TensorFlow: every record once per epoch, in pario's order,
-also after resuming on another number of ranks. The oracle is the order of a plain loader in this process.
+"""Training in PyTorch's DDP, Lightning, Accelerate, Hugging Face's Trainer, JAX and TensorFlow: every record once per
+epoch, in pario's order, also after resuming on another number of ranks. The oracle is the order of a plain loader in
+this process.
 
-They need torch, lightning, accelerate, jax and tensorflow, and run by `-m frameworks`: .ci/run makes an environment.
+They need all of these, and run by `-m frameworks`: .ci/run makes an environment.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FRAMEWORKS = ["ddp", "lightning", "accelerate", "jax", "tensorflow"]
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    for name in ("torch", "lightning", "accelerate", "jax", "tensorflow"):
+    for name in ("torch", "lightning", "accelerate", "transformers", "jax", "tensorflow"):
         framework(name)
 
 
@@ -183,6 +184,42 @@ def test_lightning_without_the_callback_is_refused_where_it_would_lose_records(
     assert done.status not in (0, None)
     assert "a state of 2 ranks goes on in the middle of an epoch on 3" in done.output
     assert "pario.adapters.lightning.Resume" in done.output
+
+
+def test_lightning_overfits_the_same_batches(data: str, orders: list[list[int]], tmp_path: Path) -> None:
+    notes = run("lightning", 2, data, tmp_path, "--overfit", "3")
+    assert len(notes.train) == frameworks_job.EPOCHS
+    for steps in notes.train.values():
+        check(steps, orders[0][: 3 * 2 * BATCH], 2)
+
+
+def test_lightning_without_the_callback_does_not_overfit_other_batches(data: str, tmp_path: Path) -> None:
+    words = [JOB, "lightning", data, str(tmp_path), "--overfit", "3", "--without-callback"]
+    done = run_job(2, words, limit_s=200, env={"PYTHONPATH": ROOT})
+    assert done.status not in (0, None)
+    assert "You requested to overfit but enabled train dataloader shuffling" in done.output
+    key_order = run("lightning", 2, data, tmp_path, "--overfit", "3", "--without-callback", "--shuffle", "")
+    for steps in key_order.train.values():
+        check(steps, list(range(3 * 2 * BATCH)), 2)
+
+
+# -- Hugging Face's Trainer --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [3, 7, STOP])
+def test_a_trainer_resumes_by_its_own_checkpoint(
+    steps: int, data: str, orders: list[list[int]], tmp_path: Path
+) -> None:
+    """Within the first epoch, after it, and in the second one. Nothing of pario is saved: it counts batches."""
+    before = run("transformers", 2, data, tmp_path, "--stop-after", str(steps))
+    taken = {epoch: [i for step in done for i in step] for epoch, done in before.train.items()}
+    after = run("transformers", 2, data, tmp_path, "--resume")
+    for epoch in range(frameworks_job.EPOCHS):
+        seen = taken.get(epoch, [])
+        assert len(seen) == min(max(steps * 2 * BATCH - epoch * 7 * 2 * BATCH, 0), N)
+        check(before.train.get(epoch, []), orders[epoch][: len(seen)], 2)
+        check(after.train.get(epoch, []), orders[epoch][len(seen) :], 2)
+    assert sorted(after.validate[frameworks_job.EPOCHS]) == list(range(N))
 
 
 # -- launchers that are not MPI's --------------------------------------------------------------------------------------

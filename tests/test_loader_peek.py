@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pario
-from pario.errors import ClosedError, DecodeError
+from pario.errors import ClosedError, DecodeError, OptionError
 
 N, SIZE, VALUES = 53, 8, 128
 
@@ -158,3 +158,19 @@ def test_a_loop_that_failed_or_was_dropped_is_left(path: str) -> None:
             assert (loader.epoch, loader.peek().step) == (epoch + 1, 1)
             del batches
             assert (loader.epoch, loader.peek().step) == (epoch + 2, 0)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=["records", "budget"])
+@pytest.mark.parametrize("shuffle", [False, "global", "block"])
+def test_an_epoch_begins_at_any_batch(path: str, shuffle: Any, size: Any) -> None:
+    if shuffle == "block" and not isinstance(size, int):
+        size = SIZE
+    with pario.Loader(path, size, DRAWN, shuffle=shuffle, seed=3, options=SMALL, comm="self") as loader:
+        expected = [[content(batch) for batch in loader] for _ in range(3)]
+        for epoch, first in ((2, 1), (0, 3), (0, len(expected[0]) - 1), (1, 0)):
+            loader.set_epoch(epoch, first)
+            assert [content(batch) for batch in loader] == expected[epoch][first:]
+            assert loader.epoch == epoch + 1
+        for wrong in (-1, 1.0, True, len(expected[1])):
+            with pytest.raises(OptionError, match="batch must be"):
+                loader.set_epoch(1, wrong)

@@ -9,8 +9,8 @@ import pytest
 from made_records import arrays, made
 
 import pario
-from pario.decode import Draw, Image, Json
-from pario.errors import DecodeError, PeerError
+from pario.decode import Draw, Function, Image, Json
+from pario.errors import DecodeError, OptionError, PeerError
 
 pytestmark = [pytest.mark.mpi]
 
@@ -135,3 +135,30 @@ def test_windows_flips_and_jitter_are_those_of_one_process(world, pictures):
                 np.testing.assert_array_equal(batch["data"], right["data"][batch.ids])
                 seen += batch.ids.tolist()
             assert sorted(i for ids in world.allgather(seen) for i in ids) == list(range(50))
+
+
+@pytest.mark.parametrize("ragged", [None, "flat", "pad"])
+def test_what_only_some_records_have(world, path, ragged):
+    """Which records these are rank 0 finds out: all ranks have its dtype."""
+    lacks = Json(["n", "energy"], optional=["energy"], ragged=ragged and {"energy": ragged})
+    with pytest.raises((OptionError, PeerError)) as caught:
+        pario.Loader(path, 8, lacks, comm=world, on_error="skip")
+    assert isinstance(caught.value, PeerError if world.rank else OptionError)
+
+    def decode(value):
+        number = json.loads(value)["n"]
+        return {"n": number, "energy": [number / 2] if number in (150, 151, 210) else None}
+
+    some = Function(decode, optional=["energy"], ragged=ragged and {"energy": ragged})
+    with pario.Loader(path, 8, some, comm=world, on_error="skip", shuffle="global") as loader:
+        there = {}
+        for batch in loader:
+            assert batch["energy"].dtype == np.float64
+            assert batch["energy_there"].dtype == bool
+            rows = batch["energy"][batch["energy_there"]] if ragged != "flat" else batch["energy"]
+            if rows.size:
+                there.update(zip(batch["n"][batch["energy_there"]].tolist(), rows.ravel().tolist(), strict=True))
+    found = {}
+    for part in world.allgather(there):
+        found.update(part)
+    assert found == {150: 75.0, 151: 75.5, 210: 105.0}

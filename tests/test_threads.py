@@ -238,3 +238,29 @@ def test_at_the_end_all_are_told_and_waited_for(end: str) -> None:
     assert said.index("told kept") > said.index("alive MainThread") or "fork" not in end  # by the parent, after that
     assert "refused" in said
     assert not done.stderr
+
+
+INTERRUPTED = """
+start = threading.Thread.start
+def interrupted(thread):
+    start(thread)
+    raise KeyboardInterrupt
+threading.Thread.start = interrupted
+for one in (lambda: others.put(lambda: None), lambda: User("started")):
+    try:
+        one()
+    except KeyboardInterrupt:
+        say("Ctrl-C")
+threading.Thread.start = start
+"""
+
+
+def test_threads_that_ctrl_c_kept_from_their_owners_end_too() -> None:
+    """It comes while `start` waits for the thread to run: nobody has it in a list."""
+    script = ENDS + 'others = threads.Workers("others", 1)' + INTERRUPTED
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.split("\n")
+    assert said.count("Ctrl-C") == 2
+    assert said.count("alive MainThread") == 1, done.stdout

@@ -29,10 +29,17 @@ class Resume(Callback):
     Lightning counts the batches of an epoch and ends the epoch at that number. On another number of ranks the rest of
     an epoch has another number of batches: this callback writes it into the checkpoint that Lightning is loading. On
     the same number of ranks it changes nothing.
+
+    With `Trainer(overfit_batches=...)` every epoch has the batches of the first one.
     """
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Called by Lightning on every rank, before it looks at the loaders."""
+        if stage == "fit":
+            self._loader.batch_sampler.held = self._loader.epoch if trainer.overfit_batches else None
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Called by Lightning on every rank."""

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from pario.adapters.by_batch import Batches, BatchSampler, as_it_is
 from pario.adapters.sampling import prefetching
 from pario.checkpoint.checkpointer import Checkpointer as NumpyCheckpointer
 from pario.checkpoint.dtypes import FOREIGN, dtype_name, dtype_of
@@ -95,6 +96,7 @@ class Loader:
         self._ids = ids
         self._device = torch.device("cpu" if device is None else device)
         self._own_comm = options.get("comm") is not None
+        self._sequential = not options.get("shuffle") and options.get("weights") is None
         self.loader = NumpyLoader(path, batch_size, decoder, **options)
         self._link = _link(self._device)
         #: state of the last batch that was handed out, while others are on their way to the device
@@ -102,10 +104,18 @@ class Loader:
         self._batches: Callable[[], Iterator[Batch] | None] = lambda: None  # those of the loop, while somebody has it
         self._loaded = False  # a state was loaded, and no loop has begun since
         self._foreign_ranks = 0  # number of ranks that saved it, if that is another one
-        self.batch_sampler = _BatchSampler(self)
+        # For Trainers that make a DataLoader out of this one.
+        self.dataset, self.batch_sampler = Batches(self), BatchSampler(self)
+        self.collate_fn, self.prefetch_factor = as_it_is, None
 
     def __len__(self) -> int:
         return self.loader.batches
+
+    @property
+    def sampler(self) -> Any:
+        """A SequentialSampler if all epochs have the same batches; else what tells the epoch."""
+        alike = self._sequential or self.batch_sampler.held is not None
+        return torch.utils.data.SequentialSampler(self.dataset) if alike else self.batch_sampler
 
     @property
     def taken(self) -> int:
@@ -176,13 +186,13 @@ class Loader:
             return self.loader.epoch
         return int(self._handed_out["epoch"])
 
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next loop run this epoch: from its beginning, or from where a state of this epoch, loaded just
-        before, says. Call it on every rank."""
-        if not (self._loaded and self.loader.epoch == epoch):
+    def set_epoch(self, epoch: int, batch: int = 0) -> None:
+        """Let the next loop run this epoch: from this batch, or, if that is 0, from where a state of this epoch, loaded
+        just before, says. Call it on every rank."""
+        if batch or not (self._loaded and self.loader.epoch == epoch):
             self._handed_out = None
             self._loaded, self._foreign_ranks = False, 0
-            self.loader.set_epoch(epoch)
+            self.loader.set_epoch(epoch, batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that the loop has got: that of `pario.Loader`, and `ranks`, the number of
@@ -214,26 +224,6 @@ class Loader:
     def __repr__(self) -> str:
         form = self._form if isinstance(self._form, str) else getattr(self._form, "__name__", "function")
         return f"<tensors ({form}) on {self._device} of {self.loader!r}>"
-
-
-class _BatchSampler:
-    """Where Lightning looks for something to tell the epoch: `loader.batch_sampler.sampler.set_epoch(epoch)`."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.sampler = self
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        loader = self._loader
-        if loader._foreign_ranks and loader._loaded and loader.taken:
-            raise OptionError(
-                f"a state of {loader._foreign_ranks} ranks goes on in the middle of an epoch on "
-                f"{loader.loader.groups}: Lightning goes by its number of batches, and would end the epoch at "
-                "another record",
-                hint="Trainer(callbacks=[pario.adapters.lightning.Resume(train_loader)]) corrects the number "
-                "(docs/pytorch.md)",
-            )
-        loader.set_epoch(epoch)
 
 
 # -- tensors -------------------------------------------------------------------------------------------------------

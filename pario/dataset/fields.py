@@ -69,16 +69,19 @@ class FieldSet:
     mark : what all ranks must have alike
     """
 
-    def __init__(self, names: list[str], makers: list[Template | Made], decoders: list[Decoder | None]) -> None:
+    def __init__(
+        self, names: list[str], makers: list[Template | Made], decoders: list[Decoder | None], optional: list[str]
+    ) -> None:
         self.names = names
         self.makers = makers
         self._decoders = decoders
+        self.optional = optional
         marks = [("template", str(one)) if isinstance(one, Template) else one.mark for one in makers]
-        self.mark = tuple(zip(names, marks, strict=True))
+        self.mark = (*zip(names, marks, strict=True), *optional)
 
     def decoder(self, samples: Lookup | None = None) -> Fields:
         """A new one, for these samples."""
-        return Fields(dict(zip(self.names, self._decoders, strict=True)), samples)
+        return Fields(dict(zip(self.names, self._decoders, strict=True)), samples, self.optional)
 
 
 class Found(NamedTuple):
@@ -113,12 +116,17 @@ def as_fields(given: Any) -> FieldSet | None:
         raise OptionError(f"fields must be a dict, field -> (template or function, decoder), got {given!r}", hint=_LIKE)
     makers: list[Template | Made] = []
     decoders: list[Decoder | None] = []
+    optional: list[str] = []
     for name, pair in given.items():
         if not isinstance(name, str) or not name or "." in name or "\0" in name:
             raise OptionError(f"fields: a name is a text without a dot, got {name!r}")
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        if not isinstance(pair, (tuple, list)) or not (len(pair) == 2 or (len(pair) == 3 and pair[2] == "optional")):
             raise OptionError(f"field {name!r} must be (template or function, decoder), got {pair!r}", hint=_LIKE)
-        keys, decoder = pair
+        keys, decoder = pair[:2]
+        if len(pair) == 3:
+            if not makers:
+                raise OptionError(f"field {name!r}, the first one, says which samples there are: it is not optional")
+            optional.append(name)
         if isinstance(keys, (str, bytes)):
             makers.append(Template(keys))
         elif callable(keys):
@@ -130,7 +138,7 @@ def as_fields(given: Any) -> FieldSet | None:
         except OptionError as e:
             e.what = f"field {name!r}: {e.what}"
             raise
-    return FieldSet(list(given), makers, decoders)
+    return FieldSet(list(given), makers, decoders, optional)
 
 
 _LIKE = 'As fields={"image": ("image-%09d", pario.decode.Image(224)), "label": ("label-%09d", pario.decode.Text())}.'
@@ -367,7 +375,7 @@ def _say_missing(fields: FieldSet, reader: Reader, numbers: np.ndarray, rest: li
     """Say in one line what the samples lack: the error comes when such a sample does. On rank 0."""
     for name, ids in zip(fields.names[1:], rest, strict=True):
         lacks = np.flatnonzero(ids < 0)
-        if len(lacks):
+        if len(lacks) and name not in fields.optional:
             _log.warning(
                 "%s: %d of %d samples have no record of field %r; the first of them is sample %d",
                 *(reader.path, len(lacks), len(ids), name, int(numbers[lacks[0]])),

@@ -125,6 +125,11 @@ class Decoder(ABC):
         """Whether what was learnt leaves something to further records, which `learn` is shown until it does not."""
         return self.users is not self and self.users.is_open
 
+    def settle(self, seen: int) -> None:
+        """Called where no further records are shown, after `seen`. Raises OptionError if they say too little."""
+        if self.users is not self:
+            self.users.settle(seen)
+
     @abstractmethod
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         """The arrays that these records need; dtype object for rows of any size. Do not change the returned dict."""
@@ -135,6 +140,11 @@ class Decoder(ABC):
 
         Returns the rows that failed; their content is undefined. Never raises for bad data.
         """
+
+    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
+        """Write what a sample has that lacks this optional field (fields.py): 0, and None into arrays of objects."""
+        for array in arrays.values():
+            array[row] = None if array.dtype == object else 0
 
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The arrays that the user gets, from those of a whole batch, without the rows that failed."""

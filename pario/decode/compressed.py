@@ -72,6 +72,12 @@ class Compressed(Decoder):
     def is_open(self) -> bool:
         return self.inner.is_open
 
+    def settle(self, seen: int) -> None:
+        self.inner.settle(seen)
+
+    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
+        self.inner.blank(arrays, row)
+
     @abstractmethod
     def unpack(self, record: bytes) -> bytes:
         """The content. Raises _Broken, or what the library raises."""

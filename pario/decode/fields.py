@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from pario.records import Records
 #: Between the name of a field and that of a column of its decoder, until the batch is finished.
 _MARK = "\0"
 #: What decoders call the arrays beside "data".
-_BESIDE = ("offsets", "lengths")
+_BESIDE = ("offsets", "lengths", "there")
 
 
 class Lookup(Protocol):
@@ -60,12 +60,17 @@ class Fields(Decoder):
 
     decoders : field -> decoder of its records; None: the bytes, one object per record
     lookup : knows the samples; None: nothing is decoded yet
+    optional : fields that samples may lack. Beside such a field x comes x_there, bool[b]
     """
 
-    def __init__(self, decoders: Mapping[str, Decoder | None], lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, decoders: Mapping[str, Decoder | None], lookup: Lookup | None = None, optional: Collection[str] = ()
+    ) -> None:
         # Copies: what they learn belongs to this decoder.
         self.inner = {name: Verbatims() if one is None else copy.copy(one) for name, one in decoders.items()}
         self._lookup = lookup
+        self._optional = [j for j, name in enumerate(self.inner) if name in optional]
+        self._known: set[str] = set()  # fields whose decoders have seen a record
         self.records_per_row = len(self.inner)
         for name, decoder in self.inner.items():
             if not decoder.by_rows:
@@ -98,21 +103,38 @@ class Fields(Decoder):
 
     @property
     def is_open(self) -> bool:
-        return any(one.is_open for one in self.inner.values())
+        return any(one.is_open or self._unseen(name) for name, one in self.inner.items())
+
+    def _unseen(self, name: str) -> bool:
+        return bool(self._known) and name not in self._known and self.inner[name].spec is None
+
+    def settle(self, seen: int) -> None:
+        for name, one in self.inner.items():
+            if self._unseen(name):
+                raise OptionError(
+                    f"none of the {seen} samples that were looked at has the optional field {name!r}",
+                    hint="A decoder that knows the shape without a record, as Raw(dtype, shape) does, needs none.",
+                )
+            if one.is_open:
+                one.settle(seen)
 
     def learn(self, record: np.ndarray) -> Any:
         raise NotImplementedError("a sample has several records: learn_from")
 
     def learn_from(self, records: Records, draw: Draw) -> Any:
         numbers = self.lookup.numbers(records.ids[:: self.records_per_row])
-        for _, field, key in self.lookup.missing(records.ids[:: self.records_per_row]):
-            raise DecodeError(self._lack(int(numbers[0]), field, key))
+        lacks = {field: key for _, field, key in self.lookup.missing(records.ids[:: self.records_per_row])}
+        for field in lacks.keys() - set(self._optional):
+            raise DecodeError(self._lack(int(numbers[0]), field, lacks[field]))
         for j, (name, one) in enumerate(self.inner.items()):
+            if j in lacks or (name in self._known and not one.is_open):
+                continue
             try:
                 one.learn_at(records[j], int(numbers[0]), self._draw(draw, records.ids[j : j + 1], numbers))
             except DecodeError as error:
                 error.what = f"sample {numbers[0]}, field {name!r}: {error.what}"
                 raise error.at() from None
+            self._known.add(name)
         return self.spec
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
@@ -120,18 +142,33 @@ class Fields(Decoder):
         for j, (name, one) in enumerate(self.inner.items()):
             for column, spec in one.shapes(self._field(records, j, records.ids[j :: self.records_per_row])).items():
                 arrays[f"{name}{_MARK}{column}"] = spec
+            if j in self._optional:
+                arrays[f"{name}{_MARK}{_MARK}"] = ((len(records) // self.records_per_row,), np.dtype(bool))
         return arrays
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
         first = np.array(records.ids[:: self.records_per_row])
         numbers = self.lookup.numbers(first)
-        failed = {row: self._lack(int(numbers[row]), field, key) for row, field, key in self.lookup.missing(first)}
-        # No decoder sees the record that stands in for a missing one: only the stretches between such samples.
-        edges = [-1, *sorted(failed), len(first)]
-        stretches = [slice(before + 1, after) for before, after in pairwise(edges) if before + 1 < after]
+        lacks: list[set[int]] = [set() for _ in self.inner]
+        failed: dict[int, str] = {}
+        for row, field, key in self.lookup.missing(first):
+            if field in self._optional:
+                lacks[field].add(row)
+            else:
+                failed[row] = self._lack(int(numbers[row]), field, key)
+        broken = set(failed)
         for j, (name, one) in enumerate(self.inner.items()):
+            # No decoder sees the record that stands in for a missing one: only the stretches between such samples.
+            edges = [-1, *sorted(broken | lacks[j]), len(first)]
+            stretches = [slice(before + 1, after) for before, after in pairwise(edges) if before + 1 < after]
             begin = f"{name}{_MARK}"
             mine = {whole[len(begin) :]: array for whole, array in out.items() if whole.startswith(begin)}
+            if j in self._optional:
+                there = mine.pop(_MARK)
+                there[:] = True
+                for row in lacks[j]:
+                    there[row] = False
+                    one.blank(mine, row)
             whole_field = self._field(records, j, numbers)
             drawn = self._draw(draw, records.ids[j :: self.records_per_row], numbers)
             for rows in stretches:
@@ -146,7 +183,8 @@ class Fields(Decoder):
         for name, one in self.inner.items():
             begin = f"{name}{_MARK}"
             mine = {full[len(begin) :]: array for full, array in arrays.items() if full.startswith(begin)}
-            for column, array in one.finish(mine).items():
+            there = {"there": mine.pop(_MARK)} if _MARK in mine else {}
+            for column, array in {**one.finish(mine), **there}.items():
                 called = _called(name, column)
                 if called in whole:
                     raise OptionError(f"two arrays of a batch would have the name {called!r}", hint="Rename a field.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,8 @@ class Function(RowDecoder):
         How arrays whose sizes differ become one: see docs/decoders.md.
     pad_value, pad_multiple : number, int
         Of "pad": what fills the rest, and what the first axis is a multiple of.
+    optional : names, optional
+        Of what records may lack: beside x comes x_there, bool[b]; see docs/decoders.md.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class Function(RowDecoder):
         ragged: str | Mapping[str, str] | None = None,
         pad_value: Any = 0,
         pad_multiple: int = 1,
+        optional: Iterable[str] = (),
     ) -> None:
         if not callable(f):
             raise OptionError(f"a decoder function must be callable, got {f!r}")
-        super().__init__(ragged, pad_value, pad_multiple)
+        super().__init__(ragged, pad_value, pad_multiple, optional)
         self.f, self.view, self.rng, self.parallel = f, bool(view), bool(rng), bool(parallel)
         self.asked, unknown = _asked(f)
         if len(unknown) > (self.rng and not (self.asked and "rng" in self.asked)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Json(FieldDecoder):
         How arrays whose sizes differ become one: see docs/decoders.md.
     pad_value, pad_multiple : number, int
         Of "pad": what fills the rest, and what the first axis is a multiple of.
+    optional : names, optional
+        Of what records may lack: beside x comes x_there, bool[b]; see docs/decoders.md.
     """
 
     def __init__(
@@ -40,8 +42,9 @@ class Json(FieldDecoder):
         ragged: str | Mapping[str, str] | None = None,
         pad_value: Any = 0,
         pad_multiple: int = 1,
+        optional: Iterable[str] = (),
     ) -> None:
-        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
+        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
         if arrays not in (None, "ase"):
             raise OptionError(f'arrays must be None or "ase", got {arrays!r}')
         self.arrays = arrays

@@ -14,6 +14,7 @@ from struct import unpack_from
 import numpy as np
 
 from pario.decode.base import describe
+from pario.kernels.gif import gif_codes
 
 JPEG = b"\xff\xd8\xff"
 
@@ -23,6 +24,9 @@ _MOST = 1 << 28
 _BUDGET, _MORE = 128 << 20, 192
 #: Most scans of a progressive JPEG: one of 20 bytes takes as long as any other. 10 are usual.
 _SCANS = 64
+#: Most clear codes of a GIF, each of which costs its codec a table of 4096 codes, and one for two others: encoders that
+#: do not compress clear it where codes would get longer, which two codes do at the earliest.
+_CLEARS = 64
 #: Most tiles of a JPEG 2000: each takes 6 KB.
 _TILES = 1 << 13
 #: Deflate, PNG's compression, makes bytes at most this many times smaller.
@@ -93,6 +97,9 @@ def _png(file: bytes) -> tuple[int, int, int]:
 
 def _gif(file: bytes) -> tuple[int, int, int]:
     width, height = unpack_from("<HH", file, 6)
+    clears, others = gif_codes(np.frombuffer(file, np.uint8))
+    if clears > _CLEARS + others // 2:
+        raise BadImage(f"GIF: {clears:,} of {clears + others:,} codes clear the codec's table")
     return height, width, 16
 
 

@@ -10,7 +10,7 @@ import ast
 import io
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,6 +161,8 @@ class Npz(FieldDecoder):
         None: every array has the dtype and shape that it has in record 0. Else: see docs/decoders.md.
     pad_value, pad_multiple : number, int
         Of "pad": what fills the rest, and what the first axis is a multiple of.
+    optional : names, optional
+        Of what records may lack: beside x comes x_there, bool[b]; see docs/decoders.md.
     most_bytes : int
         Records whose arrays would take more memory than this are bad.
     """
@@ -174,10 +176,11 @@ class Npz(FieldDecoder):
         ragged: str | Mapping[str, str] | None = None,
         pad_value: Any = 0,
         pad_multiple: int = 1,
+        optional: Iterable[str] = (),
         most_bytes: int = 120 << 20,
     ) -> None:
         fields = "all" if fields is None else fields
-        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
+        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
         self.most_bytes = int(most_bytes)
 
     def __repr__(self) -> str:
@@ -200,7 +203,7 @@ class Npz(FieldDecoder):
     def named(self, value: Any) -> dict[str, Any]:
         if self.fields == "all":
             return super().named(value)
-        missing = [name for name in map(str, self.fields) if name not in value]
+        missing = [name for name in map(str, self.fields) if name not in value and name not in self.optional]
         if missing:
             raise BadValue(f"no array {missing[0]!r} in the .npz file")
         return dict(value)

@@ -46,6 +46,8 @@ class Pickle(FieldDecoder):
         How arrays whose sizes differ become one: see docs/decoders.md.
     pad_value, pad_multiple : number, int
         Of "pad": what fills the rest, and what the first axis is a multiple of.
+    optional : names, optional
+        Of what records may lack: beside x comes x_there, bool[b]; see docs/decoders.md.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class Pickle(FieldDecoder):
         ragged: str | Mapping[str, str] | None = None,
         pad_value: Any = 0,
         pad_multiple: int = 1,
+        optional: Iterable[str] = (),
     ) -> None:
-        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple)
+        super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
         if allow is None and allow_pickle is not True:
             raise OptionError(
                 f"Pickle() has to be told how far to trust the file: {_WHY.rstrip()}",

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe, extent
+from pario.decode.numbers import EXACT, BadValue, as_it_is, check_exact, converted, holds, single, unrounded
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 
@@ -27,8 +28,6 @@ RAGGED = ("flat", "pad", "list", "object")
 _OBJECT = np.dtype(object)
 _I64 = np.dtype(np.int64)
 _F64 = np.dtype(np.float64)
-#: Below, float64 has every integer.
-_EXACT = 1 << 53
 #: What is no dict, without asking.
 _LEAVES = frozenset((np.ndarray, bool, int, float, str, bytes, list, tuple))
 #: Padding of more bytes than this, and of so many times the records' own, is refused.
@@ -36,16 +35,13 @@ _MOST_PADDED, _SPARSE = 1 << 30, 8
 _HOW = 'ragged="list", "flat" or "pad" takes arrays of different sizes'
 
 
-class BadValue(Exception):
-    """What the record holds does not fit; the text is the whole reason. Never leaves the decoders."""
-
-
 class Column(NamedTuple):
     """One named array of a batch.
 
     shape, dtype : of record 0's row
     ragged : "" if every row has this shape; "flat", "pad" or "list" if the first axes differ; "object" for anything
-    is_open : record 0 has no elements there, as [] has: the first record with some says what the column is
+    is_open : record 0 has no elements there, as [] has, or lacks this optional item: the first record with some says
+        what the column is. Until then, "object" if it is lacking
     """
 
     shape: tuple[int, ...]
@@ -67,12 +63,16 @@ class RowDecoder(Decoder):
         "object"  an array of objects [b], each as it is: strings, lists, dicts
     pad_value : number
     pad_multiple : round the first axis of padded arrays up to a multiple of this
+    optional : names of items that records may lack, or have as None. Beside x[b, ...] comes x_there, bool[b] (of
+        "data": "there"). Where it is False a row is 0, ragged ones are empty, and an array of objects has None
     """
 
     #: name -> dtype that its arrays are converted to
     dtypes: Mapping[str, np.dtype] = {}
 
-    def __init__(self, ragged: str | Mapping[str, str] | None, pad_value: Any, pad_multiple: int) -> None:
+    def __init__(
+        self, ragged: str | Mapping[str, str] | None, pad_value: Any, pad_multiple: int, optional: Iterable[str] = ()
+    ) -> None:
         modes = ragged.values() if isinstance(ragged, Mapping) else () if ragged is None else (ragged,)
         for mode in modes:
             if mode not in RAGGED:
@@ -83,6 +83,9 @@ class RowDecoder(Decoder):
             raise OptionError(f"pad_value must be a number, got {pad_value!r}")
         self.ragged = dict(ragged) if isinstance(ragged, Mapping) else ragged
         self.pad_value, self.pad_multiple = pad_value, int(pad_multiple)
+        self.optional = (optional,) if isinstance(optional, str) else tuple(optional)
+        if not all(isinstance(name, str) for name in self.optional):
+            raise OptionError(f"optional must be names, got {optional!r}")
         self.spec: dict[str, Column] | None = None
 
     def options(self) -> dict[str, tuple[Any, Any]]:
@@ -91,6 +94,7 @@ class RowDecoder(Decoder):
             "ragged": (self.ragged, None),
             "pad_value": (self.pad_value if self.pad_value != 0 else 0, 0),
             "pad_multiple": (self.pad_multiple if self.pad_multiple != 1 else 1, 1),
+            "optional": (self.optional or None, None),
         }
 
     @abstractmethod
@@ -124,9 +128,14 @@ class RowDecoder(Decoder):
             raise BadValue("returned None")
         else:
             items = {"data": value}
-        if not items:
+        if not items and not self.optional:
             raise BadValue("returned no arrays")
         return items
+
+    def _items(self, record: np.ndarray, number: int, draw: Draw, key: bytes) -> dict[str, Any]:
+        """name -> item of one record, None for optional ones that it lacks. Raises anything, as `value`."""
+        items = self.named(self.value(record, number, draw, key))
+        return {**items, **{name: items.get(name) for name in self.optional}} if self.optional else items
 
     def _leaves(self, value: Mapping[Any, Any], before: str, depth: int = 0) -> Any:
         """(name, item) of a dict, and of the dicts in it as "outer.inner"."""
@@ -146,6 +155,8 @@ class RowDecoder(Decoder):
 
     def _column(self, name: str, item: Any) -> Column:
         mode = self._mode(name)
+        if item is None and name in self.optional:
+            return Column((), _OBJECT, "object", mode != "object")
         if mode == "object" or _is_object(item):
             return Column((), _OBJECT, "object")
         array = self._array(name, item)
@@ -160,12 +171,12 @@ class RowDecoder(Decoder):
         try:
             array = np.asarray(item)
         except ValueError as error:  # lists of unequal lengths
-            raise BadValue(f"{name!r} is not an array of numbers: {error}; {_as_it_is(name)}") from error
+            raise BadValue(f"{name!r} is not an array of numbers: {error}; {as_it_is(name)}") from error
         dtype = self.dtypes.get(name)
-        if isinstance(item, (list, tuple)) and array.dtype.kind in "fc" and (np.abs(array) >= _EXACT).any():
-            array = _unrounded(name, item, array, dtype)
+        if isinstance(item, (list, tuple)) and array.dtype.kind in "fc" and (np.abs(array) >= EXACT).any():
+            array = unrounded(name, item, array, dtype)
         if dtype is not None and array.dtype != dtype:
-            array = _converted(name, array, dtype)
+            array = converted(name, array, dtype)
         return array.astype(_OBJECT) if array.dtype.hasobject or array.dtype.kind in "SU" else array
 
     def learn(self, record: np.ndarray) -> dict[str, Column]:
@@ -174,7 +185,7 @@ class RowDecoder(Decoder):
     def learn_at(self, record: np.ndarray, number: int, draw: Draw) -> dict[str, Column]:
         try:
             key = draw.keys(np.array([number]))[0] if self.wants_key and draw.keys is not None else b""
-            items = self.named(self.value(record, number, draw, key))
+            items = self._items(record, number, draw, key)
             spec = {name: self._column(name, item) for name, item in items.items()}
         except Exception as error:
             begins, advice = describe(record)
@@ -190,16 +201,22 @@ class RowDecoder(Decoder):
                 name: _settled(column, spec[name], items[name]) if column.is_open else column
                 for name, column in known.items()
             }
-        for name, column in spec.items():
-            if column.ragged in ("flat", "pad") and _beside(name, column.ragged) in spec:
-                raise OptionError(f"{name!r} needs the name {_beside(name, column.ragged)!r}, which the records use")
-            if column.ragged == "pad" and not _holds(column.dtype, self.pad_value):
-                raise OptionError(
-                    f"pad_value={self.pad_value!r} is no {column.dtype}, the dtype of {name!r}",
-                    hint="Choose a value that this dtype holds.",
-                )
+        _check(spec, self.optional, self.pad_value)
         self.spec = spec
         return spec
+
+    def settle(self, seen: int) -> None:
+        spec = self._columns()
+        lacking = [name for name, column in spec.items() if column.is_open and column.ragged == "object"]
+        for name in lacking:
+            dtype, mode = self.dtypes.get(name), self._mode(name)
+            if dtype is None:
+                raise OptionError(
+                    f"none of the {seen} records that were looked at has the optional item {name!r}",
+                    hint=f'Say its dtype, fields={{"{name}": "float32"}}; or {as_it_is(name)}, None where it lacks.',
+                )
+            spec[name] = Column((0,) if mode else (), dtype, mode)
+        _check(spec, self.optional, self.pad_value)
 
     @property
     def is_open(self) -> bool:
@@ -211,23 +228,27 @@ class RowDecoder(Decoder):
 
     def shapes(self, records: Records) -> dict[str, ArraySpec]:
         n = len(records)
-        return {
-            name: ((n,), _OBJECT) if ragged else ((n, *shape), dtype)
-            for name, (shape, dtype, ragged, _) in self._columns().items()
-        }
+        arrays: dict[str, ArraySpec] = {}
+        for name, (shape, dtype, ragged, _) in self._columns().items():
+            arrays[name] = ((n,), _OBJECT) if ragged else ((n, *shape), dtype)
+            if name in self.optional:
+                arrays[_beside(name, "there")] = ((n,), np.dtype(bool))
+        return arrays
 
     def decode(self, records: Records, out: dict[str, np.ndarray], draw: Draw) -> Failures:
-        spec = {name: column._replace(dtype=_single(column.dtype)) for name, column in self._columns().items()}
+        spec = {name: column._replace(dtype=single(column.dtype)) for name, column in self._columns().items()}
         failures: Failures = []
         keys = draw.keys(np.array(records.ids)) if self.wants_key and draw.keys is not None else None
         ids = records.ids.tolist()
         for i in range(len(ids)):
             try:
-                items = self.named(self.value(records[i], ids[i], draw, b"" if keys is None else keys[i]))
+                items = self._items(records[i], ids[i], draw, b"" if keys is None else keys[i])
                 if items.keys() != spec.keys():
                     raise BadValue(f"returned {sorted(items)}, for record 0 {sorted(spec)}")
                 for name, item in items.items():
                     out[name][i] = self._row(name, item, spec[name])
+                for name in self.optional:
+                    out[_beside(name, "there")][i] = items[name] is not None
             except Exception as error:
                 failures.append((i, reason(error)))
         return failures
@@ -235,6 +256,8 @@ class RowDecoder(Decoder):
     def _row(self, name: str, item: Any, column: Column) -> Any:
         """What goes into the column's row. Raises BadValue if it does not fit."""
         shape, dtype, ragged, _ = column
+        if item is None and name in self.optional:
+            return _nothing(column)
         if not ragged and not self.dtypes:  # the usual cases, in a fraction of the time
             kind = type(item)
             if kind is np.ndarray and item.dtype is dtype and item.shape == shape:
@@ -253,9 +276,9 @@ class RowDecoder(Decoder):
             same = array.ndim == len(shape) and (ragged != "flat" or array.shape[1:] == shape[1:])
         if same and array.dtype.kind in "iu":
             if dtype.kind in "iu" and isinstance(item, (int, list, tuple)):  # int64 is only what NumPy makes of them
-                array = _converted(name, array, dtype)
+                array = converted(name, array, dtype)
             elif dtype.type in (np.float64, np.complex128):
-                _check_exact(name, array[(array >= _EXACT) | (array <= -_EXACT)].tolist(), dtype)
+                check_exact(name, array[(array >= EXACT) | (array <= -EXACT)].tolist(), dtype)
         if same and (np.can_cast(array.dtype, dtype, "safe") or (ragged and not array.size)):
             return np.array(array, dtype) if ragged else array
         if not same and array.dtype != _OBJECT:
@@ -266,14 +289,21 @@ class RowDecoder(Decoder):
         got = type(item).__name__ if array.dtype == _OBJECT else extent(array.shape, array.dtype)
         raise BadValue(f"{name!r} is {got}, that of record 0 is {extent(shape, dtype)}; {why}")
 
+    def blank(self, arrays: dict[str, np.ndarray], row: int) -> None:
+        super().blank(arrays, row)
+        for name, column in self._columns().items():
+            arrays[name][row] = _nothing(column)
+
     def finish(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         spec = self._columns()
         if not any(column.ragged in ("flat", "pad") for column in spec.values()):
             return arrays
         whole: dict[str, np.ndarray] = {}
         for name, rows in arrays.items():
-            column = spec[name]
-            if column.ragged == "flat":
+            column = spec.get(name)
+            if column is None:  # what is there
+                whole[name] = rows
+            elif column.ragged == "flat":
                 whole[name], whole[_beside(name, "flat")] = _flat(rows, column)
             elif column.ragged == "pad":
                 whole[name], whole[_beside(name, "pad")] = self._padded(rows, column)
@@ -314,8 +344,9 @@ class FieldDecoder(RowDecoder):
         ragged: str | Mapping[str, str] | None = None,
         pad_value: Any = 0,
         pad_multiple: int = 1,
+        optional: Iterable[str] = (),
     ) -> None:
-        super().__init__(ragged, pad_value, pad_multiple)
+        super().__init__(ragged, pad_value, pad_multiple, optional)
         self.fields: Any = fields
         if isinstance(fields, str) and fields != "all":
             self.fields = (fields,)
@@ -328,6 +359,9 @@ class FieldDecoder(RowDecoder):
             self.dtypes = wanted
         if self.fields is not None and not self.fields:
             raise OptionError(f'fields must be None, "all" or names, got {fields!r}')
+        unknown = [name for name in self.optional if self.fields != "all" and name not in map(str, self.fields or ())]
+        if unknown:
+            raise OptionError(f"optional={unknown}: no such fields are asked for, fields={fields!r}")
 
     def __repr__(self) -> str:
         return self._repr(fields=(self.fields, None), **self.options())
@@ -341,15 +375,23 @@ class FieldDecoder(RowDecoder):
                     return {"data": value[0], "label": value[1]}
                 return {str(i): item for i, item in enumerate(value)}
             return super().named(value)
-        return {str(name): _field(value, name) for name in self.fields}
+        return {str(name): self._field_of(value, str(name)) for name in self.fields}
+
+    def _field_of(self, value: Any, name: str) -> Any:
+        try:
+            return _field(value, name)
+        except BadValue:
+            if name not in self.optional:
+                raise
+            return None
 
     def _column(self, name: str, item: Any) -> Column:
         return Column((), _OBJECT, "object") if self.fields is None else super()._column(name, item)
 
 
-def _field(value: Any, name: Any) -> Any:
+def _field(value: Any, name: str) -> Any:
     """The value of a field: "a.b", 3, or "a.3". Raises BadValue."""
-    for part in str(name).split("."):
+    for part in name.split("."):
         if isinstance(value, Mapping):
             if part in value:
                 value = value[part]
@@ -377,12 +419,36 @@ def _field(value: Any, name: Any) -> Any:
                 value = getattr(value, part)
                 continue
             had = type(value).__name__
-        raise BadValue(f"no field {str(name)!r}; there is {had}")
+        raise BadValue(f"no field {name!r}; there is {had}")
     return value
+
+
+def _check(spec: dict[str, Column], optional: Collection[str], pad_value: Any) -> None:
+    """Raises OptionError if options do not fit these columns."""
+    for name, column in spec.items():
+        more = [column.ragged] if column.ragged in ("flat", "pad") else []
+        for beside in (_beside(name, word) for word in [*more, *(["there"] if name in optional else [])]):
+            if beside in spec:
+                raise OptionError(f"{name!r} needs the name {beside!r}, which the records use")
+        if column.ragged == "pad" and not holds(column.dtype, pad_value):
+            raise OptionError(
+                f"pad_value={pad_value!r} is no {column.dtype}, the dtype of {name!r}",
+                hint="Choose a value that this dtype holds.",
+            )
+
+
+def _nothing(column: Column) -> Any:
+    """The row of a record that lacks the item."""
+    if column.ragged in ("flat", "pad"):
+        shape = (0, *column.shape[1:]) if column.ragged == "flat" else (0,) * len(column.shape)
+        return np.empty(shape, column.dtype)
+    return None if column.ragged else np.zeros(column.shape, column.dtype)
 
 
 def _settled(known: Column, found: Column, item: Any) -> Column:
     """A column of which the records so far have no elements, after one more. float64 is what NumPy calls []."""
+    if known.ragged == "object":  # all of them lack it
+        return found
     if found.ragged == "object":  # a list of strings, but not a field that this record lacks
         return found if isinstance(item, (list, tuple, np.ndarray)) else known
     keeps_shape = not found.shape or (found.is_open and len(found.shape) <= len(known.shape))
@@ -392,69 +458,6 @@ def _settled(known: Column, found: Column, item: Any) -> Column:
         known.ragged,
         keeps_shape or found.is_open,
     )
-
-
-def _check_exact(name: str, numbers: list[Any], dtype: np.dtype) -> None:
-    """Raises BadValue if float64 would round one of the integers among them."""
-    for number in numbers:
-        if isinstance(number, (int, np.integer)) and int(float(number)) != number:
-            raise BadValue(f"{name!r} holds {number}, which {dtype} would round; {_as_it_is(name)}")
-
-
-def _unrounded(name: str, item: Any, array: np.ndarray, wanted: np.dtype | None) -> np.ndarray:
-    """The array of a list with large integers, which NumPy has made floats. Raises BadValue if it has rounded some and
-    nobody wanted floats."""
-    numbers = np.array(item, _OBJECT)
-    listed = numbers.ravel().tolist()
-    if all(isinstance(number, (int, np.integer)) and number >= 0 for number in listed):
-        return numbers.astype(np.uint64)
-    if wanted is None or wanted.kind not in "fc":
-        _check_exact(name, listed, array.dtype)
-    return array
-
-
-def _holds(dtype: np.dtype, number: Any) -> bool:
-    """Whether a column of this dtype can be filled up with this number, but for the rounding of floats."""
-    if dtype.kind not in "biufc":
-        return True
-    if np.iscomplexobj(number) and dtype.kind != "c":
-        return False
-    with np.errstate(all="ignore"):
-        try:
-            filled = np.full((), number, dtype)[()]
-        except (OverflowError, ValueError, TypeError):
-            return False
-    if dtype.kind in "fc":
-        return bool(np.isfinite(filled) or not np.isfinite(number))
-    return bool(filled == number)
-
-
-def _converted(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in this dtype. Raises BadValue if numbers would change by more than rounding."""
-    integers = array.dtype.kind in "biu" and dtype.kind in "iu"
-    if array.size and not integers and not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise BadValue(f"{name!r} is {extent(array.shape, array.dtype)}, which does not become {dtype}")
-    if array.size and integers:
-        limits = np.iinfo(dtype)
-        low, high = int(array.min()), int(array.max())
-        if low < limits.min or high > limits.max:
-            raise BadValue(f"{name!r} holds {low} to {high}, which does not fit {dtype}")
-    with np.errstate(over="ignore"):
-        converted = array.astype(dtype)
-    if dtype.kind in "fc" and array.dtype.kind in "iufc":
-        lost = np.isfinite(array) & ~np.isfinite(converted)
-        if lost.any():
-            raise BadValue(f"{name!r} holds {array[lost][0]}, which does not fit {dtype}")
-    return converted
-
-
-def _single(dtype: np.dtype) -> np.dtype:
-    """NumPy's only object for this dtype, which arrays have; one that was pickled is another."""
-    return np.dtype(dtype.type) if dtype.isnative and dtype.kind in "biufc" else dtype
-
-
-def _as_it_is(name: str) -> str:
-    return f'ragged={{"{name}": "object"}} takes it as it is'
 
 
 def _is_object(item: Any) -> bool:
@@ -467,8 +470,8 @@ def _is_object(item: Any) -> bool:
 
 
 def _beside(name: str, ragged: str) -> str:
-    """Name of the array that tells where the rows of a ragged one are."""
-    word = "offsets" if ragged == "flat" else "lengths"
+    """Name of the array that tells where the rows of a ragged one are, or which rows are "there"."""
+    word = {"flat": "offsets", "pad": "lengths"}.get(ragged, ragged)
     return word if name == "data" else f"{name}_{word}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +60,8 @@ class TensorProtos(RowDecoder):
         How arrays whose sizes differ become one: see docs/decoders.md.
     pad_value, pad_multiple : number, int
         Of "pad": what fills the rest, and what the first axis is a multiple of.
+    optional : names, optional
+        Of what records may lack: beside x comes x_there, bool[b]; see docs/decoders.md.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class TensorProtos(RowDecoder):
         ragged: str | Mapping[str, str] | None = None,
         pad_value: Any = 0,
         pad_multiple: int = 1,
+        optional: Iterable[str] = (),
     ) -> None:
-        super().__init__(ragged, pad_value, pad_multiple)
+        super().__init__(ragged, pad_value, pad_multiple, optional)
         if isinstance(names, str) or len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
             raise OptionError(f"names must be different names of the tensors, got {names!r}")
         if image is not None and not isinstance(image, Decoder):

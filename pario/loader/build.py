@@ -151,12 +151,15 @@ def _decoder_and_records(given: Arguments, reader: Reader) -> tuple[Decoder, Sel
 
 def _settle(decoder: Decoder, reader: Reader, stream: Stream, seed: int) -> None:
     """Show the decoder further records, near ones and far ones, until they say what record 0 has left open."""
-    for number in np.unique(np.geomspace(1, stream.n, _SETTLING).astype(np.int64)) - 1:
+    numbers = np.unique(np.geomspace(1, stream.n, _SETTLING).astype(np.int64)) - 1
+    for number in numbers:
         if not decoder.is_open:
             return
         ids = np.array([number]) if stream.chosen is None else stream.chosen.ids(np.array([number]))
         with suppress(DecodeError, ChecksumError):  # a bad record is bad when its batch comes
             decoder.learn_from(reader.read_stored(ids), Draw(seed, 0, reader.keys))
+    if decoder.is_open:
+        decoder.settle(len(numbers))
 
 
 def _counted(seats: Seats) -> str:

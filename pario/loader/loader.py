@@ -68,7 +68,8 @@ class Loader:
     fields : samples of several records (docs/selections.md): field -> (keys, decoder), instead of `decoder`. Keys are a
         template such as "image-%09d", or a function of a sample's number; a decoder that is None gives the bytes. The
         records of the first field say which samples there are; where another one is missing the sample is bad, as
-        `on_error` says. Batches count samples, and `batch.ids` are their numbers
+        `on_error` says, unless (keys, decoder, "optional") lets it: docs/decoders.md. Batches count samples, and
+        `batch.ids` are their numbers
     weights : with a list of paths, or with a list of selections in `select`, such as the ids of each class: how often
         each of these sources is drawn, in any unit. An epoch has as many draws as all sources have records; a source
         that runs out comes again, one that does not goes on in the next epoch (docs/selections.md). No record is in two
@@ -186,11 +187,12 @@ class Loader:
         """The epoch that is running, or else the next one."""
         return self._progress.next[0]
 
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next loop run this epoch from its beginning. Call it on every rank."""
-        if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
-            raise OptionError(f"epoch must be at least 0, got {epoch!r}")
-        self._progress.go_to(int(epoch))
+    def set_epoch(self, epoch: int, batch: int = 0) -> None:
+        """Let the next loop run this epoch, from its batch of this number on: 0 is the first. Call it on every rank."""
+        for name, number in (("epoch", epoch), ("batch", batch)):
+            if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
+                raise OptionError(f"{name} must be at least 0, got {number!r}")
+        self._progress.go_to(int(epoch), self._progress.position_of(int(epoch), int(batch)))
 
     @property
     def groups(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from pario.comm.alive import tell
 from pario.comm.base import abandoning
 from pario.decode.base import Draw
+from pario.errors import OptionError
 from pario.feed.choose import Way
 from pario.feed.source import Context, Parts
 from pario.loader.build import Built
@@ -96,6 +97,15 @@ class Progress:
         """Set where the next loop begins; leaves a running loop."""
         self.leave()
         self.epoch, self.position, self._begin_at, self._step = epoch, position, position, 0
+
+    def position_of(self, epoch: int, batch: int) -> int:
+        """The position where this batch of an epoch begins. Raises OptionError if there is none."""
+        if not batch:
+            return 0
+        schedule = Work(self._context.stream, self._shape, epoch, 0).schedule
+        if batch >= schedule.steps:
+            raise OptionError(f"batch must be below {schedule.steps}, the batches of epoch {epoch}, got {batch}")
+        return schedule.next_position(batch - 1)
 
     def meet(self, doing: str) -> None:
         """`Meeting.meet`; an error ends the loader. Collective."""
