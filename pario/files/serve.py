@@ -14,8 +14,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pario.errors import ParioError, SnapshotError
-from pario.files.beyond import OPENS, beyond, ends, renames, say_link, writes, writing
-from pario.files.calls import CHANGES, ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, change_opened, signed
+from pario.files.beyond import OPENS, beyond, ends, renames, writes, writing
+from pario.files.calls import (
+    CHANGES,
+    FOLLOW,
+    ON_DESCRIPTORS,
+    ON_PATHS,
+    TWO_PATHS,
+    Handler,
+    change_opened,
+    say_link,
+    signed,
+)  # fmt: skip
 from pario.files.crew import Duty
 from pario.files.notify import Gone, Receiver, failed
 from pario.files.numbers import CALLS, NUMBERS, machine
@@ -24,6 +34,7 @@ from pario.files.spots import Escaped, Spot, has_dots
 from pario.files.view import AT_FDCWD, Call, View
 
 _ARGUMENTS, _NOFOLLOW = 6, 0x100
+_NEW_ONLY = os.O_CREAT | os.O_EXCL
 #: where names of descriptors are
 _PROCESSES = (b"/proc/", b"/dev/fd/", b"/dev/std")
 
@@ -157,8 +168,10 @@ def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
     elif view.outputs is not None and spot.root == view.outputs.root:
         with writing(view, view.outputs, call):
             writes(view, view.outputs, call, way.name, spot.path)
-    else:
+    elif way.name == "openat2":
         way.answer(view, call, spot)
+    else:
+        way.answer(view, call, view.followed(spot, _follows(way, call)))
 
 
 def _may_read(view: View, call: Call, path: bytes) -> bool:
@@ -167,6 +180,15 @@ def _may_read(view: View, call: Call, path: bytes) -> bool:
         return True
     with lent(view, call) as may:
         return may
+
+
+def _follows(way: _Way, call: Call) -> bool:
+    """Whether the call follows a symbolic link at the end of its path."""
+    at = FOLLOW.get(way.name, -1)
+    flags = call[_ARGUMENTS + at] if at is not None and at >= 0 else 0
+    if way.name in OPENS:
+        return not flags & os.O_NOFOLLOW and flags & _NEW_ONLY != _NEW_ONLY
+    return at != -1 and not flags & _NOFOLLOW
 
 
 def _changes(way: _Way, call: Call) -> bool:
@@ -203,7 +225,7 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
                 renames(view, outputs, call, name, inside[0].path, inside[1].path)
         elif inside:
             if isinstance(spots[0], Spot) and (outputs is None or spots[0].root != outputs.root):
-                view.find(spots[0])
+                view.find(view.followed(spots[0], last=False))
             number = errno.EROFS if len(inside) == len(spots) else errno.EXDEV
             raise failed(number)
         else:

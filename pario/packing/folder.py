@@ -18,34 +18,17 @@ import stat
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
-from pario.packing.items import Items, inflated
+from pario.codec.listing import Row, folder_rows
+from pario.errors import FileError, OptionError, SnapshotError
+from pario.packing.items import Items
 from pario.records import Records
-from pario.text import DAMAGED, read_json
 
 #: Bytes of a key, as LMDB is built everywhere.
 _LONGEST = 511
-#: What the names of a folder may inflate to: so many bytes, so many times the part, and so many for each record.
-_TREE, _TIMES, _LONGEST_ROW = 64 << 20, 100, 4 << 10
-
-
-class Row(NamedTuple):
-    """One name below the folder. target : of a symbolic link; or the first name of the same file"""
-
-    path: bytes
-    mode: int
-    mtime_ns: int
-    uid: int
-    gid: int
-    target: bytes | None = None
-
-    @property
-    def is_record(self) -> bool:
-        return stat.S_ISREG(self.mode)
 
 
 class Tree(NamedTuple):
@@ -122,11 +105,6 @@ def read_tree(folder: str) -> Tree:
     return Tree(rows, sizes, skipped)
 
 
-def _is_possible(row: Row) -> bool:
-    owners = 0 <= row.uid < 0xFFFFFFFF and 0 <= row.gid < 0xFFFFFFFF
-    return owners and 0 <= row.mode < 1 << 16 and abs(row.mtime_ns) < 1 << 63 and b"\0" not in (row.target or b"")
-
-
 def _row(path: bytes, status: os.stat_result, target: bytes | None) -> Row:
     return Row(path, status.st_mode, status.st_mtime_ns, status.st_uid, status.st_gid, target)
 
@@ -176,32 +154,7 @@ class Restorer:
 
     def __init__(self, folder: str, part: bytes, dataset: str, records: int = 0) -> None:
         self._root = os.fsencode(folder)
-        self._dataset = dataset
-        try:
-            told: dict[str, Any] = read_json(inflated(part, _TREE + _TIMES * len(part) + _LONGEST_ROW * records))
-            self.rows = [
-                Row(os.fsencode(path), int(mode), int(mtime), int(uid), int(gid), None if t is None else os.fsencode(t))
-                for path, mode, mtime, uid, gid, t in told["rows"]
-            ]
-            if not all(map(_is_possible, self.rows)):
-                raise ValueError("a mode, an owner, a time or a link that no file has")
-            self._users, self._groups = dict(told["users"]), dict(told["groups"])
-        except DAMAGED as e:
-            raise CorruptedError(f"the part with the names of the folder is damaged: {e}", path=dataset) from e
-        self._check()
-
-    def _check(self) -> None:
-        folders = {row.path for row in self.rows if stat.S_ISDIR(row.mode)}
-        files = {row.path for row in self.rows if row.is_record}
-        seen: set[bytes] = set()
-        for row in self.rows:
-            parts = row.path.split(b"/")
-            bad = row.path and (b"\0" in row.path or any(part in (b"", b".", b"..") for part in parts))
-            if bad or row.path in seen or os.path.dirname(row.path) not in folders:
-                raise CorruptedError("a path of the folder leads elsewhere", path=self._dataset, key=row.path)
-            if row.is_record and row.target is not None and row.target not in files:
-                raise CorruptedError("a link of the folder leads to no file of it", path=self._dataset, key=row.path)
-            seen.add(row.path)
+        self.rows, self._users, self._groups = folder_rows(part, dataset, records)
 
     @property
     def files(self) -> list[Row]:

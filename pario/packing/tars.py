@@ -21,9 +21,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from pario.codec.listing import tar_ranges
 from pario.errors import CorruptedError, FileError, InvalidError
 from pario.fetch.file import FileFetcher
-from pario.packing.items import Items, inflated
+from pario.packing.items import Items
 from pario.packing.partial import refused
 from pario.records import Records
 
@@ -179,7 +180,7 @@ class TarRestorer:
         self._items = items
         try:
             self._rest = parts["tar"]
-            self.ranges = np.frombuffer(inflated(parts["members"], 24 * items.n), "<i8").reshape(-1, 3)
+            self.ranges = tar_ranges(parts["members"], items.n)
         except (KeyError, ValueError) as e:
             raise CorruptedError(f"the parts that make the tar again are damaged: {e}", path=dataset) from e
         records, offsets, nbytes = self.ranges.T

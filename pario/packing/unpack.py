@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from pario.codec.listing import inflated
 from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import CorruptedError, OptionError, ParioError
 from pario.machine import closing_fd
 from pario.packing.flow import Crew
 from pario.packing.folder import Restorer
-from pario.packing.items import Items, inflated
+from pario.packing.items import Items
 from pario.packing.pack import Summary, Talk, make_lmdb
 from pario.packing.partial import Partial, Target, exists, refused
 from pario.packing.sources import Source, Subset, describe, own_names

@@ -1,0 +1,235 @@
+"""The names that a packed folder or tar has, from the parts of its reserved entry (docs/packing.md, "The format").
+
+    tree             of a folder: deflated JSON, see `folder_rows`
+    tar, members     of a tar: its bytes without the values, and where these were (packing/tars.py)
+    N.tree, N.tar …  those of source N of several
+
+Anybody may have written them: every path is checked, and nothing here follows a link.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+import zlib
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pario.codec.packing import Packing
+from pario.errors import CorruptedError
+from pario.text import DAMAGED, read_json
+
+__all__ = ["Row", "folder_rows", "inflated", "misplaced", "rows_of", "tar_ranges"]
+
+#: What the names of a folder may inflate to: so many bytes, so many times the part, and so many for each record.
+_TREE, _TIMES, _LONGEST_ROW = 64 << 20, 100, 4 << 10
+
+
+class Row(NamedTuple):
+    """One name below the folder.
+
+    target : of a symbolic link; or the first name of the same file
+    named : the record's key, where it is not the path
+    """
+
+    path: bytes
+    mode: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    target: bytes | None = None
+    named: bytes = b""
+
+    @property
+    def is_record(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def key(self) -> bytes:
+        return self.named or self.path
+
+
+def inflated(part: bytes, most: int) -> bytes:
+    """What a part of the reserved entry inflates to. Raises ValueError if it is damaged, or if that is more than `most`
+    bytes: anybody may have written it, and a few bytes can say that they are terabytes."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(part, most + 1)
+    except zlib.error as e:
+        raise ValueError(str(e)) from None
+    if len(found) > most:
+        raise ValueError(f"it inflates to more than {most:,} bytes")
+    if not stream.eof or stream.unused_data:
+        raise ValueError("it ends too early, or bytes follow its end")
+    return found
+
+
+def _most(part: bytes, records: int) -> int:
+    return _TREE + _TIMES * len(part) + _LONGEST_ROW * records
+
+
+def folder_rows(part: bytes, dataset: str, records: int) -> tuple[list[Row], dict[str, str], dict[str, str]]:
+    """(the rows of a part `tree`, names of users by their numbers, and of groups). Raises CorruptedError."""
+    try:
+        told: dict[str, Any] = read_json(inflated(part, _most(part, records)))
+        keys = {os.fsencode(path): os.fsencode(key) for path, key in told.get("keys", {}).items()}
+        rows = [
+            Row(
+                os.fsencode(path), int(mode), int(mtime), int(uid), int(gid), None if t is None else os.fsencode(t),
+                keys.get(os.fsencode(path), b""),
+            )
+            for path, mode, mtime, uid, gid, t in told["rows"]
+        ]  # fmt: skip
+        if not all(map(_is_possible, rows)):
+            raise ValueError("a mode, an owner, a time or a link that no file has")
+        users, groups = dict(told["users"]), dict(told["groups"])
+    except DAMAGED as e:
+        raise CorruptedError(f"the part with the names of the folder is damaged: {e}", path=dataset) from e
+    wrong = misplaced(rows)
+    if wrong is not None:
+        raise CorruptedError(f"{wrong[0]} of the folder leads {wrong[1]}", path=dataset, key=wrong[2])
+    return rows, users, groups
+
+
+def _is_possible(row: Row) -> bool:
+    owners = 0 <= row.uid < 0xFFFFFFFF and 0 <= row.gid < 0xFFFFFFFF
+    return owners and 0 <= row.mode < 1 << 16 and abs(row.mtime_ns) < 1 << 63 and b"\0" not in (row.target or b"")
+
+
+def misplaced(rows: Sequence[Row]) -> tuple[str, str, bytes] | None:
+    """What is wrong with the first path that is none below the folder, and the path; None: all are."""
+    folders = {row.path for row in rows if stat.S_ISDIR(row.mode)}
+    files = {row.path for row in rows if row.is_record}
+    seen: set[bytes] = set()
+    for row in rows:
+        parts = row.path.split(b"/")
+        bad = row.path and (b"\0" in row.path or any(part in (b"", b".", b"..") for part in parts))
+        if bad or row.path in seen or os.path.dirname(row.path) not in folders:
+            return "a path", "elsewhere", row.path
+        if row.is_record and row.target is not None and row.target not in files:
+            return "a link", "to no file of it", row.path
+        seen.add(row.path)
+    return None
+
+
+def rows_of(packing: Packing, dataset: str) -> list[Row] | None:
+    """All names of what was packed, in the order of their paths, with the folders that nobody named. None: nothing but
+    keys is known, since it was an LMDB, or a tar has paths that lead out of a folder. Raises CorruptedError."""
+    kind, n = packing.more.get("source"), packing.n
+    if kind == "several":
+        try:
+            each = [(str(one["source"]), os.fsencode(one["prefix"])) for one in packing.more["sources"]]
+        except DAMAGED as e:
+            raise CorruptedError(f"its list of sources is damaged: {e}", path=dataset) from e
+    else:
+        each = [(str(kind), b"")]
+    found: dict[bytes, Row] = {}
+    for number, (kind, prefix) in enumerate(each):
+        first = f"{number}." if len(each) > 1 or packing.more.get("source") == "several" else ""
+        if kind == "folder" and f"{first}tree" in packing.parts:
+            rows: list[Row] | None = folder_rows(packing.parts[f"{first}tree"], dataset, n)[0]
+        elif kind == "tar" and f"{first}tar" in packing.parts:
+            rows = _tar_rows(packing.parts[f"{first}tar"], packing.parts.get(f"{first}members", b""), n)
+        else:
+            rows = None
+        if rows is None:
+            return None
+        for row in rows:
+            target = row.target if row.target is None or not row.is_record else prefix + row.target
+            path = (prefix + row.path).rstrip(b"/")
+            found[path] = row._replace(path=path, target=target, named=prefix + row.named if row.named else b"")
+    for path in list(found):
+        while path not in (b"", b"/"):
+            path = os.path.dirname(path)
+            found.setdefault(path, Row(path, stat.S_IFDIR | 0o755, -1, 0, 0))
+    found.setdefault(b"", Row(b"", stat.S_IFDIR | 0o755, -1, 0, 0))
+    every = [found[path] for path in sorted(found)]
+    files = sum(row.is_record for row in every)
+    if packing.more.get("source") == "folder" and files != n:
+        raise CorruptedError(f"{n} records for {files} names of files", path=dataset)
+    return every if files == n and all(map(_is_possible, every)) and misplaced(every) is None else None
+
+
+# -- tars --------------------------------------------------------------------------------------------------------------
+
+
+def tar_ranges(part: bytes, records: int) -> np.ndarray:
+    """i64[m, 3], the part `members`: record, offset in the tar, bytes. Raises ValueError."""
+    return np.frombuffer(inflated(part, 24 * records), "<i8").reshape(-1, 3)
+
+
+class _Holes(io.RawIOBase):
+    """A tar whose values are zeros: what the part `tar` keeps, with holes where they were."""
+
+    def __init__(self, rest: bytes, ranges: np.ndarray) -> None:
+        self._rest, self._at = rest, 0
+        self._begins = ranges[:, 1]
+        self._gone = np.concatenate([[0], np.cumsum(ranges[:, 2])])
+        self._ends = self._begins + ranges[:, 2]
+        self._nbytes = len(rest) + int(self._gone[-1])
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._nbytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, nbytes: int = -1) -> bytes:
+        left = max(0, self._nbytes - self._at)
+        left, out = left if nbytes < 0 else min(nbytes, left), bytearray()
+        while len(out) < left:
+            k = int(np.searchsorted(self._ends, self._at, side="right"))  # the first value that ends behind this
+            hole = k < len(self._ends) and self._begins[k] <= self._at
+            stop = self._ends[k] if hole else self._begins[k] if k < len(self._ends) else self._nbytes
+            here = min(int(stop) - self._at, left - len(out))
+            begin = self._at - int(self._gone[k])
+            out += bytes(here) if hole else self._rest[begin : begin + here].ljust(here, b"\0")
+            self._at += here
+        return bytes(out)
+
+
+def _tar_rows(rest: bytes, members: bytes, records: int) -> list[Row] | None:
+    """Of each name the last member. None if it cannot be told."""
+    found: dict[bytes, Row] = {}
+    linked: dict[bytes, list[bytes]] = {}  # further names of each
+    try:
+        holes = _Holes(inflated(rest, _most(rest, records)), tar_ranges(members, records))
+        with tarfile.open(fileobj=holes, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+            for member in tar:
+                path, first = (_path(text) for text in (member.name, member.linkname))
+                if not (member.isdir() or member.issym() or member.isreg() or (member.islnk() and first in found)):
+                    continue
+                for name in linked.pop(path, []):  # their content stays that of the member before
+                    found[name] = found[name]._replace(target=None)
+                kind = stat.S_IFDIR if member.isdir() else stat.S_IFLNK if member.issym() else stat.S_IFREG
+                mode, target = kind | (member.mode & 0o7777), _raw(member.linkname) if member.issym() else None
+                if member.islnk() and first != path:
+                    target, mode = found[first].target or first, found[first].mode
+                    linked.setdefault(target, []).append(path)
+                uid, gid = member.uid & 0x7FFFFFFF, member.gid & 0x7FFFFFFF
+                found[path] = Row(path, mode, _nanoseconds(member), uid, gid, target)
+    except (tarfile.TarError, ValueError, EOFError, IndexError, RecursionError):
+        return None
+    return list(found.values())
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _path(name: str) -> bytes:
+    path = _raw(name).removeprefix(b"./")
+    return b"" if path == b"." else path
+
+
+def _nanoseconds(member: tarfile.TarInfo) -> int:
+    try:
+        return int(Decimal(member.pax_headers.get("mtime", "")) * 10**9)
+    except (InvalidOperation, ValueError, OverflowError):
+        return int(member.mtime * 10**9)
