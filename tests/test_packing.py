@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import glob
 import gzip
+import hashlib
 import lzma
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,6 +25,7 @@ from pack_sources import FOLDERS, LMDBS, TARS, lmdb_truth, packed, tree_truth, u
 from pario import Loader, Reader
 from pario.comm.base import AnyWorld
 from pario.errors import FileError, OptionError, SnapshotError
+from pario.files.tree import Tree
 from pario.packing import sources
 from pario.packing.items import Database, Items, open_items
 
@@ -227,8 +230,90 @@ def test_a_path_that_is_no_key_is_named(tmp_path: Path) -> None:
         packed([str(tmp_path / "source")], str(tmp_path / "packed"))
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "source", arcname="")
-    with pytest.raises(FileError, match="longer than the 511 bytes"):
+    with pytest.raises(OptionError, match="has 610 bytes, and keys of an LMDB have at most 511"):
         packed([str(tmp_path / "a.tar")], str(tmp_path / "packed"), dictionary="no")
+
+
+def test_a_path_that_is_too_long_may_have_a_key_that_is_not_it(tmp_path: Path) -> None:
+    """Of a folder and a tar; of several sources the prefix leaves no room. Its digest is that of hashlib."""
+    source = tmp_path / "source"
+    deep = source / "/".join(["d" * 100] * 6)
+    deep.mkdir(parents=True)
+    for name in ("b", "a"):
+        (deep / name).write_bytes(name.encode())
+    (source / ("d" * 100) / "short").write_bytes(b"short")
+    truth = tree_truth(str(source))
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(source, arcname="")
+    long = [os.fsencode((deep / name).relative_to(source)) for name in "ab"]
+    keys = [path[:477] + b"%~" + hashlib.blake2b(path, digest_size=16).hexdigest().encode() for path in long]
+    target = str(tmp_path / "packed")
+    for given in (source, tmp_path / "a.tar"):
+        packed([str(given)], target, keys="hash", force=True)
+        assert keys_of(target)[:-1] == sorted([*keys, b"d" * 100 + b"/short"])
+        with Tree({"": target}) as tree:
+            assert [tree.read(os.fsdecode(path)) for path in long] == [b"a", b"b"]
+            assert [name for name, _ in tree.names("/".join(["d" * 100] * 6))] == ["a", "b"]
+        unpacked(target, str(tmp_path / "back"), force=True)
+        if given == source:
+            assert tree_truth(str(tmp_path / "back")) == truth
+            shutil.rmtree(tmp_path / "back")
+        else:
+            assert (tmp_path / "back").read_bytes() == (tmp_path / "a.tar").read_bytes()
+    with pytest.raises(FileError, match="longer than the 511 bytes"):
+        packed([str(source), str(tmp_path / "a.tar")], str(tmp_path / "both"), keys="hash", dictionary="no")
+
+
+def snapshot(top: Path) -> Path:
+    """As Hugging Face keeps files, a subset of folders, links round and round, and one into what a link led to."""
+    (top / "blobs/deep").mkdir(parents=True)
+    for i in range(3):
+        (top / f"blobs/deep/{i}").write_bytes(b"blob %d" % i)
+    os.link(top / "blobs/deep/1", top / "blobs/deep/same")
+    (top / "blobs/inside").symlink_to("deep/0")
+    (top / "blobs/back").symlink_to("..")
+    source = top / "here/snapshot"
+    source.mkdir(parents=True)
+    (source / "own").write_bytes(b"own")
+    for name, target in (
+        *(("a", "../../blobs/deep/1"), ("b", str(top / "blobs/deep/same")), ("folder", "../../blobs")),
+        *(("mine", "own"), ("up", "../.."), ("nowhere", "x"), ("fixed", str(source / "own"))),
+    ):
+        (source / name).symlink_to(target)
+    return source
+
+
+def test_links_that_lead_out_are_followed(tmp_path: Path) -> None:
+    source, said = snapshot(tmp_path), list[str]()
+    packed([str(source)], str(tmp_path / "packed"), said)
+    followed, kept, fixed = said
+    assert "followed, and what they lead to is packed in their place: a, b, folder" in followed
+    assert kept.endswith("what they lead to is not packed: up, folder/back")
+    assert fixed.endswith("lead where they led before: fixed")
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    found, truth = tree_truth(str(tmp_path / "back")), tree_truth(str(source))
+    whole = tree_truth(str(tmp_path / "blobs"))
+    for name in ("own", "mine", "up", "nowhere", "fixed", "."):
+        assert found[name] == truth[name]
+    for name, there in (("a", "deep/1"), ("b", "deep/1"), ("folder/deep/0", "deep/0"), ("folder/deep/2", "deep/2")):
+        mode, mtime, content = whole[there]
+        assert found[name] == (mode, mtime, (content[0], name))  # type: ignore[index]
+    assert found["folder/inside"] == whole["inside"]
+    assert found["folder/deep/same"][2] == (b"blob 1", "folder/deep/1"), "names of one file stay that"
+    assert len(found) == len(truth) + len(whole) - 1
+
+
+def test_links_that_lead_out_are_kept(tmp_path: Path) -> None:
+    source, said = snapshot(tmp_path), list[str]()
+    truth = tree_truth(str(source))
+    packed([str(source)], str(tmp_path / "packed"), said, links="keep")
+    assert said[0].endswith("what they lead to is not packed: a, b, folder, up")
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert tree_truth(str(tmp_path / "back")) == truth
+    (source / "own").unlink()
+    said.clear()
+    packed([str(source)], str(tmp_path / "none"), said, links="keep")
+    assert any("no record is packed: the folder holds no file, 7 symbolic links" in line for line in said)
 
 
 def test_py_lmdb_alone_reads_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Anybody may have written them: every path is checked, and nothing here follows a
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
@@ -24,8 +25,10 @@ from pario.codec.packing import Packing
 from pario.errors import CorruptedError
 from pario.text import DAMAGED, read_json
 
-__all__ = ["Row", "folder_rows", "inflated", "misplaced", "rows_of", "tar_ranges"]
+__all__ = ["LONGEST_KEY", "Row", "folder_rows", "inflated", "key_of", "misplaced", "rows_of", "tar_ranges"]
 
+#: Bytes of a key, as LMDB is built everywhere.
+LONGEST_KEY = 511
 #: What the names of a folder may inflate to: so many bytes, so many times the part, and so many for each record.
 _TREE, _TIMES, _LONGEST_ROW = 64 << 20, 100, 4 << 10
 
@@ -34,7 +37,7 @@ class Row(NamedTuple):
     """One name below the folder.
 
     target : of a symbolic link; or the first name of the same file
-    named : the record's key, where it is not the path
+    before : what the record's key has before that of the path, being of one of several sources
     """
 
     path: bytes
@@ -43,7 +46,7 @@ class Row(NamedTuple):
     uid: int
     gid: int
     target: bytes | None = None
-    named: bytes = b""
+    before: bytes = b""
 
     @property
     def is_record(self) -> bool:
@@ -51,7 +54,15 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        return self.named or self.path
+        return self.before + key_of(self.path.removeprefix(self.before))
+
+
+def key_of(path: bytes) -> bytes:
+    """The path itself, or as much of it as a key may have, with its digest."""
+    if len(path) <= LONGEST_KEY:
+        return path
+    end = b"%~" + hashlib.blake2b(path, digest_size=16).hexdigest().encode()
+    return path[: LONGEST_KEY - len(end)] + end
 
 
 def inflated(part: bytes, most: int) -> bytes:
@@ -77,14 +88,10 @@ def folder_rows(part: bytes, dataset: str, records: int) -> tuple[list[Row], dic
     """(the rows of a part `tree`, names of users by their numbers, and of groups). Raises CorruptedError."""
     try:
         told: dict[str, Any] = read_json(inflated(part, _most(part, records)))
-        keys = {os.fsencode(path): os.fsencode(key) for path, key in told.get("keys", {}).items()}
         rows = [
-            Row(
-                os.fsencode(path), int(mode), int(mtime), int(uid), int(gid), None if t is None else os.fsencode(t),
-                keys.get(os.fsencode(path), b""),
-            )
+            Row(os.fsencode(path), int(mode), int(mtime), int(uid), int(gid), None if t is None else os.fsencode(t))
             for path, mode, mtime, uid, gid, t in told["rows"]
-        ]  # fmt: skip
+        ]
         if not all(map(_is_possible, rows)):
             raise ValueError("a mode, an owner, a time or a link that no file has")
         users, groups = dict(told["users"]), dict(told["groups"])
@@ -142,7 +149,7 @@ def rows_of(packing: Packing, dataset: str) -> list[Row] | None:
         for row in rows:
             target = row.target if row.target is None or not row.is_record else prefix + row.target
             path = (prefix + row.path).rstrip(b"/")
-            found[path] = row._replace(path=path, target=target, named=prefix + row.named if row.named else b"")
+            found[path] = row._replace(path=path, target=target, before=prefix)
     for path in list(found):
         while path not in (b"", b"/"):
             path = os.path.dirname(path)

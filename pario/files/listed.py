@@ -35,9 +35,8 @@ class Listed:
         further = ((i, row.target) for i, row in enumerate(rows) if row.is_record and row.target is not None)
         self.firsts = {i: self.at(target) for i, target in further}
         self.links = {first: 1 + more for first, more in Counter(self.firsts.values()).items()}
-        self._keys = {i: row.named for i, row in enumerate(rows) if row.named}
-        files = [i for i, row in enumerate(rows) if row.is_record]
-        files = sorted(files, key=self.key) if self._keys else files
+        self._keys = {i: row.key for i, row in enumerate(rows) if row.is_record and row.key != row.path}
+        files = sorted((i for i, row in enumerate(rows) if row.is_record), key=self.key)
         self.sizes = np.zeros(len(rows), np.int64)
         self.sizes[files] = sizes
 

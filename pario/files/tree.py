@@ -421,8 +421,8 @@ def _listed_node(db: Database, i: int) -> Node:
 
 def _told(db: Database, listed: Listed, i: int) -> dict[str, Any]:
     """Mode and time. No file gets the rights of another user by what a packed file says."""
-    mtime = int(listed.times[i])
-    return {"mtime_ns": db.mtime_ns if mtime == -1 else mtime, "mode": int(listed.modes[i]) & 0o1777}
+    mtime, mode = int(listed.times[i]), int(listed.modes[i]) & 0o1777
+    return {"mtime_ns": db.mtime_ns if mtime == -1 else mtime, "mode": 0o777 if i in listed.targets else mode}
 
 
 def _number_in(db: Database, node: Node) -> int:

@@ -138,13 +138,13 @@ class FolderSource(Source):
 
     kind = "folder"
 
-    def __init__(self, path: str) -> None:
-        self._tree: Tree = read_tree(path)
+    def __init__(self, path: str, tree: Tree) -> None:
+        self._tree = tree
         listed = repr((self._tree.rows, self._tree.sizes)).encode()
         super().__init__(path, {"names": len(self._tree.rows), "listing": xxh3_128_hexdigest(listed)})
 
     def warnings(self) -> list[str]:
-        return [f"left out (neither file, folder nor link): {os.fsdecode(path)}" for path in self._tree.skipped]
+        return [f"{self.path}: {line}" for line in self._tree.told()]
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
         items = FileItems(self.path, self._tree)
@@ -156,8 +156,9 @@ class TarSource(Source):
 
     kind = "tar"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, hashed: bool) -> None:
         status = os.stat(path)
+        self._hashed = hashed
         super().__init__(path, {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns})
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
@@ -167,7 +168,7 @@ class TarSource(Source):
         with together(world, "reading the tar"):
             if world.rank == 0 and compressed:
                 inflate(self.path, path)
-        members = on_root(world, "reading the tar", lambda: read_members(path))
+        members = on_root(world, "reading the tar", lambda: read_members(path, self._hashed))
         with together(world, "opening the tar"):
             items = MemberItems(path, members)
             opened = Opened([(None, items)], {"source": self.kind}, items.parts() if world.rank == 0 else {})
@@ -240,20 +241,25 @@ class SeveralSources(Source):
         return Opened([(None, items)], {"source": self.kind, "sources": told}, parts)
 
 
-def describe(paths: Sequence[str], *, prefix: bool = True) -> Source:
-    """The source that these paths mean. Local. Raises FileError, OptionError."""
-    sources = [_describe(path) for path in paths]
+def describe(paths: Sequence[str], *, prefix: bool = True, follow: bool = True, hashed: bool = False) -> Source:
+    """The source that these paths mean. Local. Raises FileError, OptionError.
+
+    follow, hashed : of folders and tars, see `read_tree`
+    """
+    sources = [_describe(path, follow, hashed) for path in paths]
     return sources[0] if len(sources) == 1 else SeveralSources(sources, prefix)
 
 
-def _describe(path: str) -> Source:
+def _describe(path: str, follow: bool, hashed: bool) -> Source:
     path = os.path.expanduser(path)
     try:
         mode = os.stat(path).st_mode
     except OSError as e:
         raise MissingError(f"cannot look at it: {e.strerror}", path=path) from None
     if stat.S_ISDIR(mode):
-        return LmdbSource(path) if os.path.exists(os.path.join(path, "data.mdb")) else FolderSource(path)
+        if os.path.exists(os.path.join(path, "data.mdb")):
+            return LmdbSource(path)
+        return FolderSource(path, read_tree(path, follow=follow, hashed=hashed))
     if not stat.S_ISREG(mode):
         raise FileError("neither a file nor a folder", path=path)
     try:
@@ -262,7 +268,7 @@ def _describe(path: str) -> Source:
         if sniff(head) is not None:
             return LmdbSource(path)
         if is_tar(path):
-            return TarSource(path)
+            return TarSource(path, hashed)
     except OSError as e:
         raise FileError(f"cannot read it: {e.strerror}", path=path) from e
     raise InvalidError(

@@ -21,8 +21,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from pario.codec.listing import tar_ranges
-from pario.errors import CorruptedError, FileError, InvalidError
+from pario.codec.listing import LONGEST_KEY, key_of, tar_ranges
+from pario.errors import CorruptedError, FileError, InvalidError, OptionError
 from pario.fetch.file import FileFetcher
 from pario.packing.items import Items
 from pario.packing.partial import refused
@@ -95,8 +95,8 @@ class Members(NamedTuple):
         return np.array([len(at) if isinstance(at, bytes) else at[1] for at in self.where], np.int64)
 
 
-def read_members(path: str) -> Members:
-    """Raises InvalidError."""
+def read_members(path: str, hashed: bool = False) -> Members:
+    """Raises InvalidError, OptionError. hashed : a name that is too long for a key is none, see `key_of`"""
     found: dict[bytes, tuple[int, int] | bytes] = {}
     names: dict[bytes, bytes] = {}
     try:
@@ -116,6 +116,11 @@ def read_members(path: str) -> Members:
                     found[key] = (member.offset_data, member.size)
     except (tarfile.TarError, EOFError, ValueError) as e:
         raise InvalidError(f"not a tar, or a damaged one: {e}", path=path) from e
+    too_long = next((key for key in found if len(key) > LONGEST_KEY), None)
+    if too_long is not None and not hashed:
+        told = f"a name in it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
+        raise OptionError(told, path=path, hint="Use --keys hash, or shorten the names.")
+    found = {key_of(key): at for key, at in found.items()}
     keys = sorted(found)
     taken: dict[int, tuple[int, int, int]] = {}  # by offset: two names may have one content
     for record, key in enumerate(keys):

@@ -193,7 +193,7 @@ class _Restored:
             for row, key, value in zip(
                 rows[begin:stop], items.keys(begin, stop), items.read(np.arange(begin, stop)), strict=True
             ):
-                if row.path != key:
+                if row.key != key:
                     raise CorruptedError("the names of the folder do not fit the keys", path=self.path, key=key)
                 restorer.write(row, memoryview(value))
 
