@@ -10,14 +10,13 @@ Anybody may have written them: every path is checked, and nothing here follows a
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import stat
 import tarfile
 import zlib
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
-from typing import Any, NamedTuple
+from decimal import Decimal
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -127,34 +126,29 @@ def misplaced(rows: Sequence[Row]) -> tuple[str, str, bytes] | None:
 def rows_of(packing: Packing, dataset: str) -> list[Row] | None:
     """All names of what was packed, in the order of their paths, with the folders that nobody named. None: nothing but
     keys is known, since it was an LMDB, or a tar has paths that lead out of a folder. Raises CorruptedError."""
-    kind, n = packing.more.get("source"), packing.n
-    if kind == "several":
-        try:
-            each = [(str(one["source"]), os.fsencode(one["prefix"])) for one in packing.more["sources"]]
-        except DAMAGED as e:
-            raise CorruptedError(f"its list of sources is damaged: {e}", path=dataset) from e
-    else:
-        each = [(str(kind), b"")]
+    more, n = packing.more, packing.n
+    try:
+        told = enumerate(more["sources"]) if more.get("source") == "several" else [("", {**more, "prefix": ""})]
+        each = [(f"{number}.".lstrip("."), str(one["source"]), os.fsencode(one["prefix"])) for number, one in told]
+    except DAMAGED as e:
+        raise CorruptedError(f"its list of sources is damaged: {e}", path=dataset) from e
     found: dict[bytes, Row] = {}
-    for number, (kind, prefix) in enumerate(each):
-        first = f"{number}." if len(each) > 1 or packing.more.get("source") == "several" else ""
+    for first, kind, prefix in each:
+        rows: list[Row] | None = None
         if kind == "folder" and f"{first}tree" in packing.parts:
-            rows: list[Row] | None = folder_rows(packing.parts[f"{first}tree"], dataset, n)[0]
+            rows = folder_rows(packing.parts[f"{first}tree"], dataset, n)[0]
         elif kind == "tar" and f"{first}tar" in packing.parts:
             rows = _tar_rows(packing.parts[f"{first}tar"], packing.parts.get(f"{first}members", b""), n)
-        else:
-            rows = None
         if rows is None:
             return None
         for row in rows:
             target = row.target if row.target is None or not row.is_record else prefix + row.target
             path = (prefix + row.path).rstrip(b"/")
             found[path] = row._replace(path=path, target=target, before=prefix)
-    for path in list(found):
-        while path not in (b"", b"/"):
+    for path in [b"x", *found]:
+        while path.strip(b"/"):
             path = os.path.dirname(path)
             found.setdefault(path, Row(path, stat.S_IFDIR | 0o755, -1, 0, 0))
-    found.setdefault(b"", Row(b"", stat.S_IFDIR | 0o755, -1, 0, 0))
     every = [found[path] for path in sorted(found)]
     files = sum(row.is_record for row in every)
     if packing.more.get("source") == "folder" and files != n:
@@ -170,35 +164,17 @@ def tar_ranges(part: bytes, records: int) -> np.ndarray:
     return np.frombuffer(inflated(part, 24 * records), "<i8").reshape(-1, 3)
 
 
-class _Holes(io.RawIOBase):
-    """A tar whose values are zeros: what the part `tar` keeps, with holes where they were."""
-
-    def __init__(self, rest: bytes, ranges: np.ndarray) -> None:
-        self._rest, self._at = rest, 0
-        self._begins = ranges[:, 1]
-        self._gone = np.concatenate([[0], np.cumsum(ranges[:, 2])])
-        self._ends = self._begins + ranges[:, 2]
-        self._nbytes = len(rest) + int(self._gone[-1])
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._nbytes)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, nbytes: int = -1) -> bytes:
-        left = max(0, self._nbytes - self._at)
-        left, out = left if nbytes < 0 else min(nbytes, left), bytearray()
-        while len(out) < left:
-            k = int(np.searchsorted(self._ends, self._at, side="right"))  # the first value that ends behind this
-            hole = k < len(self._ends) and self._begins[k] <= self._at
-            stop = self._ends[k] if hole else self._begins[k] if k < len(self._ends) else self._nbytes
-            here = min(int(stop) - self._at, left - len(out))
-            begin = self._at - int(self._gone[k])
-            out += bytes(here) if hole else self._rest[begin : begin + here].ljust(here, b"\0")
-            self._at += here
-        return bytes(out)
+def _without_values(rest: bytes, ranges: np.ndarray) -> IO[bytes]:
+    """The tar again, with holes where the values were: the kernel keeps no memory for these. The caller closes it."""
+    file = open(os.memfd_create("pario-tar"), "w+b")  # noqa: SIM115
+    left, at = memoryview(rest), 0
+    for _, offset, nbytes in ranges.tolist():
+        file.write(left[: offset - at])
+        left, at = left[offset - at :], offset + nbytes
+        file.seek(at)
+    file.write(left)
+    file.seek(0)
+    return file
 
 
 def _tar_rows(rest: bytes, members: bytes, records: int) -> list[Row] | None:
@@ -206,10 +182,11 @@ def _tar_rows(rest: bytes, members: bytes, records: int) -> list[Row] | None:
     found: dict[bytes, Row] = {}
     linked: dict[bytes, list[bytes]] = {}  # further names of each
     try:
-        holes = _Holes(inflated(rest, _most(rest, records)), tar_ranges(members, records))
-        with tarfile.open(fileobj=holes, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+        holes = _without_values(inflated(rest, _most(rest, records)), tar_ranges(members, records))
+        with holes, tarfile.open(fileobj=holes, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
             for member in tar:
-                path, first = (_path(text) for text in (member.name, member.linkname))
+                path, first = (_raw(text.removeprefix("./")) for text in (member.name, member.linkname))
+                path = b"" if path == b"." else path
                 if not (member.isdir() or member.issym() or member.isreg() or (member.islnk() and first in found)):
                     continue
                 for name in linked.pop(path, []):  # their content stays that of the member before
@@ -221,7 +198,7 @@ def _tar_rows(rest: bytes, members: bytes, records: int) -> list[Row] | None:
                     linked.setdefault(target, []).append(path)
                 uid, gid = member.uid & 0x7FFFFFFF, member.gid & 0x7FFFFFFF
                 found[path] = Row(path, mode, _nanoseconds(member), uid, gid, target)
-    except (tarfile.TarError, ValueError, EOFError, IndexError, RecursionError):
+    except (tarfile.TarError, OSError, EOFError, ArithmeticError, *DAMAGED):
         return None
     return list(found.values())
 
@@ -230,13 +207,5 @@ def _raw(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _path(name: str) -> bytes:
-    path = _raw(name).removeprefix(b"./")
-    return b"" if path == b"." else path
-
-
 def _nanoseconds(member: tarfile.TarInfo) -> int:
-    try:
-        return int(Decimal(member.pax_headers.get("mtime", "")) * 10**9)
-    except (InvalidOperation, ValueError, OverflowError):
-        return int(member.mtime * 10**9)
+    return int(Decimal(member.pax_headers.get("mtime", member.mtime)) * 10**9)

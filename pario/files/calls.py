@@ -20,10 +20,6 @@ from pario.files.spots import Spot
 from pario.files.view import AT_FDCWD, Call, Node, View
 from pario.machine import closing_fd
 
-__all__ = [
-    "CHANGES", "FOLLOW", "ON_DESCRIPTORS", "ON_PATHS", "TWO_PATHS", "change_opened", "say_link", "signed", "tell",
-]  # fmt: skip
-
 Handler = Callable[[View, Call, Spot], None]
 
 _ID, _THREAD, _ARGUMENTS = 0, 1, 6

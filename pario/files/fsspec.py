@@ -18,7 +18,7 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, make_instance
 
 from pario.errors import OptionError
-from pario.files.tree import FILE, FOLDER, LINK, Node, Tree
+from pario.files.tree import FILE, FOLDER, LINK, Node, Tree, reached
 from pario.machine import absolute
 
 __all__ = ["RecordFile", "RecordFileSystem"]
@@ -279,7 +279,7 @@ def _below(
         if not name.startswith(prefix):
             continue
         if node.kind != FOLDER:
-            if tree.reached(node).kind != FOLDER:  # a link to a folder might lead round and round
+            if reached(tree, node).kind != FOLDER:  # a link to a folder might lead round and round
                 yield above + name, node
             continue
         if folders:
@@ -290,7 +290,7 @@ def _below(
 
 def _info(path: str, tree: Tree, node: Node) -> dict[str, Any]:
     info = {"islink": True, "destination": os.fsdecode(node.target)} if node.kind == LINK else {}
-    node = tree.reached(node)
+    node = reached(tree, node)
     info |= {"name": path, "size": node.size, "mtime": node.mtime_ns / 1e9, "ino": node.number}
     if node.mode is not None:
         info["mode"] = node.mode

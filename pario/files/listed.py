@@ -9,11 +9,15 @@ import stat
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from errno import ELOOP, ENOENT
+from os import strerror
 
 import numpy as np
 
 from pario.codec.listing import Row
 
+#: Symbolic links in a path, as the kernel counts them.
+_LINKS = 40
 #: The byte that follows / in the order of paths.
 _AFTER_SLASH = b"0"
 
@@ -44,6 +48,36 @@ class Listed:
         """The number of a path, -1 if there is none."""
         i = bisect_left(self.paths, path)
         return i if i < len(self.paths) and self.paths[i] == path else -1
+
+    def path(self, i: int) -> str:
+        return self.paths[i].decode("utf-8", "surrogateescape")
+
+    def followed(self, path: str, last: bool, at: str) -> str:
+        """See `Tree.followed`."""
+        left, done, count = path.split("/")[::-1], list[str](), 0
+        while left:
+            name = left.pop()
+            if name == ".." and not done:
+                raise FileNotFoundError(ENOENT, "a link leads out of the tree", path)
+            if name in ("", ".", ".."):
+                del done[len(done) - (name == "..") :]
+                continue
+            done.append(name)
+            here = "/".join(done).encode("utf-8", "surrogateescape")
+            target = self.targets.get(self.at(here)) if left or last else None
+            if target is None:
+                continue
+            count += 1
+            if count > _LINKS:
+                raise OSError(ELOOP, strerror(ELOOP), path)
+            text = target.decode("utf-8", "surrogateescape")
+            done.pop()
+            if text.startswith("/"):
+                if not at or not (text + "/").startswith(at + "/"):
+                    raise FileNotFoundError(ENOENT, "a link leads out of the tree", path)
+                text, done = text[len(at) :], []
+            left += text.split("/")[::-1]
+        return "/".join(done)
 
     def key(self, i: int) -> bytes:
         """Of the record."""

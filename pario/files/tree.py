@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from errno import ELOOP, ENOTDIR
+from errno import ENOTDIR
 from os import PathLike, fspath, strerror
 from stat import S_ISDIR, S_ISREG
 from typing import Any, NamedTuple
@@ -33,8 +33,6 @@ from pario.format.layout import F_BIGDATA, F_SUBDATA
 FILE, FOLDER, LINK = "file", "folder", "link"
 
 _ROOT = 1
-#: Symbolic links in a path, as the kernel counts them.
-_LINKS = 40
 
 
 class _Folder(NamedTuple):
@@ -144,48 +142,9 @@ class Tree:
         last : a link at the end of the path is followed, too
         at : the absolute path by which links of the tree may name its root
         """
-        found = self._open_roots().get("")
-        if found is None or not self._links(found):
-            return path
-        left, done, count = path.split("/")[::-1], list[str](), 0
-        while left:
-            name = left.pop()
-            if name == ".." and not done:
-                raise FileNotFoundError(2, "a link leads out of the tree", path)
-            if name in ("", ".", ".."):
-                del done[len(done) - (name == "..") :]
-                continue
-            done.append(name)
-            target = self._target(found, "/".join(done)) if left or last else None
-            if target is None:
-                continue
-            count += 1
-            if count > _LINKS:
-                raise OSError(ELOOP, strerror(ELOOP), path)
-            done.pop()
-            if target.startswith("/"):
-                if not at or not (target + "/").startswith(at + "/"):
-                    raise FileNotFoundError(2, "a link leads out of the tree", path)
-                target, done = target[len(at) :], []
-            left += target.split("/")[::-1]
-        return "/".join(done)
-
-    def reached(self, node: Node) -> Node:
-        """What a link leads to; the link itself where that is nothing, and any other node."""
-        if node.kind == LINK:
-            with suppress(OSError):
-                path = node.where.db.listed.paths[node.where.i].decode("utf-8", "surrogateescape")
-                return self.find(self.followed(path))
-        return node
-
-    def _links(self, root: Node) -> dict[int, bytes]:
-        listed = _opened(root.where).listed
-        return {} if listed is None else listed.targets
-
-    def _target(self, root: Node, path: str) -> str | None:
-        listed = root.where.db.listed
-        target = listed.targets.get(listed.at(path.encode("utf-8", "surrogateescape")))
-        return None if target is None else target.decode("utf-8", "surrogateescape")
+        root = self._open_roots().get("")
+        listed = None if root is None else _opened(root.where).listed
+        return path if listed is None or not listed.targets else listed.followed(path, last, at)
 
     def names(self, path: str | Node, start: Node | None = None) -> Iterator[tuple[str, Node]]:
         """Names in a folder and what they are of, in the order of the keys, from `start` on, which one of them is of.
@@ -290,7 +249,7 @@ class Tree:
         if db.listed is not None:
             return self._plain(folder, "/".join(names))
         if db.flat:
-            return self._record(db, b"", names[0]) if len(names) == 1 else None
+            return _record(self._namer, db, b"", names[0]) if len(names) == 1 else None
         prefix = b""
         for name in names[:-1]:
             part = self._namer.component(db, prefix, name)
@@ -298,7 +257,7 @@ class Tree:
                 break
             prefix += part + b"/"
         else:
-            found = self._record(db, prefix, names[-1]) or _folder(self._namer, db, prefix, names[-1])
+            found = _record(self._namer, db, prefix, names[-1]) or _folder(self._namer, db, prefix, names[-1])
             if found is not None:
                 return found
         return self._in_named(db, names) if db.name is None else None
@@ -318,27 +277,6 @@ class Tree:
             if bare != name:
                 return None
             prefix += part + b"/"
-        return None
-
-    def _record(self, db: Database, prefix: bytes, name: str) -> Node | None:
-        """The record in this folder whose name is exactly this."""
-        dot = name.rfind(".") if self._namer.extensions else -1
-        wanted = [name, name[:dot]] if dot > 0 and name[dot:] in EXTENSIONS else [name]
-        for bare in wanted:
-            mark = RECORD_MARK if bare.endswith(RECORD_MARK) and bare != RECORD_MARK and not db.integers else ""
-            part = self._namer.component(db, prefix, bare, mark)
-            if part is None:
-                continue
-            key = prefix + part
-            order = db.keys.tree.order
-            path = db.keys.seek(order(key))
-            if not path:
-                continue
-            leaf, i = path[-1]
-            if leaf.keys[i] != order(key) or leaf.node(i).flags & ~F_BIGDATA or db.is_hidden(key):
-                continue
-            if self._namer.record_name(db, prefix, part, leaf, i) == name:
-                return _record_node(db, leaf, i)
         return None
 
     # -- keys to names -------------------------------------------------------------------------------------------------
@@ -439,6 +377,36 @@ def _folder(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None
     if part is None or not has_prefix(db, prefix + part + b"/"):
         return None
     return _folder_node(db, prefix + part + b"/")
+
+
+def _record(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None:
+    """The record in this folder whose name is exactly this."""
+    dot = name.rfind(".") if namer.extensions else -1
+    wanted = [name, name[:dot]] if dot > 0 and name[dot:] in EXTENSIONS else [name]
+    for bare in wanted:
+        mark = RECORD_MARK if bare.endswith(RECORD_MARK) and bare != RECORD_MARK and not db.integers else ""
+        part = namer.component(db, prefix, bare, mark)
+        if part is None:
+            continue
+        key = prefix + part
+        order = db.keys.tree.order
+        path = db.keys.seek(order(key))
+        if not path:
+            continue
+        leaf, i = path[-1]
+        if leaf.keys[i] != order(key) or leaf.node(i).flags & ~F_BIGDATA or db.is_hidden(key):
+            continue
+        if namer.record_name(db, prefix, part, leaf, i) == name:
+            return _record_node(db, leaf, i)
+    return None
+
+
+def reached(tree: Tree, node: Node) -> Node:
+    """What a link leads to; the link itself where that is nothing, and any other node."""
+    if node.kind == LINK:
+        with suppress(OSError):
+            return tree.find(tree.followed(node.where.db.listed.path(node.where.i)))
+    return node
 
 
 def _key_of(node: Node) -> bytes:
