@@ -16,15 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
+import lz4.frame
 import numpy as np
 import pytest
+import zstandard
 from datasets import MAKERS, Made
 from layouts import LAYOUTS, write
 from pack_sources import FOLDERS, LMDBS, TARS, lmdb_truth, packed, tree_truth, unpacked
 
 from pario import Loader, Reader
 from pario.comm.base import AnyWorld
-from pario.errors import FileError, OptionError, SnapshotError
+from pario.errors import DatabaseError, FileError, InvalidError, OptionError, SnapshotError
 from pario.files.tree import Tree
 from pario.packing import sources
 from pario.packing.items import Database, Items, open_items
@@ -89,6 +91,71 @@ def test_a_tar_comes_back_byte_by_byte(kind: str, tmp_path: Path) -> None:
         assert Path(back).read_bytes() == file.read()
     with lmdb.open(middle, subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
         assert bytes(txn.get(b"twice")[5:]) == b"the second"  # too short to compress: behind slot and checksum
+
+
+@pytest.mark.parametrize("ending", ["zst", "lz4", "two.zst"])
+def test_a_tar_of_a_newer_kind_comes_back(ending: str, tmp_path: Path) -> None:
+    """Compressed by the tools' libraries; also in two frames, of which zstd's own reader sees the first one only."""
+    TARS["gnu"](str(tmp_path / "source"))
+    raw = (tmp_path / "source.tar").read_bytes()
+    halves = (raw[:40_000], raw[40_000:]) if ending == "two.zst" else (raw,)
+    squeeze = lz4.frame.compress if ending == "lz4" else zstandard.compress
+    source, middle, back = (str(tmp_path / name) for name in (f"a.tar.{ending}", "packed.lmdb", "back.tar"))
+    whole = b"".join(map(squeeze, halves))
+    Path(source).write_bytes(whole)
+    packed([source], middle)
+    for target, opener in ((back, open), (f"{back}.zst", zstandard.open), (f"{back}.lz4", lz4.frame.open)):
+        unpacked(middle, target)
+        with opener(target, "rb") as file:
+            assert file.read() == raw
+    Path(source).write_bytes(whole[:-5])
+    with pytest.raises(InvalidError, match="compressed tar is damaged" if ending == "two.zst" else "damaged|neither"):
+        packed([source], middle, force=True)
+
+
+def test_a_tar_that_is_damaged_names_the_member(tmp_path: Path) -> None:
+    TARS["gnu"](str(tmp_path / "source"))
+    source = tmp_path / "source.tar"
+    raw = source.read_bytes()
+    with tarfile.open(source) as tar:
+        inside, behind = tar.getmember("folder/7.json"), tar.getmember("folder/8.json")
+    source.write_bytes(raw[: inside.offset_data + 10])
+    with pytest.raises(InvalidError, match=r"folder/7\.json"):
+        packed([str(source)], str(tmp_path / "packed"))
+    source.write_bytes(raw[: behind.offset] + b"\xff" * 512 + raw[behind.offset + 512 :])
+    with pytest.raises(InvalidError, match=r"behind the member b'folder/7\.json'"):
+        packed([str(source)], str(tmp_path / "packed"))
+
+
+def test_chosen_databases(tmp_path: Path) -> None:
+    source, middle, back = (str(tmp_path / name) for name in ("source", "packed.lmdb", "back"))
+    LMDBS["all_kinds"](source)
+    truth = lmdb_truth(source)
+    packed([source], middle, dbs=["int", "dup"])
+    unpacked(middle, back)
+    assert lmdb_truth(back) == {None: ({}, []), b"int": truth[b"int"], b"dup": truth[b"dup"]}
+    with pytest.raises(DatabaseError, match="there is no database 'more'"):
+        packed([source], str(tmp_path / "other"), dbs=["more"])
+
+
+def test_a_database_that_cannot_be_packed_stops_no_other(tmp_path: Path) -> None:
+    """One whose duplicates are compared from the end: py-lmdb reads the flag, and cannot set it."""
+    source, middle, said = str(tmp_path / "source"), str(tmp_path / "packed.lmdb"), list[str]()
+    LMDBS["all_kinds"](source)
+    truth = lmdb_truth(source)
+    file = tmp_path / "source" / "data.mdb"
+    raw = file.read_bytes()
+    flags = re.compile(rb"(dupfixed(?:.{4}))\x14\0", re.DOTALL)  # DUPSORT, DUPFIXED
+    assert flags.search(raw)
+    file.write_bytes(flags.sub(lambda found: found[1] + b"\x54\0", raw))
+    packed([source], middle, said)
+    (left_out,) = (line for line in said if "left out" in line)
+    assert "'dupfixed', whose duplicates are compared from the end" in left_out
+    unpacked(middle, str(tmp_path / "back"))
+    del truth[b"dupfixed"]
+    assert lmdb_truth(str(tmp_path / "back")) == truth
+    with pytest.raises(OptionError, match="'dupfixed', whose duplicates are compared from the end, which py-lmdb"):
+        packed([source], str(tmp_path / "none"), dbs=["dupfixed"])
 
 
 def test_several_sources(tmp_path: Path) -> None:
