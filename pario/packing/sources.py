@@ -24,7 +24,7 @@ from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import FileError, InvalidError, MissingError, OptionError, SnapshotError
 from pario.fetch.resolve import resolve
-from pario.format.layout import MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEDUP
+from pario.format.layout import MDB_DUPFIXED, MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEDUP
 from pario.format.meta import SNIFF_BYTES, Snapshot, sniff
 from pario.format.tree import list_names
 from pario.packing.folder import FileItems, Tree, read_tree
@@ -301,6 +301,8 @@ def _refusal(database: Database, snapshot: Snapshot) -> OptionError | None:
         what = "the records of the main database, which has flags of its own"
     elif database.flags & MDB_DUPSORT and database.flags & MDB_REVERSEDUP:
         what = f"database {list_names([database.name or b''])}, whose duplicates are compared from the end"
+    elif database.flags & MDB_INTEGERDUP and not database.flags & MDB_DUPFIXED:
+        what = f"database {list_names([database.name or b''])}, whose duplicates are integers of several sizes"
     elif integers and snapshot.byteorder != sys.byteorder:
         what = f"database {list_names([database.name or b''])}, whose integers are in the byte order of another machine"
     else:
