@@ -8,6 +8,7 @@ import hashlib
 import lzma
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -396,6 +397,25 @@ def test_py_lmdb_alone_reads_it(tmp_path: Path) -> None:
     truth = dict(lmdb_truth(source)[None][1])
     given = [sys.executable, "-I", str(script), target, "000321"]
     assert subprocess.run(given, capture_output=True, check=True, timeout=60).stdout == truth[b"000321"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "tar.gz"])
+def test_the_error_of_a_loader_names_the_line_that_helps(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "my data"
+    source.mkdir()
+    for name in "ab":
+        (source / name).write_bytes(name.encode() * 3000)
+    given = str(source)
+    if kind != "folder":
+        given = f"{tmp_path}/x.{kind}"
+        with tarfile.open(given, "w:gz" if kind == "tar.gz" else "w") as tar:
+            tar.add(source, arcname="")
+    with pytest.raises(FileError) as caught:
+        Loader(given, 1, comm="self")
+    words = shlex.split(re.findall(r"of (?:it|them): (python .*)", str(caught.value))[0])
+    subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True, timeout=60)
+    with Reader(words[-1], comm="self") as reader:
+        assert [value.tobytes() for value in reader.read(np.arange(2))] == [b"a" * 3000, b"b" * 3000]
 
 
 @pytest.mark.full
