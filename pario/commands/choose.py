@@ -6,9 +6,9 @@ import math
 import os
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import replace
 
-import lmdb
 import numpy as np
 
 from pario import machine
@@ -26,6 +26,7 @@ from pario.fetch.resolve import resolve
 from pario.loader.loader import Loader
 from pario.options import Options
 from pario.packing.pack import PackOptions, Talk, pack
+from pario.packing.writer import Batch, Writer
 from pario.records import EXTENT
 
 #: Reads of the store under way at once, and bytes of each, as the memory tier reads.
@@ -90,10 +91,12 @@ def _loaded(values: list[bytes], found: list[Candidate], application: Applicatio
     quiet = Talk(lambda line: None, lambda what, nbytes: lambda done: None)
     with tempfile.TemporaryDirectory(prefix="pario-choose-") as folder, Solo() as world:
         source, packed = os.path.join(folder, "raw"), os.path.join(folder, "packed")
-        room = 2 * sum(map(len, values)) + 8192 * len(values) + (1 << 20)
-        with lmdb.open(source, subdir=False, map_size=room, sync=False) as env, env.begin(write=True) as txn:
-            for k, value in enumerate(values):
-                txn.put(b"%010d" % k, value)
+        sizes = np.array([len(value) for value in values])
+        with closing(Writer(source, subdir=False, databases=0)) as writer:
+            writer.begin(None, 0, [])
+            keys = [b"%010d" % k for k in range(len(values))]
+            writer.append([Batch(keys, sizes, np.frombuffer(b"".join(values), np.uint8))])
+            writer.flush()
         for one in found:
             dictionary = "auto" if one.dictionary else "no"
             how = PackOptions(codec=one.name, dictionary=dictionary, force=True, verify=False)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib
 import lzma
 import os
 import tarfile
@@ -34,18 +33,23 @@ _PIECE, _ZSTD_PIECE = 4 << 20, 16 << 10
 
 
 def _zstd(path: str, mode: str) -> Any:
-    return _package("zstandard", path).open(path, mode)
+    try:
+        import zstandard
+    except ImportError as e:
+        raise _missing("zstandard", path) from e
+    return zstandard.open(path, mode)
 
 
 def _lz4(path: str, mode: str) -> Any:
-    return _package("lz4.frame", path).open(path, mode)
-
-
-def _package(name: str, path: str) -> Any:
     try:
-        return importlib.import_module(name)
+        import lz4.frame
     except ImportError as e:
-        raise OptionError(f"a tar of this kind needs {name}", path=path, hint="pip install 'pario[codecs]'") from e
+        raise _missing("lz4", path) from e
+    return lz4.frame.open(path, mode)
+
+
+def _missing(name: str, path: str) -> OptionError:
+    return OptionError(f"a tar of this kind needs {name}", path=path, hint="pip install 'pario[codecs]'")
 
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {
@@ -110,7 +114,10 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 def _frames(path: str) -> Iterator[bytes]:
     """What zstd's frames inflate to. Its own reader does not say that the last one is not whole."""
-    zstandard = _package("zstandard", path)
+    try:
+        import zstandard
+    except ImportError as e:
+        raise _missing("zstandard", path) from e
     tool = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = tool.decompressobj()
     try:
