@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
 
 import lmdb
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pario.codec import lz4, trial
-from pario.codec.select import Application, Candidate, Store, select
+from pario.codec.select import Store
 from pario.commands import choose
 from pario.commands.app import group
 
@@ -35,7 +35,7 @@ def test_a_choice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "DICTIONARIES", ())
     out = run(path, "--iteration", "10")
     assert "200 records sampled" in out
-    assert "reads/s" in out
+    assert "/s in reads of" in out
     assert "page cache" in out
     chosen = [line for line in out.splitlines() if "<- chosen" in line]
     assert [line.split()[0] for line in chosen] == ["zstd:3"]
@@ -43,8 +43,22 @@ def test_a_choice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Runner-up: lz4" in out
     assert "pack SRC DST --codec zstd:3" in out
     assert "Foretold: 1 records/s per node" in out
+    assert "the highest ratio (--for capacity)" in out
     assert "not tried" not in out
     assert "codec" in out.splitlines()[3]
+
+
+def test_for_speed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a store without cost, the codec that unpacks faster wins; the bytes of the file are told."""
+    monkeypatch.setattr(trial, "CANDIDATES", ("raw", "lzma:6"))
+    monkeypatch.setattr(trial, "DICTIONARIES", ())
+    monkeypatch.setattr(choose, "_store", lambda path, seconds: (Store(float("inf"), 1e15), "not at all"))
+    out = run(path, "--iteration", "10", "--for", "speed")
+    assert "Choice: raw" in out
+    assert "the least time of reading and unpacking (--for speed)" in out
+    (told,) = re.findall(r"a file of ([\d.]+) KB", out)
+    assert 0.8 < float(told) * 1e3 / (path / "data.mdb").stat().st_size < 1.2
+    assert "Choice: lzma" in run(path, "--iteration", "10", "--for", "capacity")
 
 
 def test_nothing_keeps_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,39 +86,3 @@ def test_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = run(path, "--iteration", "1", "--sync")
     assert "in turns" in out
     assert "Choice: raw, ratio 0.99" in out or "Choice: raw, ratio 1.00" in out
-
-
-def test_the_plot_separates() -> None:
-    """Letters left of the dots are admissible, those to their right are not."""
-    store = Store(float("inf"), 1e8)
-    app = Application(100, 1e6, 0.02, threads=2)
-    given = [Candidate(f"c{k}", 1 + 0.4 * k, 1e-6 * 4**k, store) for k in range(7)]
-    chosen = select(app, given, store)
-    assert {verdict.admissible for verdict in chosen.verdicts} == {True, False}
-    lines = choose._plot(chosen, store, 0.1)
-    seen = 0
-    for line in lines[1:15]:
-        cells = line[9:]
-        for k, verdict in enumerate(chosen.verdicts):
-            for letter in (chr(97 + k), chr(65 + k)):
-                if letter in cells and "." in cells:
-                    assert (cells.index(letter) < cells.index(".")) == verdict.admissible
-                    seen += 1
-    assert seen >= 6
-
-
-def test_sizes_of_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Candidates whose records take the same blocks see the same store, measured once."""
-    asked: list[int] = []
-
-    def measured(pool: Any, fetcher: Any, size: int, nbytes: float, seconds: float) -> Store:
-        asked.append(size)
-        return Store(1000.0, 1000.0 * nbytes)
-
-    monkeypatch.setattr(choose, "_measured", measured)
-    found = [Candidate("a", 2.0, 1e-6), Candidate("b", 2.01, 1e-6), Candidate("c", 30.0, 1e-6)]
-    raw, sized, _ = choose._stores(str(path), 60_000, found, 0.01)
-    assert raw == Store(1000.0, 6e7)
-    assert [round(one.store.nbytes) for one in sized if one.store] == [30_000_000, 29_850_746, 2_000_000]
-    assert len(asked) == 3
-    assert all(size % 4096 == 0 for size in asked)

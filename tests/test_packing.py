@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import glob
 import gzip
+import hashlib
 import lzma
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,15 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
+import lz4.frame
 import numpy as np
 import pytest
+import zstandard
 from datasets import MAKERS, Made
 from layouts import LAYOUTS, write
 from pack_sources import FOLDERS, LMDBS, TARS, lmdb_truth, packed, tree_truth, unpacked
 
 from pario import Loader, Reader
 from pario.comm.base import AnyWorld
-from pario.errors import FileError, OptionError, SnapshotError
+from pario.errors import DatabaseError, FileError, InvalidError, OptionError, SnapshotError
+from pario.files.tree import Tree
 from pario.packing import sources
 from pario.packing.items import Database, Items, open_items
 
@@ -86,6 +92,71 @@ def test_a_tar_comes_back_byte_by_byte(kind: str, tmp_path: Path) -> None:
         assert Path(back).read_bytes() == file.read()
     with lmdb.open(middle, subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
         assert bytes(txn.get(b"twice")[5:]) == b"the second"  # too short to compress: behind slot and checksum
+
+
+@pytest.mark.parametrize("ending", ["zst", "lz4", "two.zst"])
+def test_a_tar_of_a_newer_kind_comes_back(ending: str, tmp_path: Path) -> None:
+    """Compressed by the tools' libraries; also in two frames, of which zstd's own reader sees the first one only."""
+    TARS["gnu"](str(tmp_path / "source"))
+    raw = (tmp_path / "source.tar").read_bytes()
+    halves = (raw[:40_000], raw[40_000:]) if ending == "two.zst" else (raw,)
+    squeeze = lz4.frame.compress if ending == "lz4" else zstandard.compress
+    source, middle, back = (str(tmp_path / name) for name in (f"a.tar.{ending}", "packed.lmdb", "back.tar"))
+    whole = b"".join(map(squeeze, halves))
+    Path(source).write_bytes(whole)
+    packed([source], middle)
+    for target, opener in ((back, open), (f"{back}.zst", zstandard.open), (f"{back}.lz4", lz4.frame.open)):
+        unpacked(middle, target)
+        with opener(target, "rb") as file:
+            assert file.read() == raw
+    Path(source).write_bytes(whole[:-5])
+    with pytest.raises(InvalidError, match="compressed tar is damaged" if ending == "two.zst" else "damaged|neither"):
+        packed([source], middle, force=True)
+
+
+def test_a_tar_that_is_damaged_names_the_member(tmp_path: Path) -> None:
+    TARS["gnu"](str(tmp_path / "source"))
+    source = tmp_path / "source.tar"
+    raw = source.read_bytes()
+    with tarfile.open(source) as tar:
+        inside, behind = tar.getmember("folder/7.json"), tar.getmember("folder/8.json")
+    source.write_bytes(raw[: inside.offset_data + 10])
+    with pytest.raises(InvalidError, match=r"folder/7\.json"):
+        packed([str(source)], str(tmp_path / "packed"))
+    source.write_bytes(raw[: behind.offset] + b"\xff" * 512 + raw[behind.offset + 512 :])
+    with pytest.raises(InvalidError, match=r"behind the member b'folder/7\.json'"):
+        packed([str(source)], str(tmp_path / "packed"))
+
+
+def test_chosen_databases(tmp_path: Path) -> None:
+    source, middle, back = (str(tmp_path / name) for name in ("source", "packed.lmdb", "back"))
+    LMDBS["all_kinds"](source)
+    truth = lmdb_truth(source)
+    packed([source], middle, dbs=["int", "dup"])
+    unpacked(middle, back)
+    assert lmdb_truth(back) == {None: ({}, []), b"int": truth[b"int"], b"dup": truth[b"dup"]}
+    with pytest.raises(DatabaseError, match="there is no database 'more'"):
+        packed([source], str(tmp_path / "other"), dbs=["more"])
+
+
+def test_a_database_that_cannot_be_packed_stops_no_other(tmp_path: Path) -> None:
+    """One whose duplicates are compared from the end: py-lmdb reads the flag, and cannot set it."""
+    source, middle, said = str(tmp_path / "source"), str(tmp_path / "packed.lmdb"), list[str]()
+    LMDBS["all_kinds"](source)
+    truth = lmdb_truth(source)
+    file = tmp_path / "source" / "data.mdb"
+    raw = file.read_bytes()
+    flags = re.compile(rb"(dupfixed(?:.{4}))\x14\0", re.DOTALL)  # DUPSORT, DUPFIXED
+    assert flags.search(raw)
+    file.write_bytes(flags.sub(lambda found: found[1] + b"\x54\0", raw))
+    packed([source], middle, said)
+    (left_out,) = (line for line in said if "left out" in line)
+    assert "'dupfixed', whose duplicates are compared from the end" in left_out
+    unpacked(middle, str(tmp_path / "back"))
+    del truth[b"dupfixed"]
+    assert lmdb_truth(str(tmp_path / "back")) == truth
+    with pytest.raises(OptionError, match="'dupfixed', whose duplicates are compared from the end, which py-lmdb"):
+        packed([source], str(tmp_path / "none"), dbs=["dupfixed"])
 
 
 def test_several_sources(tmp_path: Path) -> None:
@@ -227,8 +298,90 @@ def test_a_path_that_is_no_key_is_named(tmp_path: Path) -> None:
         packed([str(tmp_path / "source")], str(tmp_path / "packed"))
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "source", arcname="")
-    with pytest.raises(FileError, match="longer than the 511 bytes"):
+    with pytest.raises(OptionError, match="has 610 bytes, and keys of an LMDB have at most 511"):
         packed([str(tmp_path / "a.tar")], str(tmp_path / "packed"), dictionary="no")
+
+
+def test_a_path_that_is_too_long_may_have_a_key_that_is_not_it(tmp_path: Path) -> None:
+    """Of a folder and a tar; of several sources the prefix leaves no room. Its digest is that of hashlib."""
+    source = tmp_path / "source"
+    deep = source / "/".join(["d" * 100] * 6)
+    deep.mkdir(parents=True)
+    for name in ("b", "a"):
+        (deep / name).write_bytes(name.encode())
+    (source / ("d" * 100) / "short").write_bytes(b"short")
+    truth = tree_truth(str(source))
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(source, arcname="")
+    long = [os.fsencode((deep / name).relative_to(source)) for name in "ab"]
+    keys = [path[:477] + b"%~" + hashlib.blake2b(path, digest_size=16).hexdigest().encode() for path in long]
+    target = str(tmp_path / "packed")
+    for given in (source, tmp_path / "a.tar"):
+        packed([str(given)], target, keys="hash", force=True)
+        assert keys_of(target)[:-1] == sorted([*keys, b"d" * 100 + b"/short"])
+        with Tree({"": target}) as tree:
+            assert [tree.read(os.fsdecode(path)) for path in long] == [b"a", b"b"]
+            assert [name for name, _ in tree.names("/".join(["d" * 100] * 6))] == ["a", "b"]
+        unpacked(target, str(tmp_path / "back"), force=True)
+        if given == source:
+            assert tree_truth(str(tmp_path / "back")) == truth
+            shutil.rmtree(tmp_path / "back")
+        else:
+            assert (tmp_path / "back").read_bytes() == (tmp_path / "a.tar").read_bytes()
+    with pytest.raises(FileError, match="longer than the 511 bytes"):
+        packed([str(source), str(tmp_path / "a.tar")], str(tmp_path / "both"), keys="hash", dictionary="no")
+
+
+def snapshot(top: Path) -> Path:
+    """As Hugging Face keeps files, a subset of folders, links round and round, and one into what a link led to."""
+    (top / "blobs/deep").mkdir(parents=True)
+    for i in range(3):
+        (top / f"blobs/deep/{i}").write_bytes(b"blob %d" % i)
+    os.link(top / "blobs/deep/1", top / "blobs/deep/same")
+    (top / "blobs/inside").symlink_to("deep/0")
+    (top / "blobs/back").symlink_to("..")
+    source = top / "here/snapshot"
+    source.mkdir(parents=True)
+    (source / "own").write_bytes(b"own")
+    for name, target in (
+        *(("a", "../../blobs/deep/1"), ("b", str(top / "blobs/deep/same")), ("folder", "../../blobs")),
+        *(("mine", "own"), ("up", "../.."), ("nowhere", "x"), ("fixed", str(source / "own"))),
+    ):
+        (source / name).symlink_to(target)
+    return source
+
+
+def test_links_that_lead_out_are_followed(tmp_path: Path) -> None:
+    source, said = snapshot(tmp_path), list[str]()
+    packed([str(source)], str(tmp_path / "packed"), said)
+    followed, kept, fixed = said
+    assert "followed, and what they lead to is packed in their place: a, b, folder" in followed
+    assert kept.endswith("what they lead to is not packed: up, folder/back")
+    assert fixed.endswith("lead where they led before: fixed")
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    found, truth = tree_truth(str(tmp_path / "back")), tree_truth(str(source))
+    whole = tree_truth(str(tmp_path / "blobs"))
+    for name in ("own", "mine", "up", "nowhere", "fixed", "."):
+        assert found[name] == truth[name]
+    for name, there in (("a", "deep/1"), ("b", "deep/1"), ("folder/deep/0", "deep/0"), ("folder/deep/2", "deep/2")):
+        mode, mtime, content = whole[there]
+        assert found[name] == (mode, mtime, (content[0], name))  # type: ignore[index]
+    assert found["folder/inside"] == whole["inside"]
+    assert found["folder/deep/same"][2] == (b"blob 1", "folder/deep/1"), "names of one file stay that"
+    assert len(found) == len(truth) + len(whole) - 1
+
+
+def test_links_that_lead_out_are_kept(tmp_path: Path) -> None:
+    source, said = snapshot(tmp_path), list[str]()
+    truth = tree_truth(str(source))
+    packed([str(source)], str(tmp_path / "packed"), said, links="keep")
+    assert said[0].endswith("what they lead to is not packed: a, b, folder, up")
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert tree_truth(str(tmp_path / "back")) == truth
+    (source / "own").unlink()
+    said.clear()
+    packed([str(source)], str(tmp_path / "none"), said, links="keep")
+    assert any("no record is packed: the folder holds no file, 7 symbolic links" in line for line in said)
 
 
 def test_py_lmdb_alone_reads_it(tmp_path: Path) -> None:
@@ -244,6 +397,25 @@ def test_py_lmdb_alone_reads_it(tmp_path: Path) -> None:
     truth = dict(lmdb_truth(source)[None][1])
     given = [sys.executable, "-I", str(script), target, "000321"]
     assert subprocess.run(given, capture_output=True, check=True, timeout=60).stdout == truth[b"000321"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "tar.gz"])
+def test_the_error_of_a_loader_names_the_line_that_helps(kind: str, tmp_path: Path) -> None:
+    source = tmp_path / "my data"
+    source.mkdir()
+    for name in "ab":
+        (source / name).write_bytes(name.encode() * 3000)
+    given = str(source)
+    if kind != "folder":
+        given = f"{tmp_path}/x.{kind}"
+        with tarfile.open(given, "w:gz" if kind == "tar.gz" else "w") as tar:
+            tar.add(source, arcname="")
+    with pytest.raises(FileError) as caught:
+        Loader(given, 1, comm="self")
+    words = shlex.split(re.findall(r"of (?:it|them): (python .*)", str(caught.value))[0])
+    subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True, timeout=60)
+    with Reader(words[-1], comm="self") as reader:
+        assert [value.tobytes() for value in reader.read(np.arange(2))] == [b"a" * 3000, b"b" * 3000]
 
 
 @pytest.mark.full

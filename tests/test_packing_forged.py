@@ -13,11 +13,13 @@ import lmdb
 import pytest
 from pack_sources import lmdb_truth, packed, quiet, tree_truth, unpacked
 
+from pario.codec import listing
+from pario.codec.listing import inflated
 from pario.codec.packing import Packing
 from pario.comm.solo import Solo
 from pario.errors import CorruptedError
 from pario.packing import folder, tars, unpack
-from pario.packing.items import NoItems, inflated
+from pario.packing.items import NoItems
 from pario.packing.sources import own_names
 
 pytestmark = pytest.mark.hostile
@@ -108,7 +110,7 @@ def test_parts_inflate_to_no_more_than_they_should() -> None:
 
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tree of names, and of the table of a tar's members."""
-    monkeypatch.setattr(folder, "_TREE", 1000)
+    monkeypatch.setattr(listing, "_TREE", 1000)
     with pytest.raises(CorruptedError, match="inflates to more than"):
         folder.Restorer(str(tmp_path), BOMB, "x")
     with pytest.raises(CorruptedError, match="inflates to more than"):

@@ -74,6 +74,7 @@ class Candidate:
     seconds : of one thread per record, while the others decode, too
     store : at the compressed size; None: as at the raw size
     dictionary : whether it was measured with a trained dictionary
+    stored : bytes of a record in the file, with what pages leave free; 0: not known
     """
 
     name: str
@@ -81,6 +82,7 @@ class Candidate:
     seconds: float
     store: Store | None = None
     dictionary: bool = False
+    stored: float = 0.0
 
     def __str__(self) -> str:
         return self.name + (" + dictionary" if self.dictionary else "")
@@ -150,11 +152,12 @@ def limit(application: Application, ratio: float, raw: Store, packed: Store | No
 
 
 def select(
-    application: Application, candidates: Sequence[Candidate], raw: Store, margin: float = MARGIN
+    application: Application, candidates: Sequence[Candidate], raw: Store, margin: float = MARGIN, speed: bool = False
 ) -> Selection:
     """Judge all candidates. "raw" should be among them: it is what remains where nothing else is admissible.
 
     raw : what the store delivers at the raw size
+    speed : take the admissible one that reads and decodes in the least time, not the one with the highest ratio
     """
     if not candidates:
         raise OptionError("no candidates to choose a codec from")
@@ -167,6 +170,8 @@ def select(
     good = [verdict for verdict in verdicts if verdict.admissible]
     quickest = min(verdict.step for verdict in verdicts)
     chosen = _best(good or [verdict for verdict in verdicts if verdict.step <= quickest * (1 + _SAME)])
+    if speed and good:
+        chosen = max(good, key=lambda verdict: verdict.limit - verdict.candidate.seconds)
     lower = [verdict for verdict in good if verdict.candidate.ratio < chosen.candidate.ratio * (1 - _SAME)]
     bound = chosen.candidate.ratio * (1 + _SAME)
     higher = [verdict for verdict in verdicts if not verdict.admissible and verdict.candidate.ratio > bound]

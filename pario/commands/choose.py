@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 
 from pario import machine
-from pario.codec.select import Application, Candidate, Selection, Store, Verdict, limit, select
+from pario.codec.select import Application, Candidate, Selection, Store, Verdict, select
 from pario.codec.trial import measure_all, missing_packages
+from pario.comm.solo import Solo
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.dataset.reader import Reader
 from pario.errors import EmptyError, ParioError
@@ -19,12 +23,15 @@ from pario.fetch.direct import DirectFetcher
 from pario.fetch.pool import ReadPool
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import resolve
+from pario.loader.loader import Loader
+from pario.options import Options
+from pario.packing.pack import PackOptions, Talk, pack
+from pario.packing.writer import Batch, Writer
 from pario.records import EXTENT
 
-#: Reads of the store under way at once, and in one round of its measurement.
-_INFLIGHT, _ROUND = 8, 64
-_MOST_SAMPLES = 64 << 20
-_WIDTH, _HEIGHT = 64, 14
+#: Reads of the store under way at once, and bytes of each, as the memory tier reads.
+_INFLIGHT, _READ = 8, 1 << 20
+_MOST_SAMPLES = 16 << 20
 
 
 def run_choose(
@@ -36,9 +43,10 @@ def run_choose(
     samples: int,
     seconds: float,
     margin: float,
+    speed: bool,
 ) -> int:
-    """application : with 0 bytes, which the samples give"""
-    values = _sample(path, db, samples)
+    """application : with 0 bytes, which the samples give; speed : rather than capacity"""
+    values, records = _sample(path, db, samples)
     mean = sum(map(len, values)) / len(values)
     cores = threads or len(machine.allowed_cores()) or 1
     application = replace(application, nbytes=application.batch * mean, threads=cores)
@@ -51,21 +59,18 @@ def run_choose(
         found = measure_all(values, threads=cores, seconds=seconds, progress=lambda spec: bar.update(1))
     for name, why in missing_packages().items():
         screen.say(f"not tried: {name}. {why}")
-    raw, sized, how = _stores(path, mean, found, seconds)
-    rate = f"{decimal_bytes(raw.nbytes)}/s and {raw.records:,.0f} reads/s of {decimal_bytes(mean)}"
-    screen.say(f"the store, {how}: {rate}")
-    chosen = select(application, sized, raw, margin)
+    raw, how = _store(path, seconds)
+    screen.say(f"the store, {how}: {decimal_bytes(raw.nbytes)}/s in reads of {decimal_bytes(_READ)}")
+    chosen = select(application, _loaded(values, found, application, seconds), raw, margin, speed=speed)
     screen.say()
     screen.say(_table(chosen))
     screen.say()
-    screen.say("\n".join(_plot(chosen, raw, margin)))
-    screen.say()
-    screen.say("\n".join(_words(chosen, margin)))
+    screen.say("\n".join(_words(chosen, margin, records, speed)))
     return 0
 
 
-def _sample(path: str, db: str | None, wanted: int) -> list[bytes]:
-    """Values of records all over the database, not more than fit into 64 MiB."""
+def _sample(path: str, db: str | None, wanted: int) -> tuple[list[bytes], int]:
+    """Values of records all over the database, not more than fit into 16 MiB; how many records it has."""
     with Reader(path, db=db, save_index=False) as reader:
         n = len(reader)
         if not n:
@@ -75,11 +80,45 @@ def _sample(path: str, db: str | None, wanted: int) -> list[bytes]:
         first = reader.read(ids[:1])
         few = max(2, int(_MOST_SAMPLES // max(int(first.nbytes.max()), 1)))
         ids = ids if len(ids) <= few else np.sort(rng.choice(ids, few, replace=False))
-        return [value.tobytes() for value in reader.read(ids) if len(value)] or [b"\0"]
+        return [value.tobytes() for value in reader.read(ids) if len(value)] or [b"\0"], n
 
 
-def _stores(path: str, mean: float, found: list[Candidate], seconds: float) -> tuple[Store, list[Candidate], str]:
-    """(the store at the raw size, the candidates with the store at theirs, how it was read)"""
+def _loaded(values: list[bytes], found: list[Candidate], application: Application, seconds: float) -> list[Candidate]:
+    """The candidates with the time of a record that a Loader needs, and the bytes in the file: each is packed, and read
+    from memory in random order. A codec by itself, on a few records over and over, is up to twice as fast."""
+    timed = []
+    options = Options(decode_threads=application.threads)
+    quiet = Talk(lambda line: None, lambda what, nbytes: lambda done: None)
+    with tempfile.TemporaryDirectory(prefix="pario-choose-") as folder, Solo() as world:
+        source, packed = os.path.join(folder, "raw"), os.path.join(folder, "packed")
+        sizes = np.array([len(value) for value in values])
+        with closing(Writer(source, subdir=False, databases=0)) as writer:
+            writer.begin(None, 0, [])
+            keys = [b"%010d" % k for k in range(len(values))]
+            writer.append([Batch(keys, sizes, np.frombuffer(b"".join(values), np.uint8))])
+            writer.flush()
+        for one in found:
+            dictionary = "auto" if one.dictionary else "no"
+            how = PackOptions(codec=one.name, dictionary=dictionary, force=True, verify=False)
+            nbytes = os.path.getsize(source)
+            path = source if one.name == "raw" else packed
+            if path == packed:
+                pack(world, [source], packed, how, quiet)
+                with Reader(packed, comm="self", save_index=False) as reader:
+                    nbytes = os.path.getsize(packed) - len(reader.packing.entry() if reader.packing else b"")
+            each, end = math.inf, time.perf_counter() + seconds
+            batch = min(application.batch, len(values))
+            with Loader(path, batch, comm="self", shuffle="global", drop_last=True, options=options) as loader:
+                while time.perf_counter() < end or each == math.inf:
+                    begin = time.perf_counter()
+                    done = sum(len(records.ids) for records in loader)
+                    each = min(each, (time.perf_counter() - begin) / done)
+            timed.append(replace(one, seconds=each * application.threads, stored=nbytes / len(values)))
+    return timed
+
+
+def _store(path: str, seconds: float) -> tuple[Store, str]:
+    """What the store delivers in reads as long as those that bring records into memory, and how it was read."""
     file = resolve(path)
     fetcher: Fetcher
     try:
@@ -87,41 +126,21 @@ def _stores(path: str, mean: float, found: list[Candidate], seconds: float) -> t
     except (OSError, ParioError):
         fetcher, how = PosixFetcher(file), "through the page cache, since it cannot be bypassed here"
     pool = ReadPool(fetcher, _INFLIGHT)
-    try:
-        known: dict[int, Store] = {}
-
-        def store(nbytes: float) -> Store:
-            # Sizes that take the same blocks cost the same.
-            blocks = max(1, math.ceil(nbytes / 4096))
-            step = 1 << max(0, blocks.bit_length() - 3)
-            size = -(-blocks // step) * step * 4096
-            if size not in known:
-                known[size] = _measured(pool, fetcher, size, nbytes, seconds)
-            return Store(known[size].records, known[size].records * nbytes)
-
-        sized = [replace(one, store=store(mean / one.ratio)) for one in found]
-        return store(mean), sized, how
-    finally:
-        pool.close()
-        fetcher.close()
-
-
-def _measured(pool: ReadPool, fetcher: Fetcher, size: int, nbytes: float, seconds: float) -> Store:
-    """Reads of `size` bytes, which hold records of `nbytes`, all over the file."""
-    size = min(size, max(4096, fetcher.nbytes // 4096 * 4096))
-    memory = np.zeros(_ROUND * size + 4096, np.uint8)
-    memory = memory[-memory.ctypes.data % 4096 :][: _ROUND * size]
-    reads, starts = np.zeros(_ROUND, EXTENT), np.arange(_ROUND) * size
+    size = min(_READ, max(4096, fetcher.nbytes // 4096 * 4096))
+    memory = np.zeros(_INFLIGHT * size + 4096, np.uint8)
+    memory = memory[-memory.ctypes.data % 4096 :][: _INFLIGHT * size]
+    reads, starts = np.zeros(_INFLIGHT, EXTENT), np.arange(_INFLIGHT) * size
     reads["nbytes"] = size
     rng, done = np.random.default_rng(size), 0
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
-        last = max(fetcher.nbytes - size, 0) // 4096
-        reads["offset"] = rng.integers(0, last + 1, _ROUND) * 4096
+        reads["offset"] = rng.integers(0, max(fetcher.nbytes - size, 0) // 4096 + 1, _INFLIGHT) * 4096
         pool.read(reads, memory, starts)
-        done += _ROUND
+        done += _INFLIGHT * size
     rate = done / (time.perf_counter() - begin)
-    return Store(rate, rate * nbytes)
+    pool.close()
+    fetcher.close()
+    return Store(math.inf, rate), how
 
 
 def _table(chosen: Selection) -> str:
@@ -150,51 +169,7 @@ def _mark(verdict: Verdict, chosen: Selection) -> str:
     return "admissible" if verdict.admissible else "too slow"
 
 
-def _plot(chosen: Selection, raw: Store, margin: float) -> list[str]:
-    """Ratio against the cost of a record, both logarithmic; dots: the limit with its margin, to whose left is
-    admissible."""
-    verdicts, application = chosen.verdicts, chosen.application
-    costs = [verdict.candidate.seconds for verdict in verdicts]
-    edges = [verdict.limit * (1 - margin) for verdict in verdicts if verdict.limit > 0]
-    low, high = min(costs + edges) / 1.5, max(costs + edges) * 1.5
-    ratios = [verdict.candidate.ratio for verdict in verdicts]
-    bottom, top = math.log(min(ratios)), math.log(max(max(ratios), 1.05 * min(ratios)))
-
-    def column(cost: float) -> int:
-        return round((_WIDTH - 1) * math.log(cost / low) / math.log(high / low))
-
-    def row(ratio: float) -> int:
-        return round((_HEIGHT - 1) * (top - math.log(ratio)) / (top - bottom))
-
-    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-    for k in range(_HEIGHT):
-        ratio = math.exp(top - (top - bottom) * k / (_HEIGHT - 1))
-        near = min(verdicts, key=lambda verdict: abs(verdict.candidate.ratio - ratio)).candidate.store
-        edge = limit(application, ratio, raw, _at(near, ratio, application)) * (1 - margin)
-        if low < edge < high:
-            grid[k][column(edge)] = "."
-    letters = []
-    for k, verdict in enumerate(verdicts):
-        one, letter = verdict.candidate, chr(ord("a") + k % 26)
-        grid[row(one.ratio)][column(max(one.seconds, low))] = letter.upper() if verdict is chosen.chosen else letter
-        letters.append(f"{letter.upper() if verdict is chosen.chosen else letter} {one}")
-    lines = ["ratio, by the cost of decoding a record; left of the dots is admissible"]
-    for k, cells in enumerate(grid):
-        ratio = math.exp(top - (top - bottom) * k / (_HEIGHT - 1))
-        lines.append(f"{ratio:7.2f} |{''.join(cells).rstrip()}")
-    lines.append(f"        +{'-' * _WIDTH}")
-    lines.append(f"         {_time(low):<{_WIDTH // 2}}{_time(high):>{_WIDTH // 2}}")
-    for k in range(0, len(letters), 3):
-        lines.append("         " + "   ".join(f"{one:<24}" for one in letters[k : k + 3]).rstrip())
-    return lines
-
-
-def _at(near: Store | None, ratio: float, application: Application) -> Store | None:
-    """The store as measured for the nearest ratio: as many reads, of other sizes."""
-    return Store(near.records, near.records * application.nbytes / application.batch / ratio) if near else None
-
-
-def _words(chosen: Selection, margin: float) -> list[str]:
+def _words(chosen: Selection, margin: float, records: int, speed: bool) -> list[str]:
     mine = chosen.chosen
     one, app = mine.candidate, chosen.application
     lines = []
@@ -202,6 +177,8 @@ def _words(chosen: Selection, margin: float) -> list[str]:
         room = f"{mine.room:.0%} longer" if mine.room < 10 else f"{mine.room + 1:,.0f} times as long"
         room = "" if one.name == "raw" and app.sync else f"; decoding could take {room}"
         lines.append(f"Choice: {one}, ratio {one.ratio:.2f}{room}. Margin kept free: {margin:.0%} of the limit.")
+        best = "the least time of reading and unpacking" if speed else "the highest ratio"
+        lines.append(f"Of the admissible ones it has {best} (--for {'speed' if speed else 'capacity'}).")
     else:
         lines.append(
             "No codec is admissible, nor are uncompressed records: this store and these cores cannot keep up. The "
@@ -224,8 +201,9 @@ def _words(chosen: Selection, margin: float) -> list[str]:
         lines.append(f"Next: python -m pario pack SRC DST --codec {one.name}" + _dictionary(one))
     if mine.step:
         lines.append(
-            f"Foretold: {app.batch / mine.step:,.0f} records/s per node, {_time(one.seconds)} per record in a thread. "
-            "No file keeps that: compare it with loader.report()."
+            f"Foretold: {app.batch / mine.step:,.0f} records/s per node in this training, "
+            f"{app.threads / one.seconds:,.0f} from memory with nothing else to do; a file of "
+            f"{decimal_bytes(one.stored * records)}."
         )
     lines.append("Not in the figures: what else the cores do meanwhile. The margin stands for it.")
     return lines

@@ -22,6 +22,15 @@ _folder = click.option("--folder", "in_folder", is_flag=True, help="DST is a fol
     "--codec", default="zstd:3", show_default=True, metavar="NAME[:LEVEL]", help='Or "auto": as `choose` finds best.'
 )
 @click.option("--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="For small records: 32k.")
+@click.option("--db", "dbs", multiple=True, metavar="NAME", help="Of an LMDB only this named database; repeatable.")
+@click.option(
+    "--links", default="follow", show_default=True, type=click.Choice(["follow", "keep"]),
+    help="Symbolic links that lead out of a folder: pack what they lead to, or keep them.",
+)  # fmt: skip
+@click.option(
+    "--keys", default="path", show_default=True, type=click.Choice(["path", "hash"]),
+    help="hash: paths that are too long for a key are kept beside the records.",
+)  # fmt: skip
 @click.option("--no-prefix", is_flag=True, help="Of several SRC, take the keys as they are.")
 @_folder
 @click.option("--force", is_flag=True, help="Replace DST, when the new one is complete.")

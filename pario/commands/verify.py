@@ -113,7 +113,7 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     if not damages and records != tree.db.md_entries:
         what = f"{records:,} records found, but the database says it has {tree.db.md_entries:,}"
         damages = [CorruptedError(what, page=tree.db.md_root)]
-    if not damages and not names:  # a database of databases is no dataset: there is no index of it
+    if not damages and not names and records > hidden:  # databases, or a packed folder without files, have no index
         damages = _index_agrees(dataset, name, check, records - hidden, first)
     damages = damages or of_entry
     count = len(damages)

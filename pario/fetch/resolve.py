@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
@@ -178,7 +179,9 @@ def resolve(path: str | os.PathLike[str]) -> str:
         if not file.exists():
             names = sorted(p.name for p in given.iterdir())[:5]
             found = f"it holds {', '.join(names)}" if names else "it is empty"
-            raise MissingError(f"the directory has no data.mdb; {found}", path=str(given), hint="Is this an LMDB?")
+            line = shlex.join(["python", "-m", "pario", "pack", str(given), f"{given}.lmdb"])
+            hint = f"Is this an LMDB? If its files are the records, make a dataset of them: {line}"
+            raise MissingError(f"the directory has no data.mdb; {found}", path=str(given), hint=hint)
         return str(file)
     if not S_ISREG(mode):
         raise MissingError("not a regular file", path=str(given))

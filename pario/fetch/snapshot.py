@@ -44,7 +44,7 @@ def _read_snapshot(fetcher: Fetcher, believe: Callable[[Snapshot], bool] | None)
     head = fetcher.pread(0, _HEAD_BYTES)
     layout = sniff(head)
     if layout is None:
-        raise explain(fetcher.pread(0, EXPLAIN_BYTES), fetcher.nbytes)
+        raise explain(fetcher.pread(0, EXPLAIN_BYTES), fetcher.nbytes, fetcher.path)
     both = 2 * page_size(head, layout)
     before = head[:both] if both <= len(head) else fetcher.pread(0, both)
     if believe is not None:

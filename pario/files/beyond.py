@@ -13,7 +13,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from pario.files.calls import tell
+from pario.files.calls import say_link, tell
 from pario.files.moving import change_folder
 from pario.files.notify import failed, raw_call, stat_bytes, statfs_bytes, statx_bytes
 from pario.files.numbers import CALLS, NUMBERS
@@ -65,10 +65,10 @@ def _make_it(view: View, call: Call, *paths: bytes) -> None:
         where, flags = _STATS[name]
         follow = not arguments[flags] & _NOFOLLOW if flags is not None else name == "stat"
         with _looked_up(paths[0], follow) as fd:
-            tell(view, call, arguments[where], stat_bytes(fd, False))
+            tell(view, call, arguments[where], stat_bytes(fd, 0))
     elif name == "statx":
         with _looked_up(paths[0], not arguments[2] & _NOFOLLOW) as fd:
-            tell(view, call, arguments[4], statx_bytes(fd, arguments[3] & 0xFFFFFFFF, False))
+            tell(view, call, arguments[4], statx_bytes(fd, arguments[3] & 0xFFFFFFFF, 0))
     elif name == "statfs":
         with _looked_up(paths[0], True) as fd:
             tell(view, call, arguments[1], statfs_bytes(fd))
@@ -86,15 +86,6 @@ def _make_it(view: View, call: Call, *paths: bytes) -> None:
     else:
         number = errno.EOPNOTSUPP if "xattr" in name else errno.EXDEV
         raise failed(number)
-
-
-def say_link(view: View, call: Call, name: str, text: bytes) -> None:
-    """Answer readlink. Raises OSError, EINVAL for no room among them."""
-    at = _ARGUMENTS + (1 if name == "readlink" else 2)
-    room = call[at + 1] & 0xFFFFFFFF
-    if not 0 < room < 1 << 31:
-        raise failed(errno.EINVAL)
-    tell(view, call, call[at], text[:room], len(text[:room]))
 
 
 def _open(view: View, call: Call, name: str, path: bytes) -> None:

@@ -20,8 +20,6 @@ from pario.files.spots import Spot
 from pario.files.view import AT_FDCWD, Call, Node, View
 from pario.machine import closing_fd
 
-__all__ = ["CHANGES", "ON_DESCRIPTORS", "ON_PATHS", "TWO_PATHS", "change_opened", "signed", "tell"]
-
 Handler = Callable[[View, Call, Spot], None]
 
 _ID, _THREAD, _ARGUMENTS = 0, 1, 6
@@ -29,8 +27,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 _O_TMPFILE = 0o20000000  # with O_DIRECTORY
 _PIDFD_GETFD, _PIDFD_THREAD = 438, os.O_EXCL
 _OPEN_HOW = struct.Struct("QQQ")
-_RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x08, 0x10
-_TYPES = {"folder": 4, "file": 8}  # DT_DIR, DT_REG
+_RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x04, 0x08, 0x10
+_TYPES = {"folder": 4, "file": 8, "link": 10}  # DT_DIR, DT_REG, DT_LNK
 
 
 def signed(argument: int) -> int:
@@ -62,6 +60,8 @@ def _open(view: View, call: Call, spot: Spot, flags: int) -> None:
         fd = view.folder(spot, node)
     elif flags & os.O_DIRECTORY:
         raise failed(errno.ENOTDIR)
+    elif node.kind == "link":
+        raise failed(errno.ELOOP)
     elif writes:
         raise failed(errno.EROFS)
     else:
@@ -93,6 +93,8 @@ def _open_how(view: View, call: Call, spot: Spot) -> None:
         base = view.link(call[_THREAD], signed(_argument(call, 0)))
         if path.startswith(b"/") or b".." in path.split(b"/") or base is None or view.skeleton.spot(base) is None:
             raise failed(errno.EXDEV)
+    elif not resolve & _RESOLVE_NO_SYMLINKS:
+        spot = view.followed(spot, not flags & os.O_NOFOLLOW)
     _open(view, call, spot, flags)
 
 
@@ -110,12 +112,12 @@ def tell(view: View, call: Call, address: int, data: bytes, result: int = 0) -> 
     view.listener.give(call[_ID], result)
 
 
-def _about(view: View, spot: Spot, tell: Callable[[int, bool], bytes]) -> bytes:
+def _about(view: View, spot: Spot, tell: Callable[[int, int], bytes]) -> bytes:
     node = view.find(spot)
     if node.kind == "file":
-        return tell(view.file(spot, node).fd, True)
+        return tell(view.file(spot, node).fd, node.links)
     with closing_fd(view.folder(spot, node, os.O_PATH)) as fd:
-        return tell(fd, False)
+        return tell(fd, 0)
 
 
 def _stat(view: View, call: Call, spot: Spot, *, at: int) -> None:
@@ -124,7 +126,7 @@ def _stat(view: View, call: Call, spot: Spot, *, at: int) -> None:
 
 def _statx(view: View, call: Call, spot: Spot) -> None:
     mask = _argument(call, 3) & 0xFFFFFFFF
-    tell(view, call, _argument(call, 4), _about(view, spot, lambda fd, of_file: statx_bytes(fd, mask, of_file)))
+    tell(view, call, _argument(call, 4), _about(view, spot, lambda fd, links: statx_bytes(fd, mask, links)))
 
 
 def _statfs(view: View, call: Call, spot: Spot) -> None:
@@ -135,7 +137,7 @@ def _access(view: View, call: Call, spot: Spot, *, mode_at: int) -> None:
     node, mode = view.find(spot), _argument(call, mode_at)
     if mode & os.W_OK:
         raise failed(errno.EROFS)
-    if mode & os.X_OK and node.kind == "file":
+    if mode & os.X_OK and node.kind == "file":  # as where a file system is mounted without the right to run files
         raise failed(errno.EACCES)
     view.listener.give(call[_ID], 0)
 
@@ -148,6 +150,22 @@ def _refused(number: int) -> Handler:
         raise failed(number)
 
     return refuse
+
+
+def say_link(view: View, call: Call, name: str, text: bytes) -> None:
+    """Answer readlink. Raises OSError, EINVAL for no room among them."""
+    at = 1 if name == "readlink" else 2
+    room = _argument(call, at + 1) & 0xFFFFFFFF
+    if not 0 < room < 1 << 31:
+        raise failed(errno.EINVAL)
+    tell(view, call, _argument(call, at), text[:room], len(text[:room]))
+
+
+def _read_link(view: View, call: Call, spot: Spot, *, name: str) -> None:
+    node = view.find(spot)
+    if node.kind != "link":
+        raise failed(errno.EINVAL)
+    say_link(view, call, name, node.target)
 
 
 def _no_attributes(view: View, call: Call, spot: Spot) -> None:
@@ -282,8 +300,7 @@ ON_PATHS: dict[str, Handler] = {
     "access": partial(_access, mode_at=1),
     "faccessat": partial(_access, mode_at=2),
     "faccessat2": partial(_access, mode_at=2),
-    "readlink": _refused(errno.EINVAL),
-    "readlinkat": _refused(errno.EINVAL),
+    **{name: partial(_read_link, name=name) for name in ("readlink", "readlinkat")},
     "statfs": _statfs,
     "chdir": _change_folder,
     "chroot": _refused(errno.EPERM),
@@ -299,6 +316,11 @@ ON_PATHS: dict[str, Handler] = {
     "inotify_add_watch": _refused(errno.EACCES),
     "file_getattr": _refused(errno.EOPNOTSUPP),
     "file_setattr": _change,
+}
+#: calls that follow a link at the end of their path, and which argument may tell them not to
+FOLLOW: dict[str, int | None] = {
+    **dict.fromkeys(("stat", "access", "faccessat", "statfs", "chdir", "execve", "getxattr", "listxattr", "creat")),
+    **{"open": 1, "openat": 2, "newfstatat": 3, "statx": 2, "faccessat2": 3, "execveat": 4, "inotify_add_watch": None},
 }
 #: calls that change what a link leads to, and which argument may tell them to take the link itself
 CHANGES: dict[str, int | None] = {

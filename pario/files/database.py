@@ -25,6 +25,7 @@ from pario.records import Records
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
+    from pario.files.listed import Listed
     from pario.tiers.served import ServedCopy
 
 __all__ = ["Database", "Packed", "served_copy"]
@@ -77,7 +78,7 @@ class Database:
         self.flat = self.keys.tree.order is not bytes
         self.integers = bool(db.md_flags & MDB_INTEGERKEY) and isinstance(self.keys.tree.order(b""), int)
         self.byteorder: Literal["little", "big"] = "big" if snapshot.byteorder == "big" else "little"
-        self.mtime = fetcher.files[0].status().st_mtime
+        self.mtime_ns = fetcher.files[0].status().st_mtime_ns
         self._fetcher = fetcher
         self._snapshot = snapshot
         self._copy = copy
@@ -102,6 +103,21 @@ class Database:
             return Packed(key, Packing.from_entry(entry))
         except ParioError as e:
             raise e.at(path=self._fetcher.path) from None
+
+    @cached_property
+    def listed(self) -> Listed | None:
+        """The names of the folder or tar that the database was packed from; None: the keys are all there is."""
+        if self.name is not None or self.packed is None or "source" not in self.packed.packing.more:
+            return None
+        from pario.codec.listing import rows_of
+        from pario.files.listed import Listed
+
+        rows = rows_of(self.packed.packing, self._fetcher.path)
+        return None if rows is None else Listed(rows, self.packed.packing.sizes)
+
+    @property
+    def path(self) -> str:
+        return self._fetcher.path
 
     def is_hidden(self, key: bytes) -> bool:
         """Whether this is the reserved entry of a packed database."""

@@ -18,7 +18,7 @@ from typing import Any
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, make_instance
 
 from pario.errors import OptionError
-from pario.files.tree import FILE, Node, Tree
+from pario.files.tree import FILE, FOLDER, LINK, Node, Tree, reached
 from pario.machine import absolute
 
 __all__ = ["RecordFile", "RecordFileSystem"]
@@ -123,20 +123,21 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._trees.clear()
         super().invalidate_cache(path)
 
-    def _find(self, path: str) -> tuple[Tree, Node]:
+    def _find(self, path: str, last: bool = True) -> tuple[Tree, Node]:
         """Raises FileNotFoundError."""
         tree, below = self._tree(self._name(path))
         try:
-            return tree, tree.find(below)
+            return tree, tree.find(tree.followed(below, last))
         except NotADirectoryError:
             raise FileNotFoundError(2, os.strerror(2), path) from None
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """name, size (of folders 0), type, mtime, ino; of files key, the bytes of the record's key."""
+        """name, size (of folders 0), type, mtime, ino; of files key, the bytes of the record's key. Symbolic links of a
+        packed folder are followed below it: islink, destination; type "other" where one leads nowhere."""
         path = self._name(path)
-        tree, node = self._find(path)
+        tree, node = self._find(path, last=False)
         return _info(path, tree, node)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
@@ -173,7 +174,7 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self.modified(path)
 
     def modified(self, path: str) -> datetime:
-        return datetime.fromtimestamp(self._find(path)[1].mtime, timezone.utc)
+        return datetime.fromtimestamp(self._find(path)[1].mtime_ns / 1e9, timezone.utc)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -277,8 +278,9 @@ def _below(
     for name, node in tree.names(folder):
         if not name.startswith(prefix):
             continue
-        if node.kind == FILE:
-            yield above + name, node
+        if node.kind != FOLDER:
+            if reached(tree, node).kind != FOLDER:  # a link to a folder might lead round and round
+                yield above + name, node
             continue
         if folders:
             yield above + name, node
@@ -287,10 +289,14 @@ def _below(
 
 
 def _info(path: str, tree: Tree, node: Node) -> dict[str, Any]:
-    info = {"name": path, "size": node.size, "mtime": node.mtime, "ino": node.number}
+    info = {"islink": True, "destination": os.fsdecode(node.target)} if node.kind == LINK else {}
+    node = reached(tree, node)
+    info |= {"name": path, "size": node.size, "mtime": node.mtime_ns / 1e9, "ino": node.number}
+    if node.mode is not None:
+        info["mode"] = node.mode
     if node.kind == FILE:
-        return {**info, "type": "file", "key": tree.key(node)}
-    return {**info, "type": "directory"}
+        info["key"] = tree.key(node)
+    return {**info, "type": {FILE: "file", FOLDER: "directory"}.get(node.kind, "other")}
 
 
 def _slashes(path: str) -> Iterator[int]:

@@ -19,7 +19,7 @@ from functools import wraps
 from typing import Any
 
 from pario.errors import FileError, OptionError, ParioError, SnapshotError
-from pario.files.tree import FILE, Node, Tree
+from pario.files.tree import FILE, FOLDER, LINK, Node, Tree
 
 _log = logging.getLogger("pario")
 
@@ -31,6 +31,7 @@ _MAX_READ = 1 << 20
 _BY_SIGNAL = 8
 #: Packed records stay unpacked for the next piece that is read, up to so many bytes, and one at least.
 _UNPACKED_BYTES = 64 << 20
+_KINDS = {FILE: stat.S_IFREG, FOLDER: stat.S_IFDIR, LINK: stat.S_IFLNK}
 #: Names of a folder that are kept for a reader that goes back a little.
 _NAMES_BACK = 1024
 _OTHER_WAYS = (
@@ -138,7 +139,8 @@ class _Operations:
         self._ready = ready
         self.is_mounted = False
         self._owner = {"st_uid": os.getuid(), "st_gid": os.getgid()}
-        self._modes = (stat.S_IFREG | (0o444 if others else 0o400), stat.S_IFDIR | (0o555 if others else 0o500))
+        modes = (0o444, 0o555, 0o444) if others else (0o400, 0o500, 0o400)
+        self._modes = dict(zip(_KINDS, modes, strict=True))
         self._lock = threading.Lock()
         self._listings: dict[int, _Listing] = {}
         self._last = 0
@@ -153,6 +155,13 @@ class _Operations:
     @_told
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         return self._status(self._tree.find(path))
+
+    @_told
+    def readlink(self, path: str) -> str:
+        node = self._tree.find(path)
+        if node.kind != LINK:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return node.target.decode("utf-8", "surrogateescape")
 
     @_told
     def open(self, path: str, flags: int) -> int:
@@ -181,7 +190,7 @@ class _Operations:
 
     @_told
     def opendir(self, path: str) -> int:
-        listing = _Listing(self._tree, path, self._modes)
+        listing = _Listing(self._tree, path)
         with self._lock:
             self._last += 1
             self._listings[self._last] = listing
@@ -202,15 +211,13 @@ class _Operations:
         return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": 255}
 
     def _status(self, node: Node) -> dict[str, Any]:
-        is_file = node.kind == FILE
-        seconds = int(node.mtime * 1e9)
-        times = {"st_atime": seconds, "st_mtime": seconds, "st_ctime": seconds}
+        times = dict.fromkeys(("st_atime", "st_mtime", "st_ctime"), node.mtime_ns)
         return {
             **self._owner,
             **times,
-            "st_mode": self._modes[not is_file],
+            "st_mode": _KINDS[node.kind] | (self._modes[node.kind] if node.mode is None else node.mode),
             "st_ino": node.number,
-            "st_nlink": 1 if is_file else 2,
+            "st_nlink": 2 if node.kind == FOLDER else node.links,
             "st_size": node.size,
             "st_blocks": (node.size + 511) // 512,
             "st_blksize": 128 << 10,
@@ -220,8 +227,8 @@ class _Operations:
 class _Listing:
     """An open folder. The kernel reads on where it stopped, and seldom goes back."""
 
-    def __init__(self, tree: Tree, path: str, modes: tuple[int, int]) -> None:
-        self._tree, self._path, self._modes = tree, path, modes
+    def __init__(self, tree: Tree, path: str) -> None:
+        self._tree, self._path = tree, path
         self._lock = threading.Lock()
         self._begin()
 
@@ -229,7 +236,7 @@ class _Listing:
         node = self._tree.find(self._path)
         self._rest = self._tree.names(node)
         self._count = 2
-        folder = {"st_mode": self._modes[1], "st_ino": node.number}
+        folder = {"st_mode": stat.S_IFDIR, "st_ino": node.number}
         self._back = deque([(".", folder, 1), ("..", folder, 2)], _NAMES_BACK)
 
     def since(self, offset: int) -> Iterator[tuple[str, dict[str, int], int]]:
@@ -240,7 +247,7 @@ class _Listing:
             yield from [entry for entry in self._back if entry[2] > offset]
             for name, node in self._rest:
                 self._count += 1
-                entry = (name, {"st_mode": self._modes[node.kind != FILE], "st_ino": node.number}, self._count)
+                entry = (name, {"st_mode": _KINDS[node.kind], "st_ino": node.number}, self._count)
                 self._back.append(entry)
                 if self._count > offset:
                     yield entry

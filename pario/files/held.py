@@ -33,7 +33,7 @@ from pario.machine import memory
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)  # FS_IOC_SETFLAGS, FS_IMMUTABLE_FL
-_NOEXEC = 8  # MFD_NOEXEC_SEAL, since Linux 6.3
+_NOEXEC, _EXEC = 8, 16  # MFD_NOEXEC_SEAL, without which a mode may say that a file can run, and MFD_EXEC: Linux 6.3
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 #: Flags of open(2) that a descriptor keeps. Not O_PATH, because the kernel hands no such descriptor over.
 _KEPT_FLAGS = os.O_NONBLOCK | os.O_NOATIME
@@ -64,37 +64,41 @@ class Source(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A file. name : the path that programs know it by; mtime : seconds"""
+    """A file. name : the path that programs know it by; mode : permissions"""
 
     key: Hashable
     name: bytes
     size: int
-    mtime: float
+    mtime_ns: int
+    mode: int = 0o444
 
 
-def _memfd(name: bytes) -> int:
+def _memfd(name: bytes, mode: int) -> int:
     name = name if len(name) <= _LONGEST_NAME else _NO_NAME
-    try:
-        return os.memfd_create(name, _MEMFD | _NOEXEC)  # type: ignore[arg-type]
-    except OSError as e:
-        if e.errno != errno.EINVAL:
-            raise
-        return os.memfd_create(name, _MEMFD)  # type: ignore[arg-type]
+    for more in (_EXEC if mode & 0o111 else _NOEXEC, 0):
+        try:
+            return os.memfd_create(name, _MEMFD | more)  # type: ignore[arg-type]
+        except OSError as e:
+            if e.errno != errno.EINVAL and more != _EXEC:  # which a system may forbid
+                raise
+    return os.memfd_create(name, _MEMFD | _NOEXEC)  # type: ignore[arg-type]
 
 
 class Held:
     """One file. fd : its memfd; filled : the contents are there, sealed; busy : a thread fills it, and will set this"""
 
-    __slots__ = ("_mtime", "busy", "fd", "filled", "size")
+    __slots__ = ("_mtime_ns", "busy", "fd", "filled", "size")
 
     def __init__(self, wanted: Wanted) -> None:
-        self.fd = _memfd(wanted.name)
+        self.fd = _memfd(wanted.name, wanted.mode)
         self.size = wanted.size
-        self._mtime = wanted.mtime
+        self._mtime_ns = wanted.mtime_ns
         self.filled = False
         self.busy: threading.Event | None = None
         try:
-            os.fchmod(self.fd, 0o444)
+            with contextlib.suppress(PermissionError):  # a file that must not be able to run
+                os.fchmod(self.fd, wanted.mode & ~0o111)
+                os.fchmod(self.fd, wanted.mode)
         except BaseException:
             os.close(self.fd)
             raise
@@ -102,7 +106,7 @@ class Held:
     def stand_for_it(self) -> None:
         """Have the size and the time of the file, without its contents."""
         os.ftruncate(self.fd, self.size)
-        os.utime(self.fd, (self._mtime, self._mtime))
+        os.utime(self.fd, ns=(self._mtime_ns, self._mtime_ns))
 
     def read(self, source: Source, scratch: bytearray) -> None:
         """Raises what the source raises, OSError. scratch : memory that small files pass through."""
@@ -119,7 +123,7 @@ class Held:
 
     def seal(self) -> None:
         """The contents are there. Raises OSError."""
-        os.utime(self.fd, (self._mtime, self._mtime))
+        os.utime(self.fd, ns=(self._mtime_ns, self._mtime_ns))
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         with contextlib.suppress(OSError):  # needs CAP_LINUX_IMMUTABLE: root could change what others have open
             fcntl.ioctl(self.fd, _SET_FLAGS, _IMMUTABLE)

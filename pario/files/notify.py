@@ -366,26 +366,27 @@ _BLOCK, _PAGE_BLOCKS = 4096, 8  # a page of memory, and how many blocks of 512 b
 _STATFS_BYTES = 120
 
 
-def stat_bytes(fd: int, of_file: bool) -> bytes:
-    """struct stat. of_file : tell what a memfd will have when it is filled: blocks; and a link, since it has none"""
+def stat_bytes(fd: int, links: int) -> bytes:
+    """struct stat. links : tell what a memfd will have when it is filled: blocks; and
+    names, since it has none"""
     numbers = machine()
     assert numbers is not None
     raw_call(numbers.newfstatat, fd, _nothing, _at, _AT_EMPTY_PATH)
-    return _told(_STAT, of_file)
+    return _told(_STAT, links)
 
 
-def statx_bytes(fd: int, mask: int, of_file: bool) -> bytes:
+def statx_bytes(fd: int, mask: int, links: int) -> bytes:
     """struct statx."""
     numbers = machine()
     assert numbers is not None
     raw_call(numbers.statx, fd, _nothing, _AT_EMPTY_PATH, mask, _at)
-    return _told(_STATX, of_file)
+    return _told(_STATX, links)
 
 
-def _told(layout: tuple[int, int, int, int, str], of_file: bool) -> bytes:
+def _told(layout: tuple[int, int, int, int, str], names: int) -> bytes:
     nbytes, links, size, blocks, code = layout
-    if of_file:
-        struct.pack_into(code, _buffer, links, 1)
+    if names:
+        struct.pack_into(code, _buffer, links, names)
         pages = -(-struct.unpack_from("Q", _buffer, size)[0] // _BLOCK)
         struct.pack_into("Q", _buffer, blocks, _PAGE_BLOCKS * pages)
     return _buffer.raw[:nbytes]

@@ -38,7 +38,7 @@ def _rights(thread: int, more_filters: int = 0) -> tuple[int, list[object]]:
 def _root(thread: int) -> bytes:
     """Where absolute paths begin. A mount has one number, which no other mount namespace has."""
     with closing_fd(os.open(f"/proc/{thread}/root", os.O_PATH | os.O_CLOEXEC)) as fd:
-        told = statx_bytes(fd, _INODE_AND_MOUNT, False)
+        told = statx_bytes(fd, _INODE_AND_MOUNT, 0)
     return told[32:40] + told[136:152]
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pario.errors import ParioError, SnapshotError
-from pario.files.beyond import OPENS, beyond, ends, renames, say_link, writes, writing
-from pario.files.calls import CHANGES, ON_DESCRIPTORS, ON_PATHS, TWO_PATHS, Handler, change_opened, signed
+from pario.files import calls
+from pario.files.beyond import OPENS, beyond, ends, renames, writes, writing
 from pario.files.crew import Duty
 from pario.files.notify import Gone, Receiver, failed
 from pario.files.numbers import CALLS, NUMBERS, machine
@@ -24,6 +24,7 @@ from pario.files.spots import Escaped, Spot, has_dots
 from pario.files.view import AT_FDCWD, Call, View
 
 _ARGUMENTS, _NOFOLLOW = 6, 0x100
+_NEW_ONLY = os.O_CREAT | os.O_EXCL
 #: where names of descriptors are
 _PROCESSES = (b"/proc/", b"/dev/fd/", b"/dev/std")
 
@@ -38,7 +39,7 @@ class _Way(NamedTuple):
 
     folder_at: int
     path_at: int
-    answer: Handler
+    answer: calls.Handler
     name: str
     if_none: bytes | None
     changes: bool
@@ -46,12 +47,12 @@ class _Way(NamedTuple):
 
 def _ways() -> dict[int, _Way]:
     found = {}
-    for name, answer in ON_PATHS.items():
+    for name, answer in calls.ON_PATHS.items():
         if name in NUMBERS:
             ((folder, path),) = CALLS[name].paths
             folder_at = folder + _ARGUMENTS if folder >= 0 else 0
-            if_none = b"" if name in CHANGES and folder >= 0 else None
-            found[NUMBERS[name]] = _Way(folder_at, path + _ARGUMENTS, answer, name, if_none, name in CHANGES)
+            if_none = b"" if name in calls.CHANGES and folder >= 0 else None
+            found[NUMBERS[name]] = _Way(folder_at, path + _ARGUMENTS, answer, name, if_none, name in calls.CHANGES)
     return found
 
 
@@ -63,9 +64,9 @@ def serve(view: View) -> None:
 def _serve(view: View, duty: Duty) -> None:
     ways = _ways()
     others: dict[int, Callable[[View, Call], None]] = {
-        NUMBERS[name]: answer for name, answer in ON_DESCRIPTORS.items() if name in NUMBERS
+        NUMBERS[name]: answer for name, answer in calls.ON_DESCRIPTORS.items() if name in NUMBERS
     }
-    others |= {NUMBERS[name]: _two_paths(name) for name in TWO_PATHS if name in NUMBERS}
+    others |= {NUMBERS[name]: _two_paths(name) for name in calls.TWO_PATHS if name in NUMBERS}
     numbers, outputs = machine(), view.outputs
     if numbers is not None and outputs is not None:
         others[numbers.exit_group] = lambda view, call: ends(view, outputs, call)
@@ -137,14 +138,14 @@ def _answer(view: View, call: Call, answer: Callable[..., None], *arguments: obj
 
 def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
     if not path and way.folder_at and way.changes:
-        change_opened(view, call)
+        calls.change_opened(view, call)
         return
     if way.name in ("readlink", "readlinkat"):
         text = view.link_text(call[1], path)
         if text is not None and _may_read(view, call, path):
-            say_link(view, call, way.name, text)
+            calls.say_link(view, call, way.name, text)
             return
-    folder = signed(call[way.folder_at]) if way.folder_at else AT_FDCWD
+    folder = calls.signed(call[way.folder_at]) if way.folder_at else AT_FDCWD
     spot = view.spot(call[1], folder, path)
     if not isinstance(spot, Spot) and _changes(way, call):
         whole = spot.path if spot else _whole(view, call[1], folder, path)
@@ -157,8 +158,10 @@ def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
     elif view.outputs is not None and spot.root == view.outputs.root:
         with writing(view, view.outputs, call):
             writes(view, view.outputs, call, way.name, spot.path)
-    else:
+    elif way.name == "openat2":
         way.answer(view, call, spot)
+    else:
+        way.answer(view, call, view.followed(spot, _follows(way, call)))
 
 
 def _may_read(view: View, call: Call, path: bytes) -> bool:
@@ -169,10 +172,19 @@ def _may_read(view: View, call: Call, path: bytes) -> bool:
         return may
 
 
+def _follows(way: _Way, call: Call) -> bool:
+    """Whether the call follows a symbolic link at the end of its path."""
+    at = calls.FOLLOW.get(way.name, -1)
+    flags = call[_ARGUMENTS + at] if at is not None and at >= 0 else 0
+    if way.name in OPENS:
+        return not flags & os.O_NOFOLLOW and flags & _NEW_ONLY != _NEW_ONLY
+    return at != -1 and not flags & _NOFOLLOW
+
+
 def _changes(way: _Way, call: Call) -> bool:
     """Whether the call may change what the path leads to. A write to a record fails, and still leaves its time."""
     if way.changes:
-        at = CHANGES[way.name]
+        at = calls.CHANGES[way.name]
         return at is None or not call[_ARGUMENTS + at] & _NOFOLLOW
     at, _ = OPENS.get(way.name, (None, 0))
     return at is not None and bool(call[_ARGUMENTS + at] & (os.O_WRONLY | os.O_RDWR))
@@ -190,7 +202,7 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
             if path is None:
                 view.listener.go_on(call[0])  # which finds the same
                 return
-            where = signed(call[folder + _ARGUMENTS]) if folder >= 0 else AT_FDCWD
+            where = calls.signed(call[folder + _ARGUMENTS]) if folder >= 0 else AT_FDCWD
             spot = view.spot(call[1], where, path)
             spots.append(spot)
             paths.append(spot.path if isinstance(spot, Escaped) else _whole(view, call[1], where, path))
@@ -203,7 +215,7 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
                 renames(view, outputs, call, name, inside[0].path, inside[1].path)
         elif inside:
             if isinstance(spots[0], Spot) and (outputs is None or spots[0].root != outputs.root):
-                view.find(spots[0])
+                view.find(view.followed(spots[0], last=False))
             number = errno.EROFS if len(inside) == len(spots) else errno.EXDEV
             raise failed(number)
         else:

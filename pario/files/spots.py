@@ -53,16 +53,22 @@ class Prefixes:
 
     prefixes : absolute paths, as users name them; none lies in another
     is_folder : tells whether there is a folder at a Spot
+    followed : the Spot without the symbolic links of the view
     """
 
-    def __init__(self, prefixes: Sequence[str], is_folder: Callable[[Spot], bool]) -> None:
+    def __init__(
+        self,
+        prefixes: Sequence[str],
+        is_folder: Callable[[Spot], bool],
+        followed: Callable[[Spot], Spot] = lambda spot: spot,
+    ) -> None:
         self._shown = [os.fsencode(each) for each in prefixes]
         real = [os.fsencode(real_prefix(each)) for each in prefixes]
         self._names = [(name, k) for k, pair in enumerate(zip(self._shown, real, strict=True)) for name in {*pair}]
         #: what every absolute path into the view begins with, if it has no "." in its way
         self.heads = tuple(name for name, _ in self._names)
         self._tails = {os.path.basename(name) for name in self.heads}
-        self._is_folder = is_folder
+        self._is_folder, self._followed = is_folder, followed
 
     def clean(self, path: bytes) -> Spot | None:
         """Where an absolute path without "//", "/./" and "/../" lies."""
@@ -109,6 +115,10 @@ class Prefixes:
                 continue
             here = b"/" + b"/".join(done)
             spot = self.clean(here)
+            if spot is not None:
+                followed = self._followed(spot)
+                if followed != spot:
+                    spot, done = followed, self.full(followed).split(b"/")[1:]
             if spot is None:  # the kernel follows symbolic links before it goes up
                 done = os.path.realpath(here).split(b"/")[1:]
             elif self._is_folder(spot):

@@ -3,30 +3,34 @@
     Tree      names a folder per LMDB; or one LMDB is the root
       Database    one of its databases: keys cut at / make folders, a named database is one itself
         Keys          the B+-tree: one descent finds a record, and one skips a folder
+        Listed        of a packed folder or tar: its own names, with links, empty folders, modes and times
 
-Nothing is kept per record: a look-up searches the tree of the LMDB, and a listing walks over it.
+Of other LMDBs nothing is kept per record: a look-up searches the tree of the LMDB, and a listing walks over it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from errno import ENOTDIR
 from os import PathLike, fspath, strerror
+from stat import S_ISDIR, S_ISREG
 from typing import Any, NamedTuple
 
 import xxhash
 
-from pario.errors import ClosedError, DatabaseError, OptionError
+from pario.errors import ClosedError, CorruptedError, DatabaseError, OptionError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset
 from pario.fetch.snapshot import read_snapshot
 from pario.files.database import Database, as_bytes, served_copy
 from pario.files.folders import Namer, has_prefix, is_folder, parts_of
 from pario.files.keys import Leaf
+from pario.files.listed import Listed
 from pario.files.names import DATABASE_MARK, EXTENSIONS, LONGEST, RECORD_MARK, is_plain, name_of
 from pario.format.layout import F_BIGDATA, F_SUBDATA
 
-FILE, FOLDER = "file", "folder"
+FILE, FOLDER, LINK = "file", "folder", "link"
 
 _ROOT = 1
 
@@ -50,21 +54,34 @@ class _File(NamedTuple):
     item: int
 
 
-class Node(NamedTuple):
-    """A file or a folder.
+class _Name(NamedTuple):
+    """Of a packed folder: a file or a link, by its number in `db.listed`."""
 
-    kind : "file" or "folder"
-    number : the same whenever this Tree is asked; an inode number
+    db: Database
+    i: int
+
+
+class Node(NamedTuple):
+    """A file or a folder; of a packed folder or tar, a symbolic link, too.
+
+    kind : "file", "folder" or "link"
+    number : the same whenever this Tree is asked; an inode number, which names of one file have in common
     size : bytes; 0 of folders
-    mtime : seconds since 1970, of the LMDB
-    where : the tree's own
+    mtime_ns : since 1970, of the LMDB, or as a packed folder says
+    where : the tree's own; of a file it tells which record it is
+    mode : permissions; None: nobody has said any
+    links : names of this file
+    target : of a link, its text
     """
 
     kind: str
     number: int
     size: int
-    mtime: float
+    mtime_ns: int
     where: Any = None
+    mode: int | None = None
+    links: int = 1
+    target: bytes = b""
 
 
 class Tree:
@@ -114,16 +131,27 @@ class Tree:
             above = self._look(root.where, names[:i])
             if above is None:
                 break
-            if above.kind == FILE:
+            if above.kind != FOLDER:
                 raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), path)
         raise FileNotFoundError(2, strerror(2), path)
+
+    def followed(self, path: str, last: bool = True, at: str = "") -> str:
+        """The same path without symbolic links, be the rest of it there or not. What leads out of the tree is not
+        followed, since anybody may have written it: FileNotFoundError. Raises OSError (ELOOP).
+
+        last : a link at the end of the path is followed, too
+        at : the absolute path by which links of the tree may name its root
+        """
+        root = self._open_roots().get("")
+        listed = None if root is None else _opened(root.where).listed
+        return path if listed is None or not listed.targets else listed.followed(path, last, at)
 
     def names(self, path: str | Node, start: Node | None = None) -> Iterator[tuple[str, Node]]:
         """Names in a folder and what they are of, in the order of the keys, from `start` on, which one of them is of.
         They come one after the other: a folder of a million names costs no memory. Raises FileNotFoundError,
         NotADirectoryError."""
         node = self.find(path) if isinstance(path, str) else path
-        if node.kind == FILE:
+        if node.kind != FOLDER:
             raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), path if isinstance(path, str) else "")
         folder: _Folder = node.where
         if folder == _Folder(None):
@@ -168,8 +196,16 @@ class Tree:
         node = self.find(path) if isinstance(path, str) else path
         if node.kind != FILE:
             raise IsADirectoryError(21, strerror(21), path if isinstance(path, str) else "")
-        file: _File = node.where
-        return file
+        if not isinstance(node.where, _Name):
+            file: _File = node.where
+            return file
+        db, i = node.where
+        assert db.listed is not None
+        key = db.listed.key(db.listed.firsts.get(i, i))
+        where = db.keys.seek(key)
+        if where and where[-1][0].keys[where[-1][1]] == key and not where[-1][0].node(where[-1][1]).flags & ~F_BIGDATA:
+            return _File(db, where[-1][0].page.pgno, where[-1][1])
+        raise CorruptedError("the names of the folder do not fit the keys", path=db.path, key=key)
 
     # -- paths to keys -------------------------------------------------------------------------------------------------
 
@@ -184,7 +220,7 @@ class Tree:
         if "" in roots:
             return roots[""], path
         if not path:
-            mtime = max(node.mtime for node in roots.values())
+            mtime = max(node.mtime_ns for node in roots.values())
             return Node(FOLDER, _ROOT, 0, mtime, _Folder(None)), ""
         name, _, rest = path.partition("/")
         if name not in roots or path.endswith("/"):
@@ -194,6 +230,9 @@ class Tree:
     def _plain(self, folder: _Folder, path: str) -> Node | None:
         """The quick way to nearly all files: the path is the key, and nothing in it needs an escape."""
         db = _opened(folder)
+        if db.listed is not None:
+            i = db.listed.at(path.encode("utf-8", "surrogateescape"))
+            return _listed_node(db, i) if i >= 0 else None
         if db.flat or self._namer.extensions or not is_plain(path, self._namer.longest):
             return None
         key = path.encode()
@@ -207,8 +246,10 @@ class Tree:
 
     def _look(self, folder: _Folder, names: list[str]) -> Node | None:
         db = _opened(folder)
+        if db.listed is not None:
+            return self._plain(folder, "/".join(names))
         if db.flat:
-            return self._record(db, b"", names[0]) if len(names) == 1 else None
+            return _record(self._namer, db, b"", names[0]) if len(names) == 1 else None
         prefix = b""
         for name in names[:-1]:
             part = self._namer.component(db, prefix, name)
@@ -216,7 +257,7 @@ class Tree:
                 break
             prefix += part + b"/"
         else:
-            found = self._record(db, prefix, names[-1]) or _folder(self._namer, db, prefix, names[-1])
+            found = _record(self._namer, db, prefix, names[-1]) or _folder(self._namer, db, prefix, names[-1])
             if found is not None:
                 return found
         return self._in_named(db, names) if db.name is None else None
@@ -238,30 +279,14 @@ class Tree:
             prefix += part + b"/"
         return None
 
-    def _record(self, db: Database, prefix: bytes, name: str) -> Node | None:
-        """The record in this folder whose name is exactly this."""
-        dot = name.rfind(".") if self._namer.extensions else -1
-        wanted = [name, name[:dot]] if dot > 0 and name[dot:] in EXTENSIONS else [name]
-        for bare in wanted:
-            mark = RECORD_MARK if bare.endswith(RECORD_MARK) and bare != RECORD_MARK and not db.integers else ""
-            part = self._namer.component(db, prefix, bare, mark)
-            if part is None:
-                continue
-            key = prefix + part
-            order = db.keys.tree.order
-            path = db.keys.seek(order(key))
-            if not path:
-                continue
-            leaf, i = path[-1]
-            if leaf.keys[i] != order(key) or leaf.node(i).flags & ~F_BIGDATA or db.is_hidden(key):
-                continue
-            if self._namer.record_name(db, prefix, part, leaf, i) == name:
-                return _record_node(db, leaf, i)
-        return None
-
     # -- keys to names -------------------------------------------------------------------------------------------------
 
     def _list(self, db: Database, prefix: bytes, start: Node | None = None) -> Iterator[tuple[str, Node]]:
+        if db.listed is not None:
+            first = 0 if start is None else _number_in(db, start)
+            for part, i in db.listed.below(prefix, first):
+                yield part.decode("utf-8", "surrogateescape"), _listed_node(db, i)
+            return
         for leaf, i, above, part in parts_of(db, prefix, b"" if start is None else _key_of(start)[len(prefix) :]):
             if above:
                 name = name_of(part, longest=self._namer.longest)
@@ -288,7 +313,7 @@ class Tree:
                 made.number = number
                 found = _folder_node(made, b"")
             except DatabaseError as e:
-                found = Node(FOLDER, number, 0, db.mtime, _Folder(None, key, e))
+                found = Node(FOLDER, number, 0, db.mtime_ns, _Folder(None, key, e))
             found = self._below.setdefault((id(db), key), found)
         return found
 
@@ -312,7 +337,39 @@ def _opened(folder: _Folder) -> Database:
 
 def _folder_node(db: Database, prefix: bytes) -> Node:
     number = _number(prefix, db.number) if prefix else db.number
-    return Node(FOLDER, number, 0, db.mtime, _Folder(db, prefix))
+    node = Node(FOLDER, number, 0, db.mtime_ns, _Folder(db, prefix))
+    listed = db.listed
+    i = -1 if listed is None else listed.at(prefix[:-1])
+    return node if listed is None or i < 0 else node._replace(**_told(db, listed, i))
+
+
+def _listed_node(db: Database, i: int) -> Node:
+    """Of a name of a packed folder."""
+    listed = db.listed
+    assert listed is not None
+    mode = int(listed.modes[i])
+    if S_ISDIR(mode):
+        return _folder_node(db, listed.paths[i] + b"/" if listed.paths[i] else b"")
+    first = listed.firsts.get(i, i)
+    number, target = _number(listed.paths[first] + b"/.", db.number), listed.targets.get(i, b"")
+    kind, size = (FILE, int(listed.sizes[first])) if S_ISREG(mode) else (LINK, len(target))
+    node = Node(kind, number, size, 0, _Name(db, i), links=listed.links.get(first, 1), target=target)
+    return node._replace(**_told(db, listed, i))
+
+
+def _told(db: Database, listed: Listed, i: int) -> dict[str, Any]:
+    """Mode and time. No file gets the rights of another user by what a packed file says."""
+    mtime, mode = int(listed.times[i]), int(listed.modes[i]) & 0o1777
+    return {"mtime_ns": db.mtime_ns if mtime == -1 else mtime, "mode": 0o777 if i in listed.targets else mode}
+
+
+def _number_in(db: Database, node: Node) -> int:
+    """Among the names of a packed folder."""
+    assert db.listed is not None
+    if isinstance(node.where, _Name):
+        return node.where.i
+    folder: _Folder = node.where
+    return db.listed.at(folder.prefix[:-1])
 
 
 def _folder(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None:
@@ -320,6 +377,36 @@ def _folder(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None
     if part is None or not has_prefix(db, prefix + part + b"/"):
         return None
     return _folder_node(db, prefix + part + b"/")
+
+
+def _record(namer: Namer, db: Database, prefix: bytes, name: str) -> Node | None:
+    """The record in this folder whose name is exactly this."""
+    dot = name.rfind(".") if namer.extensions else -1
+    wanted = [name, name[:dot]] if dot > 0 and name[dot:] in EXTENSIONS else [name]
+    for bare in wanted:
+        mark = RECORD_MARK if bare.endswith(RECORD_MARK) and bare != RECORD_MARK and not db.integers else ""
+        part = namer.component(db, prefix, bare, mark)
+        if part is None:
+            continue
+        key = prefix + part
+        order = db.keys.tree.order
+        path = db.keys.seek(order(key))
+        if not path:
+            continue
+        leaf, i = path[-1]
+        if leaf.keys[i] != order(key) or leaf.node(i).flags & ~F_BIGDATA or db.is_hidden(key):
+            continue
+        if namer.record_name(db, prefix, part, leaf, i) == name:
+            return _record_node(db, leaf, i)
+    return None
+
+
+def reached(tree: Tree, node: Node) -> Node:
+    """What a link leads to; the link itself where that is nothing, and any other node."""
+    if node.kind == LINK:
+        with suppress(OSError):
+            return tree.find(tree.followed(node.where.db.listed.path(node.where.i)))
+    return node
 
 
 def _key_of(node: Node) -> bytes:
@@ -335,7 +422,7 @@ def _key_of(node: Node) -> bytes:
 
 def _record_node(db: Database, leaf: Leaf, i: int) -> Node:
     number = _number(leaf.key(i) + b"/.", db.number)
-    return Node(FILE, number, db.size(leaf.node(i)), db.mtime, _File(db, leaf.page.pgno, i))
+    return Node(FILE, number, db.size(leaf.node(i)), db.mtime_ns, _File(db, leaf.page.pgno, i))
 
 
 def _number(key: bytes, seed: int) -> int:

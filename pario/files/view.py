@@ -19,7 +19,7 @@ from pario.files.crew import Crew
 from pario.files.held import Held, HeldFiles, Wanted
 from pario.files.notify import Listener, Memory, failed
 from pario.files.outputs import Outputs
-from pario.files.spots import Escaped, Prefixes, Spot, encoded, has_dots
+from pario.files.spots import Escaped, Prefixes, Spot, decoded, encoded, has_dots
 from pario.machine import closing_fd
 
 AT_FDCWD = -100
@@ -47,7 +47,7 @@ def _followed(thread: int, found: re.Match[bytes]) -> bytes:
 
 
 class Node(Protocol):
-    """kind : "folder" or "file"; number : the same as long as the view lasts; mtime : seconds"""
+    """pario.files.tree.Node"""
 
     @property
     def kind(self) -> str: ...
@@ -56,13 +56,20 @@ class Node(Protocol):
     @property
     def size(self) -> int: ...
     @property
-    def mtime(self) -> float: ...
+    def mtime_ns(self) -> int: ...
+    @property
+    def mode(self) -> int | None: ...
+    @property
+    def links(self) -> int: ...
+    @property
+    def target(self) -> bytes: ...
 
 
 class Records(Protocol):
     """What appears under a prefix: pario.files.tree.Tree."""
 
     def find(self, path: str) -> Node: ...
+    def followed(self, path: str, last: bool, at: str) -> str: ...
     def names(self, path: str, start: Any = None) -> Iterator[tuple[str, Node]]: ...
     def read_into(self, path: Any, out: memoryview) -> None: ...
     def send(self, path: Any, fd: int) -> bool: ...
@@ -129,16 +136,20 @@ class _Skeleton:
         self._folders: list[Spot] = []
         self._numbers: dict[Spot, int] = {}
 
-    def folder(self, spot: Spot, mtime: float) -> str:
-        """Path of the folder that stands for one of the view. Raises OSError."""
+    def folder(self, spot: Spot, node: Node) -> str:
+        """Path of the folder that stands for one of the view, or of a link that stands for one. Raises OSError."""
         spot = Spot(spot.root, spot.path)
         number = self._numbers.get(spot)
         if number is None:
             number = len(self._folders)
             path = self._path(number)
-            os.mkdir(path)
-            os.chmod(path, 0o755)
-            os.utime(path, (mtime, mtime))
+            if node.kind == "folder":
+                os.mkdir(path)
+                # Nobody else may write there, and its owner has to be able to remove it.
+                os.chmod(path, 0o755 if node.mode is None else node.mode & 0o1755 | 0o500)
+            else:
+                os.symlink(b"x" * node.size, path)  # as long as the true one, and leads nowhere
+            os.utime(path, ns=(node.mtime_ns, node.mtime_ns), follow_symlinks=False)
             self._folders.append(spot)
             self._numbers[spot] = number
         return self._path(number)
@@ -200,7 +211,7 @@ class View:
         if outputs is not None:
             outputs.root = len(roots)
             prefixes.append(outputs.folder)
-        self.prefixes = Prefixes(prefixes, self._is_folder)
+        self.prefixes = Prefixes(prefixes, self._is_folder, self.followed)
         self.heads = self.prefixes.heads
         self.find = lru_cache(8192)(self._find)
         #: a program has confined itself by Landlock, which nobody else can see, nor who inherits it
@@ -223,6 +234,13 @@ class View:
         if self.outputs is not None and spot.root == self.outputs.root:
             return self.outputs.is_folder(spot.path)
         return self.find(Spot(spot.root, spot.path)).kind == "folder"
+
+    def followed(self, spot: Spot, last: bool = True) -> Spot:
+        """The same without symbolic links of the view, none of which is followed out of it. Raises OSError."""
+        if spot.root == len(self.roots):  # of the outputs
+            return spot
+        at = decoded(self.prefixes.full(Spot(spot.root, "")))
+        return spot._replace(path=self.roots[spot.root][1].followed(spot.path, last or spot.folder, at))
 
     # -- where paths lead --
 
@@ -311,11 +329,14 @@ class View:
         return self.held.open(self._wanted(spot, node), _Record(self.roots[spot.root][1], node), flags)
 
     def _wanted(self, spot: Spot, node: Node) -> Wanted:
-        return Wanted((spot.root, spot.path), self.prefixes.full(spot), node.size, node.mtime)
+        key = (spot.root, spot.path if node.links == 1 else node.number)
+        mode = 0o444 if node.mode is None else node.mode
+        return Wanted(key, self.prefixes.full(spot), node.size, node.mtime_ns, mode)
 
     def folder(self, spot: Spot, node: Node, flags: int = os.O_RDONLY) -> int:
-        """A descriptor of the folder that stands for it."""
-        return os.open(self.skeleton.folder(spot, node.mtime), flags | os.O_DIRECTORY | os.O_CLOEXEC)
+        """A descriptor of the folder, or of the link (O_PATH), that stands for it."""
+        flags |= os.O_DIRECTORY if node.kind == "folder" else os.O_NOFOLLOW
+        return os.open(self.skeleton.folder(spot, node), flags | os.O_CLOEXEC)
 
     def names(self, spot: Spot, position: int) -> Iterator[tuple[bytes, Node]]:
         """Names in a folder from a position on: found at once where a call stopped there, otherwise by counting."""

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 
 from pario.errors import CorruptedError, EncryptedError, InvalidError, VersionMismatchError
@@ -211,11 +212,24 @@ def check_db(db: Db, snapshot: Snapshot, what: str, *, page: int, dup_tree: bool
         )
 
 
-def explain(head: bytes, file_bytes: int) -> InvalidError:
-    """An error that says why a file that `sniff` rejects is not an LMDB data file.
+#: Beginnings of gzip's, bzip2's, xz', zstd's and LZ4's files; and of tables.
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
+_TABLES = {b"PAR1": "a Parquet", b"\x89HDF\r\n": "an HDF5"}
+
+
+def explain(head: bytes, file_bytes: int, path: str = "SRC") -> InvalidError:
+    """An error that says why a file that `sniff` rejects is not an LMDB data file, and what makes a dataset of it.
 
     head : the first EXPLAIN_BYTES of the file, or all of it
     """
+    if head[257:262] == b"ustar" or head.startswith(_COMPRESSED):
+        what = "a tar" if head[257:262] == b"ustar" else "a compressed file, perhaps a tar"
+        line = shlex.join(["python", "-m", "pario", "pack", path, f"{path}.lmdb"])
+        return InvalidError(f"this is {what}, and no LMDB", hint=f"Make a dataset of it: {line}")
+    for magic, kind in _TABLES.items():
+        if head.startswith(magic):
+            hint = "Write its rows into an LMDB (docs/your-dataset.md). `python -m pario pack` takes folders and tars"
+            return InvalidError(f"this is {kind} file, and no LMDB", hint=hint)
     if file_bytes == 0:
         return InvalidError("the file is empty", hint="No transaction was ever committed, or a copy failed")
     if head.startswith(b"version https://git-lfs"):

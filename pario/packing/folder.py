@@ -16,44 +16,52 @@ import os
 import pwd
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pario.errors import CorruptedError, FileError, OptionError, SnapshotError
-from pario.packing.items import Items, inflated
+from pario.codec.listing import LONGEST_KEY, Row, folder_rows
+from pario.errors import FileError, OptionError, SnapshotError
+from pario.packing.items import Items
 from pario.records import Records
-from pario.text import DAMAGED, read_json
+from pario.text import counted
 
-#: Bytes of a key, as LMDB is built everywhere.
-_LONGEST = 511
-#: What the names of a folder may inflate to: so many bytes, so many times the part, and so many for each record.
-_TREE, _TIMES, _LONGEST_ROW = 64 << 20, 100, 4 << 10
-
-
-class Row(NamedTuple):
-    """One name below the folder. target : of a symbolic link; or the first name of the same file"""
-
-    path: bytes
-    mode: int
-    mtime_ns: int
-    uid: int
-    gid: int
-    target: bytes | None = None
-
-    @property
-    def is_record(self) -> bool:
-        return stat.S_ISREG(self.mode)
+#: Names in a message.
+_NAMES = 5
 
 
 class Tree(NamedTuple):
-    """A folder's names, sorted. sizes : of those that are records; skipped : sockets, devices and pipes."""
+    """A folder's names, sorted.
+
+    sizes : of those that are records
+    skipped : sockets, devices and pipes
+    followed : where the links lead in whose place something from outside is packed
+    kept : links that lead out of the folder, and stay links
+    """
 
     rows: list[Row]
     sizes: list[int]
     skipped: list[bytes]
+    followed: dict[bytes, bytes]
+    kept: list[bytes]
+
+    def told(self) -> list[str]:
+        """What is not as everybody would expect."""
+        lines = [f"left out (neither file, folder nor link): {os.fsdecode(path)}" for path in self.skipped]
+        if self.followed:
+            what = "followed, and what they lead to is packed in their place"
+            lines.append(f"symbolic links that lead out of the folder, {what}: {_listed(self.followed)}")
+        if self.kept:
+            what = "kept as links, and what they lead to is not packed"
+            lines.append(f"symbolic links that lead out of the folder, {what}: {_listed(self.kept)}")
+        links, told = [row for row in self.rows if stat.S_ISLNK(row.mode)], {*self.kept}
+        if fixed := [row.path for row in links if (row.target or b"").startswith(b"/") and row.path not in told]:
+            lines.append(f"symbolic links by absolute paths, kept, lead where they led before: {_listed(fixed)}")
+        if not self.sizes:
+            lines.append(f"no record is packed: the folder holds no file, {counted(len(links), 'symbolic link')}")
+        return lines
 
     def part(self) -> bytes:
         """As it is kept in the reserved entry."""
@@ -71,29 +79,42 @@ class Tree(NamedTuple):
         return zlib.compress(json.dumps({"rows": rows, "users": users, "groups": groups}).encode(), 6)
 
 
-def read_tree(folder: str) -> Tree:
-    """All names below `folder`; links are not followed. Raises FileError."""
+def read_tree(folder: str, *, follow: bool = True, hashed: bool = False) -> Tree:
+    """All names below `folder`. Raises FileError, OptionError.
+
+    follow : symbolic links that lead out of it are; others stay links
+    hashed : a path that is too long for a key is none, see `key_of`
+    """
     root = os.fsencode(folder)
     found: list[tuple[Row, int]] = []
-    skipped: list[bytes] = []
+    tree = Tree([], [], [], {}, [])
     first: dict[tuple[int, int], bytes] = {}  # of files with several names
-    open_folders = [b""]
+    # With the folders that one is in by way of links.
+    open_folders: list[tuple[bytes, tuple[bytes, ...]]] = [(b"", (os.path.realpath(root),))]
     while open_folders:
-        below = open_folders.pop()
+        below, above = open_folders.pop()
         try:
             with os.scandir(os.path.join(root, below)) as entries:
                 names = sorted(entry.name for entry in entries)
             for name in names:
                 path = os.path.join(below, name)
                 status = os.lstat(os.path.join(root, path))
+                around, is_link = above, stat.S_ISLNK(status.st_mode)
+                real = os.path.realpath(os.path.join(root, path)) if is_link else b""
+                if is_link and not _is_below(real, above[-1]) and os.path.exists(real):
+                    # To a folder that holds one of these it would lead round and round.
+                    if follow and not any(_is_below(each, real) for each in above):
+                        tree.followed[path], status, around = real, os.stat(real), (*above, real)
+                    else:
+                        tree.kept.append(path)
                 if stat.S_ISDIR(status.st_mode):
-                    open_folders.append(path)
+                    open_folders.append((path, around))
                 elif not stat.S_ISREG(status.st_mode) and not stat.S_ISLNK(status.st_mode):
-                    skipped.append(path)
+                    tree.skipped.append(path)
                     continue
                 target = os.readlink(os.path.join(root, path)) if stat.S_ISLNK(status.st_mode) else None
                 found.append((_row(path, status, target), status.st_size))
-                if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and path not in tree.followed:
                     which = status.st_dev, status.st_ino
                     first[which] = min(path, first.get(which, path))
                     found[-1] = (found[-1][0]._replace(target=b"%d/%d" % which), status.st_size)
@@ -102,29 +123,32 @@ def read_tree(folder: str) -> Tree:
             raise FileError(
                 f"cannot read it: {e.strerror}", path=(e.filename and os.fsdecode(e.filename)) or where
             ) from e
-    too_long = next((row.path for row, _ in found if row.is_record and len(row.path) > _LONGEST), None)
-    if too_long is not None:
+    too_long = next((row.path for row, _ in found if row.is_record and len(row.path) > LONGEST_KEY), None)
+    if too_long is not None and not hashed:
         raise OptionError(
-            f"a path below it has {len(too_long)} bytes, and keys of an LMDB have at most {_LONGEST}: {too_long!r}",
+            f"a path below it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}",
             path=folder,
-            hint="Pack the folder below, or shorten the names.",
+            hint="Use --keys hash, pack the folder below, or shorten the names.",
         )
     names_of = {b"%d/%d" % which: path for which, path in first.items()}
-    rows = [_row(b"", os.lstat(root + b"/"), None)]
-    sizes = []
+    tree.rows.append(_row(b"", os.lstat(root + b"/"), None))
     for row, size in sorted(found):
         if row.is_record:
-            sizes.append(size)
+            tree.sizes.append(size)
             if row.target is not None:
                 original = names_of[row.target]
                 row = row._replace(target=None if original == row.path else original)
-        rows.append(row)
-    return Tree(rows, sizes, skipped)
+        tree.rows.append(row)
+    return tree
 
 
-def _is_possible(row: Row) -> bool:
-    owners = 0 <= row.uid < 0xFFFFFFFF and 0 <= row.gid < 0xFFFFFFFF
-    return owners and 0 <= row.mode < 1 << 16 and abs(row.mtime_ns) < 1 << 63 and b"\0" not in (row.target or b"")
+def _is_below(path: bytes, folder: bytes) -> bool:
+    return path == folder or path.startswith(folder.rstrip(b"/") + b"/")
+
+
+def _listed(paths: Iterable[bytes]) -> str:
+    names = [os.fsdecode(path) for path in paths]
+    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
 
 
 def _row(path: bytes, status: os.stat_result, target: bytes | None) -> Row:
@@ -136,19 +160,22 @@ class FileItems(Items):
 
     def __init__(self, folder: str, tree: Tree) -> None:
         self._root = os.fsencode(folder)
-        self._rows = [row for row in tree.rows if row.is_record]
-        self.n = len(self._rows)
-        self.sizes = np.array(tree.sizes, np.int64)
+        self._followed = tree.followed
+        files = zip((row for row in tree.rows if row.is_record), tree.sizes, strict=True)
+        ordered = sorted(files, key=lambda one: one[0].key)
+        self._rows = [row for row, _ in ordered]
+        self.n = len(ordered)
+        self.sizes = np.array([size for _, size in ordered], np.int64)
 
     def keys(self, begin: int, stop: int) -> list[bytes]:
-        return [row.path for row in self._rows[begin:stop]]
+        return [row.key for row in self._rows[begin:stop]]
 
     def read(self, ids: np.ndarray) -> Records:
         return Records.of(ids, [self._content(record) for record in ids.tolist()])
 
     def _content(self, record: int) -> bytes:
         row, size = self._rows[record], int(self.sizes[record])
-        path = os.path.join(self._root, row.path)
+        path = self._followed.get(row.path) or os.path.join(self._root, row.path)
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
                 content = bytearray()
@@ -176,37 +203,12 @@ class Restorer:
 
     def __init__(self, folder: str, part: bytes, dataset: str, records: int = 0) -> None:
         self._root = os.fsencode(folder)
-        self._dataset = dataset
-        try:
-            told: dict[str, Any] = read_json(inflated(part, _TREE + _TIMES * len(part) + _LONGEST_ROW * records))
-            self.rows = [
-                Row(os.fsencode(path), int(mode), int(mtime), int(uid), int(gid), None if t is None else os.fsencode(t))
-                for path, mode, mtime, uid, gid, t in told["rows"]
-            ]
-            if not all(map(_is_possible, self.rows)):
-                raise ValueError("a mode, an owner, a time or a link that no file has")
-            self._users, self._groups = dict(told["users"]), dict(told["groups"])
-        except DAMAGED as e:
-            raise CorruptedError(f"the part with the names of the folder is damaged: {e}", path=dataset) from e
-        self._check()
-
-    def _check(self) -> None:
-        folders = {row.path for row in self.rows if stat.S_ISDIR(row.mode)}
-        files = {row.path for row in self.rows if row.is_record}
-        seen: set[bytes] = set()
-        for row in self.rows:
-            parts = row.path.split(b"/")
-            bad = row.path and (b"\0" in row.path or any(part in (b"", b".", b"..") for part in parts))
-            if bad or row.path in seen or os.path.dirname(row.path) not in folders:
-                raise CorruptedError("a path of the folder leads elsewhere", path=self._dataset, key=row.path)
-            if row.is_record and row.target is not None and row.target not in files:
-                raise CorruptedError("a link of the folder leads to no file of it", path=self._dataset, key=row.path)
-            seen.add(row.path)
+        self.rows, self._users, self._groups = folder_rows(part, dataset, records)
 
     @property
     def files(self) -> list[Row]:
-        """The rows that are records, in their order."""
-        return [row for row in self.rows if row.is_record]
+        """The rows that are records, in the order of their keys."""
+        return sorted((row for row in self.rows if row.is_record), key=lambda row: row.key)
 
     def folders(self) -> None:
         for row in self.rows:

@@ -8,7 +8,6 @@ Items ── ReaderItems   a database, read by all ranks through its index (a pa
 from __future__ import annotations
 
 import threading
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from pario.format.tree import Tree, database_names, named_database, names_in
 from pario.locate.hidden import is_entry, looks_reserved
 from pario.records import Records
 
-__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "inflated", "open_items"]
+__all__ = ["Database", "Items", "ReaderItems", "TreeItems", "databases_of", "open_items"]
 
 #: Of a main database with more leaf pages, not all are read before its records are.
 _FEW_LEAVES = 64
@@ -239,18 +238,3 @@ def _damaged(reason: str, path: str, record: int, key: bytes) -> CorruptedError:
 def _main_tree(fetcher: PosixFetcher, snapshot: Snapshot) -> Tree:
     size = snapshot.page_size
     return Tree(lambda pgno: fetcher.pread(pgno * size, size), snapshot, snapshot.main)
-
-
-def inflated(part: bytes, most: int) -> bytes:
-    """What a part of the reserved entry inflates to. Raises ValueError if it is damaged, or if that is more than `most`
-    bytes: anybody may have written it, and a few bytes can say that they are terabytes."""
-    stream = zlib.decompressobj()
-    try:
-        found = stream.decompress(part, most + 1)
-    except zlib.error as e:
-        raise ValueError(str(e)) from None
-    if len(found) > most:
-        raise ValueError(f"it inflates to more than {most:,} bytes")
-    if not stream.eof or stream.unused_data:
-        raise ValueError("it ends too early, or bytes follow its end")
-    return found

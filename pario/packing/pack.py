@@ -48,6 +48,9 @@ class PackOptions:
 
     codec : name, or name:level, or "auto": as `choose` says (docs/packing.md)
     dictionary : "auto", "no", or a size: "32k"
+    links : of a folder that lead out of it: "follow" packs what they lead to in their place, "keep" keeps them
+    keys : "hash": paths that are too long for a key are none, their names are kept beside the records; "path": an error
+    dbs : the named databases to pack; (): all, and the records of the main one
     prefix : with several sources, keys begin with the name of their source and a slash
     in_folder : DST is a folder with data.mdb; else it is one if the only SRC is such an LMDB, or if DST is a folder
     force : replace DST when the new one is complete
@@ -56,6 +59,9 @@ class PackOptions:
 
     codec: str = "zstd:3"
     dictionary: str = "auto"
+    links: str = "follow"
+    keys: str = "path"
+    dbs: Sequence[str] = ()
     prefix: bool = True
     in_folder: bool = False
     force: bool = False
@@ -95,7 +101,8 @@ def pack(world: AnyWorld, paths: Sequence[str], dst: str, options: PackOptions, 
         if options.codec != "auto":
             parse(options.codec)
         if world.rank == 0:
-            source = describe(paths, prefix=options.prefix)
+            follow, hashed = options.links == "follow", options.keys == "hash"
+            source = describe(paths, prefix=options.prefix, follow=follow, hashed=hashed, dbs=options.dbs)
             in_folder = options.in_folder or source.in_folder
             target = Target(dst, in_folder=in_folder, force=options.force)
             target.check(list(paths))

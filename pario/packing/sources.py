@@ -7,6 +7,7 @@ Then all ranks open it.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import zlib
@@ -23,8 +24,9 @@ from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import FileError, InvalidError, MissingError, OptionError, SnapshotError
 from pario.fetch.resolve import resolve
-from pario.format.layout import MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEDUP
+from pario.format.layout import MDB_DUPFIXED, MDB_DUPSORT, MDB_INTEGERDUP, MDB_INTEGERKEY, MDB_REVERSEDUP
 from pario.format.meta import SNIFF_BYTES, Snapshot, sniff
+from pario.format.tree import list_names
 from pario.packing.folder import FileItems, Tree, read_tree
 from pario.packing.items import Database, Items, databases_of, open_items
 from pario.packing.tars import MemberItems, inflate, is_compressed, is_tar, read_members
@@ -32,6 +34,10 @@ from pario.records import Records
 from pario.text import counted
 
 __all__ = ["Merged", "Opened", "Source", "Subset", "describe", "own_names"]
+
+
+#: Of an LMDB or a tar.
+_ENDING = re.compile(r"(.+?)\.(?:lmdb|mdb|t(?:gz|bz2|xz|zst)|tar(?:\.(?:gz|bz2|xz|zst|lz4))?)", re.DOTALL)
 
 
 class Opened:
@@ -77,10 +83,8 @@ class Source(ABC):
         name = os.path.basename(os.path.abspath(self.path))
         if name == "data.mdb":
             name = os.path.basename(os.path.dirname(os.path.abspath(self.path)))
-        for ending in (".lmdb", ".mdb", ".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz"):
-            if name.endswith(ending) and name != ending:
-                return name.removesuffix(ending)
-        return name
+        found = _ENDING.fullmatch(name)
+        return found[1] if found else name
 
     def warnings(self) -> list[str]:
         """What of it is not packed."""
@@ -92,19 +96,29 @@ class Source(ABC):
 
 
 class LmdbSource(Source):
-    """All databases of an LMDB."""
+    """The databases of an LMDB: the named ones of `dbs`, or all that py-lmdb can create."""
 
     kind = "lmdb"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, dbs: Sequence[str] = ()) -> None:
         file = resolve(path)
-        snapshot, self._databases = databases_of(file)
+        snapshot, found = databases_of(file, [os.fsencode(name) for name in dbs] or None)
         self._txnid = snapshot.txnid
         status = os.stat(file)
         self.in_folder = os.path.isdir(path)
-        super().__init__(path, {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "txnid": snapshot.txnid})
-        for database in self._databases:
-            _check_flags(database, snapshot)
+        told = {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "txnid": snapshot.txnid}
+        super().__init__(path, {**told, "databases": list(dbs)} if dbs else told)
+        main = found[0]._replace(records=0) if dbs else found[0]
+        refused = [(one, why) for one in (main, *found[1:]) if (why := _refusal(one, snapshot)) is not None]
+        left_out = [one for one, _ in refused]
+        self._databases = [main._replace(records=0) if main in left_out else main]
+        self._databases += [one for one in found[1:] if one not in left_out]
+        self._left_out = [f"{path}: left out: {why.what}. {why.hint}" for _, why in refused]
+        if refused and not any(one.records for one in self._databases):
+            raise refused[0][1]
+
+    def warnings(self) -> list[str]:
+        return self._left_out
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
         opened = Opened([])
@@ -138,13 +152,13 @@ class FolderSource(Source):
 
     kind = "folder"
 
-    def __init__(self, path: str) -> None:
-        self._tree: Tree = read_tree(path)
+    def __init__(self, path: str, tree: Tree) -> None:
+        self._tree = tree
         listed = repr((self._tree.rows, self._tree.sizes)).encode()
         super().__init__(path, {"names": len(self._tree.rows), "listing": xxh3_128_hexdigest(listed)})
 
     def warnings(self) -> list[str]:
-        return [f"left out (neither file, folder nor link): {os.fsdecode(path)}" for path in self._tree.skipped]
+        return [f"{self.path}: {line}" for line in self._tree.told()]
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
         items = FileItems(self.path, self._tree)
@@ -156,8 +170,9 @@ class TarSource(Source):
 
     kind = "tar"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, hashed: bool) -> None:
         status = os.stat(path)
+        self._hashed = hashed
         super().__init__(path, {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns})
 
     def open(self, world: AnyWorld, scratch: str) -> Opened:
@@ -167,7 +182,7 @@ class TarSource(Source):
         with together(world, "reading the tar"):
             if world.rank == 0 and compressed:
                 inflate(self.path, path)
-        members = on_root(world, "reading the tar", lambda: read_members(path))
+        members = on_root(world, "reading the tar", lambda: read_members(path, self._hashed))
         with together(world, "opening the tar"):
             items = MemberItems(path, members)
             opened = Opened([(None, items)], {"source": self.kind}, items.parts() if world.rank == 0 else {})
@@ -240,29 +255,36 @@ class SeveralSources(Source):
         return Opened([(None, items)], {"source": self.kind, "sources": told}, parts)
 
 
-def describe(paths: Sequence[str], *, prefix: bool = True) -> Source:
-    """The source that these paths mean. Local. Raises FileError, OptionError."""
-    sources = [_describe(path) for path in paths]
+def describe(
+    paths: Sequence[str], *, prefix: bool = True, follow: bool = True, hashed: bool = False, dbs: Sequence[str] = ()
+) -> Source:
+    """The source that these paths mean. Local. Raises FileError, OptionError.
+
+    follow, hashed : of folders and tars, see `read_tree`; dbs : of LMDBs, see `LmdbSource`
+    """
+    sources = [_describe(path, follow, hashed, dbs) for path in paths]
     return sources[0] if len(sources) == 1 else SeveralSources(sources, prefix)
 
 
-def _describe(path: str) -> Source:
+def _describe(path: str, follow: bool, hashed: bool, dbs: Sequence[str]) -> Source:
     path = os.path.expanduser(path)
     try:
         mode = os.stat(path).st_mode
     except OSError as e:
         raise MissingError(f"cannot look at it: {e.strerror}", path=path) from None
     if stat.S_ISDIR(mode):
-        return LmdbSource(path) if os.path.exists(os.path.join(path, "data.mdb")) else FolderSource(path)
+        if os.path.exists(os.path.join(path, "data.mdb")):
+            return LmdbSource(path, dbs)
+        return FolderSource(path, read_tree(path, follow=follow, hashed=hashed))
     if not stat.S_ISREG(mode):
         raise FileError("neither a file nor a folder", path=path)
     try:
         with open(path, "rb") as file:
             head = file.read(SNIFF_BYTES)
         if sniff(head) is not None:
-            return LmdbSource(path)
+            return LmdbSource(path, dbs)
         if is_tar(path):
-            return TarSource(path)
+            return TarSource(path, hashed)
     except OSError as e:
         raise FileError(f"cannot read it: {e.strerror}", path=path) from e
     raise InvalidError(
@@ -272,19 +294,21 @@ def _describe(path: str) -> Source:
     )
 
 
-def _check_flags(database: Database, snapshot: Snapshot) -> None:
-    """Raise for a database that py-lmdb cannot create."""
+def _refusal(database: Database, snapshot: Snapshot) -> OptionError | None:
+    """The error of a database that py-lmdb cannot create; None: it can."""
     integers = database.flags & (MDB_INTEGERKEY | MDB_INTEGERDUP)
     if database.name is None and database.flags and database.records:
-        what = "the main database has flags of its own"
+        what = "the records of the main database, which has flags of its own"
     elif database.flags & MDB_DUPSORT and database.flags & MDB_REVERSEDUP:
-        what = "a database's duplicates are compared from the end"
+        what = f"database {list_names([database.name or b''])}, whose duplicates are compared from the end"
+    elif database.flags & MDB_INTEGERDUP and not database.flags & MDB_DUPFIXED:
+        what = f"database {list_names([database.name or b''])}, whose duplicates are integers of several sizes"
     elif integers and snapshot.byteorder != sys.byteorder:
-        what = "a database's integers are in the byte order of another machine"
+        what = f"database {list_names([database.name or b''])}, whose integers are in the byte order of another machine"
     else:
-        return
+        return None
     hint = "Copy it into a named database, or one without that flag, first."
-    raise OptionError(f"{what}, which py-lmdb cannot create", path=database.path, hint=hint)
+    return OptionError(f"{what}, which py-lmdb cannot create", path=database.path, hint=hint)
 
 
 # -- several sources as one database, and one of them out of it again --------------------------------------------------

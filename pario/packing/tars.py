@@ -21,17 +21,45 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from pario.errors import CorruptedError, FileError, InvalidError
+from pario.codec.listing import LONGEST_KEY, key_of, tar_ranges
+from pario.errors import CorruptedError, FileError, InvalidError, OptionError
 from pario.fetch.file import FileFetcher
-from pario.packing.items import Items, inflated
+from pario.packing.items import Items
 from pario.packing.partial import refused
 from pario.records import Records
 
-_OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+#: Of zstd's frames so much is inflated at once, to at most thirty thousand times as much.
+_PIECE, _ZSTD_PIECE = 4 << 20, 16 << 10
+
+
+def _zstd(path: str, mode: str) -> Any:
+    try:
+        import zstandard
+    except ImportError as e:
+        raise _missing("zstandard", path) from e
+    return zstandard.open(path, mode)
+
+
+def _lz4(path: str, mode: str) -> Any:
+    try:
+        import lz4.frame
+    except ImportError as e:
+        raise _missing("lz4", path) from e
+    return lz4.frame.open(path, mode)
+
+
+def _missing(name: str, path: str) -> OptionError:
+    return OptionError(f"a tar of this kind needs {name}", path=path, hint="pip install 'pario[codecs]'")
+
+
+_OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open,
+    b"\x28\xb5\x2f\xfd": _zstd, b"\x04\x22\x4d\x18": _lz4,
+}  # fmt: skip
 _BY_NAME: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".tbz2": bz2.open, ".xz": lzma.open, ".txz": lzma.open,
+    ".zst": _zstd, ".tzst": _zstd, ".lz4": _lz4,
 }  # fmt: skip
-_PIECE = 4 << 20
 
 
 def is_compressed(path: str) -> Callable[..., Any] | None:
@@ -43,14 +71,17 @@ def is_compressed(path: str) -> Callable[..., Any] | None:
 
 def is_tar(path: str) -> bool:
     """By the first block, inflated if need be."""
-    opener = is_compressed(path) or open
     try:
-        with opener(path, "rb") as file:
-            head = file.read(tarfile.BLOCKSIZE)
+        head = b""
+        for piece in _pieces(path):
+            head += piece[: tarfile.BLOCKSIZE]
+            if len(head) >= tarfile.BLOCKSIZE:
+                break
+        head = head[: tarfile.BLOCKSIZE]
         if head == bytes(tarfile.BLOCKSIZE):
             return os.path.splitext(path)[1] == ".tar"  # an empty one
         tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError):
+    except (FileError, tarfile.TarError):
         return False
     return True
 
@@ -66,17 +97,40 @@ def inflate(path: str, into: str) -> None:
 
 
 def _pieces(path: str) -> Iterator[bytes]:
-    """Of the inflated tar."""
-    opener = is_compressed(path)
-    assert opener is not None
+    """Of the inflated tar. Raises InvalidError, FileError, OptionError."""
     try:
+        opener = is_compressed(path) or open
+        if opener is _zstd:
+            yield from _frames(path)
+            return
         with opener(path, "rb") as source:
             while piece := source.read(_PIECE):
                 yield piece
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as e:
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, RuntimeError) as e:
         raise InvalidError(f"the compressed tar is damaged: {e}", path=path) from e
     except OSError as e:
         raise FileError(f"cannot inflate it: {e.strerror or e}", path=path) from e
+
+
+def _frames(path: str) -> Iterator[bytes]:
+    """What zstd's frames inflate to. Its own reader does not say that the last one is not whole."""
+    try:
+        import zstandard
+    except ImportError as e:
+        raise _missing("zstandard", path) from e
+    tool = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame = tool.decompressobj()
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(_ZSTD_PIECE):
+                while piece:
+                    frame = tool.decompressobj() if frame.eof else frame
+                    yield frame.decompress(piece)
+                    piece = frame.unused_data
+    except zstandard.ZstdError as e:
+        raise EOFError(str(e)) from None
+    if not frame.eof:
+        raise EOFError("it ends inside of a frame")
 
 
 class Members(NamedTuple):
@@ -94,8 +148,8 @@ class Members(NamedTuple):
         return np.array([len(at) if isinstance(at, bytes) else at[1] for at in self.where], np.int64)
 
 
-def read_members(path: str) -> Members:
-    """Raises InvalidError."""
+def read_members(path: str, hashed: bool = False) -> Members:
+    """Raises InvalidError, OptionError. hashed : a name that is too long for a key is none, see `key_of`"""
     found: dict[bytes, tuple[int, int] | bytes] = {}
     names: dict[bytes, bytes] = {}
     try:
@@ -113,8 +167,18 @@ def read_members(path: str) -> Members:
                     found[key] = extracted.read()
                 elif member.isreg():
                     found[key] = (member.offset_data, member.size)
+            tar.fileobj.seek(tar.offset)  # type: ignore[union-attr]
+            block = tar.fileobj.read(tarfile.BLOCKSIZE)  # type: ignore[union-attr]
+            if block.strip(b"\0") or 0 < len(block) < tarfile.BLOCKSIZE:  # at which tarfile stops without a word
+                raise tarfile.ReadError(f"at byte {tar.offset:,} there is neither a header nor the end")
     except (tarfile.TarError, EOFError, ValueError) as e:
-        raise InvalidError(f"not a tar, or a damaged one: {e}", path=path) from e
+        behind = f" behind the member {next(reversed(names.values()))!r}" if names else ""
+        raise InvalidError(f"not a tar, or a damaged one{behind}: {e}", path=path) from e
+    too_long = next((key for key in found if len(key) > LONGEST_KEY), None)
+    if too_long is not None and not hashed:
+        told = f"a name in it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
+        raise OptionError(told, path=path, hint="Use --keys hash, or shorten the names.")
+    found = {key_of(key): at for key, at in found.items()}
     keys = sorted(found)
     taken: dict[int, tuple[int, int, int]] = {}  # by offset: two names may have one content
     for record, key in enumerate(keys):
@@ -142,7 +206,10 @@ class MemberItems(Items):
 
     def _value(self, record: int) -> bytes:
         at = self._members.where[record]
-        return at if isinstance(at, bytes) else self._bytes(*at)
+        try:
+            return at if isinstance(at, bytes) else self._bytes(*at)
+        except FileError as e:
+            raise e.at(key=self._members.keys[record]) from None
 
     def _bytes(self, offset: int, nbytes: int) -> bytes:
         found = self._tar.pread(offset, nbytes)
@@ -179,7 +246,7 @@ class TarRestorer:
         self._items = items
         try:
             self._rest = parts["tar"]
-            self.ranges = np.frombuffer(inflated(parts["members"], 24 * items.n), "<i8").reshape(-1, 3)
+            self.ranges = tar_ranges(parts["members"], items.n)
         except (KeyError, ValueError) as e:
             raise CorruptedError(f"the parts that make the tar again are damaged: {e}", path=dataset) from e
         records, offsets, nbytes = self.ranges.T

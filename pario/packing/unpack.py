@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from pario.codec.listing import inflated
 from pario.codec.packing import Packing
 from pario.comm.base import AnyWorld, on_root, together
 from pario.errors import CorruptedError, OptionError, ParioError
 from pario.machine import closing_fd
 from pario.packing.flow import Crew
 from pario.packing.folder import Restorer
-from pario.packing.items import Items, inflated
+from pario.packing.items import Items
 from pario.packing.pack import Summary, Talk, make_lmdb
 from pario.packing.partial import Partial, Target, exists, refused
 from pario.packing.sources import Source, Subset, describe, own_names
@@ -192,7 +193,7 @@ class _Restored:
             for row, key, value in zip(
                 rows[begin:stop], items.keys(begin, stop), items.read(np.arange(begin, stop)), strict=True
             ):
-                if row.path != key:
+                if row.key != key:
                     raise CorruptedError("the names of the folder do not fit the keys", path=self.path, key=key)
                 restorer.write(row, memoryview(value))
 

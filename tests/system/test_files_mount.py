@@ -21,7 +21,9 @@ from test_foreign_files import parse, unpacked
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from file_trees import walk
+from pack_sources import packed
 from packed_sets import pack_copy, write
+from test_files_listed import LOOK, PATHS, linked
 
 from pario.errors import DatabaseError, EncryptedError, OptionError
 from pario.files.fuse import check
@@ -98,6 +100,21 @@ def test_programs_read_it(tmp_path: Path, mount: Mount, kind: str) -> None:
         assert file.read(10) == dict(ITEMS)[b"big"][5 << 20 : (5 << 20) + 10]
     assert not (folder / "big" / "x").exists()
     assert not (folder / "no").exists()
+
+
+def test_a_packed_folder_is_what_it_was(tmp_path: Path, mount: Mount) -> None:
+    """And its scripts can be run, and names of one file are one file: numbers of listings are those of files."""
+    real, there = tmp_path / "real", tmp_path / "mnt"
+    linked(real)
+    packed([str(real)], str(tmp_path / "set.lmdb"), links="keep")
+    mount(tmp_path / "set.lmdb", there)
+    said = []
+    for top in (real, there):
+        done = subprocess.run([sys.executable, "-c", LOOK, top, *PATHS], capture_output=True, text=True, check=True)
+        said.append(sorted(done.stdout.splitlines()))
+    assert said[1] == said[0]
+    shell("./run.sh && tar cf - deep run.sh | tar tvf - | grep -q 'run.sh link to deep/same'", there)
+    assert all(entry.inode() == os.lstat(entry).st_ino for entry in os.scandir(there))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
