@@ -13,11 +13,12 @@ the framework's own: NumPy for pario, tensors (DTensors on several ranks), jax.A
     durable    seconds from that call until the checkpoint is complete and synced, on all ranks
     restore    seconds until all ranks have their rows again; no file is in the page cache, the process is warm
     other      the same on another number of ranks, in a job of its own: 1 -> 2, 2 -> 4, 4 -> 2
-    memory     most memory of a rank in its first save, and in a restore, less what it had before / bytes of its rows
+    memory     most memory of a rank in its first save and restore, less what it had before / bytes of its rows
 
-Sides: "DCP alone" is DCP with no_dist: each rank writes a folder of its own, which only that rank can read. On the
-store of 20 MB/s (FUSE; 1 ms per operation; an eighth of the bytes) "pario, fast tier" has its checkpoint durable when
-the node's disk has it, and reads it from there. "The best" is the other side with the least median.
+Sides: "DCP" is called as its documentation shows; "DCP keeps" has a stager that keeps its memory; "DCP alone" is with
+no_dist: each rank writes a folder of its own, which only that rank can read. On the store of 20 MB/s (FUSE; 1 ms per
+operation; an eighth of the bytes) "pario, fast tier" has its checkpoint durable when the node's disk has it. "The best"
+is the other side with the least median; DCP where none is named.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ Arrays = dict[str, np.ndarray]
 RATE = 20e6
 TREES: dict[str, tuple[Callable[[int], Arrays], int]] = {"few large": (few_large, 160), "many small": (many_small, 40)}
 OTHER = {1: 2, 2: 4, 4: 2}
-BARS = {"stall": 0.5, "durable": 0.7, "restore": 1.0, "other": 1.0}
-FAST = "pario, fast tier"
+BARS = {"stall": 0.5, "durable": 0.7, "restore": 1.0}
+FAST, KEEPS, ALONE = "pario, fast tier", "DCP keeps", "DCP alone"
 
 
 # -- a rank of a job ---------------------------------------------------------------------------------------------------
@@ -102,18 +103,19 @@ class Pario:
         }
 
     def save(self, step: int, tree: Tree) -> Callable[[], Any]:
-        return partial(self._saver.save(step, tree).wait, self._tier)
+        self._handle = self._saver.save(step, tree)
+        return partial(self._handle.wait, self._tier)
 
     def settle(self) -> None:
         """What goes on when a checkpoint is durable ends."""
-        self._saver.restore(like={})
+        self._handle.wait()
 
     def load(self, step: int, tree: Tree) -> Arrays:
         return self._saver.restore(step, like=tree)  # type: ignore[no-any-return]
 
 
 class Dcp:
-    def __init__(self, job: Job, folder: Path, alone: bool = False) -> None:
+    def __init__(self, job: Job, folder: Path, alone: bool = False, keeps: bool = False) -> None:
         import torch
         import torch.distributed as dist
         import torch.distributed.checkpoint as dcp
@@ -121,13 +123,12 @@ class Dcp:
 
         torch.set_num_threads(1)
         self._torch, self._dcp, self._job, self._alone = torch, dcp, job, alone
-        self._folder = folder / (f"alone-{job.rank}" if alone else "dcp")
+        self._folder = folder / (f"alone-{job.rank}" if alone else "dcp-keeps" if keeps else "dcp")
         if not dist.is_initialized():
             where = f"tcp://127.0.0.1:{job.port()}"
             dist.init_process_group("gloo", init_method=where, rank=job.rank, world_size=job.size)
         self._mesh = dist.init_device_mesh("cpu", (job.size,))
-        # A stager that stays has its memory already in the second save.
-        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        self._stager = DefaultStager(StagingOptions(False, False, False, False)) if keeps else None
 
     def tree(self, arrays: Arrays) -> Tree:
         from torch.distributed.tensor import DTensor, Shard
@@ -185,13 +186,13 @@ class Orbax:
 
 
 def sides_of(job: Job, folder: Path, fast: Path | None, all_of_them: bool) -> dict[str, Any]:
-    """all_of_them : also the one that only the ranks that saved can restore"""
+    """all_of_them : also those that other ranks cannot restore, or that restore like another one"""
     found: dict[str, Any] = {"pario": Pario(job, folder)}
-    if fast is not None:
+    if fast is not None and all_of_them:
         found[FAST] = Pario(job, folder / "drained", fast)
     found["DCP"] = Dcp(job, folder)
     if all_of_them:
-        found["DCP alone"] = Dcp(job, folder, alone=True)
+        found |= {KEEPS: Dcp(job, folder, keeps=True), ALONE: Dcp(job, folder, alone=True)}
     return found | {"Orbax": Orbax(job, folder)}
 
 
@@ -249,28 +250,25 @@ def rank_of_the_job(what: str, kind: str, mib: int, rounds: int, folder: Path, f
     trees = {name: side.tree(arrays) for name, side in sides.items()}
     folders = [each for each in (folder, fast) if each is not None]
     own = sum(array.nbytes for array in arrays.values()) / job.size
-    found: list[dict[str, dict[str, float]]] = []
-    names = list(sides)
-    for number in range(rounds + 1):  # the first one warms up, and its memory counts: later ones have it already
-        found.append({})
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            side, tree, told = sides[name], trees[name], found[-1].setdefault(name, {})
-            if what == "saving":
-                clock = Most(job)
-                wait = side.save(number, tree)
-                told["stall"] = job.most(clock.seconds())
-                wait()
-                job.barrier()
-                told["durable"] = clock.seconds()
-                side.settle()
-                told["saved_memory"] = clock.memory() / own
-            step = number if what == "saving" else rounds
-            if what == "saving" or name != FAST:
-                took, most = restored(job, side, number if what == "saving" else step, tree, arrays, folders)
-                told["restore" if what == "saving" else "other"], told["memory"] = took, most / own
-            if job.rank == 0 and what == "saving" and number < rounds:
+    found: list[dict[str, dict[str, float]]] = [{name: {} for name in sides} for _ in range(rounds + 1)]
+    order = [*sides, *sides]
+    turns = [(number, order[number % len(sides) :][: len(sides)]) for number in range(rounds + 1)]
+    for number, names in turns if what == "saving" else []:  # the first one warms up, and has the memory of all
+        for name in names:
+            clock = Most(job)
+            wait = sides[name].save(number, trees[name])
+            found[number][name]["stall"] = job.most(clock.seconds())
+            wait()
+            job.barrier()
+            found[number][name] |= {"durable": clock.seconds(), "saved": clock.memory() / own}
+            sides[name].settle()
+            if job.rank == 0 and number < rounds:
                 _forget(folders, name, number)
             job.barrier()
+    for number, names in turns:
+        for name in names:
+            took, most = restored(job, sides[name], rounds, trees[name], arrays, folders)
+            found[number][name] |= {"restore": took, "restored": most / own}
     if job.rank == 0:
         print(json.dumps({"rounds": found}), flush=True)
     job.barrier()
@@ -280,7 +278,8 @@ def rank_of_the_job(what: str, kind: str, mib: int, rounds: int, folder: Path, f
 
 def _forget(folders: list[Path], side: str, step: int) -> None:
     """Delete a side's checkpoint, and let the device end what it does for that."""
-    name = {"pario": "pario", FAST: "drained", "DCP": "dcp", "DCP alone": "alone-*", "Orbax": "orbax"}[side]
+    known = {FAST: "drained", KEEPS: "dcp-keeps", ALONE: "alone-*"}
+    name = known.get(side, side.lower())
     for folder in folders:
         for pattern in (f"{name}/step-{step}", f"{name}/**/step-{step:012d}*", f"run-*/step-{step:012d}*"):
             for path in folder.glob(pattern):
@@ -329,42 +328,42 @@ def measured(folder: Path, rounds: int, ranks: list[int], stores: list[str]) -> 
 
 def told(found: dict[str, Any]) -> list[str]:
     """Lines of the table."""
+    asked = [("saving", "stall", other) for other in ("DCP", KEEPS, ALONE, "Orbax")]
+    asked += [("saving", "durable", ""), ("saving", "restore", ""), ("other", "restore", "")]
     lines = []
     for case, jobs in found.items():
         cells = [case]
-        for what, against in (
-            *(("stall", other) for other in ("DCP", "DCP alone", "Orbax")), ("durable", ""), ("restore", ""),
-            ("other", ""),
-        ):  # fmt: skip
-            rounds = jobs["other" if what == "other" else "saving"][1:]
-            seconds = {side: [one[side][what] for one in rounds] for side in rounds[0] if what in rounds[0][side]}
+        for job, what, against in asked:
+            rounds = jobs[job][1:]
+            seconds = {side: [one[side][what] for one in rounds] for side in rounds[0]}
             rivals = [side for side in seconds if not side.startswith("pario")]
             best = against or min(rivals, key=lambda side: statistics.median(seconds[side]))
             ratio = ratios(seconds["pario"], seconds[best])
             figure = f"{ratio['median']:.2f} ({ratio['min']:.2f} … {ratio['max']:.2f})"
             cells.append(figure if ratio["median"] <= BARS[what] else f"**{figure}**")
-            if not against:
-                cells[-1] += f" {best}, {statistics.median(seconds['pario']):.3f} s"
+            if best != "DCP" and not against:
+                cells[-1] += f" {best}"
             if what == "durable" and FAST in seconds:
                 cells[-1] += f"; fast tier {ratios(seconds[FAST], seconds[best])['median']:.2f}"
-        first, later = jobs["saving"][0], jobs["saving"][1:]
-        for what in ("saved_memory", "memory"):
-            most = {side: first[side][what] for side in first if side != FAST}
-            if what == "memory":
-                most = {side: statistics.median(one[side][what] for one in later) for side in most}
-            cells.append(" / ".join(f"{most[side]:.2f}" for side in ("pario", "DCP", "Orbax")))
+        pario = {what: statistics.median(one["pario"][what] for one in jobs["saving"][1:]) for what in BARS}
+        cells.append(" / ".join(f"{1e3 * each:.0f}" for each in pario.values()))
+        for what in ("saved", "restored"):
+            first = jobs["saving"][0]
+            cells.append(" / ".join(f"{first[side][what]:.1f}" for side in ("pario", "DCP", "Orbax")))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
 def table(documents: list[dict[str, Any]]) -> str:
     """In Markdown."""
-    heads = ["store, arrays, ranks → others", "stall ÷ DCP", "÷ DCP alone", "÷ Orbax", "durable ÷ the best"]
-    heads += ["restore ÷ the best", "on other ranks ÷ the best", "memory of a save: pario / DCP / Orbax", "of a restore"]
+    heads = ["store, arrays, ranks → others", "stall ÷ DCP", f"÷ {KEEPS}", f"÷ {ALONE}", "÷ Orbax"]
+    heads += [f"{what} ÷ the best" for what in ("durable", "restore", "on other ranks")]
+    heads += ["pario: stall / durable / restore, ms", "memory of a save: pario / DCP / Orbax", "of a restore"]
     found = {case: jobs for one in documents for case, jobs in one["found"].items()}
     facts = documents[0]["machine"]
-    where = f"{facts['date']}, {facts['cpus']} cores, {documents[0]['rounds']} rounds; bold: above its bar "
-    where += f"({', '.join(f'{what} {bar:g}' for what, bar in BARS.items())}); memory in multiples of a rank's bytes."
+    rounds, bars = {one["rounds"] for one in documents}, (f"{what} {bar:g}" for what, bar in BARS.items())
+    where = f"{facts['date']}, {facts['cpus']} cores; {' and '.join(map(str, sorted(rounds)))} rounds in turns, median "
+    where += f"(min … max); bold: above its bar ({', '.join(bars)})."
     return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *told(found), "", where])
 
 
