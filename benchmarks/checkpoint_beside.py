@@ -340,7 +340,7 @@ def told(found: dict[str, Any]) -> list[str]:
             best = against or min(rivals, key=lambda side: statistics.median(seconds[side]))
             ratio = ratios(seconds["pario"], seconds[best])
             figure = f"{ratio['median']:.2f} ({ratio['min']:.2f} … {ratio['max']:.2f})"
-            cells.append(figure if ratio["median"] <= BARS[what] else f"**{figure}**")
+            cells.append(figure if round(ratio["median"], 2) <= BARS[what] else f"**{figure}**")
             if best != "DCP" and not against:
                 cells[-1] += f" {best}"
             if what == "durable" and FAST in seconds:

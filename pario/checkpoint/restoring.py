@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,14 +40,9 @@ T = TypeVar("T")
 
 
 def restored(
-    world: AnyWorld,
-    finder: Finder,
-    step: int | None,
-    tiers: tuple[str, str | None],
-    like: Any,
-    leaves: Leaves,
+    world: AnyWorld, finder: Finder, step: int | None, tiers: tuple[str, str | None], like: Any, leaves: Leaves,
     take: Callable[[int], None] | None = None,
-) -> tuple[Any, list[str]]:
+) -> tuple[Any, list[str]]:  # fmt: skip
     """The tree, or what `like` asks for of it, of the newest checkpoint that is not damaged; and its id, followed by
     those of its parents. Collective.
 
@@ -95,13 +89,9 @@ def restored(
 
 
 def _tree(
-    world: AnyWorld,
-    found: Found,
-    tiers: tuple[str, str | None],
-    like: Any,
-    leaves: Leaves,
+    world: AnyWorld, found: Found, tiers: tuple[str, str | None], like: Any, leaves: Leaves,
     take: Callable[[int], None] | None,
-) -> tuple[Any, Manifest]:
+) -> tuple[Any, Manifest]:  # fmt: skip
     """Collective; raises on all ranks."""
     opened = open_found(world, found, *tiers)
     manifest = opened.manifest
@@ -392,13 +382,8 @@ class Ahead:
         what went wrong."""
         every = (block for block in _blocks(self._manifest, self._parts, wishes) if block.moves)
         found = every if blocks is None else blocks  # it reads while it still plans
-        return self._waits([self._workers.call(self._read, self._reader(block.part), block, wishes) for block in found])
+        calls = [self._workers.call(self._read, self._reader(block.part), block, wishes) for block in found]
 
-    def start_whole(self, blocks: Iterable[tuple[Block, np.ndarray]]) -> Callable[[], None]:
-        """Begin to read these blocks into u8[their bytes]; returns as `start`."""
-        return self._waits([self._workers.call(self._reader(one.part).read, one.number, into) for one, into in blocks])
-
-    def _waits(self, calls: list[Future[None]]) -> Callable[[], None]:
         def wait() -> None:
             for call in calls:
                 call.result()
@@ -445,8 +430,8 @@ class _Together:
         only = (needs.sum(axis=0) == 1) & ((needs > 0) & has).any(axis=0)
         self._mine = [blocks[k] for k in np.flatnonzero(only).tolist() if blocks[k].moves]
         needs[:, only] = 0
-        shared = [blocks[k] for k in np.flatnonzero(needs.any(axis=0)).tolist()]
-        self._slot_bytes = whole_pages(max((block.nbytes for block in shared), default=1))
+        shared = np.flatnonzero(needs.any(axis=0)).tolist()
+        self._slot_bytes = whole_pages(max((blocks[k].nbytes for k in shared), default=1))
         self._slots = 0  # of the turn that has most
         self._turns = self._plan(needs, can)
 
@@ -490,10 +475,9 @@ class _Together:
         for number, turn in enumerate(self._turns, 1):
             with together(world, "reading a checkpoint"):
                 wait()
-            # All ranks are here, so nobody needs what the other half had.
-            now, half_of_next = slots, window[half:] if number % 2 else window[:half]
-            if number < len(self._turns):
-                slots, wait = self._begin(ahead, self._turns[number], half_of_next)
+            now = slots
+            if number < len(self._turns):  # all ranks are here: nobody needs what the other half had
+                slots, wait = self._begin(ahead, self._turns[number], window[half:] if number % 2 else window[:half])
             for k, source, everywhere in turn:
                 if everywhere:
                     bcast_to_nodes(world, now[k], source)
@@ -506,9 +490,11 @@ class _Together:
         self, ahead: Ahead, turn: list[tuple[int, int, bool]], memory: np.ndarray
     ) -> tuple[dict[int, np.ndarray], Callable[[], None]]:
         """(block -> its memory, of those that come to this node; what waits for those that this rank reads)"""
-        node = self._world.node
-        here = [(k, source) for k, source, everywhere in turn if everywhere or source == node]
-        places = (memory[at * self._slot_bytes :] for at in range(len(here)))
-        slots = {k: place[: self._blocks[k].nbytes] for (k, _), place in zip(here, places, strict=True)}
-        mine = [k for k, source in here if source == node][self._world.node_rank :: self._world.node_size]
-        return slots, ahead.start_whole((self._blocks[k], slots[k]) for k in mine)
+        world, slots = self._world, dict[int, np.ndarray]()
+        for k, source, everywhere in turn:
+            if everywhere or source == world.node:
+                slots[k] = memory[len(slots) * self._slot_bytes :][: self._blocks[k].nbytes]
+        mine = [k for k, source, _ in turn if source == world.node][world.node_rank :: world.node_size]
+        whole = [Move(0, slots[k].size, slots[k], 0, ((), ()), 0, 0) for k in mine]
+        reads = [self._blocks[k]._replace(moves=[move]) for k, move in zip(mine, whole, strict=True)]
+        return slots, ahead.start(self._wishes, reads)
