@@ -1,4 +1,4 @@
-"""Checkpoints beside a copy in memory, fio, torch.distributed.checkpoint and Orbax.
+"""Checkpoints beside a copy in memory and fio. Beside DCP and Orbax: checkpoint_beside.py.
 
     python -m benchmarks.checkpoint FOLDER [--rounds 5] [--only WORD ...] [--json F]
     python -m benchmarks.checkpoint --table F [F ...]          the table of measurements/checkpoints.md, from such files
@@ -9,15 +9,10 @@
     read       bytes per second of `restore` / fio, sequential direct reads (bars: 0.9 few large, 0.8 many small arrays)
     cost       time of 50 steps of 100 ms with a checkpoint of 100 MB every 10 / without (bar: at most 1.03)
     burst      the same loop through a burst buffer, the slow store at 200 MB/s / on the fast tier alone (at most 1.05)
-    beside     save until durable, and restore, in torch.distributed.checkpoint and in Orbax / in pario, on 1, 2 and 4
-               ranks that divide all arrays (bar: at least 1.5); a quarter of --mib in few large arrays, a sixteenth in
-               small ones, for which the others need seconds
-    restart    from a new process' first call to all arrays (100 MB): from the fast tier, from a FUSE store of 5 ms and
-               200 MB/s, and by torch.distributed.checkpoint from that store; stated
     nodes      bytes that a restore on 4 emulated nodes reads from the store / bytes of the checkpoint (at most 1.02)
 
-FOLDER lies on the device to measure. Each round takes all measures in turns; `beside` and `restart` make their rounds
-in one job. The table has medians, min and max. All sides read with a page cache that holds none of it.
+FOLDER lies on the device to measure. Each round takes all measures in turns. The table has medians, min and max. All
+sides read with a page cache that holds none of it.
 """
 
 from __future__ import annotations
@@ -156,38 +151,6 @@ def _saved(ckpt: pario.Checkpointer, tree: dict[str, np.ndarray], step: int) -> 
     ckpt.save(step, tree)
 
 
-def beside(folder: Path, tree: str, ranks: int, mib: int, rounds: int) -> list[dict[str, float]]:
-    words = [tree, str(folder), str(mib), str(rounds)]
-    found = launch("benchmarks.worker_checkpoint", words, ranks=ranks, timeout_s=280)["rounds"]
-    for said in (one["without"] for one in found if "without" in one):
-        print(f"{tree}, {ranks} ranks: not measured: {said}", flush=True)
-    return [
-        {f"{side}_{what}": seconds for side, times in one.items() for what, seconds in times.items()}
-        for one in found
-        if "without" not in one
-    ]
-
-
-def restart(folder: Path, mib: int, rounds: int) -> list[dict[str, float]]:
-    """Seconds until a training has its arrays again, from both tiers of pario and by DCP from the slow one."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    (folder / "behind").mkdir()
-    with latency_store(
-        folder / "behind", read_s=0.005, metadata_s=0.002, bytes_per_s=200_000_000, writable=True
-    ) as store:
-        (folder / "store").symlink_to(store.folder)
-        tree = few_large(mib << 20)
-        with pario.Checkpointer("self", slow=folder / "store" / "pario", fast=folder / "fast") as ckpt:
-            ckpt.save(1, tree)
-        state = {name: torch.from_numpy(array) for name, array in tree.items()}
-        dcp.save(state, checkpoint_id=str(folder / "store" / "dcp" / "step-0"), no_dist=True)
-        words = ["restart", str(folder), str(mib), str(rounds)]
-        found = launch("benchmarks.worker_checkpoint", words, timeout_s=280)["rounds"]
-    return [{f"{name}_restart": seconds for name, seconds in one.items()} for one in found]
-
-
 def nodes(folder: Path, mib: int) -> list[dict[str, float]]:
     """Bytes that the store gives to a restore on four nodes of one rank."""
     (folder / "behind").mkdir()
@@ -195,8 +158,7 @@ def nodes(folder: Path, mib: int) -> list[dict[str, float]]:
         ckpt.save(1, few_large(mib << 20))
     size = sum(path.stat().st_size for path in (folder / "behind").rglob("*") if path.is_file())
     with latency_store(folder / "behind", read_s=0.0, metadata_s=0.0, bytes_per_s=None, writable=True) as store:
-        words = ["nodes", store.folder, str(mib), "1"]
-        launch("benchmarks.worker_checkpoint", words, ranks=4, nodes=4, timeout_s=280)
+        launch("benchmarks.checkpoint", ["--restore", store.folder], ranks=4, nodes=4, timeout_s=280)
         return [{"store_bytes": float(store.total("bytes")), "own_bytes": float(size)}]
 
 
@@ -223,15 +185,8 @@ def measure(folder: Path, nbytes: int, rounds: int, only: list[str]) -> dict[str
     for _ in range(rounds):
         for name, kind in kinds.items():
             found[name].append(alone(kind))
-    jobs: dict[str, tuple[Any, ...]] = {
-        f"beside, {tree}, {ranks} rank{'s' * (ranks > 1)}": (beside, tree, ranks, nbytes >> shift, rounds)
-        for tree, shift in (("few large", 22), ("many small", 24))
-        for ranks in (1, 2, 4)
-    }
-    jobs |= {"restart": (restart, 100, rounds), "nodes": (nodes, 100)}
-    for name, job in jobs.items():
-        if not only or any(word in name for word in only):
-            found[name] = alone(*job)
+    if not only or any(word in "nodes" for word in only):
+        found["nodes"] = alone(nodes, 100)
     return found
 
 
@@ -242,12 +197,6 @@ RATIOS = {
     "read ÷ fio": ("read", "fio_read", ">=", None),
     "with ÷ without": ("with_s", "without_s", "<=", 1.03),
     "burst ÷ fast": ("burst_s", "fast_s", "<=", 1.05),
-    "save: DCP ÷ pario": ("DCP_write", "pario_write", ">=", 1.5),
-    "save: Orbax ÷ pario": ("Orbax_write", "pario_write", ">=", 1.5),
-    "restore: DCP ÷ pario": ("DCP_read", "pario_read", ">=", 1.5),
-    "restore: Orbax ÷ pario": ("Orbax_read", "pario_read", ">=", 1.5),
-    "DCP ÷ pario, slow tier": ("DCP_restart", "slow_restart", "", 0.0),
-    "DCP ÷ pario, fast tier": ("DCP_restart", "fast_restart", "", 0.0),
     "read ÷ checkpoint": ("store_bytes", "own_bytes", "<=", 1.02),
 }
 
@@ -281,13 +230,25 @@ def table(paths: list[Path]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(line)} |" for line in told(found))])
 
 
+def restore(folder: str) -> None:
+    from mpi4py import MPI
+
+    with pario.Checkpointer(MPI.COMM_WORLD, slow=folder) as ckpt:
+        ckpt.restore()
+    if MPI.COMM_WORLD.rank == 0:
+        print("{}")
+
+
 def main(argv: list[str] | None = None) -> int:
+    if sys.argv[1:2] == ["--restore"]:
+        restore(sys.argv[2])
+        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--table", type=Path, nargs="+", help="of what --json has written; nothing is measured")
     parser.add_argument("--mib", type=int, default=640)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[], help="words of: stall, speed, cost, burst, beside, ...")
+    parser.add_argument("--only", nargs="*", default=[], help="words of: stall, speed, cost, burst, nodes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     if args.table:

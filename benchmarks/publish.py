@@ -69,6 +69,10 @@ PARTS: dict[str, tuple[Command, Command]] = {
         ("benchmarks.failures", "--keep", "{dir}/failures.json"),
         ("benchmarks.failures", "--rows", "{dir}/failures.json"),
     ),
+    "beside": (
+        ("benchmarks.checkpoint_beside", "{dir}", "--json", "{dir}/beside.json"),
+        ("benchmarks.checkpoint_beside", "--from", "{dir}/beside.json", "--into", "measurements/checkpoints.md"),
+    ),
     "codecs": (
         ("benchmarks.codecs", "all", "--rounds", "3", "--out", "{dir}/codecs.json"),
         ("benchmarks.codecs", "none", "--out", "{dir}/codecs.json", "--into", "measurements/packing.md"),

@@ -200,6 +200,28 @@ def test_like_asks_for_a_part(tmp_path: Path) -> None:
             ckpt.restore(4)
 
 
+@pytest.mark.parametrize("like", [((2, 1 << 20), (3, 0)), ((12, 100), (0, 7))], ids=["rows", "columns"])
+def test_a_part_is_restored_without_what_it_does_not_need(tmp_path: Path, like: tuple[Any, Any]) -> None:
+    """A damaged block elsewhere in the same array is not read."""
+    shape, offset = like
+    whole = np.random.default_rng(0).integers(0, 255, (24, 1 << 20), np.uint8)
+    tree = {"a": whole if shape[0] < 12 else np.ascontiguousarray(whole[:, : 1 << 18])}
+    with checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, tree).wait()
+        (path,) = (tmp_path / "slow").glob("*/*.h5")
+        with h5py.File(path) as file:
+            end = file["arrays/a"].id.get_offset() + tree["a"].nbytes
+        with path.open("r+b") as raw:
+            raw.seek(end - 1)
+            raw.write(bytes([tree["a"][-1, -1] ^ 1]))
+        part = pario.Shard(np.empty(shape, np.uint8), tree["a"].shape, offset)
+        got = ckpt.restore(1, like={"a": part})["a"]
+        rows, columns = (slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+        assert np.array_equal(got, tree["a"][rows, columns])
+        with pytest.raises(pario.ChecksumError):
+            ckpt.restore(1)
+
+
 def test_plain_h5py_reads_it(tmp_path: Path) -> None:
     tree: dict[str, Any] = {"model": {"w": np.arange(BIG, dtype=np.float32).reshape(-1, 2)}}
     tree["model"]["b"] = np.arange(6, dtype="u2").reshape(2, 3)

@@ -111,6 +111,7 @@ def test_a_failure_in_the_background_reaches_all_ranks(world, folder, monkeypatc
         monkeypatch.undo()
         assert ckpt.latest() == 1
         ckpt.save(3, tree)
+    assert not list((folder / "slow").glob(".attempt-*"))  # also where another node found out later
     with pario.Checkpointer(world, slow=folder / "slow") as ckpt:
         assert np.array_equal(ckpt.restore()["rows"], whole())
         assert ckpt.latest() == 3

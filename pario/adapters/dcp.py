@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,9 +35,9 @@ __all__ = ["Dcp", "to_dcp"]
 class _Saved(dcp.DefaultSavePlanner):
     """Of a tree whose tensors are on the device "meta", and hold the numbers of arrays in `numbers`."""
 
-    def __init__(self, ahead: Ahead, specs: list[Spec], numbers: dict[int, int]) -> None:
+    def __init__(self, ahead: Ahead, specs: list[Spec], numbers: dict[int, int], dst: str) -> None:
         super().__init__()
-        self._ahead, self._specs, self._numbers = ahead, specs, numbers
+        self._ahead, self._specs, self._numbers, self._dst = ahead, specs, numbers, dst
         self._groups: list[list[WriteItem]] = []  # of chunks that are read at once
         self._group: dict[tuple[str, Any], int] = {}
         self._read: dict[MetadataIndex, torch.Tensor] = {}
@@ -87,6 +88,9 @@ class _Saved(dcp.DefaultSavePlanner):
             _, wait, self._read = self._next if self._next[0] == group else self._begin(group)
             wait()
             self._next = self._begin(group + 1)  # while this one is written
+            for path in Path(self._dst).glob("*.distcp"):  # the device begins to write now, and not at the last fsync
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return self._read.pop(write_item.index)
 
     def _begin(self, group: int) -> tuple[int, Callable[[], None], dict[MetadataIndex, torch.Tensor]]:
@@ -130,7 +134,7 @@ def to_dcp(opened: Opened, dst: str, keys: Sequence[str] = ()) -> int:
         warnings.simplefilter("ignore")  # it tells that this process is alone
         # With nothing copied ahead a tensor is written before the next one is asked for: memory is used again.
         writer = dcp.FileSystemWriter(dst, per_thread_copy_ahead=0)
-        dcp.save(state, storage_writer=writer, planner=_Saved(ahead, specs, numbers), no_dist=True)
+        dcp.save(state, storage_writer=writer, planner=_Saved(ahead, specs, numbers, dst), no_dist=True)
     return len(held)
 
 

@@ -16,7 +16,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from math import prod
 from typing import Any, Protocol
 
@@ -153,7 +152,7 @@ def to_safetensors(opened: Opened, dst: str, keys: Sequence[str] = ()) -> int:
     if begin - 8 > _MOST_HEADER:
         raise OptionError(f"a header of {begin:,} bytes, and the format allows {_MOST_HEADER:,}")
     try:
-        with replaced(dst) as part, closing(Writer(part, begin + at)) as writer:
+        with replaced(dst) as part, Writer(part, begin + at) as writer:
             writer.write(np.frombuffer((begin - 8).to_bytes(8, "little") + head.ljust(begin - 8), np.uint8), 0)
             for data in windows(opened, order):
                 writer.write(data, begin)
@@ -285,11 +284,10 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
     made = layout.skeleton(large, sizes, arranged.rows(specs), arranged.packed_bytes)
     file = layout.finish(arranged, specs, made, 0, 1)
     store.make_folder(folder)
-    writer = Writer(os.path.join(folder, part_name(0) + ".h5"), file.size)
     memory = empty_bytes(max((store.whole_pages(nbytes) for _, nbytes in file.blocks), default=store.PAGE))
     pieces, k = sorted(file.pieces, key=lambda each: each[2]), 0
     sums = [(offset, len(data), sum_of(data)) for offset, data in layout.cut_up(file.rest)]
-    try:
+    with Writer(os.path.join(folder, part_name(0) + ".h5"), file.size) as writer:
         for offset, nbytes in file.blocks:
             data = memory[:nbytes]
             data[:] = 0
@@ -307,8 +305,6 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
         for offset, rest in file.rest:
             writer.write(np.frombuffer(rest, np.uint8), offset)
         writer.sync()
-    finally:
-        writer.close()
     sums.sort()
     blocks = [(offset, nbytes) for offset, nbytes, _ in sums]
     part = manifest.Part(name.step, name.id, 0, file.size, file.pieces, blocks, [total for *_, total in sums])

@@ -49,8 +49,11 @@ __all__ = [
     "cut_up", "dataset_name", "finish", "share_out", "skeleton",
 ]  # fmt: skip
 
-#: Blocks have up to so many bytes, and are not made smaller than the second number for the sake of balance.
-MOST_BLOCK, LEAST_BLOCK = 32 << 20, 2 << 20
+#: Blocks have up to so many bytes, which are one request, and are not made smaller than the second number for the sake
+#: of balance. Ranks that want parts of one block wait for each other: larger ones made that frequent.
+MOST_BLOCK, LEAST_BLOCK = 4 << 20, 2 << 20
+#: Of an element, which no block cuts.
+_MOST_ITEM = 32 << 20
 #: From here on a piece is a dataset of its own.
 LARGE = 1 << 20
 #: Small pieces begin at multiples of this: any element can be read where it lies.
@@ -225,8 +228,8 @@ def finish(arranged: Arranged, specs: Sequence[Spec], made: Skeleton, seat: int,
         file.pieces.append((piece.array, piece.box, offset))
         item = item_bytes(specs[piece.array].dtype)
         unit = lcm(item, PAGE) if lcm(item, PAGE) <= MOST_BLOCK else item
-        if unit > MOST_BLOCK:
-            raise OptionError(f"an element of {specs[piece.array].path!r} has {item:,} bytes: at most {MOST_BLOCK:,}")
+        if item > _MOST_ITEM:
+            raise OptionError(f"an element of {specs[piece.array].path!r} has {item:,} bytes: at most {_MOST_ITEM:,}")
         step = max(block // unit, 1) * unit
         for begin in range(0, piece.nbytes, step):
             nbytes = min(step, piece.nbytes - begin)

@@ -2,7 +2,7 @@
 
 Each block is read once in the job, checked, and handed to the ranks that need a part of it. `Move` says what this rank
 takes from a block: a run of bytes, or boxes where it needs another part of an array than was written as a whole. What
-no other rank needs, a rank reads straight into its arrays where it can. What several ranks need they read in rounds
+no other rank needs, a rank reads straight into its arrays where it can. What several ranks need they read in turns
 into memory that the ranks of a node share; what several nodes need, one reads and sends to the others.
 """
 
@@ -30,9 +30,9 @@ __all__ = ["Ahead", "Wish", "empty_bytes", "read_all", "restored"]
 
 _log = logging.getLogger("pario")
 
-#: Threads of a rank alone; blocks in flight of a node with several ranks.
+#: Threads of a rank; bytes that the ranks of a node read together, while they take the same out of those before.
 _THREADS = 3
-_SLOTS = 6
+_WINDOW = 32 << 20
 T = TypeVar("T")
 
 
@@ -40,14 +40,9 @@ T = TypeVar("T")
 
 
 def restored(
-    world: AnyWorld,
-    finder: Finder,
-    step: int | None,
-    tiers: tuple[str, str | None],
-    like: Any,
-    leaves: Leaves,
+    world: AnyWorld, finder: Finder, step: int | None, tiers: tuple[str, str | None], like: Any, leaves: Leaves,
     take: Callable[[int], None] | None = None,
-) -> tuple[Any, list[str]]:
+) -> tuple[Any, list[str]]:  # fmt: skip
     """The tree, or what `like` asks for of it, of the newest checkpoint that is not damaged; and its id, followed by
     those of its parents. Collective.
 
@@ -94,13 +89,9 @@ def restored(
 
 
 def _tree(
-    world: AnyWorld,
-    found: Found,
-    tiers: tuple[str, str | None],
-    like: Any,
-    leaves: Leaves,
+    world: AnyWorld, found: Found, tiers: tuple[str, str | None], like: Any, leaves: Leaves,
     take: Callable[[int], None] | None,
-) -> tuple[Any, Manifest]:
+) -> tuple[Any, Manifest]:  # fmt: skip
     """Collective; raises on all ranks."""
     opened = open_found(world, found, *tiers)
     manifest = opened.manifest
@@ -294,7 +285,7 @@ def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish], take: Callable
         else:
             with together(world, "preparing to restore"):
                 blocks = list(_blocks(manifest, parts, wishes))
-            _Rounds(world, manifest, wishes, blocks, [list(folders) for folders in where]).read(ahead)
+            _Together(world, manifest, wishes, blocks, [list(folders) for folders in where]).read(ahead)
 
 
 def _blocks(manifest: Manifest, parts: Sequence[Part], wishes: list[Wish]) -> Iterator[Block]:
@@ -327,16 +318,28 @@ def _blocks(manifest: Manifest, parts: Sequence[Part], wishes: list[Wish]) -> It
 
 def _move(wishes: list[Wish], wish: int, box: Box, span: tuple[int, int], at: int, item: int) -> list[Move]:
     start, stop = span
-    nbytes = (stop - start) * item
     wanted = wishes[wish].box
     both = box if box == wanted else meet(box, wanted)
     if both is None:
         return []
-    if both == box and box[1][1:] == wanted[1][1:]:  # the piece is a run of the wanted part
-        row = prod(box[1][1:])
-        begin = ((box[0][0] - wanted[0][0]) * row if box[0] else 0) + start
-        return [Move(at, nbytes, wishes[wish].memory[begin * item : begin * item + nbytes], wish, box, start, stop)]
-    return [Move(at, nbytes, None, wish, box, start, stop)]
+    if both[1][1:] == box[1][1:] == wanted[1][1:]:  # whole rows of both: one run
+        row, begin = prod(box[1][1:]), 0
+        if box[0]:
+            start = max(start, (both[0][0] - box[0][0]) * row)
+            stop = min(stop, (both[0][0] - box[0][0] + both[1][0]) * row)
+            begin = (box[0][0] - wanted[0][0]) * row
+        straight = wishes[wish].memory[(begin + start) * item : (begin + stop) * item]
+        whole = Move(at + (start - span[0]) * item, (stop - start) * item, straight, wish, box, start, stop)
+        return [whole] if start < stop else []
+    if not any(meet(run, wanted) for run in _runs(box, start, stop)):
+        return []
+    return [Move(at, (stop - start) * item, None, wish, box, start, stop)]
+
+
+def _runs(box: Box, start: int, stop: int) -> Iterator[Box]:
+    """Elements [start, stop) of the piece, as `runs`, where they lie in the array."""
+    for offset, shape in runs(box[1], start, stop):
+        yield tuple(o + p for o, p in zip(offset, box[0], strict=True)), shape
 
 
 def _apply(block: Block, data: np.ndarray, manifest: Manifest, wishes: list[Wish]) -> None:
@@ -350,12 +353,11 @@ def _apply(block: Block, data: np.ndarray, manifest: Manifest, wishes: list[Wish
         target = wish.memory.view(dtype).reshape(wish.box[1])
         elements = source.view(dtype)
         done = 0
-        for offset, shape in runs(move.box[1], move.start, move.stop):
-            count = prod(shape)
-            run: Box = (tuple(o + p for o, p in zip(offset, move.box[0], strict=True)), shape)
+        for run in _runs(move.box, move.start, move.stop):
+            count = prod(run[1])
             both = meet(run, wish.box)
             if both is not None:
-                piece = elements[done : done + count].reshape(shape)
+                piece = elements[done : done + count].reshape(run[1])
                 target[slices(both, wish.box[0])] = piece[slices(both, run[0])]
             done += count
 
@@ -370,7 +372,7 @@ class Ahead:
         self._readers: dict[int, PartReader] = {}
         self._memory: list[np.ndarray] = []
 
-    def reader(self, part: int) -> PartReader:
+    def _reader(self, part: int) -> PartReader:
         if part not in self._readers:
             self._readers[part] = PartReader(self._folders[part], self._parts[part], self._take)
         return self._readers[part]
@@ -380,7 +382,7 @@ class Ahead:
         what went wrong."""
         every = (block for block in _blocks(self._manifest, self._parts, wishes) if block.moves)
         found = every if blocks is None else blocks  # it reads while it still plans
-        calls = [self._workers.call(self._read, self.reader(block.part), block, wishes) for block in found]
+        calls = [self._workers.call(self._read, self._reader(block.part), block, wishes) for block in found]
 
         def wait() -> None:
             for call in calls:
@@ -413,8 +415,8 @@ class Ahead:
             reader.close()
 
 
-class _Rounds:
-    """Several ranks. All of them compute the same rounds from what all of them need."""
+class _Together:
+    """Several ranks. All of them compute the same turns from what all of them need."""
 
     def __init__(
         self, world: AnyWorld, manifest: Manifest, wishes: list[Wish], blocks: list[Block], can: list[list[int]]
@@ -428,14 +430,16 @@ class _Rounds:
         only = (needs.sum(axis=0) == 1) & ((needs > 0) & has).any(axis=0)
         self._mine = [blocks[k] for k in np.flatnonzero(only).tolist() if blocks[k].moves]
         needs[:, only] = 0
-        self._slot_bytes = whole_pages(max((block.nbytes for block in blocks), default=1))
-        self._rounds = self._plan(needs, can)
+        shared = np.flatnonzero(needs.any(axis=0)).tolist()
+        self._slot_bytes = whole_pages(max((blocks[k].nbytes for k in shared), default=1))
+        self._slots = 0  # of the turn that has most
+        self._turns = self._plan(needs, can)
 
     def _plan(self, needs: np.ndarray, can: list[list[int]]) -> list[list[tuple[int, int, bool]]]:
-        """Rounds of (block, node that reads it, whether all nodes get it)."""
+        """Turns of (block, node that reads it, whether all nodes get it)."""
         able = [set(parts) for parts in can]
         load = [0] * len(able)
-        rounds: list[list[tuple[int, int, bool]]] = []
+        turns: list[list[tuple[int, int, bool]]] = []
         used = [0] * len(able)
         for k in np.flatnonzero(needs.any(axis=0)).tolist():
             block = self._blocks[k]
@@ -446,39 +450,51 @@ class _Rounds:
             load[source] += block.nbytes
             everywhere = takers != [source]
             present = range(len(able)) if everywhere else [source]
-            if not rounds or any(used[node] >= _SLOTS for node in present):
-                rounds.append([])
+            if not turns or any((used[node] + 1) * self._slot_bytes > _WINDOW for node in present if used[node]):
+                turns.append([])
                 used = [0] * len(able)
             for node in present:
                 used[node] += 1
-            rounds[-1].append((k, source, everywhere))
-        return rounds
+            self._slots = max(self._slots, *used)
+            turns[-1].append((k, source, everywhere))
+        return turns
 
     def read(self, ahead: Ahead) -> None:
         """Collective."""
-        world = self._world
-        with together(world, "reading a checkpoint"):
-            ahead.start(self._wishes, self._mine)()
-        if not self._rounds:
-            return
-        (window,) = shared_parts(world, [_SLOTS * self._slot_bytes], "restoring a checkpoint")
-        for turn in self._rounds:
-            slots: dict[int, np.ndarray] = {}
-            mine: list[int] = []
-            for k, source, everywhere in turn:
-                if everywhere or source == world.node:
-                    at = len(slots) * self._slot_bytes
-                    slots[k] = window[at : at + self._blocks[k].nbytes]
-                    if source == world.node:
-                        mine.append(k)
+        with together(self._world, "reading a checkpoint"):
+            own = ahead.start(self._wishes, self._mine)
+        if self._turns:
+            self._take_turns(ahead)
+        with together(self._world, "reading a checkpoint"):
+            own()
+
+    def _take_turns(self, ahead: Ahead) -> None:
+        world, half = self._world, self._slots * self._slot_bytes
+        (window,) = shared_parts(world, [half * min(2, len(self._turns))], "restoring a checkpoint")
+        slots, wait = self._begin(ahead, self._turns[0], window[:half])
+        for number, turn in enumerate(self._turns, 1):
             with together(world, "reading a checkpoint"):
-                for k in mine[world.node_rank :: world.node_size]:
-                    block = self._blocks[k]
-                    ahead.reader(block.part).read(block.number, slots[k])
+                wait()
+            now = slots
+            if number < len(self._turns):  # all ranks are here: nobody needs what the other half had
+                slots, wait = self._begin(ahead, self._turns[number], window[half:] if number % 2 else window[:half])
             for k, source, everywhere in turn:
                 if everywhere:
-                    bcast_to_nodes(world, slots[k], source)
-            world.node_barrier()
-            for k, data in slots.items():
+                    bcast_to_nodes(world, now[k], source)
+            if world.nodes > 1:
+                world.node_barrier()
+            for k, data in now.items():
                 _apply(self._blocks[k], data, self._manifest, self._wishes)
-            world.node_barrier()
+
+    def _begin(
+        self, ahead: Ahead, turn: list[tuple[int, int, bool]], memory: np.ndarray
+    ) -> tuple[dict[int, np.ndarray], Callable[[], None]]:
+        """(block -> its memory, of those that come to this node; what waits for those that this rank reads)"""
+        world, slots = self._world, dict[int, np.ndarray]()
+        for k, source, everywhere in turn:
+            if everywhere or source == world.node:
+                slots[k] = memory[len(slots) * self._slot_bytes :][: self._blocks[k].nbytes]
+        mine = [k for k, source, _ in turn if source == world.node][world.node_rank :: world.node_size]
+        whole = [Move(0, slots[k].size, slots[k], 0, ((), ()), 0, 0) for k in mine]
+        reads = [self._blocks[k]._replace(moves=[move]) for k, move in zip(mine, whole, strict=True)]
+        return slots, ahead.start(self._wishes, reads)

@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ PAGE = 4096
 _REQUEST = 4 << 20
 #: Descriptions are read whole: about 100 bytes per array or piece.
 MOST_SMALL = 128 << 20
+T = TypeVar("T", bound="_Opened")
 #: System calls that `os` lacks: fallocate without glibc's emulation, which writes to every block.
 _fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None) if sys.platform == "linux" else None
 
@@ -247,7 +248,25 @@ def _opened(path: str, flags: int = 0) -> tuple[int, os.stat_result]:
     return fd, status
 
 
-class Reader:
+class _Opened:
+    """A file that is open twice, the second time past the page cache, -1 where it cannot be."""
+
+    _fd = _direct = -1
+
+    def close(self) -> None:
+        for fd in (self._fd, self._direct):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._direct = -1
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Reader(_Opened):
     """A node's file: whole pages past the page cache where the store can. Any thread. Raises ReadError and the like."""
 
     def __init__(self, path: str, size: int, *, take: Callable[[int], None] | None = None) -> None:
@@ -255,7 +274,6 @@ class Reader:
         self.path = path
         self._take = take
         self._fd, status = _opened(path)
-        self._direct = -1
         if status.st_size != size:
             self.close()
             raise CorruptedError(f"the file has {status.st_size:,} bytes, {size:,} expected", path=path)
@@ -291,18 +309,6 @@ class Reader:
         except OSError as e:
             raise ReadError(f"cannot read: {e.strerror}", path=self.path, offset=offset + done) from e
 
-    def close(self) -> None:
-        for fd in (self._fd, self._direct):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._direct = -1
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def read_small(path: str) -> bytes:
     """A whole file of at most 128 MiB. Raises MissingError, ReadError, CorruptedError."""
@@ -329,7 +335,7 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
         done += n
 
 
-class Writer:
+class Writer(_Opened):
     """One node's file while it is written: whole pages past the page cache where the store can, the rest through it.
 
     Any thread may call `write`; each byte is written once. Raises OSError everywhere.
@@ -341,7 +347,6 @@ class Writer:
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self.path = path
         self._fd = os.open(path, flags | create, 0o666)
-        self._direct = -1
         try:
             if size is not None:
                 reserve(self._fd, size, path)
@@ -369,12 +374,6 @@ class Writer:
 
     def sync(self) -> None:
         os.fsync(self._fd)
-
-    def close(self) -> None:
-        for fd in (self._fd, self._direct):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._direct = -1
 
 
 def reserve(fd: int, size: int, path: str) -> None:

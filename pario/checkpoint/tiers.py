@@ -272,20 +272,25 @@ class Folder:
 def copy_blocks(part: Part, source: Source, target: str, write: Write) -> None:
     """The node's own file to the folder `target`, each block checked on its way. Raises OSError, ParioError."""
     blocks = [each for each in map(part.where, range(len(part.blocks))) if each.file == 0]
-    memory = private_bytes(max((each.nbytes for each in blocks), default=0))
-    writer = _made(os.path.join(target, part.file), part.size)
-    try:
-        with source.open(part.file, part.size) as reader:
-            for each in blocks:
-                block = memory[: each.nbytes]
-                reader.read(block, each.offset)
-                if sum_of(block) != each.sum:
-                    what = f"the block at {each.offset} of the fast tier's file is damaged"
-                    raise ChecksumError(what, path=reader.path)
-                write(writer, block, each.offset)
+    pieces = [(each.offset, each.nbytes, each.sum) for each in blocks]
+    _copy(source, (part.file, part.size), os.path.join(target, part.file), pieces, write)
+
+
+def _copy(
+    source: Source, file: tuple[str, int], path: str, pieces: Sequence[tuple[int, int, int | None]], write: Write
+) -> None:
+    """file : (name, size); pieces : (offset, bytes, checksum, if one is known)"""
+    memory = private_bytes(max((nbytes for _, nbytes, _ in pieces), default=0))
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    with Writer(path, file[1]) as writer, source.open(*file) as reader:
+        for offset, nbytes, total in pieces:
+            block = memory[:nbytes]
+            reader.read(block, offset)
+            if total is not None and sum_of(block) != total:
+                raise ChecksumError(f"the block at {offset} of the fast tier's file is damaged", path=reader.path)
+            write(writer, block, offset)
         writer.sync()
-    finally:
-        writer.close()
 
 
 def carry_over(
@@ -307,7 +312,8 @@ def carry_over(
             if stat.S_ISREG(status.st_mode) and status.st_size == size and status.st_uid in (os.geteuid(), 0):
                 os.link(there, path, follow_symlinks=False)
                 return
-    _copied(source, name, path, size, write)
+    pieces = [(begin, min(_GRAIN, size - begin), None) for begin in range(0, size, _GRAIN)]
+    _copy(source, (name, size), path, pieces, write)
 
 
 def _candidates(node: int, id_: str, tier: str, copies: bool) -> list[str]:
@@ -320,24 +326,3 @@ def _candidates(node: int, id_: str, tier: str, copies: bool) -> list[str]:
         for name in found
         if (name.copy and name.node == node if copies else not name.nodes)
     ]
-
-
-def _copied(source: Source, name: str, target: str, size: int, write: Write) -> None:
-    """Byte by byte. Raises OSError, ParioError."""
-    memory = private_bytes(min(size, _GRAIN))
-    writer = _made(target, size)
-    try:
-        with source.open(name, size) as reader:
-            for begin in range(0, size, _GRAIN):
-                piece = memory[: min(_GRAIN, size - begin)]
-                reader.read(piece, begin)
-                write(writer, piece, begin)
-        writer.sync()
-    finally:
-        writer.close()
-
-
-def _made(path: str, size: int) -> Writer:
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    return Writer(path, size)

@@ -253,10 +253,9 @@ class WriteThread:
 
     def _write(self, attempt: Attempt, folder: str, straight: bool, shape: Shape | None) -> None:
         file, board = attempt.file, self._board
-        writer = Writer(self._file(folder))
         write = self._write_slow if straight else Writer.write
         put = self._put if shape is None else self._put_varying
-        try:
+        with Writer(self._file(folder)) as writer:
             puts = [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
             attempt.await_staged(file.staging_bytes)  # json holds the interpreter: not while `save` copies
             try:
@@ -270,8 +269,6 @@ class WriteThread:
             for offset, data in file.rest if shape is None else shape.rest:
                 writer.write(np.frombuffer(data, np.uint8), offset)
             writer.sync()
-        finally:
-            writer.close()
         part = self._describe(attempt, shape)
         write_small(folder, part_name(part.node) + ".json", part_text(part, pieces), straight)
         final = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(ATTEMPT) :])
@@ -350,6 +347,7 @@ class DrainThread:
         self._stopped = False
         self._moved = 0
         self._parents: dict[str, list[str]] = {}
+        self._failed: list[str] = []  # folders, which another node may have made again
         self._arrays: tuple[list[Spec] | None, str] = None, ""  # the text of the last structure
 
     def submit(self, attempt: Attempt, straight: bool) -> None:
@@ -358,7 +356,10 @@ class DrainThread:
 
     def end(self, limit_s: float) -> bool:
         self._stopped = True
-        return self._line.end(limit_s)
+        ended = self._line.end(limit_s)
+        for folder in self._failed:
+            discard(folder)
+        return ended
 
     def stopped(self) -> bool:
         return self._stopped
@@ -380,6 +381,7 @@ class DrainThread:
         except ParioError as e:
             attempt.fail(e if isinstance(e, CheckpointError) else CheckpointError(str(e)))
         if attempt.error is not None and self._places.first:
+            self._failed.append(folder)
             discard(folder)
         elif attempt.error is not None:  # rank 0 is not to wait for this node
             with suppress(OSError):
@@ -389,6 +391,8 @@ class DrainThread:
             self._tiers.fast.end(attempt.name)
         attempt.committed.set()
         if attempt.error is None and self._places.first:
+            while self._failed:  # no node has anything left to do for those
+                discard(self._failed.pop())
             self._parents[attempt.name.id] = attempt.manifest.parents or []
             prune(self._tiers.slow, self._tiers.keep, attempt.name, self._parents)
         self._board.put(DRAINED, attempt.number)
