@@ -595,6 +595,15 @@ def test_what_cannot_be_done_says_so(fixed):
             pario.Loader(fixed, 4, **arguments)
 
 
+def test_habits_of_a_data_loader_are_answered(fixed):
+    with pytest.raises(OptionError, match=r"num_workers= is an argument of a DataLoader.*decode_threads"):
+        pario.Loader("nowhere.lmdb", 8, num_workers=4)
+    with pytest.raises(TypeError, match="shufle"):  # what is nobody's stays Python's
+        pario.Loader("nowhere.lmdb", 8, shufle=True)
+    with pario.Loader(fixed, 8) as loader, pytest.raises(OptionError, match=r"loader\.peek\(\)"):
+        loader[0]
+
+
 def test_an_index_is_saved_for_the_file_it_was_made_from(tmp_path, monkeypatch):
     """Another file takes the place of the one being indexed: the side-car must not pass for its index."""
     path = write(tmp_path / "x.lmdb", ((b"%03d" % i, bytes([i]) * 3000) for i in range(50)))

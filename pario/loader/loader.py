@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 
@@ -30,9 +30,18 @@ from pario.records import Batch
 from pario.stats.rank import RankStats
 
 if TYPE_CHECKING:
+    from typing_extensions import Self, TypeVar
+
     from pario.stats.report import Report
 
-class Loader:
+    B = TypeVar("B", default=Batch)
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+
+class Loader(Generic[B]):
     """Batches of one LMDB, or of several, for every rank of a communicator, an epoch per `for` loop.
 
     Construction, the start of each `for` loop, `report` and `close` are collective over `comm`. Taking a batch is not:
@@ -87,6 +96,21 @@ class Loader:
     Errors are `ParioError`s. All ranks raise together: the rank where it happened raises the error itself, the others
     a `PeerError` that names that rank.
     """
+
+    if not TYPE_CHECKING:  # answers to what type checkers refuse
+
+        def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+            from pario.loader.keywords import refuse
+
+            refuse(keywords)
+            return super().__new__(cls)
+
+        def __getitem__(self, number: int) -> None:
+            raise OptionError(
+                "a Loader gives batches in their order, not by number",
+                hint="Loop over it: `for batch in loader`, without a DataLoader around it; loader.peek() shows the "
+                "next batch, and pario.Reader reads records by id.",
+            )
 
     def __init__(
         self,
@@ -165,21 +189,21 @@ class Loader:
         """Number of batches per epoch, the same on every rank; after `load_state_dict`, in the rest of the epoch."""
         return self._progress.steps
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[B]:
         """Start the next epoch, or the rest of the epoch of a loaded state. Collective over `comm`.
 
         An earlier loop over this loader that has not ended cannot continue afterwards.
         """
-        return self._progress.begin()
+        return cast("Iterator[B]", self._progress.begin())
 
-    def peek(self) -> Batch:
+    def peek(self) -> B:
         """The batch that this rank gets next, to look at. It is not used up: order, epoch, counters stay the same.
         Not collective: any rank may call it, at any time between two batches.
 
         Reads and decodes its records once more. With shuffle="global" it also computes the order of the epoch, which
         takes as long as at the beginning of a loop. A record that cannot be read raises on this rank alone.
         """
-        return self._progress.peek()
+        return cast("B", self._progress.peek())
 
     @property
     def epoch(self) -> int:
@@ -284,7 +308,7 @@ class Loader:
         if trace is not None:
             trace.merge()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
