@@ -1,10 +1,10 @@
-"""`python -m pario choose`: samples, candidates and the store measured, and the choice explained (codec/select.py)."""
+"""`python -m pario data choose`: samples, candidates and the store measured, and the choice explained (codec/select.py)."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -55,6 +55,8 @@ def run_choose(
     rate = f"{decimal_bytes(raw.nbytes)}/s and {raw.records:,.0f} reads/s of {decimal_bytes(mean)}"
     screen.say(f"the store, {how}: {rate}")
     chosen = select(application, sized, raw, margin)
+    screen.tell(samples=len(values), mean_bytes=mean, store=asdict(raw), not_tried=missing_packages())
+    screen.tell(chosen=asdict(chosen.chosen), verdicts=[asdict(verdict) for verdict in chosen.verdicts])
     screen.say()
     screen.say(_table(chosen))
     screen.say()
@@ -221,7 +223,7 @@ def _words(chosen: Selection, margin: float) -> list[str]:
             f"{_time(other.candidate.seconds)} per record; {bound}{longer}."
         )
     if one.name != "raw":
-        lines.append(f"Next: python -m pario pack SRC DST --codec {one.name}" + _dictionary(one))
+        lines.append(f"Next: python -m pario data pack SRC DST --codec {one.name}" + _dictionary(one))
     if mine.step:
         lines.append(
             f"Foretold: {app.batch / mine.step:,.0f} records/s per node, {_time(one.seconds)} per record in a thread. "
