@@ -9,7 +9,6 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,13 +149,13 @@ SCRIPTS = {
 
 
 @pytest.fixture(scope="module")
-def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     framework("torch")
     folder = tmp_path_factory.mktemp("scripts")
     for name, text in SCRIPTS.items():
         imports = [f"import {module}\n" for module in ("numpy as np", "torch") if f"{module.split()[-1]}." in text]
         (folder / f"{name}.py").write_text("".join(imports) + "import pario\n" + inspect.cleandoc(text) + "\n")
-    yield folder
+    return folder
 
 
 def planted(folder: Path) -> set[tuple[str, int]]:

@@ -158,8 +158,8 @@ def verify(path: str, db: str | None) -> int:
 
     Checks that all pages in use have valid headers and bounds, that no page is used twice or both used and free, that
     keys are in order, that the number of records is right, that every byte can be read, that the index matches, and
-    that every value still has the checksum that `checksum` saved, if it did. Prints each fault with its file, page,
-    offset and record. The exit status is 1 if there is any.
+    that every value still has the checksum that `data checksum` saved, if it did. Prints each fault with its file,
+    page, offset and record. The exit status is 1 if there is any.
 
     \b
     Examples:

@@ -219,7 +219,7 @@ def export(folder: str, dst: str, step: int | None, below: str) -> int:
 @checkpoint.command("import")
 @click.argument("src", metavar="SRC")
 @_folder
-@click.option("--step", default=0, show_default=True, type=click.IntRange(0), help="Step of the checkpoint to make.")
+@arguments.number("--step", help="Step of the checkpoint to make.", default=0, kind=click.IntRange(0))
 def import_(src: str, folder: str, step: int) -> int:
     """Make a checkpoint out of one of others: SRC.safetensors, a folder of such files, or one of
     torch.distributed.checkpoint (needs torch).
@@ -252,7 +252,7 @@ def _dcp() -> Any:
 
 @checkpoint.command()
 @_folder
-@click.option("--keep", default=3, show_default=True, type=click.IntRange(1), help="Number of checkpoints to keep, the newest ones.")
+@arguments.number("--keep", help="Number of checkpoints to keep, the newest ones.", default=3)
 @click.option("--after", metavar="STEP", type=click.IntRange(0), help="Delete abandoned branches behind this step.")
 @click.option("--yes", is_flag=True, help="Delete. Without it, only say what would be deleted.")
 @arguments.as_json

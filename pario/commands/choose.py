@@ -1,4 +1,4 @@
-"""`python -m pario data choose`: samples, candidates and the store measured, and the choice explained (codec/select.py)."""
+"""`data choose`: samples, candidates and the store measured, and the choice explained (codec/select.py)."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ def _about_dataset(dataset: dict[str, Any] | None) -> Iterator[str]:
     if dataset["index"] is None and not dataset["index_places"]:
         yield (
             "no index is saved, and none can be: neither the dataset's directory nor the cache directory is writable: "
-            "each start makes it again. Let the owner run `python -m pario index` once, or set XDG_CACHE_HOME."
+            "each start makes it again. Let the owner run `python -m pario data index` once, or set XDG_CACHE_HOME."
         )
 
 

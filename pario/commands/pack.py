@@ -20,9 +20,11 @@ _folder = click.option("--folder", "in_folder", is_flag=True, help="Make DST a f
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.argument("dst")
 @click.option(
-    "--codec", default="zstd:3", show_default=True, metavar="NAME[:LEVEL]", help='Codec; "auto": the one that `data choose` finds best.'
+    "--codec", default="zstd:3", show_default=True, metavar="NAME[:LEVEL]", help='"auto": what `choose` finds best.'
 )
-@click.option("--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="Dictionary for small records, of SIZE bytes, as in 32k.")
+@click.option(
+    "--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="Dictionary of small records: 32k."
+)
 @click.option("--no-prefix", is_flag=True, help="Take the keys of several SRC as they are.")
 @_folder
 @click.option("--force", is_flag=True, help="Replace DST, when the new one is complete.")

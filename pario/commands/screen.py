@@ -15,11 +15,15 @@ from pario.text import counted, decimal_bytes, seconds, table
 __all__ = ["Screen", "counted", "decimal_bytes", "printable", "screen", "seconds", "table"]
 
 
+_LOG = logging.getLogger("pario")
+
+
 class Screen:
     """The terminal of all ranks together: only rank 0 writes."""
 
     def __init__(self) -> None:
         self._bar: Any = None
+        self._log = logging.StreamHandler()  # for -v
         self.begin(None)
 
     def begin(self, rank: int | None) -> None:
@@ -31,6 +35,8 @@ class Screen:
         self.quiet = False
         self.verbose = False
         self._facts: dict[str, Any] = {}
+        _LOG.removeHandler(self._log)
+        self._log = logging.StreamHandler()
 
     def say(self, text: str = "", *, err: bool = False) -> None:
         """A line on stdout, unless it is for JSON; or one on stderr, which is an error."""
@@ -61,10 +67,8 @@ class Screen:
     def tell_more(self, times: int) -> None:
         """Show pario's log on stderr, and tracebacks."""
         self.verbose = True
-        log = logging.getLogger("pario")
-        log.setLevel(logging.INFO if times == 1 else logging.DEBUG)
-        if not log.handlers:
-            log.addHandler(logging.StreamHandler())
+        _LOG.setLevel(logging.INFO if times == 1 else logging.DEBUG)
+        _LOG.addHandler(self._log)
 
     def bar(self, total: int, what: str, unit: str) -> Any:
         """A progress bar on stderr: `bar.update(n)`, and `bar.n`. It appears after a second; a log file gets a line

@@ -37,7 +37,7 @@ def index(path: str, db: str | None) -> int:
     size = sum(map(os.path.getsize, held.files.paths))
     screen.say(f"{reader.path}: {counted(held.n, 'record')}, {decimal_bytes(size)}")
     built = held.bytes_read
-    screen.tell(path=reader.path, records=held.n, bytes=size, bytes_read=built, index=held.sidecar or None, seconds=took)
+    screen.tell(path=reader.path, records=held.n, bytes=size, bytes_read=built, index=held.sidecar or None)
     if built:
         share = f"{decimal_bytes(built)} read, {built / size:.2%} of the file"
         screen.say(f"index built in {seconds(took)} on {counted(reader.world.size, 'rank')}: {share}")

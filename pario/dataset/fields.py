@@ -212,7 +212,7 @@ def _first_records(fields: FieldSet, wanted: Wanted, reader: Reader) -> tuple[np
             raise OptionError(
                 f"no key fits {lead}, the template of field {name!r}",
                 path=reader.path,
-                hint="python -m pario head shows keys; %09d is a number of nine digits, %d one without leading zeros.",
+                hint="pario data head shows keys; %09d is a number of nine digits, %d one without leading zeros.",
             )
     return first, called if lead.digits is not None else np.arange(len(first))
 

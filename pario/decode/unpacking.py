@@ -1,4 +1,4 @@
-"""Values as they were before `python -m pario pack`: sizes and bytes of records, whichever file they lie in.
+"""Values as they were before `python -m pario data pack`: sizes and bytes of records, whichever file they lie in.
 
     stored    header, packed bytes          what the store, the tiers and the ring hold
     raw       the value                     what decoders see

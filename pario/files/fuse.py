@@ -34,7 +34,7 @@ _UNPACKED_BYTES = 64 << 20
 #: Names of a folder that are kept for a reader that goes back a little.
 _NAMES_BACK = 1024
 _OTHER_WAYS = (
-    "Without FUSE: `python -m pario view` shows the records to one command, and Python reads them as pario:// "
+    "Without FUSE: `python -m pario files view` shows the records to one command, and Python reads them as pario:// "
     "(fsspec); see docs/files.md."
 )
 

@@ -89,7 +89,7 @@ def use_service(store: Store) -> None:
 def _tell_how() -> None:
     _log.info(
         "PARIO_TIERS is set, but lmdb.open reads copies of a service only: start the script by `python -m pario run`, "
-        "or a service by `python -m pario serve` (docs/tiers.md)"
+        "or a service by `python -m pario tiers serve` (docs/tiers.md)"
     )
 
 

@@ -82,7 +82,7 @@ class Loader(Generic[B]):
         each of these sources is drawn, in any unit. An epoch has as many draws as all sources have records; a source
         that runs out comes again, one that does not goes on in the next epoch (docs/selections.md). No record is in two
         sources. Not with shuffle="block"
-    verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
+    verify : True: compare each record's value with the checksum that `pario data checksum` saved, before it is
         decoded. One that differs is a record that cannot be read, for `on_error` (docs/order.md)
     share_batch : an mpi4py communicator, or a list, of the ranks that are to get the same batches: those of one tensor,
         pipeline or context parallel group (docs/selections.md). `comm` has the ranks of all groups, which have equal

@@ -151,7 +151,7 @@ def _faster_store(job: Job, readers: Sequence[RankStats]) -> str:
         words.append('shuffle="block" in place of "global", whose reads are longer')
     if any(file.shared for file in job.files) and not any(rank.staged for rank in readers):
         words.append("Options(tiers=...) or PARIO_TIERS, so that every byte leaves the store once per job")
-    words.append("a packed dataset (`python -m pario choose`), which has fewer bytes")
+    words.append("a packed dataset (`python -m pario data choose`), which has fewer bytes")
     return "Change: " + "; or ".join(words) + "."
 
 
@@ -314,7 +314,7 @@ def metadata(job: Job) -> list[Advice]:
         "constructors, which open the dataset and make its index"
     )
     change = (
-        "Change: `python -m pario index` makes the index ahead of the job, once; `python -m pario stage` and "
+        "Change: `pario data index` makes the index ahead of the job, once; `pario tiers stage` and "
         "Options(tiers=...) keep copies on the nodes."
     )
     return [Advice("metadata", what + ".", change)]

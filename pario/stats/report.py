@@ -19,7 +19,7 @@ class Report:
     path : the data file
     ranks : one per rank, in rank order; or one rank alone
     of : ranks that there are; 0: those
-    prediction : what `python -m pario choose` foretold of the codec that the file is packed with; None: nothing
+    prediction : what `python -m pario data choose` foretold of the codec that the file is packed with; None: nothing
     """
 
     path: str

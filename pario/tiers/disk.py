@@ -14,7 +14,7 @@
   together, and a full disk is noticed before half a chunk is written.
 * A disk may stop answering, for minutes or for good. What the page cache has is read at once. Everything else is done
   by threads that can be left behind, with memory of their own (patience.py).
-* Nothing is evicted and nothing is unlinked here: what this job does not need, another one may be reading. `pario cache
+* Nothing is evicted and nothing is unlinked here: what this job does not need, another one may be reading. `pario tiers
   clean` removes copies that nobody uses (copies.py).
 * Everything lies in a directory of this user's that nobody else can write (kernels/private.py).
 """

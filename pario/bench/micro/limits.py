@@ -131,7 +131,7 @@ def advice(findings: Mapping[Key, Finding]) -> list[str]:
         if mine and theirs and theirs.rate >= 1.5 * mine.rate:
             times = f"{theirs.rate / mine.rate:.1f} ×"
             order = "in a shuffled order" if shuffled else "in order"
-            said.append(f"pack the files into an LMDB (python -m pario pack): pario reads {times} as fast {order}")
+            said.append(f"pack the files into an LMDB (python -m pario data pack): pario reads {times} as fast {order}")
     for way in ("pario", "records"):
         ordered, shuffled_ = findings.get((way, False, False)), findings.get((way, True, False))
         if ordered and shuffled_ and ordered.rate >= 1.5 * shuffled_.rate:
