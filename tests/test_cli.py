@@ -236,6 +236,21 @@ def test_info_prints_the_lines_to_paste_and_names_meta_records(tmp_path, call, i
     assert "meta records" not in call("data", "info", tmp_path / "plain")[1]
 
 
+
+@pytest.mark.parametrize(("width", "call_"), [(20, "Image()"), (31, "Image(224)")])
+def test_info_suggests_a_size_for_pictures_of_different_sizes(tmp_path, call, width, call_):
+    """The line runs."""
+    cv2 = pytest.importorskip("cv2")
+    rows = {b"%04d" % i: np.full((20, width if i == 4 else 20, 3), i, np.uint8) for i in range(9)}
+    write(tmp_path, {key: cv2.imencode((".jpg", ".png")[key[-1] % 2], row)[1].tobytes() for key, row in rows.items()})
+    (line,) = [line for line in call("data", "info", tmp_path)[1].splitlines() if "pario.Loader(" in line]
+    assert f"64, pario.decode.{call_}, " in line
+    names = {"pario": pario}
+    exec(line.strip(), names)
+    with names["loader"] as loader:
+        assert sum(len(pictures) for (pictures,) in loader) == 9
+
+
 @pytest.mark.parametrize(
     ("select", "records"), [("10:500", 490), (":7", 7), ("all", 1000), ("000009", 100), ("00000042", 1)]
 )

@@ -149,7 +149,7 @@ class Loader(NumpyLoader[B]):
         self._check_ranks()
         self._handed_out = None
         self._loaded, self._foreign_ranks = False, 0
-        batches = self._progress.begin()
+        batches: Iterator[Any] = super().__iter__()
         self._batches = weakref.ref(batches)
         self._handed_out = super().state_dict() if self._link.ahead else None
         for state, tensors in _sent_ahead(self._counted(batches), self._link):

@@ -9,13 +9,13 @@ from typing import Any, TypedDict
 from pario.errors import OptionError
 from pario.options import Options, Policy, Recipe, Shuffle
 
-__all__ = ["Keywords", "refuse"]
+__all__ = ["Keywords", "refuse", "refuse_number"]
 
 
 class Keywords(TypedDict, total=False):
     """See `pario.Loader`."""
 
-    shuffle: Shuffle
+    shuffle: Shuffle | None
     seed: int
     comm: Any
     db: str | bytes | None
@@ -60,3 +60,12 @@ def refuse(keywords: Iterable[str]) -> None:
     for name in keywords:
         if name in _INSTEAD:
             raise OptionError(f"{name}= is an argument of a DataLoader, and a Loader has none", hint=_INSTEAD[name])
+
+
+def refuse_number() -> None:
+    """What `loader[3]` says, and a DataLoader around a loader with it. Raises OptionError."""
+    raise OptionError(
+        "a Loader gives batches in their order, not by number",
+        hint="Loop over it: `for batch in loader`, without a DataLoader around it; loader.peek() shows the next batch, "
+        "and pario.Reader reads records by id.",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -41,6 +42,9 @@ else:
     B = TypeVar("B")
 
 
+_log = logging.getLogger("pario")
+
+
 class Loader(Generic[B]):
     """Batches of one LMDB, or of several, for every rank of a communicator, an epoch per `for` loop.
 
@@ -55,7 +59,8 @@ class Loader(Generic[B]):
     batch_size : records per rank and step; or a `pario.Budget`, what a batch may cost (docs/selections.md)
     decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
     shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
-        random order, mixed over `Options.mix_blocks` blocks, so that reads stay long)
+        random order, mixed over `Options.mix_blocks` blocks, so that reads stay long). None: key order, and a line in
+        the log at the first epoch, unless another loader of the process was told its order
     seed : seed of the order and of random augmentation. The order depends only on seed, epoch and number of records
     comm : an mpi4py communicator, which pario duplicates. None: COMM_WORLD under a launcher, else one process without
         MPI. "self": this process alone, whatever started it
@@ -97,6 +102,8 @@ class Loader(Generic[B]):
     a `PeerError` that names that rank.
     """
 
+    _order_is_known = False  # a loader of this process was told its order, or its user was
+
     if not TYPE_CHECKING:  # answers to what type checkers refuse
 
         def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
@@ -106,11 +113,9 @@ class Loader(Generic[B]):
             return super().__new__(cls)
 
         def __getitem__(self, number: int) -> None:
-            raise OptionError(
-                "a Loader gives batches in their order, not by number",
-                hint="Loop over it: `for batch in loader`, without a DataLoader around it; loader.peek() shows the "
-                "next batch, and pario.Reader reads records by id.",
-            )
+            from pario.loader.keywords import refuse_number
+
+            refuse_number()
 
     def __init__(
         self,
@@ -118,7 +123,7 @@ class Loader(Generic[B]):
         batch_size: int | Budget,
         decoder: Decoder | Callable[..., Any] | None = None,
         *,
-        shuffle: Shuffle = False,
+        shuffle: Shuffle | None = None,
         seed: int = 0,
         comm: Any = None,
         db: str | bytes | None = None,
@@ -136,13 +141,14 @@ class Loader(Generic[B]):
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
-            path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
+            path, batch_size, decoder, False if shuffle is None else shuffle, seed, db, drop_last, on_error,
             options if options is not None else Options(), recipe, select, fields, weights, verify, share_batch,
         )  # fmt: skip
         self.world = world = get_world(comm, "making a Loader")
         with abandoning(world):
             share = given.agree(world)
         self._arguments = given
+        Loader._order_is_known |= shuffle is not None
         reader = Reader(
             path,
             comm=world,
@@ -194,6 +200,11 @@ class Loader(Generic[B]):
 
         An earlier loop over this loader that has not ended cannot continue afterwards.
         """
+        if not Loader._order_is_known:
+            Loader._order_is_known = True
+            if self.world.rank == 0:
+                path = self._life.reader.path
+                _log.warning('%s is read in key order: pass shuffle="global" to train, or shuffle=False', path)
         return cast("Iterator[B]", self._progress.begin())
 
     def peek(self) -> B:
