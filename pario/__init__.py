@@ -11,25 +11,41 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_ERRORS = (
-    "CheckpointError", "ChecksumError", "ClosedError", "CorruptedError", "DatabaseError", "DeadRankError",
-    "DecodeError", "EmptyError", "EncryptedError", "FileError", "HeldBatchesError", "InvalidError", "LauncherError",
-    "MissingError", "OptionError", "ParioError", "PeerError", "RankError", "ReadError", "SnapshotError",
-    "StateError", "VersionMismatchError",
-)  # fmt: skip
 #: public name -> module that defines it
-_HOMES = dict.fromkeys(_ERRORS, "pario.errors") | {
+_HOMES = {
     "Batch": "pario.records",
     "Budget": "pario.plan.budget",
+    "CheckpointError": "pario.errors",
     "Checkpointer": "pario.checkpoint.checkpointer",
+    "ChecksumError": "pario.errors",
+    "ClosedError": "pario.errors",
+    "CorruptedError": "pario.errors",
+    "DatabaseError": "pario.errors",
+    "DeadRankError": "pario.errors",
+    "DecodeError": "pario.errors",
+    "EmptyError": "pario.errors",
+    "EncryptedError": "pario.errors",
+    "FileError": "pario.errors",
+    "HeldBatchesError": "pario.errors",
+    "InvalidError": "pario.errors",
+    "LauncherError": "pario.errors",
     "Loader": "pario.loader.loader",
+    "MissingError": "pario.errors",
+    "OptionError": "pario.errors",
     "Options": "pario.options",
+    "ParioError": "pario.errors",
+    "PeerError": "pario.errors",
     "PerRank": "pario.checkpoint.tree",
+    "RankError": "pario.errors",
+    "ReadError": "pario.errors",
     "Reader": "pario.dataset.reader",
     "Records": "pario.records",
     "Report": "pario.stats.report",
     "Shard": "pario.checkpoint.tree",
+    "SnapshotError": "pario.errors",
+    "StateError": "pario.errors",
     "Tier": "pario.options",
+    "VersionMismatchError": "pario.errors",
     "decode": "pario.decode",
     "split": "pario.dataset.split",
     "errors": "pario.errors",

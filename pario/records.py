@@ -142,6 +142,11 @@ class Batch(_Arrays):
             return f"Batch({arrays})"
         return f"Batch(epoch={self.epoch}, step={self.step}, records={len(self.ids)}, {arrays})"
 
+    def _repr_html_(self) -> str:
+        from pario.notebook import html_of_arrays
+
+        return html_of_arrays(repr(self), self._arrays)
+
 
 def _extent(value: Any) -> str:
     """An array as "float32[8, 4]"; anything else by its type."""

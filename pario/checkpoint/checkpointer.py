@@ -477,6 +477,12 @@ class Checkpointer:
     def __repr__(self) -> str:
         return f"Checkpointer({newest(self.slow, self.fast)})"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: its folders, and the newest checkpoint in each. Not collective."""
+        from pario.notebook import html
+
+        return html("Checkpointer", [("newest", newest(self.slow, self.fast), "")])
+
     def __enter__(self) -> Checkpointer:
         return self
 

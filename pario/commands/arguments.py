@@ -25,12 +25,12 @@ select = click.option(
     metavar="WHICH",
     help='Records to read: START:STOP, or the beginning of their keys; "all" includes meta records.',
 )
-def _json(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    screen.json = screen.json or wanted
+def _sets(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    return lambda context, _, wanted: setattr(screen, name, getattr(screen, name) or wanted)
 
 
 as_json = click.option(
-    "--json", is_flag=True, expose_value=False, callback=_json, help="Print one line of JSON instead of text."
+    "--json", is_flag=True, expose_value=False, callback=_sets("json"), help="Print one line of JSON instead of text."
 )
 
 
@@ -53,10 +53,6 @@ batch_size = number("-b", "--batch-size", help="Records per rank and batch.", de
 # -- of every command ----------------------------------------------------------------------------------------------
 
 
-def _quiet(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    screen.quiet = screen.quiet or wanted
-
-
 def _verbose(context: click.Context, _: click.Parameter, times: int) -> None:
     if times:
         screen.tell_more(times)
@@ -64,7 +60,7 @@ def _verbose(context: click.Context, _: click.Parameter, times: int) -> None:
 
 _COMMON = (
     click.Option(
-        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_quiet, help="Show no progress and no notes."
+        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_sets("quiet"), help="Show no progress and notes."
     ),
     click.Option(
         ["-v", "--verbose"],

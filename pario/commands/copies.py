@@ -214,14 +214,13 @@ _folders = click.argument("folders", metavar="FOLDER...", nargs=-1, required=Tru
 def list_(folders: tuple[str, ...]) -> int:
     """List cached datasets with their size and last use."""
     rows = [("node", "folder", "data file", "copied", "on disk", "used", "copy")]
-    facts: list[dict[str, Any]] = []
     for node, copies in _on_every_node(folders, lambda copy: copy):
-        facts += [{"node": node, "file_bytes": copy.grid.file_bytes, **_facts(copy)} for copy in copies]
+        for copy in copies:
+            _tell(node, copy, file_bytes=copy.grid.file_bytes)
         rows += [
             (node, copy.folder, copy.path or "?", _part(copy), decimal_bytes(copy.disk_bytes), _when(copy), _name(copy))
             for copy in copies
         ]
-    screen.tell(copies=facts)
     screen.say(table(rows, words=True) if len(rows) > 1 else "no copies")
     return 0
 
@@ -237,14 +236,13 @@ def verify_copies(folders: tuple[str, ...]) -> int:
     from pario.tiers.copies import verify as verified
 
     damaged = 0
-    facts: list[dict[str, Any]] = []
     for node, found in _on_every_node(folders, lambda copy: (copy, *verified(copy))):
         for copy, right, wrong in found:
             damaged += wrong
-            facts.append({"node": node, "chunks": right + wrong, "damaged": wrong, **_facts(copy)})
+            _tell(node, copy, chunks=right + wrong, damaged=wrong)
             words = f"{counted(wrong, 'chunk')} damaged, which jobs fetch again" if wrong else "no damage"
             screen.say(f"{node}: {_name(copy)} of {copy.path or '?'}: {counted(right + wrong, 'chunk')}, {words}")
-    screen.tell(damaged=damaged, copies=facts)
+    screen.tell(damaged=damaged)
     screen.say(f"{damaged} damaged")
     return 1 if damaged else 0
 
@@ -265,14 +263,13 @@ def clean(folders: tuple[str, ...], days: float) -> int:
     from pario.tiers.copies import remove
 
     freed = 0
-    facts: list[dict[str, Any]] = []
     for node, found in _on_every_node(folders, lambda copy: (copy, copy.days >= days and remove(copy))):
         for copy, gone in found:
             freed += copy.disk_bytes if gone else 0
-            facts.append({"node": node, "removed": gone, **_facts(copy)})
+            _tell(node, copy, removed=gone)
             kept = "in use" if copy.in_use else f"used {_when(copy)}"
             screen.say(f"{node}: {_name(copy)} of {copy.path or '?'} {'removed' if gone else f'kept: {kept}'}")
-    screen.tell(freed_bytes=freed, copies=facts)
+    screen.tell(freed_bytes=freed)
     screen.say(f"{decimal_bytes(freed)} freed")
     return 0
 
@@ -284,6 +281,7 @@ def _on_every_node(folders: Sequence[str], what: Callable[[Copy], T]) -> list[tu
     from pario.comm.world import get_world
     from pario.tiers.copies import copies_below
 
+    screen.tell(copies=[])
     world: AnyWorld = get_world(None)
     with world:
         mine: tuple[str, list[T]] | None = None
@@ -293,9 +291,9 @@ def _on_every_node(folders: Sequence[str], what: Callable[[Copy], T]) -> list[tu
         return [each for each in world.allgather(mine) if each is not None]
 
 
-def _facts(copy: Copy) -> dict[str, Any]:
+def _tell(node: str, copy: Copy, **more: Any) -> None:
     names = ("folder", "path", "identity", "held_bytes", "disk_bytes", "used_at", "in_use")
-    return {name: getattr(copy, name) for name in names}
+    screen.add("copies", {"node": node, **{name: getattr(copy, name) for name in names}, **more})
 
 
 def _part(copy: Copy) -> str:

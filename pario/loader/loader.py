@@ -339,3 +339,8 @@ class Loader(Generic[B]):
             f"Loader({reader.path!r}, records={records}, batch_size={given.batch_size!r}, "
             f"ranks={self.world.size}, shuffle={given.shuffle!r}, decoder={self.decoder!r})"
         )
+
+    def _repr_html_(self) -> str:
+        from pario.notebook import html
+
+        return html(f"Loader in epoch {self.epoch}, of {self.batches:,} batches", [("", repr(self), "")])
