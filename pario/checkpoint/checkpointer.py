@@ -66,7 +66,7 @@ class Checkpointer:
     full : "wait" or "slow"
         When the fast tier is full: wait for the drain, or write straight to `slow`, as where nothing is drained.
     pending : int
-        So many checkpoints may be under way to `slow`; with more of them `save` waits.
+        Most checkpoints under way to `slow`; with more of them `save` waits.
     incremental : bool
         Take arrays over from the last checkpoint that this Checkpointer has written, where their checksums say that
         they have not changed: its file is a hard link in the new one's folder, so the older one may be deleted.
@@ -80,7 +80,7 @@ class Checkpointer:
         warning that names it once, or raise OptionError before anything is written. `PerRank` saves what differs.
         "rank0" compares all bytes in the first save of a structure; later a part of large arrays, another each time.
     timeout_s : float
-        After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
+        Seconds without a written byte after which a checkpoint is given up; a rank that comes this much later
         than another one of its node ends the work on all of them. The error says who is late; in `close` a warning.
     version : str
         Yours: it is written into the manifest.
@@ -500,7 +500,7 @@ _END_S, _GRACE_S = 5.0, 10.0
 
 
 def _await_drained(attempts: list[Attempt], limit_s: float) -> None:
-    """Wait for them, at most so many seconds."""
+    """Wait for them, at most this many seconds."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end and not all(attempt.drained.is_set() for attempt in attempts):
         time.sleep(0.01)

@@ -49,7 +49,7 @@ __all__ = [
     "cut_up", "dataset_name", "finish", "share_out", "skeleton",
 ]  # fmt: skip
 
-#: Blocks have up to so many bytes, and are not made smaller than the second number for the sake of balance.
+#: Blocks have up to this many bytes, and are not made smaller than the second number for the sake of balance.
 MOST_BLOCK, LEAST_BLOCK = 32 << 20, 2 << 20
 #: From here on a piece is a dataset of its own.
 LARGE = 1 << 20
@@ -166,7 +166,7 @@ def share_out(
 
 
 def arrange(pieces: Sequence[Piece], ranks: int) -> Arranged:
-    """The pieces of a node of so many ranks, in order; small ones by the rank that writes them."""
+    """The pieces of a node of this many ranks, in order; small ones by the rank that writes them."""
     made = Arranged([piece for piece in pieces if piece.nbytes >= LARGE])
     small = [piece for piece in pieces if piece.nbytes < LARGE]
     block = _block_bytes(pieces, ranks)
@@ -422,7 +422,7 @@ class Staging:
         self._copies: list[tuple[int, Any, Callable[[Any, Any], None] | None, int]] = []
 
     def copy(self, flat: Flat, staged: Callable[[int], None]) -> None:
-        """A tree of the structure that was laid out. staged(bytes) : so many from the beginning on are copied"""
+        """A tree of the structure that was laid out. staged(bytes) : this many from the beginning on are copied"""
         values = flat.values
         copyto = np.copyto
         for k, (number, target, copy, end) in enumerate(self._copies):

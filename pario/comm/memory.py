@@ -94,7 +94,7 @@ def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
 
 
 def is_sealed(fd: int, nbytes: int) -> bool:
-    """Whether it is `sealed_memory` of so many bytes."""
+    """Whether it is `sealed_memory` of this many bytes."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:  # no memfd

@@ -11,8 +11,6 @@ from pario.commands.screen import screen
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_AT_LEAST_1 = click.IntRange(1)
-
 path = click.argument("path", type=click.Path())
 db = click.option("--db", metavar="NAME", help="Named database. Default: the main one.")
 decoder = click.option(
@@ -43,8 +41,8 @@ def all_of(*options: Decorator) -> Decorator:
     return decorate
 
 
-def number(*names: str, help: str, default: float, kind: click.ParamType = _AT_LEAST_1) -> Decorator:
-    return click.option(*names, default=default, show_default=True, type=kind, help=help)
+def number(*names: str, help: str, default: float, kind: click.ParamType | None = None) -> Decorator:
+    return click.option(*names, default=default, show_default=True, type=kind or click.IntRange(1), help=help)
 
 
 batch_size = number("-b", "--batch-size", help="Records per rank and batch.", default=64)

@@ -38,7 +38,7 @@ _log = logging.getLogger("pario")
 
 #: Keys that are looked at together.
 _KEYS = 1 << 16
-#: Keys are taken from a stretch of the database at once if it has at most so many records per key.
+#: Keys are taken from a stretch of the database at once if it has at most this many records per key.
 _SPREAD = 8
 #: More fields than this are a mistake.
 _MOST_FIELDS = 64

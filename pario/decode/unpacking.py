@@ -26,7 +26,7 @@ __all__ = ["ALIGN", "BAD", "Unpacking"]
 
 #: Unpacked values begin at multiples of this many bytes.
 ALIGN = 16
-#: A header is believed that says at most TIMES the packed bytes, and so many more.
+#: A header is believed that says at most TIMES the packed bytes, and this many more.
 _SMALL = 64 << 10
 #: The reason where nothing more is known: `Packing.raw_nbytes` found no size that makes sense.
 BAD = "the header of the packed value is damaged"

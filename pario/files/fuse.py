@@ -29,7 +29,7 @@ _KEPT_S = 86400.0
 _MAX_READ = 1 << 20
 #: What libfuse returns after SIGTERM, SIGINT and SIGHUP.
 _BY_SIGNAL = 8
-#: Packed records stay unpacked for the next piece that is read, up to so many bytes, and one at least.
+#: Packed records stay unpacked for the next piece that is read, up to this many bytes, and one at least.
 _UNPACKED_BYTES = 64 << 20
 #: Names of a folder that are kept for a reader that goes back a little.
 _NAMES_BACK = 1024

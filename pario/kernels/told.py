@@ -6,7 +6,7 @@ that all of them map. tiers/ahead.py fills it, lmdb/prepared.py looks values up 
     late   the pages of the last LATE reads; -1 where the table had the page. A value that was read before its slot was
            made need not be read again
 
-A slot's first word counts its uses in steps of 4; its lowest two bits say what it is used for. Whoever copies a value
+A slot's first word counts its uses in steps of 4; its lowest two bits say what it is used for. A reader of a value
 compares it before and after: the bytes are right if it is the same.
 """
 

@@ -30,7 +30,7 @@ from pario.plan.schedule import even_split
 
 __all__ = ["BATCH_BYTES", "Located", "PageReader", "begin", "build", "check_pages", "check_size", "explained"]
 
-#: Pages are read and scanned in batches of so many bytes, neighbours in the file by one read of at most READ_BYTES.
+#: Pages are read and scanned in batches of this many bytes, neighbours in the file by one read of at most READ_BYTES.
 BATCH_BYTES = 4 << 20
 READ_BYTES = 512 << 10
 #: Names that one rank contributes to an error message.

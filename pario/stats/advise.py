@@ -34,9 +34,9 @@ _BUSY = 0.5
 _NOTICEABLE = 0.02
 #: Requests faster than this, in seconds, come out of a cache.
 _CACHED_S = 2e-4
-#: A store that is not known to rotate is taken for one if random requests take so long, in seconds.
+#: A store that is not known to rotate is taken for one if random requests take this long, in seconds.
 _SEEK_S = 3e-3
-#: What others read is worth a sentence from so many bytes and this share on.
+#: What others read is worth a sentence from this many bytes and this share on.
 _UNSEEN_BYTES, _UNSEEN_SHARE = 256e6, 0.3
 #: Smaller sums than this say nothing about a store.
 _LEAST_REQUESTS = 100

@@ -20,7 +20,7 @@ from pario.errors import ParioError
 from pario.kernels import told
 from pario.kernels.fence import full_fence
 
-#: Values are put one behind the other, and the places of old ones are not used again before so many bytes were put.
+#: Values are put one behind the other, and the places of old ones are not used again before this many bytes were put.
 _ROUND_BYTES = 1 << 46
 _TABLE_BYTES = 8 * told.WORDS
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -45,7 +45,7 @@ class ToldMemory:
         self.words = memoryview(table).cast("q")
         self.address = int(np.frombuffer(table, np.int64).ctypes.data)
         self._next = 0
-        self.data, self._table = files  # last: whoever has not got this object closes them himself
+        self.data, self._table = files  # last: anyone who has not got this object closes them himself
 
     @classmethod
     def made(cls) -> ToldMemory:

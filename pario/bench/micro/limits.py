@@ -30,7 +30,7 @@ Rows = Sequence[Mapping[str, Any]]
 _NEAR = 0.9
 #: From this part of the device's own rate on the device is the limit; from this part of the cores on they are.
 _FULL, _BUSY = 0.8, 0.8
-#: Python threads that only read take turns: so many cores' time is all they can use.
+#: Python threads that only read take turns: this many cores' time is all they can use.
 _TURNS = 0.9
 #: A read takes this much longer than alone, at most: then nothing queues.
 _ALONE = 1.6
