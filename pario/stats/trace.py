@@ -189,8 +189,8 @@ class Recorder:
     # -- who is traced -------------------------------------------------------------------------------------------------
 
     def join(self, rank: int, size: int, node: int) -> bool:
-        """The rank of this process, and the number of ranks; what is said first holds, but for the node, which the launcher does not
-        tell. Returns whether this is the first time."""
+        """The rank of this process, and the number of ranks; what is said first holds, but for the node, which the
+        launcher does not tell. Returns whether this is the first time."""
         if self._joined:
             if (rank, size) == (self.rank, self.size):
                 self.node = node
