@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 __all__ = [
     "FileSystem",
@@ -207,9 +207,9 @@ class MemoryGauge:
         except OSError:
             return []
 
-    def __del__(self) -> None:
+    def __del__(self, close: Any = os.close) -> None:  # at the interpreter's end `os` has gone
         for fd in self._files:
-            os.close(fd)
+            close(fd)
 
 
 def _meminfo(found: list[str] | None = None) -> dict[str, int]:
