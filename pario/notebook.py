@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["html", "html_of_arrays", "pictures"]
+__all__ = ["html", "html_of_arrays", "pictures", "shown"]
 
 #: Pictures of a batch that are shown, and pixels of their longer side at most.
 _MOST, _SIDE = 8, 96
@@ -23,14 +23,19 @@ def html(title: str, rows: Iterable[tuple[str, str, str]]) -> str:
     return f'<table class="pario"><caption>{escape(title)}</caption>{"".join(cells)}</table>'
 
 
+def shown(thing: Any) -> str:
+    """What its repr says."""
+    return html(type(thing).__name__, [("", repr(thing), "")])
+
+
 def html_of_arrays(title: str, arrays: Mapping[str, Any]) -> str:
     """A table with dtype and shape of each, and its first pictures or values."""
     rows = []
     for name, value in arrays.items():
-        shown, kind = pictures(value), type(value).__name__
+        drawn, kind = pictures(value), type(value).__name__
         if hasattr(value, "shape"):
             kind, value = f"{value.dtype}{list(value.shape)}", value[:4]
-        rows.append((name, kind if shown else f"{kind}: {str(value)[:200]}", shown))
+        rows.append((name, kind if drawn else f"{kind}: {str(value)[:200]}", drawn))
     return html(title, rows)
 
 

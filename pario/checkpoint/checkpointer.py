@@ -39,6 +39,7 @@ from pario.comm.base import together
 from pario.comm.launcher import job_end
 from pario.comm.world import get_world
 from pario.errors import CheckpointError, ClosedError, OptionError, PeerError
+from pario.notebook import shown
 from pario.plane.bucket import Bucket
 from pario.plane.joining import store_agent
 from pario.threads import at_end
@@ -80,16 +81,15 @@ class Checkpointer:
         warning that names it once, or raise OptionError before anything is written. `PerRank` saves what differs.
         "rank0" compares all bytes in the first save of a structure; later a part of large arrays, another each time.
     timeout_s : float
-        Seconds without a written byte after which a checkpoint is given up; a rank that comes this much later
-        than another one of its node ends the work on all of them. The error says who is late; in `close` a warning.
-    version : str
-        Yours: it is written into the manifest.
+        Seconds without a written byte after which a checkpoint is given up, and by which ranks of a node may be late.
+    version : yours, a str: it is written into the manifest
 
     All methods are collective; where ranks come to different ones, all raise CheckpointError and are closed. What could
     not be saved in the background the next call reports, by CheckpointError on all ranks; saving may go on after it.
     """
 
     leaves: Leaves = Leaves()  #: what is an array; the checkpointers of pario/adapters know others
+    _repr_html_ = shown
 
     def __init__(
         self,
@@ -476,12 +476,6 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"Checkpointer({newest(self.slow, self.fast)})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: its folders, and the newest checkpoint in each. Not collective."""
-        from pario.notebook import html
-
-        return html("Checkpointer", [("newest", newest(self.slow, self.fast), "")])
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -193,8 +193,6 @@ def choose(
     path: str,
     step_ms: float | None,
     batch_size: int | None,
-    iteration: float | None,
-    batch: int | None,
     sync: bool,
     threads: int | None,
     db: str | None,
@@ -214,7 +212,8 @@ def choose(
     from pario.codec.select import Application
     from pario.commands.choose import run_choose
 
-    size, step_s = batch_size or batch, step_ms / 1000 if step_ms else iteration
+    old_batch, old_step_s = measuring.pop("batch"), measuring.pop("iteration")
+    size, step_s = batch_size or old_batch, step_ms / 1000 if step_ms else old_step_s
     if not size or not step_s:
         raise click.UsageError(f"Missing option '{'--step-ms' if size else '--batch-size'}'.")
     # Bytes and threads are not known before the samples are read.

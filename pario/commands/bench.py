@@ -40,7 +40,7 @@ _results = arguments.all_of(
 _data = arguments.all_of(
     click.argument("path", required=False, type=click.Path()),
     arguments.db,
-    click.option("--decoder", metavar="NAME", help="As for `bench run`; none: only read. For made data: image."),
+    click.option("--decoder", metavar="NAME", help="Decoder of `bench run`; none: only read. For made data: image."),
     click.option("--size", type=click.IntRange(1), help="Pixels to which the decoder image scales."),
     click.option("--store", metavar="FOLDER", help="Without PATH: make data here. Default: the current folder."),
     arguments.number("--files", help="Without PATH: number of files to make.", default=512),

@@ -212,7 +212,12 @@ _folders = click.argument("folders", metavar="FOLDER...", nargs=-1, required=Tru
 @_folders
 @arguments.as_json
 def list_(folders: tuple[str, ...]) -> int:
-    """List cached datasets with their size and last use."""
+    """List cached datasets with their size and last use.
+
+    \b
+    Example:
+      python -m pario tiers list /local/nvme
+    """
     rows = [("node", "folder", "data file", "copied", "on disk", "used", "copy")]
     for node, copies in _on_every_node(folders, lambda copy: copy):
         for copy in copies:
@@ -232,6 +237,10 @@ def verify_copies(folders: tuple[str, ...]) -> int:
     """Read all copies and compare their checksums. The exit status is 1 if there is damage.
 
     Damaged chunks are dropped: the next job fetches them again.
+
+    \b
+    Example:
+      srun --ntasks-per-node=1 python -m pario tiers verify /local/nvme
     """
     from pario.tiers.copies import verify as verified
 
@@ -259,7 +268,12 @@ def verify_copies(folders: tuple[str, ...]) -> int:
     help="Keep those that a job used in the last DAYS days.",
 )
 def clean(folders: tuple[str, ...], days: float) -> int:
-    """Remove the copies that no job uses now."""
+    """Remove the copies that no job uses now.
+
+    \b
+    Example:
+      srun --ntasks-per-node=1 python -m pario tiers clean /local/nvme --older-than 7
+    """
     from pario.tiers.copies import remove
 
     freed = 0
