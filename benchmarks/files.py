@@ -1,6 +1,6 @@
 """Records as files: what it costs to open, read and close one, and to read a large one.
 
-    python -m benchmarks.files mount      the FUSE mount of `python -m pario mount`, beside files of the same bytes
+    python -m benchmarks.files mount      the FUSE mount of `pario files mount`, beside files of the same bytes
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make(folder: Path) -> None:
 def mounted(folder: Path) -> Iterator[Path]:
     at = folder / "mount"
     at.mkdir(exist_ok=True)
-    words = [sys.executable, "-m", "pario", "mount", str(folder / "set.lmdb"), str(at)]
+    words = [sys.executable, "-m", "pario", "files", "mount", str(folder / "set.lmdb"), str(at)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert process.stdout is not None

@@ -77,7 +77,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.data) as folder:
         path, shown = Path(folder, "images.lmdb"), Path(folder, "shown")
         make(path)
-        view = [sys.executable, "-m", "pario", "view", f"{path}={shown}", "--"]
+        view = [sys.executable, "-m", "pario", "files", "view", f"{path}={shown}", "--"]
         command = [sys.executable, "-m", "benchmarks.files_images", "--train", str(shown), str(path)]
         launcher = Path(sys.executable).with_name("mpiexec")
         for ranks in ([], [str(launcher), "-n", "2"]):

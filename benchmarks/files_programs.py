@@ -129,7 +129,7 @@ def compare_programs(count: int, seed: int) -> list[str]:
         results = []
         for name, before in (
             ("real", []),
-            ("view", [sys.executable, "-m", "pario", "view", f"{top}/set.lmdb={top}/view/base", "--"]),
+            ("view", [sys.executable, "-m", "pario", "files", "view", f"{top}/set.lmdb={top}/view/base", "--"]),
         ):
             drawn = commands(random.Random(seed + 1), count, files, f"{top}/{name}/base", f"{top}/other/base")
             (top / "commands").write_text(json.dumps(drawn))
@@ -165,7 +165,7 @@ def _kill_one(top: Path, files: dict[str, bytes], rng: random.Random, copies: bo
     out, view, begun = top / "out", top / "view", top / "begun"
     out.mkdir()
     program = f"cp -r {view} {out}/copy" if copies else (SUMS % str(view)[1:]) + f" > {out}/sums"
-    words = [sys.executable, "-m", "pario", "view", f"{top}/set.lmdb={view}", "--", "sh", "-c"]
+    words = [sys.executable, "-m", "pario", "files", "view", f"{top}/set.lmdb={view}", "--", "sh", "-c"]
     words.append(f": > {begun}; {program}")
     run = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     end = time.monotonic() + 60

@@ -2,8 +2,8 @@
 
     python -m benchmarks.files_view [--rounds 5] [--json FILE]
 
-The same program runs natively, under `python -m pario view`, and on two mounts, in turns; a figure is the median of the
-rounds, with their range. Every round mounts anew. "mount" is `python -m pario mount`, whose names and bytes stay in the
+The same program runs natively, under `pario files view`, and on two mounts, in turns; a figure is the median of the
+rounds, with their range. Every round mounts anew. "mount" is `pario files mount`, whose names and bytes stay in the
 kernel's cache; "FUSE by default" is the same one with the settings of the FUSE library, where opening a file asks the
 server, and empties the cache of its bytes. Records have 128 KiB. "held": the file was opened before and is still in
 memory; "new": it was not, so that its pages are allocated, which costs the kernel more than all else.
@@ -133,12 +133,12 @@ def measure(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as top_name:
         top = Path(top_name)
         make(top)
-        view = [sys.executable, "-m", "pario", "view", "--held", "600MiB", f"{top}/set.lmdb={top}/view", "--"]
+        view = [sys.executable, "-m", "pario", "files", "view", "--held", "600MiB", f"{top}/set.lmdb={top}/view", "--"]
         runs: dict[str, list[dict[str, float]]] = {"native": [], "view": []}
         for _ in range(rounds):
             runs["native"].append(run([], top / "real"))
             runs["view"].append(run(view, top / "view"))
-            for name, start in (("mount", ("-m", "pario", "mount")), ("FUSE by default", ("-c", BY_DEFAULT))):
+            for name, start in (("mount", ("-m", "pario", "files", "mount")), ("FUSE by default", ("-c", BY_DEFAULT))):
                 with mounted(top, *start) as mount:
                     if mount is not None:
                         runs.setdefault(name, []).append(run([], mount))

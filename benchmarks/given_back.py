@@ -4,7 +4,7 @@
 
 A store of 20 ms per read and 100 MB/s, without a page cache; 600 records of 197 KB in "global" order. In each round, in
 turns: a Loader without tiers; one whose memory tier is filled in its first epoch, then gives all but four chunks back,
-and in the third epoch may take the memory again; one that reads through `pario serve`, which is interrupted after the
+and in the third epoch may take the memory again; one that reads through a service, which is interrupted after the
 first epoch. Rates of the second epoch are told ÷ the same epoch without tiers, and the store's bytes of the third and
 fourth epoch ÷ the file's: what is kept again is not read again.
 
@@ -38,7 +38,7 @@ BAR = 0.9
 
 def serve(folder: str) -> subprocess.Popen[str]:
     """A service that has opened its door."""
-    command = [sys.executable, "-m", "pario", "serve", "--tiers", "memory:1GiB"]
+    command = [sys.executable, "-m", "pario", "tiers", "serve", "--tiers", "memory:1GiB"]
     environment = {**os.environ, "PARIO_SERVICE": folder}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout is not None

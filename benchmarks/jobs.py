@@ -46,7 +46,8 @@ def services(quota: str) -> Iterator[str]:
     """One on each node; yields what PARIO_SERVICE is to be."""
     with tempfile.TemporaryDirectory(prefix="pario-services-") as folder:
         where = f"{folder}/$PMI_RANK"
-        command = [mpiexec(), "-n", str(JOBS), sys.executable, "-m", "pario", "serve", "--at", where, "--tiers", quota]
+        serve = ["-m", "pario", "tiers", "serve", "--at", where, "--tiers", quota]
+        command = [mpiexec(), "-n", str(JOBS), sys.executable, *serve]
         child = subprocess.Popen(
             command,
             cwd=ROOT,

@@ -1,4 +1,4 @@
-"""How fast `python -m pario pack` is beside the codec alone, on as many cores.
+"""How fast `python -m pario data pack` is beside the codec alone, on as many cores.
 
     python -m benchmarks.packing --data DIR [--rounds 5] [--megabytes 256] [--codecs zstd:3,lz4hc] [--quick]
 

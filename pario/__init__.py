@@ -96,21 +96,23 @@ if TYPE_CHECKING:
     from pario.stats.report import Report
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'pario' has no attribute {name!r}")
-    # Modules make objects that stay; a search for garbage among them takes an eighth of the time to import them.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        module = importlib.import_module(home)
-    finally:
-        if collects:
-            gc.enable()
-    value = module if home == f"pario.{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a name that is not there is a mistake
+
+    def __getattr__(name: str) -> Any:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'pario' has no attribute {name!r}")
+        # Modules make objects that stay; a search for garbage among them takes an eighth of the time to import them.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            module = importlib.import_module(home)
+        finally:
+            if collects:
+                gc.enable()
+        value = module if home == f"pario.{name}" else getattr(module, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

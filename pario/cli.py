@@ -47,8 +47,7 @@ def _main(argv: Sequence[str] | None) -> int:
     from pario.commands.app import group
     from pario.commands.screen import screen
 
-    screen.rank = rank or 0
-    screen.launched = rank is not None
+    screen.begin(rank)
     # Set this first: pario.comm.farewell wraps the hook that it finds with its message to the other ranks.
     sys.excepthook = _hook
     for stream in (sys.stdout, sys.stderr):
@@ -66,6 +65,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return e.exit_code
     except click.Abort:  # what click raises on Ctrl-C
         raise KeyboardInterrupt from None
+    screen.end()
     if callable(status):
         return int(status())
     return status if isinstance(status, int) else 0
@@ -75,7 +75,7 @@ def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackT
     """Like Python's own, but an error of pario is one line, printed by one rank."""
     from pario.commands.screen import screen
 
-    if not isinstance(error, ParioError):
+    if screen.verbose or not isinstance(error, ParioError):
         sys.__excepthook__(kind, error, traceback)
         return
     # All ranks agree on opening, so rank 0 has the error, too. Later the rank where it happened prints it: rank 0 may

@@ -189,9 +189,9 @@ class MemoryGauge:
         except OSError:
             return []
 
-    def __del__(self) -> None:
+    def __del__(self, close: Any = os.close) -> None:  # at the interpreter's end `os` has gone
         for fd in self._files:
-            os.close(fd)
+            close(fd)
 
 
 def _meminfo(found: list[str] | None = None) -> dict[str, int]:
@@ -366,7 +366,7 @@ def sealed_memory(name: str, nbytes: int, *, whole: bool = False) -> int:
 
 
 def is_sealed(fd: int, nbytes: int) -> bool:
-    """Whether it is `sealed_memory` of so many bytes."""
+    """Whether it is `sealed_memory` of this many bytes."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:  # no memfd

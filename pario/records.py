@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,7 +51,13 @@ class Records:
         return Records(self.ids[first:stop], self.data, self.starts[first:stop], self.nbytes[first:stop])
 
 
-class Batch(Mapping[str, np.ndarray]):
+if TYPE_CHECKING:  # type checkers believe that iterating over a Mapping gives its keys
+    _Arrays = Iterable[np.ndarray]
+else:
+    _Arrays = Mapping[str, np.ndarray]
+
+
+class Batch(_Arrays):
     """Named arrays of one step on one rank, first axis = records.
 
     `batch["data"]` and the like are the decoder's arrays. `batch.ids` i64[b] are the record ids, `batch.epoch` and
@@ -83,13 +89,16 @@ class Batch(Mapping[str, np.ndarray]):
         self.step = step
         self.skipped = skipped
 
-    def __getattr__(self, name: str) -> Any:
-        if name in Batch.__slots__:
-            raise AttributeError(
-                f"this batch has no {name}: a framework built it anew out of the arrays of another one. Ask the batch "
-                "that came from the loader, or let pario.adapters.torch.Loader(ids=...) make the ids one of the arrays"
-            )
-        raise AttributeError(f"a batch has no attribute {name!r}; its arrays are items: batch[{name!r}]")
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in Batch.__slots__:
+                raise AttributeError(
+                    f"this batch has no {name}: a framework built it anew out of the arrays of another one. Ask the "
+                    "batch that came from the loader, or let pario.adapters.torch.Loader(ids=...) make the ids one of "
+                    "the arrays"
+                )
+            raise AttributeError(f"a batch has no attribute {name!r}; its arrays are items: batch[{name!r}]")
 
     def __getitem__(self, name: str) -> np.ndarray:
         try:
@@ -103,7 +112,7 @@ class Batch(Mapping[str, np.ndarray]):
                 "over the names, `for array in batch` over the arrays"
             ) from None
 
-    def __iter__(self) -> Iterator[np.ndarray]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[np.ndarray]:
         return iter(self._arrays.values())
 
     def __len__(self) -> int:
@@ -112,6 +121,9 @@ class Batch(Mapping[str, np.ndarray]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._arrays
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._arrays.get(name, default)
 
     def keys(self) -> KeysView[str]:
         return self._arrays.keys()
@@ -127,6 +139,11 @@ class Batch(Mapping[str, np.ndarray]):
         if not hasattr(self, "ids"):
             return f"Batch({arrays})"
         return f"Batch(epoch={self.epoch}, step={self.step}, records={len(self.ids)}, {arrays})"
+
+    def _repr_html_(self) -> str:
+        from pario.notebook import html_of_arrays
+
+        return html_of_arrays(repr(self), self._arrays)
 
 
 def _extent(value: Any) -> str:

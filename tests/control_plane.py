@@ -102,7 +102,7 @@ class Reader:
 
 
 class Process:
-    """A plane as `python -m pario control` starts it, always at the same address."""
+    """A plane as `python -m pario plane serve` starts it, always at the same address."""
 
     def __init__(self, folder: Path, rules: str) -> None:
         self.folder = folder

@@ -40,9 +40,9 @@ PARSED = {
     "python -m pario bench threads": "writes and reads gigabytes; tests/test_tf_study.py",
     "python -m pario bench overlap": "measures for a minute; tests/test_tf_study.py",
     "python -m pario bench checkpoint": "writes gigabytes; tests/test_tf_study.py",
-    "python -m pario mount": "needs FUSE; tests/system/test_files_mount.py",
-    "python -m pario view": "needs a kernel that allows it; tests/test_files_view.py",
-    "python -m pario control": "needs other nodes; tests/test_plane_plane.py, tests/test_plane_node.py",
+    "python -m pario files mount": "needs FUSE; tests/system/test_files_mount.py",
+    "python -m pario files view": "needs a kernel that allows it; tests/test_files_view.py",
+    "python -m pario plane serve": "needs other nodes; tests/test_plane_plane.py, tests/test_plane_node.py",
 }
 
 #: Commands of which only the arguments are checked: no test machine has the program.

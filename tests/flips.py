@@ -46,7 +46,7 @@ def written(folder: str, kind: str, n: int) -> list[bytes]:
 
 
 def checksums(folder: str, db: str | None = None) -> None:
-    """What `python -m pario checksum` does, without a word. Collective."""
+    """What `python -m pario data checksum` does, without a word. Collective."""
     before, screen.rank = screen.rank, 1
     assert checksum.callback(folder, db) == 0
     screen.rank = before

@@ -6,6 +6,7 @@ Needs torch, and runs by `-m frameworks`. What it does on several ranks: test_fr
 from __future__ import annotations
 
 import collections
+import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -134,6 +135,39 @@ def test_what_only_some_records_have(adapter: Any, torch: Any, path: str) -> Non
             assert (batch["x_there"].dtype, batch["x"].dtype) == (torch.bool, torch.float64)
             assert (batch["x_there"] == (batch["i"] % 3 == 1)).all()
             assert (batch["x"] == torch.where(batch["x_there"], batch["i"] / 2, 0)).all()
+
+
+def test_it_is_a_loader(adapter: Any, path: str) -> None:
+    """All that a `pario.Loader` has, once: also in what is made for one."""
+    with adapter.Loader(path, pario.Budget(bytes=5000), both, select=range(3, 40), seed=2) as loader:
+        assert isinstance(loader, pario.Loader)
+        assert (loader.records, len(loader.selection.ids(range(37)))) == (37, 37)
+        assert loader.keys([3]) == [b"0003"]
+        assert loader.index.n == N
+        got = sum(len(batch["y"]) for batch in loader)
+        assert (got, loader.report().total["records"], loader.stats()["records"]) == (37, 37, 37)
+        assert (loader.skipped, loader.groups) == (0, 1)
+        assert repr(loader).startswith("<tensors (dict) on cpu of Loader(")
+    with pytest.raises(TypeError, match="shufle"):
+        adapter.Loader(path, BATCH, both, shufle=True)
+
+
+def test_a_data_loader_around_it_says_why_not(torch: Any, adapter: Any, path: str) -> None:
+    with adapter.Loader(path, BATCH, both) as loader, pario.Loader(path, BATCH, both) as plain:
+        for each in (loader, plain):
+            with pytest.raises(OptionError, match="without a DataLoader around it"):
+                next(iter(torch.utils.data.DataLoader(each, batch_size=None)))
+        with pytest.raises(OptionError, match=r"device=\"cuda\""):
+            adapter.Loader(path, BATCH, both, pin_memory=True)
+
+
+def test_the_keywords_of_a_data_loader_have_answers(torch: Any) -> None:
+    """All of the DataLoader that is installed, but for those that both have."""
+    known = set(inspect.signature(torch.utils.data.DataLoader.__init__).parameters) - {"self"}
+    ours = set(inspect.signature(pario.Loader.__init__).parameters)
+    for name in known - ours - {"shuffle"}:
+        with pytest.raises(OptionError, match=f"^{name}= is an argument of a DataLoader"):
+            pario.Loader("nowhere", 8, **{name: None})
 
 
 def test_another_device_gets_copies(adapter: Any, path: str) -> None:

@@ -24,19 +24,16 @@ pytest.importorskip("click")
 pytest.importorskip("tqdm")
 
 from caffe2_message import tensor_protos
-from click.testing import CliRunner
 from launch import run_job
 
 import pario
 from pario.cli import main
-from pario.commands.app import group
 from pario.commands.guess import guess, suggest
 from pario.commands.screen import screen
 from pario.errors import ParioError
 from pario.options import RECIPES
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("bench", "demo", "doctor", "head", "index", "info", "verify")
 PAGE = 4096
 OVERFLOW = 0x04
 LEAF = 0x02
@@ -122,23 +119,16 @@ def job(ranks: int, *args: object):
 # -- help --------------------------------------------------------------------------------------------------------------
 
 
-def test_without_arguments_it_shows_all_commands(call):
-    status, out, _ = call()
-    assert status == 0
-    assert all(re.search(rf"^  {name} ", out, re.M) for name in COMMANDS)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_help_has_an_example_that_is_well_formed(name):
-    out = CliRunner().invoke(group, [name, "--help"]).output
-    examples = re.findall(rf"python -m pario {name}(.*)", out)
-    assert examples
-    known = {option for p in group.commands[name].params for option in p.opts}
-    for example in examples:
-        assert {word for word in example.split() if word.startswith("-")} <= known
-
-
-@pytest.mark.parametrize("args", [("nonsense",), ("info",), ("head", "-n", "0", "x"), ("bench", "--shuffle", "a", "x")])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("nonsense",),
+        ("data", "info"),
+        ("data", "head", "-n", "0", "x"),
+        ("bench", "run", "--shuffle", "a", "x"),
+        ("bench", "run", "-b", "0", "x"),
+    ],
+)
 def test_wrong_arguments(call, args):
     status, out, err = call(*args)
     assert status == 2
@@ -160,7 +150,7 @@ def test_missing_packages_are_named_with_the_pip_command():
 @pytest.mark.parametrize("name", ["datum", "large"])
 def test_info_says_what_lmdb_says(sets, call, name):
     made = sets[name]
-    status, out, _ = call("info", made.folder)
+    status, out, _ = call("data", "info", made.folder)
     assert status == 0
     with lmdb.open(str(made.folder), readonly=True, lock=False) as env:
         stat, last = env.stat(), env.info()
@@ -175,19 +165,19 @@ def test_info_says_what_lmdb_says(sets, call, name):
 
 def test_info_tells_whether_an_index_is_saved(sets, call, tmp_path):
     file = copy(sets["large"], tmp_path / "set")
-    assert "not saved yet: python -m pario index" in call("info", file)[1]
-    assert call("index", file)[0] == 0
-    assert f"saved as {file}.pario.h5" in call("info", file)[1]
+    assert "not saved yet: python -m pario data index" in call("data", "info", file)[1]
+    assert call("data", "index", file)[0] == 0
+    assert f"saved as {file}.pario.h5" in call("data", "info", file)[1]
     os.utime(file, ns=(1, 1))
-    assert "does not fit the file any more" in call("info", file)[1]
+    assert "does not fit the file any more" in call("data", "info", file)[1]
 
 
 def test_info_lists_named_databases(sets, call):
-    status, out, _ = call("info", sets["named"].folder)
+    status, out, _ = call("data", "info", sets["named"].folder)
     assert status == 0
     assert re.search(r'"train"\s+40 ', out)
     assert re.search(r'"test"\s+30 ', out)
-    status, out, _ = call("info", sets["named"].folder, "--db", "train")
+    status, out, _ = call("data", "info", sets["named"].folder, "--db", "train")
     assert status == 0
     assert "40 (ids 0 to 39" in out
 
@@ -229,7 +219,7 @@ def test_info_lists_named_databases(sets, call):
 )
 def test_info_prints_the_lines_to_paste_and_names_meta_records(tmp_path, call, items, lines):
     write(tmp_path, {**items, b"num-samples": b"30", b"__keys__": b"x"})
-    status, out, _ = call("info", tmp_path)
+    status, out, _ = call("data", "info", tmp_path)
     assert status == 0
     assert "meta records  __keys__, num-samples: about the dataset" in out
     found = [line for line in out.splitlines() if "pario.Loader(" in line]
@@ -243,28 +233,43 @@ def test_info_prints_the_lines_to_paste_and_names_meta_records(tmp_path, call, i
                 assert loader.records == 30
                 assert sum(len(batch.ids) for batch in loader) == 30
     write(tmp_path / "plain", items)
-    assert "meta records" not in call("info", tmp_path / "plain")[1]
+    assert "meta records" not in call("data", "info", tmp_path / "plain")[1]
+
+
+
+@pytest.mark.parametrize(("width", "call_"), [(20, "Image()"), (31, "Image(224)")])
+def test_info_suggests_a_size_for_pictures_of_different_sizes(tmp_path, call, width, call_):
+    """The line runs."""
+    cv2 = pytest.importorskip("cv2")
+    rows = {b"%04d" % i: np.full((20, width if i == 4 else 20, 3), i, np.uint8) for i in range(9)}
+    write(tmp_path, {key: cv2.imencode((".jpg", ".png")[key[-1] % 2], row)[1].tobytes() for key, row in rows.items()})
+    (line,) = [line for line in call("data", "info", tmp_path)[1].splitlines() if "pario.Loader(" in line]
+    assert f"64, pario.decode.{call_}, " in line
+    names = {"pario": pario}
+    exec(line.strip(), names)
+    with names["loader"] as loader:
+        assert sum(len(pictures) for (pictures,) in loader) == 9
 
 
 @pytest.mark.parametrize(
     ("select", "records"), [("10:500", 490), (":7", 7), ("all", 1000), ("000009", 100), ("00000042", 1)]
 )
 def test_bench_of_a_selection(sets, call, select, records):
-    status, out, _ = call("bench", "--json", "--select", select, sets["datum"].folder)
+    status, out, _ = call("bench", "run", "--json", "--select", select, sets["datum"].folder)
     assert status == 0
     told = json.loads(out)
     assert (told["records"], told["epochs"][0]["records"], told["value_bytes"]) == (records, records, 74 * records)
 
 
 def test_info_of_an_empty_database_is_no_error(sets, call):
-    status, out, _ = call("info", sets["empty"].folder)
+    status, out, _ = call("data", "info", sets["empty"].folder)
     assert status == 0
     assert "no record" in out
 
 
 def test_head_shows_the_first_records(sets, call):
     made = sets["datum"]
-    status, out, _ = call("head", "-n", "3", made.folder)
+    status, out, _ = call("data", "head", "-n", "3", made.folder)
     assert status == 0
     lines = out.splitlines()[1:]
     assert lines.pop() == "To try: decoder=pario.decode.Datum()"
@@ -286,14 +291,14 @@ def test_head_shows_the_first_records(sets, call):
 )
 def test_head_of_a_selection(sets, call, select, ids):
     """The first ones, one from the middle, the last one; each record once."""
-    status, out, err = call("head", "-n", "2", "--select", select, sets["datum"].folder)
+    status, out, err = call("data", "head", "-n", "2", "--select", select, sets["datum"].folder)
     assert status == 0, err
     assert [line.split()[:2] for line in out.splitlines()[1:-1]] == [[str(i), f"{i:08d}"] for i in ids]
     assert out.splitlines()[-1] == "To try: decoder=pario.decode.Datum()"
 
 
 def test_head_of_no_records(sets, call):
-    status, _, err = call("head", "--select", "nothing-", sets["datum"].folder)
+    status, _, err = call("data", "head", "--select", "nothing-", sets["datum"].folder)
     assert status == 1
     assert "nothing-" in err
 
@@ -303,7 +308,7 @@ def test_head_sees_that_records_differ(tmp_path, call):
     items = {b"%06d" % i: b"\xff\xd8\xff\xe0...." for i in range(60)}
     items |= {b"%06d" % i: b"\x89PNG\r\n\x1a\n...." for i in range(60, 200)}
     write(tmp_path, {**items, b"length": b"200"})
-    status, out, _ = call("head", tmp_path)
+    status, out, _ = call("data", "head", tmp_path)
     assert status == 0
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[1:6]] == ["0", "1", "2", "3", "4"]
@@ -315,7 +320,7 @@ def test_head_sees_that_records_differ(tmp_path, call):
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
 def test_head_shows_no_record_twice(tmp_path, call, count):
     write(tmp_path, {b"%d" % i: b"v%d" % i for i in range(5)})
-    _, out, _ = call("head", "-n", count, tmp_path)
+    _, out, _ = call("data", "head", "-n", count, tmp_path)
     ids = [line.split()[0] for line in out.splitlines()[1:-1]]
     few = {1: ["0", "2", "4"], 2: ["0", "1", "2", "4"], 3: ["0", "1", "2", "4"]}
     assert ids == few.get(count, ["0", "1", "2", "3", "4"])
@@ -328,7 +333,7 @@ def test_head_finds_the_middle_and_the_last_duplicate(tmp_path, call):
         for key in range(3):
             txn.cursor().putmulti([(key.to_bytes(8, "little"), b"%06d" % i) for i in range(2000)])
     env.close()
-    _, out, _ = call("head", "-n", "2", "--db", "d", tmp_path)
+    _, out, _ = call("data", "head", "-n", "2", "--db", "d", tmp_path)
     rows = [line.split() for line in out.splitlines()[1:-1]]
     assert [words[1] for words in rows] == ["0", "0", "1", "2"]
     assert [words[-1] for words in rows] == ["000000", "000001", "000000", "001999"]
@@ -347,7 +352,7 @@ def test_head_finds_the_middle_and_the_last_duplicate(tmp_path, call):
 )
 def test_info_says_how_keys_are_ordered(tmp_path, call, keys, words):
     write(tmp_path, dict.fromkeys(keys, b"v"))
-    assert words in call("info", tmp_path)[1]
+    assert words in call("data", "info", tmp_path)[1]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +364,7 @@ def test_info_says_how_keys_are_ordered(tmp_path, call, keys, words):
 )
 def test_info_says_how_other_keys_are_ordered(tmp_path, call, flag, keys, words):
     write(tmp_path, dict.fromkeys(keys, b"v"), b"d", **{flag: True})
-    assert words in call("info", "--db", "d", tmp_path)[1]
+    assert words in call("data", "info", "--db", "d", tmp_path)[1]
 
 
 def test_head_shows_duplicates_as_records_of_their_own(tmp_path, call):
@@ -370,7 +375,7 @@ def test_head_shows_duplicates_as_records_of_their_own(tmp_path, call):
         txn.cursor().putmulti(items)
         there = list(txn.cursor().iternext_dup()) or [(k, v) for k, v in txn.cursor()]
     env.close()
-    status, out, _ = call("head", "-n", "20", "--db", "d", tmp_path)
+    status, out, _ = call("data", "head", "-n", "20", "--db", "d", tmp_path)
     assert status == 0
     shown = [line.split() for line in out.splitlines()[1:-1]]
     assert [(words[1].encode(), words[-1].encode()) for words in shown] == [(k, v) for k, v in there]
@@ -455,7 +460,7 @@ def test_head_and_info_take_a_decoder(tmp_path, call, monkeypatch):
 
 def test_info_never_calls_mixed_data_by_the_name_of_its_first_record(tmp_path, call):
     write(tmp_path, {b"%02d" % i: b"\xff\xd8\xff\xe0" if i < 3 else b"text %d" % i for i in range(20)})
-    out = call("info", tmp_path)[1]
+    out = call("data", "info", tmp_path)[1]
     assert "These records are not of one kind: a JPEG, text." in out
     assert "To try" not in out
 
@@ -464,7 +469,7 @@ def test_info_never_calls_mixed_data_by_the_name_of_its_first_record(tmp_path, c
 def test_pickles_on_the_command_line_are_plain_data(tmp_path, call, name):
     trap = tmp_path / "sprung"
     write(tmp_path / "set", {b"a": pickle.dumps({"x": 1}), b"b": pickle.dumps({"x": Trap(str(trap))})})
-    status, out, _ = call("head", tmp_path / "set", "--decoder", name)
+    status, out, _ = call("data", "head", tmp_path / "set", "--decoder", name)
     assert status == 0
     assert "'x': 1" in out or "x: 1" in out
     assert "which is no plain data" in out
@@ -477,7 +482,7 @@ def test_bench_takes_a_decoder(tmp_path, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, said in (("mine.py:decode", "Function(decode)"), ("json", "Json()"), (None, "Raw()")):
         given = ("--decoder", name) if name else ()
-        status, out, err = call("bench", "set", "--json", *given)
+        status, out, err = call("bench", "run", "set", "--json", *given)
         assert status == 0, err
         assert json.loads(out)["decoder"] == said
 
@@ -496,7 +501,7 @@ def test_bench_takes_a_decoder(tmp_path, call, monkeypatch):
 )
 def test_decoders_that_do_not_exist(tmp_path, call, name, why):
     write(tmp_path, {b"a": b"b"})
-    status, _, err = call("head", tmp_path, "--decoder", name)
+    status, _, err = call("data", "head", tmp_path, "--decoder", name)
     assert status != 0
     assert why in err
 
@@ -517,7 +522,7 @@ def test_a_pickle_is_never_loaded(tmp_path, call):
 
 def test_index_is_built_once(sets, call, tmp_path):
     file = copy(sets["large"], tmp_path)
-    status, out, _ = call("index", file)
+    status, out, _ = call("data", "index", file)
     assert status == 0
     percent = float(re.search(r"([\d.]+)% of the file", out)[1])
     with lmdb.open(str(tmp_path), readonly=True, lock=False) as env:
@@ -526,12 +531,12 @@ def test_index_is_built_once(sets, call, tmp_path):
     assert 100 * tree / file.stat().st_size <= percent * 1.01
     assert percent < 2
     assert Path(f"{file}.pario.h5").exists()
-    assert "the saved index fits this file" in call("index", file)[1]
+    assert "the saved index fits this file" in call("data", "index", file)[1]
 
 
 @pytest.mark.parametrize("name", ["datum", "large", "empty", "named"])
 def test_verify_finds_nothing_wrong_in_sound_files(sets, call, name):
-    status, out, err = call("verify", sets[name].folder)
+    status, out, err = call("data", "verify", sets[name].folder)
     assert (status, err) == (0, "")
     assert "no damage found" in out
 
@@ -555,7 +560,7 @@ def test_verify_names_each_damage(sets, call, tmp_path):
     first, second = firsts[20], firsts[60]
     poke(file, first * PAGE, b"\x01")  # another page number
     poke(file, second * PAGE + 10, b"\x02")  # the flags of a leaf page
-    status, out, _ = call("verify", file)
+    status, out, _ = call("data", "verify", file)
     assert status == 1
     assert f"page {first}, offset {first * PAGE}, record " in out
     assert f"page {second}, offset {second * PAGE}, record " in out
@@ -573,7 +578,7 @@ def test_verify_sees_keys_out_of_order(sets, call, tmp_path):
     leaf = pages_of_kind(file, LEAF)[5]
     second = int.from_bytes(read(file, leaf * PAGE + 16 + 2, 2), "little")  # the pointer of item 1
     poke(file, leaf * PAGE + second + 8, b"9")  # its key was 0000....
-    status, out, _ = call("verify", file)
+    status, out, _ = call("data", "verify", file)
     assert status == 1
     assert "keys do not ascend: b'9" in out
     assert f"page {leaf}, " in out
@@ -584,7 +589,7 @@ def test_verify_sees_a_lost_leaf_and_counts_the_rest(sets, call, tmp_path):
     leaf = pages_of_kind(file, LEAF)[3]
     items = (int.from_bytes(read(file, leaf * PAGE + 12, 2), "little") - 16) // 2
     poke(file, leaf * PAGE, bytes(PAGE))
-    status, out, _ = call("verify", file)
+    status, out, _ = call("data", "verify", file)
     assert status == 1
     assert f"{1000 - items:,} records found" in out
     assert f"page {leaf}, offset {leaf * PAGE}" in out
@@ -593,7 +598,7 @@ def test_verify_sees_a_lost_leaf_and_counts_the_rest(sets, call, tmp_path):
 def test_verify_sees_a_cut_file(sets, call, tmp_path):
     file = copy(sets["large"], tmp_path)
     os.truncate(file, file.stat().st_size // 2)
-    status, out, _ = call("verify", file)
+    status, out, _ = call("data", "verify", file)
     assert status == 1
     assert "damaged in" in out
 
@@ -605,7 +610,7 @@ def test_bench_counts_right(sets, call, monkeypatch):
     """What ranks read by themselves: copies into a tier are counted with the tier."""
     monkeypatch.setenv("PARIO_TIERS", "")
     made = sets["large"]
-    status, out, _ = call("bench", made.folder, "-b", "32", "-e", "2", "--shuffle", "block", "--json")
+    status, out, _ = call("bench", "run", made.folder, "-b", "32", "-e", "2", "--shuffle", "block", "--json")
     assert status == 0
     found = json.loads(out)
     assert found["records"] == 400
@@ -620,7 +625,7 @@ def test_bench_counts_right(sets, call, monkeypatch):
 
 
 def test_bench_in_words(sets, call):
-    status, out, _ = call("bench", sets["datum"].folder, "--decoder", "datum", "--step-ms", "0.1")
+    status, out, _ = call("bench", "run", sets["datum"].folder, "--decoder", "datum", "--step-ms", "0.1")
     assert status == 0
     assert "1,000 records in" in out
     assert "in the page cache before" in out
@@ -629,12 +634,12 @@ def test_bench_in_words(sets, call):
 
 
 def test_bench_reports_each_rank(sets, call):
-    status, out, _ = call("bench", sets["datum"].folder, "--decoder", "datum", "--report")
+    status, out, _ = call("bench", "run", sets["datum"].folder, "--decoder", "datum", "--report")
     assert status == 0
     assert re.search(r"^  rank  node  records +seconds", out, re.MULTILINE)
     assert re.search(r"^  0 +0 +1,000 ", out, re.MULTILINE)
     assert "the slow" in out.splitlines()[-1]
-    status, out, _ = call("bench", sets["datum"].folder, "--report", "--json")
+    status, out, _ = call("bench", "run", sets["datum"].folder, "--report", "--json")
     assert [rank["records"] for rank in json.loads(out)["report"]["ranks"]] == [1000]
 
 
@@ -671,9 +676,9 @@ SAYS = {
 
 
 @pytest.mark.parametrize("what", SAYS)
-@pytest.mark.parametrize("command", ["bench", "index"])
+@pytest.mark.parametrize("command", [("bench", "run"), ("data", "index")], ids=["bench", "index"])
 def test_bad_input_is_one_line(bad, call, command, what):
-    status, out, err = call(command, bad[what])
+    status, out, err = call(*command, bad[what])
     assert status == 1
     assert out == ""
     assert err.startswith("error: ")
@@ -685,7 +690,7 @@ def test_bad_input_is_one_line(bad, call, command, what):
 @pytest.mark.parametrize("what", [w for w in SAYS if w != "truncated"])
 def test_head_refuses_the_same(bad, call, what):
     # A truncated file may still have its first records.
-    status, _, err = call("head", bad[what])
+    status, _, err = call("data", "head", bad[what])
     assert status == 1
     assert SAYS[what] in err
 
@@ -693,36 +698,32 @@ def test_head_refuses_the_same(bad, call, what):
 @pytest.mark.full
 def test_bench_knows_every_recipe(sets, call):
     for recipe in RECIPES:
-        status, out, err = call("bench", sets["datum"].folder, "--recipe", recipe, "--json")
+        status, out, err = call("bench", "run", sets["datum"].folder, "--recipe", recipe, "--json")
         assert (status, err) == (0, "")
         told = json.loads(out)
         assert told["recipe"] == recipe
         assert told["epochs"][0]["records"] == told["records"]
-    status, out, _ = call("bench", sets["datum"].folder, "--recipe", "dio")
+    status, out, _ = call("bench", "run", sets["datum"].folder, "--recipe", "dio")
     assert status == 0
     assert "recipe dio" in out
-    status, _, err = call("bench", sets["datum"].folder, "--recipe", "magic")
+    status, _, err = call("bench", "run", sets["datum"].folder, "--recipe", "magic")
     assert status == 2
     assert "magic" in err
 
 
 def test_bad_arguments_of_bench(sets, call):
-    status, _, err = call("bench", sets["datum"].folder, "-b", "0")
-    assert status == 1
-    assert "batch_size must be an integer of at least 1" in err
-    assert "got 0" in err
-    status, _, err = call("bench", sets["large"].folder, "--decoder", "datum")
+    status, _, err = call("bench", "run", sets["large"].folder, "--decoder", "datum")
     assert status == 1
     assert "record 0" in err
     assert "not a Caffe Datum" in err
-    status, _, err = call("bench", sets["named"].folder, "--db", "nope")
+    status, _, err = call("bench", "run", sets["named"].folder, "--db", "nope")
     assert status == 1
     assert "'train'" in err
 
 
 def test_uncaught_in_a_real_process(bad):
     done = subprocess.run(
-        [sys.executable, "-m", "pario", "info", str(bad["missing"])],
+        [sys.executable, "-m", "pario", "data", "info", str(bad["missing"])],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -739,7 +740,8 @@ def test_uncaught_in_a_real_process(bad):
 
 @pytest.mark.full
 def test_bench_on_two_ranks(sets):
-    done = job(2, "bench", sets["datum"].folder, "--decoder", "datum", "--shuffle", "global", "--json", "--report")
+    words = ("--decoder", "datum", "--shuffle", "global", "--json", "--report")
+    done = job(2, "bench", "run", sets["datum"].folder, *words)
     assert done.status == 0, done.output
     found = json.loads(done.output)
     assert found["ranks"] == 2
@@ -751,7 +753,7 @@ def test_bench_on_two_ranks(sets):
 
 @pytest.mark.parametrize("what", ["missing", pytest.param("truncated", marks=pytest.mark.full)])
 def test_an_error_of_all_ranks_is_said_once(bad, what):
-    done = job(2, "index", bad[what])
+    done = job(2, "data", "index", bad[what])
     assert done.status not in (0, None), done.output
     assert done.output.count("error: ") == 1
     assert SAYS[what] in done.output
@@ -762,7 +764,7 @@ def test_an_error_of_one_rank_is_said_once_and_ends_all(tmp_path):
     items = {b"%08d" % i: datum(bytes(64), 1) for i in range(600)}
     items[b"00000300"] = b"\x08\x01\x10\xff"
     write(tmp_path, items)
-    done = job(2, "bench", tmp_path, "--decoder", "datum", "-b", "10")
+    done = job(2, "bench", "run", tmp_path, "--decoder", "datum", "-b", "10")
     assert done.status not in (0, None), done.output
     assert done.output.count("error: ") == 1
     assert "record 300, key b'00000300'" in done.output
@@ -771,7 +773,7 @@ def test_an_error_of_one_rank_is_said_once_and_ends_all(tmp_path):
 
 def test_ctrl_c_is_quiet(sets):
     process = subprocess.Popen(
-        [sys.executable, "-m", "pario", "bench", str(sets["datum"].folder), "--step-ms", "500"],
+        [sys.executable, "-m", "pario", "bench", "run", str(sets["datum"].folder), "--step-ms", "500"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -786,53 +788,53 @@ def test_ctrl_c_is_quiet(sets):
 
 def test_tiers_copies_once(sets, call, tmp_path):
     file = sets["large"].folder
-    status, out, _ = call("stage", file, "--to", tmp_path / "disk", "--quota", "1GiB")
+    status, out, _ = call("tiers", "stage", file, "--to", tmp_path / "disk", "--quota", "1GiB")
     assert status == 0
     assert "100.0% of" in out
     assert "(0.0% did before)" in out
-    status, out, _ = call("stage", file, "--to", tmp_path / "disk")
+    status, out, _ = call("tiers", "stage", file, "--to", tmp_path / "disk")
     assert "(100.0% did before)" in out
     assert re.search(r"^0 bytes read from the store", out, re.MULTILINE)
-    status, out, _ = call("stage", file, "--to", tmp_path / "small", "--quota", "1MiB")
+    status, out, _ = call("tiers", "stage", file, "--to", tmp_path / "small", "--quota", "1MiB")
     assert status == 0
     assert "no room" in out
 
 
 def test_the_copies_on_a_disk(sets, call, tmp_path):
     disk = tmp_path / "disk"
-    status, out, _ = call("cache", "list", disk)
+    status, out, _ = call("tiers", "list", disk)
     assert (status, out) == (0, "no copies\n")
-    call("stage", sets["large"].folder, "--to", disk)
-    status, out, _ = call("cache", "list", disk)
+    call("tiers", "stage", sets["large"].folder, "--to", disk)
+    status, out, _ = call("tiers", "list", disk)
     assert status == 0
     assert re.search(rf"{disk} .*large/data.mdb +\d+% of .* days ago", out), out
-    assert call("cache", "verify", disk)[:2] == (0, call("cache", "verify", disk)[1])
+    assert call("tiers", "verify", disk)[:2] == (0, call("tiers", "verify", disk)[1])
     (copy,) = (path for path in disk.glob("pario-*/*/data"))
     with open(copy, "r+b") as file:
         file.seek(1 << 20)
         file.write(b"damage" * 100)
-    status, out, _ = call("cache", "verify", disk)
+    status, out, _ = call("tiers", "verify", disk)
     assert status == 1
     assert "1 chunk damaged" in out
-    status, out, _ = call("cache", "clean", disk, "--older-than", "7")
+    status, out, _ = call("tiers", "clean", disk, "--older-than", "7")
     assert status == 0
     assert "kept: used 0.0 days ago" in out
-    status, out, _ = call("cache", "clean", disk)
+    status, out, _ = call("tiers", "clean", disk)
     assert "removed" in out
-    assert call("cache", "list", disk)[1] == "no copies\n"
-    assert call("cache", "clean", disk, "--older-than", "-1")[0] == 2
+    assert call("tiers", "list", disk)[1] == "no copies\n"
+    assert call("tiers", "clean", disk, "--older-than", "-1")[0] == 2
 
 
 def test_stage_to_memory_is_refused(sets, call):
-    status, _, err = call("stage", sets["large"].folder, "--to", "memory")
+    status, _, err = call("tiers", "stage", sets["large"].folder, "--to", "memory")
     assert status == 1
     assert "memory ends with this command" in err
 
 
 def test_stage_names_what_is_wrong(sets, call, tmp_path):
-    assert "no size: 'much'" in call("stage", sets["large"].folder, "--to", tmp_path, "--quota", "much")[2]
+    assert "no size: 'much'" in call("tiers", "stage", sets["large"].folder, "--to", tmp_path, "--quota", "much")[2]
     (tmp_path / "file").write_bytes(b"")
-    status, _, err = call("stage", sets["large"].folder, "--to", tmp_path / "file" / "x")
+    status, _, err = call("tiers", "stage", sets["large"].folder, "--to", tmp_path / "file" / "x")
     assert status == 1
     assert "cannot be used" in err
 

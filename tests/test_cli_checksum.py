@@ -1,4 +1,4 @@
-"""`python -m pario checksum`, and `verify` with what it saved; the oracle is the xxhash package on py-lmdb's values."""
+"""`data checksum`, and `verify` with what it saved; the oracle is the xxhash package on py-lmdb's values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_made_compared_and_found(tmp_path: Path, capfd: pytest.CaptureFixture[st
     values = written(path, "packed", 60)
     status, text = said(capfd, "verify", path)
     assert status == 0
-    assert "no checksums; `python -m pario checksum`" in text
+    assert "no checksums; `python -m pario data checksum`" in text
     status, text = said(capfd, "checksum", path)
     assert status == 0
     assert "60 records read in" in text
@@ -104,13 +104,13 @@ def test_duplicates_and_formats(case: str, version: int, tmp_path: Path, capfd: 
 def test_by_several_ranks(ranks: int, tmp_path: Path) -> None:
     path = str(tmp_path / "set")
     values = written(path, "packed", 60)
-    job = run_job(ranks, ["-m", "pario", "checksum", path], limit_s=100, env={"PYTHONPATH": str(ROOT)})
+    job = run_job(ranks, ["-m", "pario", "data", "checksum", path], limit_s=100, env={"PYTHONPATH": str(ROOT)})
     assert job.status == 0, job.output
     assert f"on {ranks} ranks" in job.output
     with pario.Reader(path, comm="self", verify=True) as reader:
         assert reader.sums is not None
         assert reader.sums.values.tolist() == [xxh3_64_intdigest(value) for value in values]
     flip(path, values, [3, 50])
-    job = run_job(ranks, ["-m", "pario", "verify", path], limit_s=100, env={"PYTHONPATH": str(ROOT)})
+    job = run_job(ranks, ["-m", "pario", "data", "verify", path], limit_s=100, env={"PYTHONPATH": str(ROOT)})
     assert job.status == 1
     assert job.output.count("whose checksum was saved") == 2

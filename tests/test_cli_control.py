@@ -1,4 +1,4 @@
-"""`python -m pario control`: a plane as its user starts it, and the table of what it does."""
+"""`python -m pario plane serve`: a plane as its user starts it, and the table of what it does."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def test_the_table_and_rules_read_again(
     agent.hold()
     agent.take(1, 1)
     until(lambda: agent.joined)
-    assert main(["control", "status", "--at", process.at]) == 0
+    assert main(["plane", "status", "--at", process.at]) == 0
     said = capsys.readouterr().out
     assert said.startswith("100 MB/s for 1 job, max-min, lease 2 s; 2 connections, a cycle takes ")
     assert re.search(r"12\.0 +train +1 +1 +15 MB/s", said), said
     monkeypatch.setenv("PARIO_CONTROL", process.at)
-    assert main(["control", "status", "--prometheus"]) == 0
+    assert main(["plane", "status", "--prometheus"]) == 0
     assert "pario_control_capacity_bytes_per_second 100000000\n" in capsys.readouterr().out
     (process.folder / "rules.toml").write_text(RULES.replace("100 MB", "50 MB"))
     process.signal(signal.SIGHUP)
 
     def read_again() -> bool:
-        main(["control", "status"])
+        main(["plane", "status"])
         return capsys.readouterr().out.startswith("50 MB/s")
 
     until(read_again)
@@ -74,24 +74,24 @@ def test_without_what_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PARIO_CONTROL", raising=False)
-    assert main(["control"]) == 2
+    assert main(["plane", "serve"]) == 2
     assert "--rules FILE is missing" in capsys.readouterr().err
     with pytest.raises(OptionError, match="no control plane is named"):
-        main(["control", "status"])
+        main(["plane", "status"])
     with pytest.raises(OptionError, match="cannot read the rules"):
-        main(["control", "--rules", str(tmp_path / "none")])
+        main(["plane", "serve", "--rules", str(tmp_path / "none")])
     (tmp_path / "token").write_bytes(SECRET)
     (tmp_path / "token").chmod(0o600)
     monkeypatch.setenv("PARIO_CONTROL_TOKEN", str(tmp_path / "token"))
     with pytest.raises(ParioError, match=r"no control plane at 127\.0\.0\.1:1: .*refused"):
-        main(["control", "status", "--at", "127.0.0.1:1"])
+        main(["plane", "status", "--at", "127.0.0.1:1"])
 
 
 def test_metrics_and_the_address_are_files(tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text("[store]\noperations_per_s = 100")
     words = ["--rules", "rules.toml", "--at", "./socket", "--tell", "address", "--metrics", "plane.prom"]
     child = subprocess.Popen(
-        [sys.executable, "-m", "pario", "control", *words],
+        [sys.executable, "-m", "pario", "plane", "serve", *words],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
@@ -113,7 +113,7 @@ def test_a_node_agent(process: Process, tmp_path: Path, capsys: pytest.CaptureFi
     """With its user's own token, for its own user's jobs; both tables show it."""
     at = str(tmp_path / "agent")
     child = subprocess.Popen(
-        [sys.executable, "-m", "pario", "control", "--agent-of", process.at, "--at", at],
+        [sys.executable, "-m", "pario", "plane", "serve", "--agent-of", process.at, "--at", at],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
@@ -124,15 +124,15 @@ def test_a_node_agent(process: Process, tmp_path: Path, capsys: pytest.CaptureFi
         agent.hold()
         agent.take(1, 1)
         until(lambda: agent.joined)
-        assert main(["control", "status", "--at", process.at]) == 0
+        assert main(["plane", "status", "--at", process.at]) == 0
         said = capsys.readouterr().out
         assert "\n1 node agent with 1 process\n" in said
         assert re.search(r"12\.0 +train +1 +1 +15 MB/s", said), said
-        assert main(["control", "status", "--at", at]) == 0
+        assert main(["plane", "status", "--at", at]) == 0
         assert capsys.readouterr().out.startswith(f"agent of the control plane at {process.at} for 1 job, ")
-        main(["control", "status", "--at", process.at, "--prometheus"])
+        main(["plane", "status", "--at", process.at, "--prometheus"])
         assert re.search(r'pario_control_agent_processes\{user="\w+",node=".+"\} 1\n', capsys.readouterr().out)
-        main(["control", "status", "--at", at, "--prometheus"])
+        main(["plane", "status", "--at", at, "--prometheus"])
         assert "pario_control_capacity_bytes_per_second +Inf\n" in capsys.readouterr().out
         agent.release()
     finally:

@@ -99,11 +99,11 @@ else:
 """
 
 COMMANDS = [
-    ["run", "-m", "pario", "info", "PATH"],
-    ["run", "-m", "pario", "head", "PATH"],
-    ["run", "-m", "pario", "verify", "PATH"],
+    ["run", "-m", "pario", "data", "info", "PATH"],
+    ["run", "-m", "pario", "data", "head", "PATH"],
+    ["run", "-m", "pario", "data", "verify", "PATH"],
     ["run", "-m", "pario", "doctor"],
-    ["run", "-m", "pario", "pack", "PATH", "NEW"],
+    ["run", "-m", "pario", "data", "pack", "PATH", "NEW"],
     ["system", "info", "PATH"],
 ]
 
@@ -173,14 +173,14 @@ TASKS = {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "0"}
 @pytest.mark.full
 @pytest.mark.parametrize("env", [FD, {"PMIX_RANK": "1"}, PTY, TASKS], ids=str)
 def test_a_command_that_reads_needs_no_mpi(path: str, env: dict[str, str]) -> None:
-    status, output = alone(["-m", "pario", "head", path], env)
+    status, output = alone(["-m", "pario", "data", "head", path], env)
     assert status == 0, output
     assert "000079" in output
 
 
 @pytest.mark.full
 def test_a_command_that_writes_is_refused_with_a_way_out_that_works(path: str, tmp_path: Path) -> None:
-    command = ["-m", "pario", "pack", path, str(tmp_path / "new.mdb")]
+    command = ["-m", "pario", "data", "pack", path, str(tmp_path / "new.mdb")]
     status, output = alone(command, TASKS)
     assert status == 1
     assert output.count("\n") == 1, output

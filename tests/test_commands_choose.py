@@ -1,4 +1,4 @@
-"""`python -m pario choose`: samples of a real LMDB, figures of the store, the choice explained."""
+"""`python -m pario data choose`: samples of a real LMDB, figures of the store, the choice explained."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(path: Path, *options: str) -> str:
-    arguments = ["choose", str(path), "--batch", "8", "--threads", "1", "--seconds", "0.01", *options]
+    arguments = ["data", "choose", str(path), "--batch-size", "8", "--threads", "1", "--seconds", "0.01", *options]
     return CliRunner().invoke(group, arguments, catch_exceptions=False).output
 
 
 def test_a_choice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CANDIDATES", ("raw", "lz4", "zstd:3"))
     monkeypatch.setattr(trial, "DICTIONARIES", ())
-    out = run(path, "--iteration", "10")
+    out = run(path, "--step-ms", "10000")
     assert "200 records sampled" in out
     assert "/s in reads of" in out
     assert "page cache" in out
@@ -64,7 +64,7 @@ def test_for_speed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_keeps_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CANDIDATES", ("raw", "zstd:3"))
     monkeypatch.setattr(trial, "DICTIONARIES", ())
-    out = run(path, "--iteration", "1e-9", "--samples", "20")
+    out = run(path, "--step-ms", "1e-06", "--samples", "20")
     assert "20 records sampled" in out
     assert "No codec is admissible" in out
     assert "Choice" not in out
@@ -76,13 +76,13 @@ def test_codecs_that_are_not_tried_are_named(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(trial, "DICTIONARIES", ())
     monkeypatch.setattr(lz4, "_library", lambda: None)
     monkeypatch.setattr(lz4, "_package", lambda: None)
-    out = run(path, "--iteration", "10", "--samples", "20")
+    out = run(path, "--step-ms", "10000", "--samples", "20")
     assert "not tried: lz4. codec lz4 needs the package lz4" in out
 
 
 def test_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "CANDIDATES", ("raw",))
     monkeypatch.setattr(trial, "DICTIONARIES", ())
-    out = run(path, "--iteration", "1", "--sync")
+    out = run(path, "--step-ms", "1000", "--sync")
     assert "in turns" in out
     assert "Choice: raw, ratio 0.99" in out or "Choice: raw, ratio 1.00" in out

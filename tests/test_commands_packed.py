@@ -26,19 +26,19 @@ def said(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def test_commands_show_values_and_no_entry(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = os.fspath(pack_copy(tmp_path / "p", ITEMS, dictionary=True))
-    status, text = said(capfd, "info", path)
+    status, text = said(capfd, "data", "info", path)
     assert status == 0
     assert "100 (ids 0 to 99" in text
     assert "zstd:3 with a dictionary" in text
     assert "pario.decode.Text()" in text
     assert "pario-packed" not in text
-    status, text = said(capfd, "head", path, "-n", "98")
+    status, text = said(capfd, "data", "head", path, "-n", "98")
     assert status == 0
     assert text.count("\n") == 1 + 99 + 1  # the 98 first ones and the last one
     assert "00099" in text
     assert "pario-packed" not in text
-    assert said(capfd, "checksum", path)[0] == 0
-    status, text = said(capfd, "verify", path)
+    assert said(capfd, "data", "checksum", path)[0] == 0
+    status, text = said(capfd, "data", "verify", path)
     assert status == 0
     assert "packed values; all of them have" in text
     assert "100 records found" in text
@@ -60,7 +60,7 @@ def test_verify_of_packed_records_with_a_named_database_beside_them(
 ) -> None:
     path = pack_copy(tmp_path / "p", ITEMS)
     write(path, ITEMS[:3], db=b"00003 named")
-    status, text = said(capfd, "verify", os.fspath(path))
+    status, text = said(capfd, "data", "verify", os.fspath(path))
     assert status == 0
     assert "main database: packed values; all of them have" in text
     with lmdb.open(os.fspath(path), readonly=True) as env, env.begin() as txn:
@@ -69,7 +69,7 @@ def test_verify_of_packed_records_with_a_named_database_beside_them(
     data = file.read_bytes()
     at = data.index(stored) + len(stored) - 2
     file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
-    status, text = said(capfd, "verify", os.fspath(path))
+    status, text = said(capfd, "data", "verify", os.fspath(path))
     assert status
     assert "record 90" in text
 
@@ -85,7 +85,7 @@ def test_verify_finds_a_damaged_value_and_a_damaged_entry(tmp_path: Path, capfd:
         ("entry", data.index(entry) + 100, "reserved entry"),
     ):
         file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
-        status, text = said(capfd, "verify", os.fspath(path))
+        status, text = said(capfd, "data", "verify", os.fspath(path))
         assert status == 1, what
         assert words in text
         assert "1 damaged" in text

@@ -291,7 +291,7 @@ def test_a_service_that_sees_another_file(path: str, start: Start) -> None:
     assert len(host.state()) == 1
 
 
-SERVE = [sys.executable, "-m", "pario", "serve", "--tiers", "memory:auto"]
+SERVE = [sys.executable, "-m", "pario", "tiers", "serve", "--tiers", "memory:auto"]
 
 
 @pytest.fixture

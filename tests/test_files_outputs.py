@@ -1,4 +1,4 @@
-"""`pario view --output`: written once, merged at the end, whole files only."""
+"""`pario files view --output`: written once, merged at the end, whole files only."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def under(top: Path, *command: str) -> subprocess.CompletedProcess[str]:
     (top / "local").mkdir(exist_ok=True)
     if not (top / "set.lmdb").exists():
         write_lmdb(top / "set.lmdb", {"one": b"one\n"})
-    words = [sys.executable, "-m", "pario", "view", f"{top}/set.lmdb={top}/data"]
+    words = [sys.executable, "-m", "pario", "files", "view", f"{top}/set.lmdb={top}/data"]
     words += ["--output", f"{top}/out", "--local", f"{top}/local", "--", *command]
     return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
 

@@ -1,4 +1,4 @@
-"""`pario view`: unmodified programs see the records of an LMDB as files. The oracles are the programs themselves, on
+"""`files view`: unmodified programs see the records of an LMDB as files. The oracles are the programs themselves, on
 real files, and what py-lmdb wrote."""
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
 
 
 def under(shown: str, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "pario", "view", shown, "--", *command]
+    words = [sys.executable, "-m", "pario", "files", "view", shown, "--", *command]
     return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, **options)  # type: ignore[call-overload]
 
 
@@ -350,7 +350,7 @@ def test_what_cannot_run_says_why(shown: tuple[str, Path, Path]) -> None:
     assert missing.returncode == 127
     assert "there is no program 'no-such-program'" in missing.stderr
     assert under(pairing, str(real)).returncode == 126
-    nested = under(pairing, sys.executable, "-m", "pario", "view", pairing + "2", "--", "true")
+    nested = under(pairing, sys.executable, "-m", "pario", "files", "view", pairing + "2", "--", "true")
     assert nested.returncode == 1
     assert "Give all datasets to one view" in nested.stderr
     no_set = under(pairing.replace("set.lmdb", "none.lmdb"), "true")
@@ -456,7 +456,7 @@ view.callback([{shown[0]!r}, "sleep", "1000"], False, "1GiB", None, None)"""
 
 @pytest.mark.full
 def test_signals_reach_the_program(shown: tuple[str, Path, Path]) -> None:
-    words = [sys.executable, "-m", "pario", "view", shown[0], "--", "sh", "-c"]
+    words = [sys.executable, "-m", "pario", "files", "view", shown[0], "--", "sh", "-c"]
     words.append(f"trap 'cat {shown[1]}/one; exit 3' TERM; echo up; while :; do sleep 0.05; done")
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout
@@ -481,7 +481,7 @@ def test_what_goes_on_behind(shown: tuple[str, Path, Path], tmp_path: Path) -> N
 
 
 def test_a_killed_supervisor_leaves_no_folder(shown: tuple[str, Path, Path]) -> None:
-    words = [sys.executable, "-m", "pario", "view", shown[0], "--", "sh", "-c", "echo up; read x"]
+    words = [sys.executable, "-m", "pario", "files", "view", shown[0], "--", "sh", "-c", "echo up; read x"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout
         assert run.stdout.readline() == b"up\n"

@@ -38,6 +38,7 @@ HOUSE = House.at(Path(pario.__file__).parent)
 
 FACE = "__init__"  # names of all rooms, loaded on first use; only the rooms of the top floor look at it
 FLOORS = [
+    {"notebook"},
     {"kernels", "errors", "machine", "records", "text"},
     {"threads", "codec"},
     {"wire"},

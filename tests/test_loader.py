@@ -4,6 +4,8 @@ import gc
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -161,7 +163,7 @@ def test_the_types_name_what_is_accepted() -> None:
         return {word for part in parts for word in (get_args(part) or (part,))}
 
     init = pario.Loader.__init__
-    assert words(init, "shuffle") == {bool, "global", "block"}
+    assert words(init, "shuffle") == {bool, "global", "block", type(None)}
     assert words(init, "on_error") == set(options.POLICIES)
     assert words(pario.decode.Image.__init__, "layout") == set(images.LAYOUTS)
     assert words(pario.decode.Image.__init__, "color") == set(images.COLORS)
@@ -593,6 +595,36 @@ def test_what_cannot_be_done_says_so(fixed):
     for arguments in ({"options": {}}, {"seed": 1 << 64}, {"shuffle": 0}, {"shuffle": np.array([1, 2])}):
         with pytest.raises(OptionError):
             pario.Loader(fixed, 4, **arguments)
+
+
+def test_a_forgotten_shuffle_is_said_once(fixed):
+    """By one rank, at the first epoch, to a script that never speaks of an order."""
+    lines = {
+        "pario.Loader(path, 100)": 1,
+        'pario.Loader(path, 100, shuffle="global"), pario.Loader(path, 100)': 0,
+        "pario.Loader(path, 100, shuffle=False)": 0,
+    }
+    for made, count in lines.items():
+        code = (
+            f"import pario; path = {fixed!r}; loaders = [{made}]; loaders[-1].peek(); print('begin', flush=True)\n"
+            "for each in (*loaders, *loaders):\n    assert len(list(each)) == len(each)\n    each.set_epoch(3)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stdout
+        said = [line for line in done.stdout.splitlines() if "key order" in line]
+        assert len(said) == count, done.stdout
+        assert done.stdout.startswith("begin")
+
+
+def test_habits_of_a_data_loader_are_answered(fixed):
+    with pytest.raises(OptionError, match=r"num_workers= is an argument of a DataLoader.*decode_threads"):
+        pario.Loader("nowhere.lmdb", 8, num_workers=4)
+    with pytest.raises(TypeError, match="shufle"):  # what is nobody's stays Python's
+        pario.Loader("nowhere.lmdb", 8, shufle=True)
+    with pario.Loader(fixed, 8) as loader, pytest.raises(OptionError, match=r"loader\.peek\(\)"):
+        loader[0]
 
 
 def test_an_index_is_saved_for_the_file_it_was_made_from(tmp_path, monkeypatch):

@@ -173,12 +173,12 @@ def test_without_checksums(tmp_path: Path) -> None:
     path = str(tmp_path / "set")
     written(path, "packed", 30)
     for what in (pario.Reader, lambda *a, **k: pario.Loader(*a, 7, **k)):
-        with pytest.raises(MissingError, match=f"this file has no checksums.*python -m pario checksum {path}"):
+        with pytest.raises(MissingError, match=f"this file has no checksums.*python -m pario data checksum {path}"):
             what(path, comm="self", verify=True)
     checksums(path)
     with lmdb.open(path) as env, env.begin(write=True) as txn:
         txn.put(b"one more", b"value")
-    with pytest.raises(MissingError, match=r"no checksums fit.*another state of the data.*-m pario checksum"):
+    with pytest.raises(MissingError, match=r"no checksums fit.*another state of the data.*-m pario data checksum"):
         pario.Loader(path, 7, comm="self", verify=True)
 
 

@@ -89,7 +89,7 @@ def test_all_ranks_hear_that_there_are_none(world: Any, sets: dict[str, Flipped]
         os.rename(sidecar, sidecar + ".away")
     world.barrier()
     try:
-        with pytest.raises(MissingError, match=r"no checksums.*python -m pario checksum"):
+        with pytest.raises(MissingError, match=r"no checksums.*python -m pario data checksum"):
             pario.Loader(sets["packed"].path, 7, verify=True)
     finally:
         world.barrier()

@@ -168,7 +168,7 @@ def test_metadata(found: dict[str, Any], told: bool) -> None:
     assert bool(text) == told
     if told:
         assert "Rank 1 spent 3" in text
-        assert "python -m pario index" in text
+        assert "pario data index" in text
         assert "file" not in found or "7 opens, 9 looks at a path" in text
 
 

@@ -353,7 +353,7 @@ def test_three_ranks_find_what_one_finds(tmp_path: Path) -> None:
     leaf = list(image.tree(b"b").leaves())[2]
     image.put("Q", leaf.offset, 0)
     path.write_bytes(image.bytes)
-    done = run_job(3, ["-m", "pario", "verify", os.fspath(path)], limit_s=100, env={"PYTHONPATH": str(ROOT)})
+    done = run_job(3, ["-m", "pario", "data", "verify", os.fspath(path)], limit_s=100, env={"PYTHONPATH": str(ROOT)})
     assert done.status == 1, done.output
     last = 399 - leaf.n
     both = rf"by the value of record 0 of .*, and by the value of record {last} of "

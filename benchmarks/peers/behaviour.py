@@ -117,7 +117,7 @@ def behave(bench: Bench) -> None:
     if not (bad / "set.json").exists():
         sets.damage(small, bad)
     write(bench, [bad, sets.make(bench.out / "sets", "3k", 2048), sets.make(bench.out / "sets", "3k", 4096)])
-    sums = [sys.executable, "-m", "pario", "checksum", str(bench.out / "sets" / "3k-2048" / "source")]
+    sums = [sys.executable, "-m", "pario", "data", "checksum", str(bench.out / "sets" / "3k-2048" / "source")]
     subprocess.run(sums, cwd=ROOT, check=True, timeout=120)
     for name, act, more in (("uneven", uneven, ()), ("damaged", damaged, ("skip",)), ("flipped", flipped, ("verify",))):
         for variant in _first(bench, *more):

@@ -24,7 +24,7 @@ class Batches:
         self._next = 0  # batch of the running loop
 
     def __len__(self) -> int:
-        return int(self._loader.loader.records)
+        return int(self._loader.records)
 
     def __getitems__(self, numbers: list[int]) -> Any:
         """The batch of this number. The first one begins a loop there: collective."""
@@ -71,7 +71,7 @@ class BatchSampler:
         if loader._foreign_ranks and loader._loaded and loader.taken:
             raise OptionError(
                 f"a state of {loader._foreign_ranks} ranks goes on in the middle of an epoch on "
-                f"{loader.loader.groups}: Lightning goes by its number of batches, and would end the epoch at "
+                f"{loader.groups}: Lightning goes by its number of batches, and would end the epoch at "
                 "another record",
                 hint="Trainer(callbacks=[pario.adapters.lightning.Resume(train_loader)]) corrects the number "
                 "(docs/pytorch.md)",

@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from pario.adapters.torch import _TORCH, _tensor_over, _type_name
+from pario.adapters.torch_checkpoint import TORCH, tensor_over, type_name
 from pario.checkpoint.dtypes import dtype_of, item_bytes
 from pario.checkpoint.exchange import WINDOW, under
 from pario.checkpoint.finding import Opened
@@ -104,7 +104,7 @@ class _Saved(dcp.DefaultSavePlanner):
             memory = self._buffers[group % 2][at : at + nbytes] if fits else empty_bytes(nbytes)
             at += whole_pages(nbytes)
             wishes.append(Wish(number, (tuple(chunk.offsets), shape), memory))
-            made[item.index] = _tensor_over(memory.view(dtype_of(dtype)).reshape(shape), _TORCH[dtype])
+            made[item.index] = tensor_over(memory.view(dtype_of(dtype)).reshape(shape), TORCH[dtype])
         return group, self._ahead.start(wishes), made
 
 
@@ -119,9 +119,9 @@ def to_dcp(opened: Opened, dst: str, keys: Sequence[str] = ()) -> int:
 
     def tensor(number: int) -> torch.Tensor:
         spec = specs[number]
-        if spec.dtype not in _TORCH:
+        if spec.dtype not in TORCH:
             raise OptionError(f"torch has no type for the {spec.dtype} of {spec.path!r}", hint="--under KEY/KEY")
-        made = torch.empty(spec.shape, dtype=_TORCH[spec.dtype], device="meta")
+        made = torch.empty(spec.shape, dtype=TORCH[spec.dtype], device="meta")
         held.append(made)
         numbers[id(made)] = number
         return made
@@ -160,7 +160,7 @@ class _Names(Leaves):
         if not isinstance(leaf, _Name):
             return None
         each = self._tensors[leaf.name]
-        return _type_name(each.properties.dtype), tuple(each.size)
+        return type_name(each.properties.dtype), tuple(each.size)
 
 
 class Dcp:
@@ -215,7 +215,7 @@ class Dcp:
                     break
                 memory = self._last[k] = empty_bytes(spec.nbytes)
                 array = memory.view(dtype_of(spec.dtype)).reshape(spec.shape)
-                wanted[self._names[k]] = _tensor_over(array, _TORCH[spec.dtype])
+                wanted[self._names[k]] = tensor_over(array, TORCH[spec.dtype])
             self._load(wanted)
         np.copyto(out, self._last[number][begin : begin + out.size])
 

@@ -20,8 +20,8 @@ def prefetching(
     sampler : gives indices, or lists of them (a batch sampler)
     env : a `pario.lmdb.Environment` of this process, which gets `will_read`; the workers open theirs as ever
     key : key(index) -> bytes, the key of that record
-    records : so many are announced ahead of the one that the DataLoader takes, which is itself some batches ahead of
-        the loop
+    records : how far ahead of the one that the DataLoader takes records are announced; it is itself some batches ahead
+        of the loop
     db : as for `env.begin`
     """
     return Prefetching(sampler, env, key, records, db)

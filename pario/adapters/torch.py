@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
 
 import numpy as np
 import torch
 
 from pario.adapters.by_batch import Batches, BatchSampler, as_it_is
 from pario.adapters.sampling import prefetching
-from pario.checkpoint.checkpointer import Checkpointer as NumpyCheckpointer
-from pario.checkpoint.dtypes import FOREIGN, dtype_name, dtype_of
-from pario.checkpoint.tree import PAGE, Leaves, Shard
+from pario.adapters.torch_checkpoint import Checkpointer
 from pario.comm.launcher import own_addresses
 from pario.comm.world import get_world
 from pario.errors import OptionError
@@ -35,10 +32,26 @@ from pario.fetch.resolve import Paths
 from pario.loader.loader import Loader as NumpyLoader
 from pario.records import Batch
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar, Unpack
+
+    from pario.loader.keywords import Keywords
+    from pario.plan.budget import Budget
+
+    B = TypeVar("B", default=dict[str, torch.Tensor])
+
+    class _Keywords(Keywords, total=False):
+        ids: str | None
+        device: str | torch.device | None
+
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
 __all__ = ["Checkpointer", "Loader", "prefetching", "use_mpi_ranks"]
 
 Tensors = dict[str, Any]
-Form = str | Callable[[Tensors], Any]
 
 _FORMS = ("dict", "tuple")
 
@@ -55,14 +68,15 @@ class Link(Protocol):
         """The tensors on the device, ready for the current stream."""
 
 
-class Loader:
-    """`pario.Loader` that gives tensors. Collective where that one is; see there for all other arguments.
+class Loader(NumpyLoader[B]):
+    """A `pario.Loader` that gives tensors. Collective where that one is; see there for all other arguments, methods and
+    properties.
 
     Parameters
     ----------
     path, batch_size, decoder, **options : see `pario.Loader`
-    form : "dict": a dict of tensors by name. "tuple": the tensors in the order of the dict. A function: it gets that
-        dict (on the device) and returns what the loop is to get
+    form : "dict": a dict of tensors by name. "tuple": the tensors in the order of the dict, for `x, y = batch`. A
+        function: it gets that dict (on the device) and returns what the loop is to get
     ids : name under which the record ids, i64[b], come with the other tensors; None leaves them out
     device : where the tensors are to be. None or "cpu": they share memory with the batch, nothing is copied. A CUDA
         device: each batch is copied to pinned memory and from there in a stream of its own, while the script works on
@@ -74,20 +88,34 @@ class Loader:
     `len(loader)` is the number of batches of a whole epoch, also after `load_state_dict`. The loop of an epoch begins
     with its first batch: `iter()` alone does nothing. `set_epoch` keeps the position of a state of that epoch which has
     just been loaded, so that a script may call it before every loop.
-
-    `loader.loader` is the `pario.Loader`, for its report, keys and stats.
     """
 
+    # What the loop gets is the parameter of the loader's type.
+    @overload
+    def __init__(
+        self: Loader[dict[str, torch.Tensor]], path: Paths, batch_size: int | Budget, decoder: Any = None, *,
+        form: Literal["dict"] = "dict", **options: Unpack[_Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self: Loader[tuple[torch.Tensor, ...]], path: Paths, batch_size: int | Budget, decoder: Any = None, *,
+        form: Literal["tuple"], **options: Unpack[_Keywords],
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, path: Paths, batch_size: int | Budget, decoder: Any = None, *,
+        form: Callable[[dict[str, torch.Tensor]], B], **options: Unpack[_Keywords],
+    ) -> None: ...  # fmt: skip
     def __init__(
         self,
         path: Paths,
-        batch_size: int,
+        batch_size: int | Budget,
         decoder: Any = None,
         *,
-        form: Form = "dict",
+        form: str | Callable[[Tensors], Any] = "dict",
         ids: str | None = None,
         device: str | torch.device | None = None,
-        **options: Any,
+        **options: Unpack[Keywords],
     ) -> None:
         if not callable(form) and form not in _FORMS:
             raise OptionError(f'form must be "dict", "tuple" or a function of a dict of tensors, got {form!r}')
@@ -97,7 +125,7 @@ class Loader:
         self._device = torch.device("cpu" if device is None else device)
         self._own_comm = options.get("comm") is not None
         self._sequential = not options.get("shuffle") and options.get("weights") is None
-        self.loader = NumpyLoader(path, batch_size, decoder, **options)
+        super().__init__(path, batch_size, decoder, **options)
         self._link = _link(self._device)
         #: state of the last batch that was handed out, while others are on their way to the device
         self._handed_out: dict[str, Any] | None = None
@@ -109,7 +137,7 @@ class Loader:
         self.collate_fn, self.prefetch_factor = as_it_is, None
 
     def __len__(self) -> int:
-        return self.loader.batches
+        return self.batches
 
     @property
     def sampler(self) -> Any:
@@ -121,19 +149,19 @@ class Loader:
     def taken(self) -> int:
         """Batches of the epoch before the next loop's first one: 0, unless a state was loaded. In a loop that began
         there, the same number."""
-        return self.loader.batches - len(self.loader)
+        return self.batches - super().__len__()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B]:
         """An epoch, or the rest of one. Collective when the first batch is taken."""
         return self._epoch()
 
-    def _epoch(self) -> Iterator[Any]:
+    def _epoch(self) -> Iterator[B]:
         self._check_ranks()
         self._handed_out = None
         self._loaded, self._foreign_ranks = False, 0
-        batches = iter(self.loader)
+        batches: Iterator[Any] = super().__iter__()
         self._batches = weakref.ref(batches)
-        self._handed_out = self.loader.state_dict() if self._link.ahead else None
+        self._handed_out = super().state_dict() if self._link.ahead else None
         for state, tensors in _sent_ahead(self._counted(batches), self._link):
             self._handed_out = state
             yield self._formed(tensors)
@@ -142,7 +170,7 @@ class Loader:
     def _counted(self, batches: Iterator[Batch]) -> Iterator[tuple[dict[str, Any] | None, Tensors]]:
         """(the loader's state after this batch, its tensors)"""
         for batch in batches:
-            yield self.loader.state_dict() if self._link.ahead else None, self._tensors(batch)
+            yield super().state_dict() if self._link.ahead else None, self._tensors(batch)
 
     def _tensors(self, batch: Batch) -> Tensors:
         tensors = {name: as_tensor(value) for name, value in batch.items()}
@@ -155,7 +183,7 @@ class Loader:
             tensors[self._ids] = as_tensor(batch.ids)
         return tensors
 
-    def _formed(self, tensors: Tensors) -> Any:
+    def _formed(self, tensors: Tensors) -> Any:  # B
         if callable(self._form):
             return self._form(tensors)
         return tensors if self._form == "dict" else tuple(tensors.values())
@@ -165,7 +193,7 @@ class Loader:
         not at all."""
         if self._own_comm or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
-        here, theirs = self.loader.world.size, torch.distributed.get_world_size()
+        here, theirs = self.world.size, torch.distributed.get_world_size()
         if here != theirs:
             raise OptionError(
                 f"torch.distributed has {theirs} ranks, and this loader {here}",
@@ -173,9 +201,9 @@ class Loader:
                 "(docs/pytorch.md); to feed a part of them, pass its communicator as comm=",
             )
 
-    def peek(self) -> Any:
+    def peek(self) -> B:
         """The batch that this rank gets next, without using it up; see `pario.Loader.peek`. Not collective."""
-        return self._formed(self._link.receive(self._link.send(self._tensors(self.loader.peek()))))
+        return self._formed(self._link.receive(self._link.send(self._tensors(self._progress.peek()))))
 
     # -- its position ----------------------------------------------------------------------------------------------
 
@@ -183,47 +211,35 @@ class Loader:
     def epoch(self) -> int:
         """The epoch that is running, or else the next one."""
         if self._handed_out is None or self._batches() is None:
-            return self.loader.epoch
+            return super().epoch
         return int(self._handed_out["epoch"])
 
     def set_epoch(self, epoch: int, batch: int = 0) -> None:
         """Let the next loop run this epoch: from this batch, or, if that is 0, from where a state of this epoch, loaded
         just before, says. Call it on every rank."""
-        if batch or not (self._loaded and self.loader.epoch == epoch):
+        if batch or not (self._loaded and super().epoch == epoch):
             self._handed_out = None
             self._loaded, self._foreign_ranks = False, 0
-            self.loader.set_epoch(epoch, batch)
+            super().set_epoch(epoch, batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that the loop has got: that of `pario.Loader`, and `ranks`, the number of
         ranks (or of groups that share a batch) that it was saved on. The same on every rank."""
-        state = self.loader.state_dict() if self._handed_out is None else self._handed_out
-        return {**state, "ranks": self.loader.groups}
+        state = super().state_dict() if self._handed_out is None else self._handed_out
+        return {**state, "ranks": self.groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next loop continue after the batch at which `state` was taken, on any number of ranks. A state of
         `pario.Loader` will do as well. Call it on every rank."""
         position = dict(state)
-        ranks = position.pop("ranks", self.loader.groups)
-        self.loader.load_state_dict(position)
+        ranks = position.pop("ranks", self.groups)
+        super().load_state_dict(position)
         self._handed_out = None
-        self._loaded, self._foreign_ranks = True, ranks if ranks != self.loader.groups else 0
-
-    # -- its end ---------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """See `pario.Loader.close`. Collective."""
-        self.loader.close()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.loader.__exit__(*error)
+        self._loaded, self._foreign_ranks = True, ranks if ranks != self.groups else 0
 
     def __repr__(self) -> str:
         form = self._form if isinstance(self._form, str) else getattr(self._form, "__name__", "function")
-        return f"<tensors ({form}) on {self._device} of {self.loader!r}>"
+        return f"<tensors ({form}) on {self._device} of {super().__repr__()}>"
 
 
 # -- tensors -------------------------------------------------------------------------------------------------------
@@ -361,122 +377,3 @@ def _meeting(nodes: int) -> tuple[str, str]:
     if nodes == 1:
         return "127.0.0.1", port
     return next(iter(own_addresses()), socket.gethostname()), port
-
-
-# -- tensors in checkpoints --------------------------------------------------------------------------------------------
-
-
-class _Tensors(Leaves):
-    """Tensors of any device; what was saved as a tensor or as an array is restored as a tensor. A DTensor is the Shard
-    that its mesh gives this rank."""
-
-    def opened(self, node: Any) -> tuple[Any, Callable[[Any], Any]] | None:
-        if not isinstance(node, torch.Tensor) or not _is_dtensor(node):
-            return None
-        if any(each.is_partial() for each in node.placements):
-            raise OptionError(f"a DTensor of placements {node.placements} holds sums that are not added up yet")
-        shape, mesh = tuple(node.shape), node.device_mesh
-        if mesh.get_coordinate() is None:  # this rank has nothing of it
-            if not shape:
-                raise OptionError("a DTensor without axes cannot be saved where not all ranks hold it")
-            return Shard(torch.empty([0] * len(shape), dtype=node.dtype), shape, (0,) * len(shape)), lambda _: node
-        local, chunks = node.detach().to_local(), node.__create_chunk_list__()
-        if len(chunks) != 1 or chunks[0].sizes != local.shape:
-            raise OptionError(f"a DTensor of placements {node.placements} gives this rank no part that is one box")
-
-        def closed(made: torch.Tensor) -> torch.Tensor:
-            shapes = {"shape": node.shape, "stride": node.stride()}
-            return type(node).from_local(made, mesh, node.placements, run_check=False, **shapes)
-
-        return Shard(local, shape, chunks[0].offsets), closed
-
-    def wanted(self, leaf: Any) -> tuple[str, tuple[int, ...]] | None:
-        if isinstance(leaf, torch.Tensor) and leaf.is_meta and not _is_wrapped(leaf):
-            return _type_name(leaf.dtype), tuple(leaf.shape)
-        return self.describe(leaf)
-
-    def describe(self, leaf: Any) -> tuple[str, tuple[int, ...]] | None:
-        if not isinstance(leaf, torch.Tensor):
-            return super().describe(leaf)
-        if _is_wrapped(leaf):
-            what = f"a {type(leaf).__qualname__} is no plain tensor, and nothing says how to read it back"
-            raise OptionError(what, hint="Save the tensors that it is made of; a DTensor not in a Shard")
-        if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested or leaf.is_meta:
-            raise OptionError(f"a tensor of layout {leaf.layout} on {leaf.device} cannot be saved")
-        return _type_name(leaf.dtype), tuple(leaf.shape)
-
-    def copy(self, leaf: Any, target: Any) -> None:
-        if isinstance(leaf, torch.Tensor):
-            _tensor_over(target, leaf.dtype).copy_(leaf.detach())
-        else:
-            super().copy(leaf, target)
-
-    def copy_run(self, leaf: Any, start: int, stop: int, target: Any) -> None:
-        if isinstance(leaf, torch.Tensor):
-            _tensor_over(target, leaf.dtype).copy_(leaf.detach().reshape(-1)[start:stop])
-        else:
-            super().copy_run(leaf, start, stop, target)
-
-    def held(self, leaf: Any, begin: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-        if not isinstance(leaf, torch.Tensor):
-            return super().held(leaf, begin, step)
-        flat = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        whole = flat.numel() // PAGE * PAGE
-        # Pages are picked on the device: the others do not cross the bus.
-        return flat[:whole].reshape(-1, PAGE)[begin::step].cpu().numpy(), flat[whole:].cpu().numpy()
-
-    def build(self, memory: np.ndarray, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
-        if isinstance(like, np.ndarray | np.generic) or dtype not in _TORCH:
-            return super().build(memory, dtype, shape, like)
-        array = memory.view(dtype_of(dtype)).reshape(shape)
-        tensor = _tensor_over(array, _TORCH[dtype])
-        return tensor.to(like.device) if isinstance(like, torch.Tensor) and not like.is_meta else tensor
-
-
-class Checkpointer(NumpyCheckpointer):
-    """`pario.Checkpointer` for trees with tensors: `model.state_dict()`, `optimizer.state_dict()`, Shard(tensor, ...).
-
-    Tensors come back on the CPU, or on the device of the tensor in `like`; NumPy arrays come back as tensors, unless
-    `like` has an array there. Tensors of an accelerator are copied when `save` returns.
-
-    Of a DTensor (FSDP2, tensor parallel) each rank saves its part. It comes back as a DTensor of the mesh and the
-    placements that `like` has there, whatever those were that saved it, and without `like` as a whole tensor. The ranks
-    of its mesh are those of the Checkpointer.
-    """
-
-    leaves = _Tensors()
-
-
-def _is_dtensor(tensor: torch.Tensor) -> bool:
-    """There is none while nobody has loaded the class."""
-    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
-def _is_wrapped(tensor: torch.Tensor) -> bool:
-    """Whether it is no memory of its own: its class answers for what is done with it."""
-    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-
-
-def _torch_types() -> dict[str, torch.dtype]:
-    names = ("float16", "float32", "float64", "complex64", "complex128", "uint8", "int8", "int16", "int32", "int64")
-    known = {dtype_name(np.dtype(name)): getattr(torch, name) for name in names} | {"|b1": torch.bool}
-    unsigned = {f"<u{n}": getattr(torch, f"uint{8 * n}") for n in (2, 4, 8) if hasattr(torch, f"uint{8 * n}")}
-    foreign = {name: getattr(torch, name) for name in FOREIGN if hasattr(torch, name) and "int" not in name}
-    return known | unsigned | foreign
-
-
-_TORCH = {name: dtype for name, dtype in _torch_types().items() if type(dtype) is torch.dtype}
-_NAMES = {dtype: name for name, dtype in _TORCH.items()}
-
-
-def _type_name(dtype: torch.dtype) -> str:
-    if dtype not in _NAMES:
-        raise OptionError(f"tensors of {dtype} cannot be saved")
-    return _NAMES[dtype]
-
-
-def _tensor_over(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over that memory."""
-    flat = torch.from_numpy(array.reshape(-1).view(np.uint8)) if array.size else torch.empty(0, dtype=torch.uint8)
-    return flat.view(dtype).reshape(array.shape)

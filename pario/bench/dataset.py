@@ -1,4 +1,4 @@
-"""Measures epochs over one dataset, read as a training job would, for `python -m pario bench PATH`."""
+"""Measures epochs over one dataset, read as a training job would, for `python -m pario bench run PATH`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from pario.errors import OptionError
 
 _log = logging.getLogger("pario")
 
-#: About so many bytes are read in a save; at least each 64th page, and at least so many bytes of an array.
+#: About this many bytes are read in a save; at least each 64th page, and at least this many bytes of an array.
 _BYTES, _MOST_STEP, _LEAST = 32 << 20, 64, 4 * PAGE
 _HINT = "pario.PerRank saves each rank's own value, pario.Shard its part of an array"
 

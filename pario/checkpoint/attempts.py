@@ -154,7 +154,7 @@ class Budget:
         longest = max(self._took[tier], default=0.0)
         if not waiting:
             return _SPREAD * longest
-        served = now - max(before, waiting[0].began)  # the first one for so long already
+        served = now - max(before, waiting[0].began)  # the first one for this long already
         longest = max(longest, served)
         return _SPREAD * ((len(waiting) + 1) * longest) - served
 
@@ -201,7 +201,7 @@ class Board:
         self.places = self.places.view(np.int64)
 
     def fit(self, blocks: int) -> None:
-        """Room for the checksums of so many blocks. Collective over all ranks; the most of all nodes is taken."""
+        """Room for the checksums of this many blocks. Collective over all ranks; the most of all nodes is taken."""
         most = self._world.allreduce_max(blocks)
         if most > self.sums.size:
             (memory,) = shared_parts(self._world, [4 * 16 * most], "preparing checkpoints")
@@ -253,7 +253,7 @@ class Board:
         """Until a word of the leader, or from LEADERS on one of every rank, has reached that attempt.
 
         Raises CheckpointError if another rank fails, if this one is stopped, or if no rank of the node moves any byte
-        for so long; it names who is missing.
+        for this long; it names who is missing.
         """
         moved, since = self.theirs(MOVED), time.monotonic()
         pause = 1e-4

@@ -39,6 +39,7 @@ from pario.comm.base import together
 from pario.comm.launcher import job_end
 from pario.comm.world import get_world
 from pario.errors import CheckpointError, ClosedError, OptionError, PeerError
+from pario.notebook import shown
 from pario.plane.bucket import Bucket
 from pario.plane.joining import store_agent
 from pario.threads import at_end
@@ -66,7 +67,7 @@ class Checkpointer:
     full : "wait" or "slow"
         When the fast tier is full: wait for the drain, or write straight to `slow`, as where nothing is drained.
     pending : int
-        So many checkpoints may be under way to `slow`; with more of them `save` waits.
+        Most checkpoints under way to `slow`; with more of them `save` waits.
     incremental : bool
         Take arrays over from the last checkpoint that this Checkpointer has written, where their checksums say that
         they have not changed: its file is a hard link in the new one's folder, so the older one may be deleted.
@@ -80,16 +81,15 @@ class Checkpointer:
         warning that names it once, or raise OptionError before anything is written. `PerRank` saves what differs.
         "rank0" compares all bytes in the first save of a structure; later a part of large arrays, another each time.
     timeout_s : float
-        After so many seconds in which no byte was written, a checkpoint is given up; a rank that comes so much later
-        than another one of its node ends the work on all of them. The error says who is late; in `close` a warning.
-    version : str
-        Yours: it is written into the manifest.
+        Seconds without a written byte after which a checkpoint is given up, and by which ranks of a node may be late.
+    version : yours, a str: it is written into the manifest
 
     All methods are collective; where ranks come to different ones, all raise CheckpointError and are closed. What could
     not be saved in the background the next call reports, by CheckpointError on all ranks; saving may go on after it.
     """
 
     leaves: Leaves = Leaves()  #: what is an array; the checkpointers of pario/adapters know others
+    _repr_html_ = shown
 
     def __init__(
         self,
@@ -494,7 +494,7 @@ _END_S, _GRACE_S = 5.0, 10.0
 
 
 def _await_drained(attempts: list[Attempt], limit_s: float) -> None:
-    """Wait for them, at most so many seconds."""
+    """Wait for them, at most this many seconds."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end and not all(attempt.drained.is_set() for attempt in attempts):
         time.sleep(0.01)

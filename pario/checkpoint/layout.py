@@ -49,8 +49,8 @@ __all__ = [
     "cut_up", "dataset_name", "finish", "share_out", "skeleton",
 ]  # fmt: skip
 
-#: Blocks have up to so many bytes, which are one request, and are not made smaller than the second number for the sake
-#: of balance. Ranks that want parts of one block wait for each other: larger ones made that frequent.
+#: Blocks have up to this many bytes, which are one request, and are not made smaller than the second number for the
+#: sake of balance. Ranks that want parts of one block wait for each other: larger ones made that frequent.
 MOST_BLOCK, LEAST_BLOCK = 4 << 20, 2 << 20
 #: Of an element, which no block cuts.
 _MOST_ITEM = 32 << 20
@@ -169,7 +169,7 @@ def share_out(
 
 
 def arrange(pieces: Sequence[Piece], ranks: int) -> Arranged:
-    """The pieces of a node of so many ranks, in order; small ones by the rank that writes them."""
+    """The pieces of a node of this many ranks, in order; small ones by the rank that writes them."""
     made = Arranged([piece for piece in pieces if piece.nbytes >= LARGE])
     small = [piece for piece in pieces if piece.nbytes < LARGE]
     block = _block_bytes(pieces, ranks)
@@ -425,7 +425,7 @@ class Staging:
         self._copies: list[tuple[int, Any, Callable[[Any, Any], None] | None, int]] = []
 
     def copy(self, flat: Flat, staged: Callable[[int], None]) -> None:
-        """A tree of the structure that was laid out. staged(bytes) : so many from the beginning on are copied"""
+        """A tree of the structure that was laid out. staged(bytes) : this many from the beginning on are copied"""
         values = flat.values
         copyto = np.copyto
         for k, (number, target, copy, end) in enumerate(self._copies):

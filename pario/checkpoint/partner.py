@@ -2,7 +2,7 @@
 
 The nodes stand in a ring: node k keeps a copy of what node k - 1 has written. When its own part of a checkpoint is
 committed on its fast tier, its first rank asks the node before it for the description of that node's part, reserves the
-room, fetches block by block, checks each, and commits the copy by the rule of every checkpoint. Whoever keeps a copy
+room, fetches block by block, checks each, and commits the copy by the rule of every checkpoint. Anyone who keeps a copy
 asks for it, because it alone knows what it has room for; nobody is sent what it has not asked for.
 
     DESCRIBE   step, id                         HERE: u64, bytes of the manifest; the manifest; the part's description

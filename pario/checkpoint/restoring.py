@@ -46,8 +46,8 @@ def restored(
     """The tree, or what `like` asks for of it, of the newest checkpoint that is not damaged; and its id, followed by
     those of its parents. Collective.
 
-    step : the newest of this step; tiers : the slow folder and the fast one; take(nbytes) : returns when so many may be
-    read from the slow one
+    step : the newest of this step; tiers : the slow folder and the fast one; take(nbytes) : returns when these may
+    be read from the slow one
     Raises on all ranks: MissingError if there is none, StateError if `like` does not fit, and the error of the newest
     if all are damaged.
     """
@@ -275,7 +275,7 @@ def empty_bytes(nbytes: int) -> np.ndarray:
 def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish], take: Callable[[int], None] | None = None) -> None:
     """Fill the memory of all wishes. Collective over `world`.
 
-    take(nbytes) : returns when so many may be read; None: at once
+    take(nbytes) : returns when this many may be read; None: at once
     Raises ChecksumError, CorruptedError, ReadError on the rank where it happens, PeerError on the others.
     """
     manifest, parts, where = opened

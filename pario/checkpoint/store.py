@@ -77,7 +77,7 @@ class Name(NamedTuple):
 
 
 def whole_pages(nbytes: int) -> int:
-    """So many bytes, rounded up to pages."""
+    """This many bytes, rounded up to pages."""
     return -(-nbytes // PAGE) * PAGE
 
 
@@ -270,7 +270,7 @@ class Reader(_Opened):
     """A node's file: whole pages past the page cache where the store can. Any thread. Raises ReadError and the like."""
 
     def __init__(self, path: str, size: int, *, take: Callable[[int], None] | None = None) -> None:
-        """size : that it must have; take(nbytes) : returns when so many may be read"""
+        """size : that it must have; take(nbytes) : returns when this many may be read"""
         self.path = path
         self._take = take
         self._fd, status = _opened(path)

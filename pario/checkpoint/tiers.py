@@ -32,7 +32,7 @@ __all__ = [
 #: Bytes that are copied, or asked for where a rate is limited, at once.
 _GRAIN = 4 << 20
 
-#: Writes so many bytes at an offset, as fast as is allowed.
+#: Writes this many bytes at an offset, as fast as is allowed.
 Write = Callable[[Writer, np.ndarray, int], None]
 
 
@@ -91,7 +91,7 @@ class Places:
 @dataclass(frozen=True)
 class Tiers:
     """slow : folder. full : "wait" or "slow", for a full fast tier. limit_s : without a byte moved. keep : of
-    the slow tier, None: all. take(bytes) : returns when so many may be written to the slow tier"""
+    the slow tier, None: all. take(bytes) : returns when this many may be written to the slow tier"""
 
     slow: str
     fast: FastTier | None

@@ -34,7 +34,7 @@ from pario.checkpoint.store import whole_pages
 from pario.checkpoint.tree import Box
 from pario.codec.base import Codec
 
-#: What a codec makes of a block must be smaller by at least one part in so many: otherwise it is written as it is.
+#: What a codec makes of a block must be smaller by at least one part in this many: otherwise it is written as it is.
 _PAYS = 32
 
 
@@ -109,7 +109,7 @@ class Varying:
             slot[:] = 0
 
     def stored_bytes(self, number: int, nbytes: int) -> int:
-        """So many bytes are written of a block of `nbytes`: whole pages where blocks lie one after another."""
+        """This many bytes are written of a block of `nbytes`: whole pages where blocks lie one after another."""
         return nbytes if self._codec is None else whole_pages(int(self._board.coded[number]) or nbytes)
 
     # -- the node's first rank -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import time
 from pario.wire.frames import WireError
 from pario.wire.server import BACKLOG, Guest, Server
 
-#: Of what the ranks of a meeting say, and hear, at most so much.
+#: Of what the ranks of a meeting say, and hear, at most this much.
 MOST_BYTES = 1 << 20
 #: A frame also holds a head, and 8 bytes of every rank where each says a number.
 MOST_FRAME = MOST_BYTES + (1 << 20)
@@ -114,7 +114,7 @@ class Hub(Server[Seat]):
                 _, _, _, to, _ = NOTE.unpack_from(body)
                 if to in self._seats:
                     self.put(self._seats[to], Say.NOTE, body)
-                self.put(link, Say.MEET, body[: MEETING.size])  # whoever hears of it now finds the note there
+                self.put(link, Say.MEET, body[: MEETING.size])  # a rank that hears of it now finds the note there
             elif kind == Say.ENDS and link.rank >= 0:
                 self._tell(Say.ENDS, link.rank)
             else:

@@ -1,6 +1,6 @@
 """Ranks without MPI: as much of what mpi4py offers as a World uses, over one connection of every rank to rank 0.
 
-How they find each other: `join`. What they say is passed on by hub.py. As in MPI, calls return at once, and whoever
+How they find each other: `join`. What they say is passed on by hub.py. As in MPI, calls return at once, and anyone who
 waits for one asks `Test` now and then: no rank has a thread for this, but for rank 0's.
 """
 
@@ -309,7 +309,7 @@ class Star:
         return bool(poll.poll(1e3 * wait_s))
 
     def sleep(self, pause: float) -> None:
-        """So long, or until something comes."""
+        """This long, or until something comes."""
         if pause and not self._over:
             with suppress(OSError, ValueError):  # another thread has found the connection closed
                 self._has_come(pause)
@@ -333,7 +333,7 @@ class Star:
     def gone(self) -> int | None:
         """A rank whose connection was closed. Raises PeerError if the script of one is at its end."""
         self.poll()
-        # Whoever ends by an error has sent a note before, which says more: it is looked for first.
+        # Anyone who ends by an error has sent a note before, which says more: it is looked for first.
         if self._gone is None and self._ended and time.monotonic() > min(self._ended.values()) + _NEWS_S:
             raise PeerError(
                 "the script of another rank is at its end, and this one still waits for it",

@@ -1,12 +1,8 @@
-"""`bench`: read epochs as a training job would, and show how fast it was and where the time went (pario/bench).
-
-The instruments, which stand in place of a PATH after `bench`, have their arguments here; micro.py does their work.
-"""
+"""`bench run`: read epochs as a training job would, and show how fast it was and where the time went (pario/bench); and
+the arguments of `bench threads | overlap | checkpoint`, whose work micro.py does."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -31,47 +27,46 @@ _RANKS = (
     ("consumer", "your own code between two batches"),
 )
 
-_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def _all_of(*options: _Decorator) -> _Decorator:
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
 _rounds = click.option(
     "--rounds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each variant, in turns."
 )
-_results = _all_of(
-    click.option("--out", metavar="DIR", help="Save figure, table and JSON here. Default: pario-NAME."),
-    click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of text; save nothing."),
+_results = arguments.all_of(
+    click.option(
+        "--out", metavar="DIR", help="Save figure, table and JSON here. Default: pario-NAME. (With --json nothing.)"
+    ),
+    arguments.as_json,
 )
 #: arguments of the instruments that read
-_data = _all_of(
-    click.argument("path", required=False),
+_data = arguments.all_of(
+    click.argument("path", required=False, type=click.Path()),
     arguments.db,
-    click.option("--decoder", metavar="NAME", help="As for `bench`; image for made data. none: only read."),
-    click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels."),
-    click.option("--store", metavar="FOLDER", help="Make data here, without PATH. Default: the current folder."),
-    click.option("--files", default=512, show_default=True, type=click.IntRange(1), help="Without PATH: so many."),
-    click.option("--bytes", "nbytes", type=click.IntRange(1024), help="Without PATH: of each file."),
-    click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the shuffled orders."),
+    click.option("--decoder", metavar="NAME", help="Decoder of `bench run`; none: only read. For made data: image."),
+    click.option("--size", type=click.IntRange(1), help="Pixels to which the decoder image scales."),
+    click.option("--store", metavar="FOLDER", help="Without PATH: make data here. Default: the current folder."),
+    arguments.number("--files", help="Without PATH: number of files to make.", default=512),
+    click.option("--bytes", "nbytes", type=click.IntRange(1024), help="Without PATH: bytes of each file."),
+    arguments.number("--seed", help="Seed of the shuffled orders.", default=0, kind=click.IntRange(0)),
 )
 
 
-@click.command(name="threads")
+@click.group()
+def bench() -> None:
+    """Measure how fast a dataset is read, and characterise a job on its store."""
+
+
+@bench.command(name="threads")
 @_data
-@click.option("--threads", "numbers", default="1,2,4,8,16,32,64", show_default=True, metavar="N,...", help="To try.")
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.05), help="Of a run, at most.")
-@click.option("--order", default="both", type=click.Choice(["both", "in-order", "shuffled"]), help="Default: both.")
+@click.option(
+    "--threads", "numbers", default="1,2,4,8,16,32,64", show_default=True, metavar="N,...", help="Numbers to try."
+)
+@arguments.number("--seconds", help="Longest time of a run, in seconds.", default=2.0, kind=click.FloatRange(0.05))
+@click.option(
+    "--order", default="both", show_default=True, type=click.Choice(["both", "in-order", "shuffled"]), help="Orders."
+)
 @_rounds
 @_results
 def threads(
-    numbers: str, seconds: float, order: str, rounds: int, seed: int, out: str | None, as_json: bool, **options: Any
+    numbers: str, seconds: float, order: str, rounds: int, seed: int, out: str | None, **options: Any
 ) -> int:
     """Measure how reading scales with threads.
 
@@ -95,14 +90,14 @@ def threads(
     if not found or found[0] < 1 or found[-1] > micro.MOST_THREADS:
         raise click.BadParameter(f"numbers from 1 to {micro.MOST_THREADS}, got {numbers!r}", param_hint="--threads")
     orders = {"both": (False, True), "in-order": (False,), "shuffled": (True,)}[order]
-    return micro.threads(micro.Data(**options), Sweep(found, rounds, seconds, orders, seed=seed), out, as_json)
+    return micro.threads(micro.Data(**options), Sweep(found, rounds, seconds, orders, seed=seed), out)
 
 
-@click.command(name="overlap")
+@bench.command(name="overlap")
 @_data
-@click.option("-b", "--batch-size", "batch", default=32, show_default=True, type=click.IntRange(1), help="Items.")
-@click.option("--threads", "numbers", default=16, show_default=True, type=click.IntRange(1, 512), help="That read.")
-@click.option("--batches", default=50, show_default=True, type=click.IntRange(2), help="Of a run.")
+@arguments.number("-b", "--batch-size", "batch", help="Items per batch.", default=32)
+@arguments.number("--threads", "numbers", help="Threads that read.", default=16, kind=click.IntRange(1, 512))
+@arguments.number("--batches", help="Batches of a run.", default=50, kind=click.IntRange(2))
 @click.option("--network", is_flag=True, help="Compute with a small network (torch) instead of a sleep.")
 @_rounds
 @_results
@@ -123,23 +118,22 @@ def overlap(
     from pario.bench.micro.overlap import Application
     from pario.commands import micro
 
-    as_json = options.pop("as_json")
     what = Application(batch, numbers, batches, rounds=rounds, seed=seed)
-    return micro.overlap(micro.Data(**options), what, network, out, as_json)
+    return micro.overlap(micro.Data(**options), what, network, out)
 
 
-@click.command(name="checkpoint")
-@click.option("--slow", metavar="FOLDER", default=".", show_default=True, help="On the shared store.")
-@click.option("--fast", metavar="FOLDER", help="On a disk of the node, or in its memory: the burst buffer.")
-@click.option("--bytes", "nbytes", default=100_000_000, show_default=True, type=click.IntRange(4), help="Of each.")
-@click.option("--arrays", default=16, show_default=True, type=click.IntRange(1), help="Arrays of a checkpoint.")
-@click.option("--checkpoints", default=5, show_default=True, type=click.IntRange(1), help="Of a run.")
-@click.option("--every", default=20, show_default=True, type=click.IntRange(1), help="Iterations between two.")
-@click.option("--step-ms", default=30.0, show_default=True, type=click.FloatRange(0), help="Of one iteration.")
+@bench.command(name="checkpoint")
+@click.option("--slow", metavar="FOLDER", default=".", show_default=True, help="Folder on the shared store.")
+@click.option("--fast", metavar="FOLDER", help="Folder on a disk of the node or in its memory: the burst buffer.")
+@arguments.number("--bytes", "nbytes", help="Bytes of each.", default=100_000_000, kind=click.IntRange(4))
+@arguments.number("--arrays", help="Arrays of a checkpoint.", default=16)
+@arguments.number("--checkpoints", help="Checkpoints of a run.", default=5)
+@arguments.number("--every", help="Steps between two.", default=20)
+@arguments.number("--step-ms", help="Time of a step, in milliseconds.", default=30.0, kind=click.FloatRange(0))
 @_rounds
 @_results
 def checkpoint(
-    slow: str, fast: str | None, step_ms: float, rounds: int, out: str | None, as_json: bool, **training: Any
+    slow: str, fast: str | None, step_ms: float, rounds: int, out: str | None, **training: Any
 ) -> int:
     """Measure how long checkpoints stop a training.
 
@@ -154,27 +148,19 @@ def checkpoint(
     from pario.bench.micro.checkpoint import Training
     from pario.commands import micro
 
-    return micro.checkpoint(Training(step_s=step_ms / 1000, **training), (slow, fast), rounds, out, as_json)
+    return micro.checkpoint(Training(step_s=step_ms / 1000, **training), (slow, fast), rounds, out)
 
 
-class _Bench(click.Command):
-    """`bench PATH`, and under the same name the instruments."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        found = {one.name: one for one in (threads, overlap, checkpoint)}.get(args[0] if args else "")
-        if found is not None:
-            return found.make_context(f"{info_name} {found.name}", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
-
-
-@click.command(cls=_Bench)
+@bench.command(name="run")
 @arguments.path
 @arguments.db
-@click.option("-b", "--batch-size", default=64, show_default=True, type=int, help="Records per rank and batch.")
+@arguments.batch_size
 @click.option(
-    "--shuffle", default="none", show_default=True, type=click.Choice(["none", "global", "block"]), help="Order."
+    "--shuffle",
+    default="none",
+    show_default=True,
+    type=click.Choice(["none", "global", "block"]),
+    help="Order of the records.",
 )
 @arguments.decoder
 @click.option(
@@ -184,36 +170,25 @@ class _Bench(click.Command):
     type=click.Choice(list(RECIPES)),
     help="How to read: as pario does, or a step of LMDBIO, or plain py-lmdb (measurements/recipes.md).",
 )
-@click.option("--size", type=click.IntRange(1), help="image: scale to so many pixels, as unequal images do not stack.")
-@click.option("-e", "--epochs", default=1, show_default=True, type=click.IntRange(1), help="Passes over the data.")
+@click.option("--size", type=click.IntRange(1), help="Pixels to which the decoder image scales pictures.")
+@arguments.number("-e", "--epochs", help="Passes over the data.", default=1)
 @arguments.select
-@click.option("--step-ms", default=0.0, type=click.FloatRange(0), help="Sleep per batch, for a training step.")
+@arguments.number("--step-ms", help="Length of a step, a sleep, in ms.", default=0.0, kind=click.FloatRange(0))
 @click.option("--cold", is_flag=True, help="Ask the kernel to drop the file from the page cache first.")
-@click.option("--inflight", type=int, help="Reads in flight per reading rank; without, as measured.")
+@click.option("--inflight", type=int, help="Reads in flight per reading rank. Default: as measured.")
 @click.option("--report", is_flag=True, help="Print what each rank did, and the slow part.")
 @arguments.as_json
-def bench(
-    path: str,
-    db: str | None,
-    inflight: int | None,
-    report: bool,
-    as_json: bool,
-    **workload: Any,
-) -> int:
+def run(path: str, db: str | None, inflight: int | None, report: bool, **workload: Any) -> int:
     """Measure how fast a dataset is read, and why.
 
     Reads epochs as a training job would. Use the batch size, shuffle and decoder of your job, and start it as you start
     your job. A large "share" means that the ranks waited for the storage; a large "turn" means that the storage waited
     for the ranks. --report prints a line per rank, and a sentence that names the slow part.
 
-    In place of a PATH, "threads", "overlap" and "checkpoint" characterise a job on its store (`bench threads --help`,
-    ...); write ./threads for a dataset of that name.
-
     \b
     Examples:
-      python -m pario bench train.lmdb --decoder datum
-      mpiexec -n 4 python -m pario bench train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
-      python -m pario bench threads train.lmdb
+      python -m pario bench run train.lmdb --decoder datum
+      mpiexec -n 4 python -m pario bench run train.lmdb --shuffle block --batch-size 256 --epochs 2 --report
     """
     from pario.bench.dataset import DatasetBench, Workload
     from pario.commands.dataset import selected
@@ -231,18 +206,15 @@ def bench(
             bar = screen.bar(measured.batches, f"epoch {number}", "batch")
             epoch = measured.epoch(bar.update)
             screen.end_bar()
-            if not as_json:
-                speed = f"{epoch.bytes / epoch.seconds / 1e9:.3f} GB/s, {epoch.records / epoch.seconds:,.0f} records/s"
-                screen.say(f"epoch {number}: {counted(epoch.records, 'record')} in {seconds(epoch.seconds)}: {speed}")
+            speed = f"{epoch.bytes / epoch.seconds / 1e9:.3f} GB/s, {epoch.records / epoch.seconds:,.0f} records/s"
+            screen.say(f"epoch {number}: {counted(epoch.records, 'record')} in {seconds(epoch.seconds)}: {speed}")
         everybody = measured.report()
         result = measured.result(everybody)
     screen.running = False
-    if as_json:
-        screen.say(json.dumps({**result, **({"report": everybody.as_dict()} if report else {})}))
-    else:
-        screen.say(_words(result))
-        if report:
-            screen.say(f"\n{everybody}")
+    screen.tell(result, **({"report": everybody.as_dict()} if report else {}))
+    screen.say(_words(result))
+    if report:
+        screen.say(f"\n{everybody}")
     return 0
 
 

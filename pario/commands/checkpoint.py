@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pario.commands import arguments
 from pario.commands.screen import counted, decimal_bytes, screen, seconds, table
 from pario.errors import FileError, MissingError, OptionError
 from pario.machine import replacing
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checkpoint"]
 
-_folder = click.argument("folder")
+_folder = click.argument("folder", type=click.Path())
 
 
 @click.group()
@@ -46,6 +47,7 @@ def _all(folder: str, step: int | None = None) -> list[Name]:
 
 @checkpoint.command("list")
 @_folder
+@arguments.as_json
 def list_(folder: str) -> int:
     """List the complete checkpoints, the one that was saved last first.
 
@@ -58,17 +60,22 @@ def list_(folder: str) -> int:
     from pario.checkpoint.finding import DAMAGE, described
 
     rows = [("branch", "step", "saved", "bytes", "arrays", "ranks", "version", "folder")]
+    facts: list[dict[str, Any]] = []
     found = _all(folder)
     for name, branch in zip(found, _drawn(folder, found), strict=True):
         try:
             manifest, _ = described(os.path.join(folder, str(name)))
         except DAMAGE as e:
             rows.append((branch, str(name.step), "", "", "", "", "damaged", str(name)))
+            facts.append({"step": name.step, "folder": str(name), "damaged": str(e)})
             screen.say(f"{name}: {e}", err=True)
             continue
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
         size, arrays = decimal_bytes(manifest.nbytes), str(len(manifest.specs))
         rows.append((branch, str(name.step), saved, size, arrays, str(manifest.ranks), manifest.version, str(name)))
+        facts.append({"step": name.step, "folder": str(name), "branch": branch, "saved": manifest.created})
+        facts[-1] |= {"bytes": manifest.nbytes, "arrays": len(manifest.specs), "ranks": manifest.ranks}
+    screen.tell(checkpoints=facts)
     screen.say(table(rows, words=True))
     return 0
 
@@ -96,7 +103,8 @@ def _drawn(folder: str, found: list[Name]) -> list[str]:
 
 @checkpoint.command()
 @_folder
-@click.option("--step", type=click.IntRange(0), help="Default: all.")
+@click.option("--step", type=click.IntRange(0), help="Step to verify. Default: all.")
+@arguments.as_json
 def verify(folder: str, step: int | None) -> int:
     """Read every byte and compare the checksums; status 1 if anything is damaged.
 
@@ -107,12 +115,14 @@ def verify(folder: str, step: int | None) -> int:
     from pario.checkpoint.finding import problems
 
     bad = 0
+    facts: list[dict[str, Any]] = []
     for name in _all(folder, step):
         path, began = os.path.join(folder, str(name)), time.perf_counter()
         size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(".h5"))
         bar = screen.bar(size, f"step {name.step}", "B")
         found = problems(path, bar.update)
         screen.end_bar()
+        facts.append({"step": name.step, "folder": str(name), "bytes": size, "damage": list(map(str, found))})
         if found:
             bad += 1
             more = f" (and {len(found) - 1} more)" if found[1:] else ""
@@ -120,13 +130,14 @@ def verify(folder: str, step: int | None) -> int:
         else:
             took = seconds(time.perf_counter() - began)
             screen.say(f"step {name.step}: every byte of {decimal_bytes(size)} is as it was written ({took})")
+    screen.tell(damaged=bad, checkpoints=facts)
     return 1 if bad else 0
 
 
 @checkpoint.command("restore-to-npz")
 @_folder
 @click.argument("dst", metavar="DST.npz")
-@click.option("--step", type=click.IntRange(0), help="Default: the newest complete one.")
+@click.option("--step", type=click.IntRange(0), help="Step to read. Default: the newest complete one.")
 def restore_to_npz(folder: str, dst: str, step: int | None) -> int:
     """Write the whole arrays to a NumPy file; keys of the tree are joined by "/".
 
@@ -183,8 +194,8 @@ def _save(dst: str, arrays: dict[str, Any]) -> None:
 @checkpoint.command()
 @_folder
 @click.argument("dst", metavar="DST")
-@click.option("--step", type=click.IntRange(0), help="Default: the newest complete one.")
-@click.option("--under", "below", default="", metavar="KEY/KEY", help="Only what lies there in the tree.")
+@click.option("--step", type=click.IntRange(0), help="Step to read. Default: the newest complete one.")
+@click.option("--under", "below", default="", metavar="KEY/KEY", help="Part of the tree to write.")
 def export(folder: str, dst: str, step: int | None, below: str) -> int:
     """Write a checkpoint for others: DST.safetensors, or a folder for torch.distributed.checkpoint (needs torch).
 
@@ -208,7 +219,7 @@ def export(folder: str, dst: str, step: int | None, below: str) -> int:
 @checkpoint.command("import")
 @click.argument("src", metavar="SRC")
 @_folder
-@click.option("--step", default=0, show_default=True, type=click.IntRange(0), help="Of the checkpoint that is made.")
+@arguments.number("--step", help="Step of the checkpoint to make.", default=0, kind=click.IntRange(0))
 def import_(src: str, folder: str, step: int) -> int:
     """Make a checkpoint out of one of others: SRC.safetensors, a folder of such files, or one of
     torch.distributed.checkpoint (needs torch).
@@ -241,9 +252,10 @@ def _dcp() -> Any:
 
 @checkpoint.command()
 @_folder
-@click.option("--keep", default=3, show_default=True, type=click.IntRange(1), help="So many of the newest stay.")
+@arguments.number("--keep", help="Number of checkpoints to keep, the newest ones.", default=3)
 @click.option("--after", metavar="STEP", type=click.IntRange(0), help="Delete abandoned branches behind this step.")
 @click.option("--yes", is_flag=True, help="Delete. Without it, only say what would be deleted.")
+@arguments.as_json
 def prune(folder: str, keep: int, after: int | None, yes: bool) -> int:
     """Delete old checkpoints. The newest one that verifies is never deleted.
 
@@ -272,5 +284,7 @@ def prune(folder: str, keep: int, after: int | None, yes: bool) -> int:
         if yes:
             discard(os.path.join(folder, str(name)))
         screen.say(f"{'deleted' if yes else 'would delete'} {name}")
+    screen.tell(deleted=[str(name) for name in gone] if yes else [], kept=len(found) - len(gone))
+    screen.tell(would_delete=[] if yes else [str(name) for name in gone])
     screen.say(f"{counted(len(found) - len(gone), 'checkpoint stays', 'checkpoints stay')}")
     return 0 if good is not None else 1

@@ -1,4 +1,4 @@
-"""`python -m pario choose`: samples, candidates and the store measured, and the choice explained (codec/select.py)."""
+"""`data choose`: samples, candidates and the store measured, and the choice explained (codec/select.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -62,6 +62,8 @@ def run_choose(
     raw, how = _store(path, seconds)
     screen.say(f"the store, {how}: {decimal_bytes(raw.nbytes)}/s in reads of {decimal_bytes(_READ)}")
     chosen = select(application, _loaded(values, found, application, seconds), raw, margin, speed=speed)
+    screen.tell(samples=len(values), mean_bytes=mean, store=asdict(raw), not_tried=missing_packages())
+    screen.tell(chosen=asdict(chosen.chosen), verdicts=[asdict(verdict) for verdict in chosen.verdicts])
     screen.say()
     screen.say(_table(chosen))
     screen.say()
@@ -198,7 +200,7 @@ def _words(chosen: Selection, margin: float, records: int, speed: bool) -> list[
             f"{_time(other.candidate.seconds)} per record; {bound}{longer}."
         )
     if one.name != "raw":
-        lines.append(f"Next: python -m pario pack SRC DST --codec {one.name}" + _dictionary(one))
+        lines.append(f"Next: python -m pario data pack SRC DST --codec {one.name}" + _dictionary(one))
     if mine.step:
         lines.append(
             f"Foretold: {app.batch / mine.step:,.0f} records/s per node in this training, "

@@ -1,4 +1,4 @@
-"""`control`: one process that shares a store among the jobs of a cluster, and a look at it."""
+"""`plane serve | status`: one process that shares a store among the jobs of a cluster, and a look at it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pario.comm.launcher import own_addresses
+from pario.commands import arguments
 from pario.commands.screen import counted, screen, seconds, table
 from pario.errors import OptionError, ParioError
 from pario.machine import replacing
@@ -20,15 +21,22 @@ if TYPE_CHECKING:
     from pario.plane.node import NodeAgent
     from pario.plane.plane import Plane
 
-__all__ = ["control"]
+__all__ = ["plane"]
 
 #: of the table of a thousand jobs
 _MOST_BYTES = 16 << 20
 
 
-@click.group(invoke_without_command=True)
+@click.group()
+def plane() -> None:
+    """Share a store among the jobs of a cluster."""
+
+
+@plane.command()
 @click.option(
-    "--rules", metavar="FILE", help="Who gets what: a TOML file; a plane rereads it on SIGHUP. Of agents: users, limits"
+    "--rules",
+    metavar="FILE",
+    help="TOML file that says who gets what; SIGHUP rereads it. With --agent-of: users and limits.",
 )
 @click.option("--agent-of", metavar="ADDRESS", help="Speak for the jobs of this node to the control plane at ADDRESS.")
 @click.option(
@@ -36,15 +44,7 @@ _MOST_BYTES = 16 << 20
 )
 @click.option("--tell", metavar="FILE", help="Write the address into this file, for the jobs.")
 @click.option("--metrics", metavar="FILE", help="Write the state into this file once a second, for Prometheus.")
-@click.pass_context
-def control(
-    context: click.Context,
-    rules: str | None,
-    agent_of: str | None,
-    at: str | None,
-    tell: str | None,
-    metrics: str | None,
-) -> int | None:
+def serve(rules: str | None, agent_of: str | None, at: str | None, tell: str | None, metrics: str | None) -> int:
     """Share a store among the jobs of a cluster, until it is interrupted.
 
     Jobs whose PARIO_CONTROL names ADDRESS read the store at the rates that this process grants. The rules say how much
@@ -56,22 +56,20 @@ def control(
 
     \b
     Examples:
-      python -m pario control --rules rules.toml --at ib0:7400
-      python -m pario control --agent-of head:7400 --at /run/pario/plane
-      python -m pario control status --at head:7400
+      python -m pario plane serve --rules rules.toml --at ib0:7400
+      python -m pario plane serve --agent-of head:7400 --at /run/pario/plane
+      python -m pario plane status --at head:7400
     """
-    if context.invoked_subcommand is not None:
-        return None
     if agent_of is not None:
         if at is None:
             raise click.UsageError("--at ADDRESS is missing: where the node's jobs find the agent, as a socket's path")
         return _speak(agent_of, rules, at, tell, metrics)
     if rules is None:
         raise click.UsageError("--rules FILE is missing: what the store can give, and what is guaranteed to whom")
-    return _serve(rules, at, tell, metrics)
+    return _share(rules, at, tell, metrics)
 
 
-def _serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
+def _share(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
     """Until SIGTERM or SIGINT; SIGHUP reads the rules again."""
     from pario.plane.plane import Plane
     from pario.plane.rules import read_rules
@@ -83,21 +81,21 @@ def _serve(rules: str, at: str | None, tell: str | None, metrics: str | None) ->
         if not addresses:
             raise OptionError("this node has no network", hint="Pass --at HOST:PORT, or the path of a Unix socket.")
         at = f"{addresses[0]}:0"
-    plane = Plane(read_address(at), found, read_rules=lambda: read_rules(rules), tell=_teller(metrics))
-    signal.signal(signal.SIGHUP, lambda *_: plane.reload())
-    _run(plane, "control plane", tell)
-    screen.say(f"the control plane has ended, which {counted(plane.book.seen, 'job')} had joined")
+    server = Plane(read_address(at), found, read_rules=lambda: read_rules(rules), tell=_teller(metrics))
+    signal.signal(signal.SIGHUP, lambda *_: server.reload())
+    _run(server, "control plane", tell)
+    screen.say(f"the control plane has ended, which {counted(server.book.seen, 'job')} had joined")
     return 0
 
 
-def _speak(plane: str, rules: str | None, at: str, tell: str | None, metrics: str | None) -> int:
-    """A node agent, until SIGTERM or SIGINT. plane : its address"""
+def _speak(head: str, rules: str | None, at: str, tell: str | None, metrics: str | None) -> int:
+    """A node agent, until SIGTERM or SIGINT. head : address of the plane"""
     from pario.plane.joining import who
     from pario.plane.node import NodeAgent, node_rules
     from pario.plane.rules import read_rules
     from pario.plane.words import read_address
 
-    where = read_address(plane)
+    where = read_address(head)
     me = who(where)
     found = node_rules(me) if rules is None else read_rules(rules, node=True)
     agent = NodeAgent(read_address(at), where, me, found, tell=_teller(metrics))
@@ -136,10 +134,16 @@ def _replace(path: str, text: str) -> None:
         raise ParioError(f"cannot write: {e.strerror}", path=path) from e
 
 
-@control.command()
-@click.option("--at", metavar="ADDRESS", help="Of the control plane.  [default: $PARIO_CONTROL]")
-@click.option("--every", metavar="SECONDS", type=click.FloatRange(min=0), help="0: once.  [default: 1 on a terminal]")
-@click.option("--prometheus", is_flag=True, help="As text for Prometheus.")
+@plane.command()
+@click.option("--at", metavar="ADDRESS", help="Address of the control plane.  [default: $PARIO_CONTROL]")
+@click.option(
+    "--every",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Seconds between two looks; 0: look once.  [default: 1 on a terminal]",
+)
+@click.option("--prometheus", is_flag=True, help="Print text for Prometheus.")
+@arguments.as_json
 def status(at: str | None, every: float | None, prometheus: bool) -> int:
     """Show what each job is granted and uses."""
     from pario.plane.joining import plane_address, who
@@ -152,10 +156,11 @@ def status(at: str | None, every: float | None, prometheus: bool) -> int:
         raise OptionError("no control plane is named", hint="Pass --at ADDRESS, or set PARIO_CONTROL to it.")
     address = read_address(text)
     if every is None:
-        every = 1.0 if sys.stdout.isatty() and not prometheus else 0.0
+        every = 1.0 if sys.stdout.isatty() and not (prometheus or screen.json) else 0.0
     session = connected(address, who(address), {"do": "status"}, _MOST_BYTES)
     try:
         state = session.first["status"]
+        screen.tell(state)
         while True:
             if every:
                 click.clear()
@@ -172,7 +177,7 @@ def status(at: str | None, every: float | None, prometheus: bool) -> int:
 
 
 def _status_text(state: dict[str, Any]) -> str:
-    """The table of `control status`. state : of `Plane.state`"""
+    """The table of `plane status`. state : of `Plane.state`"""
     lines = [f"{_head(state)}, a cycle takes {seconds(state['cycle_s'])}"]
     if state["learning"]:
         lines.append("The plane has just started: jobs keep what an earlier one has granted, for one lease.")

@@ -1,4 +1,4 @@
-"""`stage`, `serve` and `cache`: copies of datasets on the nodes, in memory and on disks."""
+"""`tiers stage | serve | list | verify | clean`: copies of datasets on the nodes, in memory and on disks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pario.dataset.reader import Reader
     from pario.tiers.copies import Copy
 
-__all__ = ["cache", "serve", "stage"]
+__all__ = ["clean", "list_", "serve", "stage", "verify_copies"]
 
 T = TypeVar("T")
 
@@ -39,9 +39,10 @@ T = TypeVar("T")
 @click.command()
 @arguments.path
 @arguments.db
-@click.option("--to", "folder", required=True, metavar="FOLDER", help="On a disk of the node.")
-@click.option("--quota", default="auto", show_default=True, metavar="SIZE", help='As in "400 GiB".')
-@click.option("--force", is_flag=True, help="FOLDER may be on a network file system.")
+@arguments.as_json
+@click.option("--to", "folder", required=True, metavar="FOLDER", help="Folder on a disk of the node.")
+@click.option("--quota", default="auto", show_default=True, metavar="SIZE", help='Most bytes to keep, as in "400GiB".')
+@click.option("--force", is_flag=True, help="Accept a FOLDER on a network file system.")
 def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> int:
     """Copy the records' part of the file to a disk of every node.
 
@@ -50,8 +51,8 @@ def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> in
 
     \b
     Examples:
-      python -m pario stage train.lmdb --to /local/nvme
-      srun --ntasks-per-node=1 python -m pario stage train.lmdb --to /local/nvme --quota 400GiB
+      python -m pario tiers stage train.lmdb --to /local/nvme
+      srun --ntasks-per-node=1 python -m pario tiers stage train.lmdb --to /local/nvme --quota 400GiB
     """
     from pario.dataset.reader import Reader
     from pario.plan.placement import NOBODY
@@ -92,6 +93,8 @@ def stage(path: str, db: str | None, folder: str, quota: str, force: bool) -> in
         screen.say(f"{decimal_bytes(from_store)} read from the store in {seconds(time.perf_counter() - started)}")
         nowhere = 0 if found.placement is None else int((found.placement.owners[chunks] == NOBODY).all(axis=1).sum())
         failed = world.allreduce_sum(disk.counts.errors)
+        screen.tell(path=reader.path, folder=folder, nodes=world.nodes, wanted_bytes=wanted * chunk_bytes)
+        screen.tell(held_bytes=held * chunk_bytes, read_bytes=from_store, failed_writes=failed)
         if failed:
             screen.say(f"{counted(failed, 'write')} to {folder} failed: see the system log of the nodes")
         if nowhere or (held < wanted and not failed):
@@ -135,9 +138,17 @@ def _bring(reader: Reader, chunks: np.ndarray) -> None:
 
 @click.command()
 @click.option(
-    "--at", "folder", envvar="PARIO_SERVICE", metavar="FOLDER", help="On the node.  [default: $PARIO_SERVICE]"
+    "--at",
+    "folder",
+    envvar="PARIO_SERVICE",
+    metavar="FOLDER",
+    help="Folder on the node, where jobs find the service.  [default: $PARIO_SERVICE]",
 )
-@click.option("--tiers", metavar="TIERS", help='As in "memory:auto,/local/nvme:400GiB".  [default: $PARIO_TIERS]')
+@click.option(
+    "--tiers",
+    metavar="TIERS",
+    help='Where to keep copies, as in "memory:auto,/local/nvme:400GiB".  [default: $PARIO_TIERS]',
+)
 def serve(folder: str | None, tiers: str | None) -> int:
     """Keep copies of datasets for all your jobs on these nodes, until it is interrupted.
 
@@ -147,8 +158,8 @@ def serve(folder: str | None, tiers: str | None) -> int:
     \b
     Examples:
       export PARIO_SERVICE=/tmp
-      python -m pario serve --tiers memory:auto &
-      srun --ntasks-per-node=1 --overlap python -m pario serve --tiers memory:auto,/local/nvme:400GiB &
+      python -m pario tiers serve --tiers memory:auto &
+      srun --ntasks-per-node=1 --overlap python -m pario tiers serve --tiers memory:auto,/local/nvme:400GiB &
     """
     from pario.comm.world import get_world, leave_mpi
     from pario.commands.run_service import allow_many_files
@@ -194,28 +205,23 @@ def _say(text: str) -> None:
 # -- on disks ----------------------------------------------------------------------------------------------------------
 
 
-@click.group()
-def cache() -> None:
-    """Look after the copies that tiers keep on disks.
-
-    FOLDER is a tier's folder, as in PARIO_TIERS. On several nodes start one process per node.
-
-    \b
-    Examples:
-      python -m pario cache list /local/nvme
-      srun --ntasks-per-node=1 python -m pario cache clean /local/nvme --older-than 7
-    """
-
-
 _folders = click.argument("folders", metavar="FOLDER...", nargs=-1, required=True)
 
 
-@cache.command("list")
+@click.command("list")
 @_folders
+@arguments.as_json
 def list_(folders: tuple[str, ...]) -> int:
-    """Which datasets, how much of them, and when a job used them last."""
+    """List cached datasets with their size and last use.
+
+    \b
+    Example:
+      python -m pario tiers list /local/nvme
+    """
     rows = [("node", "folder", "data file", "copied", "on disk", "used", "copy")]
     for node, copies in _on_every_node(folders, lambda copy: copy):
+        for copy in copies:
+            _tell(node, copy, file_bytes=copy.grid.file_bytes)
         rows += [
             (node, copy.folder, copy.path or "?", _part(copy), decimal_bytes(copy.disk_bytes), _when(copy), _name(copy))
             for copy in copies
@@ -224,12 +230,17 @@ def list_(folders: tuple[str, ...]) -> int:
     return 0
 
 
-@cache.command()
+@click.command("verify")
 @_folders
-def verify(folders: tuple[str, ...]) -> int:
+@arguments.as_json
+def verify_copies(folders: tuple[str, ...]) -> int:
     """Read all copies and compare their checksums. The exit status is 1 if there is damage.
 
     Damaged chunks are dropped: the next job fetches them again.
+
+    \b
+    Example:
+      srun --ntasks-per-node=1 python -m pario tiers verify /local/nvme
     """
     from pario.tiers.copies import verify as verified
 
@@ -237,25 +248,42 @@ def verify(folders: tuple[str, ...]) -> int:
     for node, found in _on_every_node(folders, lambda copy: (copy, *verified(copy))):
         for copy, right, wrong in found:
             damaged += wrong
+            _tell(node, copy, chunks=right + wrong, damaged=wrong)
             words = f"{counted(wrong, 'chunk')} damaged, which jobs fetch again" if wrong else "no damage"
             screen.say(f"{node}: {_name(copy)} of {copy.path or '?'}: {counted(right + wrong, 'chunk')}, {words}")
+    screen.tell(damaged=damaged)
     screen.say(f"{damaged} damaged")
     return 1 if damaged else 0
 
 
-@cache.command()
+@click.command()
 @_folders
-@click.option("--older-than", "days", default=0.0, metavar="DAYS", type=click.FloatRange(min=0), help="Since last use.")
+@arguments.as_json
+@click.option(
+    "--older-than",
+    "days",
+    default=0.0,
+    metavar="DAYS",
+    type=click.FloatRange(min=0),
+    help="Keep those that a job used in the last DAYS days.",
+)
 def clean(folders: tuple[str, ...], days: float) -> int:
-    """Remove the copies that no job uses now."""
+    """Remove the copies that no job uses now.
+
+    \b
+    Example:
+      srun --ntasks-per-node=1 python -m pario tiers clean /local/nvme --older-than 7
+    """
     from pario.tiers.copies import remove
 
     freed = 0
     for node, found in _on_every_node(folders, lambda copy: (copy, copy.days >= days and remove(copy))):
         for copy, gone in found:
             freed += copy.disk_bytes if gone else 0
+            _tell(node, copy, removed=gone)
             kept = "in use" if copy.in_use else f"used {_when(copy)}"
             screen.say(f"{node}: {_name(copy)} of {copy.path or '?'} {'removed' if gone else f'kept: {kept}'}")
+    screen.tell(freed_bytes=freed)
     screen.say(f"{decimal_bytes(freed)} freed")
     return 0
 
@@ -267,6 +295,7 @@ def _on_every_node(folders: Sequence[str], what: Callable[[Copy], T]) -> list[tu
     from pario.comm.world import get_world
     from pario.tiers.copies import copies_below
 
+    screen.tell(copies=[])
     world: AnyWorld = get_world(None)
     with world:
         mine: tuple[str, list[T]] | None = None
@@ -274,6 +303,11 @@ def _on_every_node(folders: Sequence[str], what: Callable[[Copy], T]) -> list[tu
             if world.is_leader:
                 mine = node_name(), [what(copy) for folder in folders for copy in copies_below(folder)]
         return [each for each in world.allgather(mine) if each is not None]
+
+
+def _tell(node: str, copy: Copy, **more: Any) -> None:
+    names = ("folder", "path", "identity", "held_bytes", "disk_bytes", "used_at", "in_use")
+    screen.add("copies", {"node": node, **{name: getattr(copy, name) for name in names}, **more})
 
 
 def _part(copy: Copy) -> str:

@@ -6,7 +6,6 @@ can be tested without the machine that has the problem.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ _PACKAGES = ("numpy", "numba", "mpi4py", "h5py", "lmdb", "xxhash")
 _INDEX_BYTES = 24
 
 
-def doctor(path: str | None, db: str | None, as_json: bool) -> int:
+def doctor(path: str | None, db: str | None) -> int:
     """Collective over all ranks. Exit status 1 if there is any advice."""
     refused: LauncherError | None = None
     try:
@@ -54,7 +53,8 @@ def doctor(path: str | None, db: str | None, as_json: bool) -> int:
     everyones = world.allgather(facts)
     report = _report(world, everyones, refused)
     said = report["advice"]
-    screen.say(json.dumps(report) if as_json else _words(report, path))
+    screen.tell(report)
+    screen.say(_words(report, path))
     status = world.bcast(1 if said else 0)
     world.free()
     return int(status)
@@ -320,7 +320,7 @@ def _about_dataset(dataset: dict[str, Any] | None) -> Iterator[str]:
     if dataset["index"] is None and not dataset["index_places"]:
         yield (
             "no index is saved, and none can be: neither the dataset's directory nor the cache directory is writable: "
-            "each start makes it again. Let the owner run `python -m pario index` once, or set XDG_CACHE_HOME."
+            "each start makes it again. Let the owner run `python -m pario data index` once, or set XDG_CACHE_HOME."
         )
 
 

@@ -1,4 +1,4 @@
-"""`mount` and `view`: records as files."""
+"""`files view | mount`: records as files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pario.files.tree import Tree
 
 @click.command()
-@click.argument("sources", metavar="[NAME=]LMDB...", nargs=-1, required=True)
-@click.argument("folder")
-@click.option("--extensions", is_flag=True, help="Names get the extension of their data, .jpg for example.")
-@click.option("--others", is_flag=True, help="Other users may read, too (allow_other).")
+@click.argument("sources", metavar="LMDB[=NAME]...", nargs=-1, required=True)
+@click.argument("folder", type=click.Path())
+@click.option("--extensions", is_flag=True, help="Let names end as their data's format has it: .jpg, .npy, ...")
+@click.option("--others", is_flag=True, help="Let other users read, too (allow_other).")
 def mount(sources: tuple[str, ...], folder: str, extensions: bool, others: bool) -> int:
     """Show records as files in a folder, by FUSE, until Ctrl-C or SIGTERM.
 
@@ -29,8 +29,8 @@ def mount(sources: tuple[str, ...], folder: str, extensions: bool, others: bool)
 
     \b
     Examples:
-      python -m pario mount train.lmdb /mnt/train
-      python -m pario mount train=train.lmdb val=val.lmdb /mnt/data &
+      python -m pario files mount train.lmdb /mnt/train
+      python -m pario files mount train.lmdb=train val.lmdb=val /mnt/data &
     """
     from pario.commands.run_service import join_service
     from pario.files import fuse
@@ -44,26 +44,29 @@ def mount(sources: tuple[str, ...], folder: str, extensions: bool, others: bool)
 
 
 def _read_sources(words: tuple[str, ...]) -> dict[str, str]:
-    """Folder -> LMDB, of "NAME=LMDB" or "LMDB"; "" is the root, of a single one without a name. Raises OptionError."""
+    """Folder -> LMDB, of "LMDB=NAME" or "LMDB"; "" is the root, of a single one without a name. Raises OptionError."""
     found: dict[str, str] = {}
     for word in words:
-        name, equals, path = word.partition("=")
+        path, equals, name = word.rpartition("=")
         if not equals or os.path.exists(word):
             path = word
             name = "" if len(words) == 1 else os.path.basename(os.path.abspath(word))
         elif not name:
-            raise OptionError(f"{word!r} has no name before the =")
+            raise OptionError(f"{word!r} has no name behind the =")
+        elif not os.path.exists(path) and os.path.exists(word.partition("=")[2]):  # as it was in 0.1: NAME=LMDB
+            name, _, path = word.partition("=")
+            screen.note(f"note: write {path}={name}; {word} goes with the next release")
         if name in found:
-            raise OptionError(f"two LMDBs would be the folder {name}", hint="Name them: NAME=LMDB.")
+            raise OptionError(f"two LMDBs would be the folder {name}", hint="Name them: LMDB=NAME.")
         found[name] = path
     return found
 
 
 @click.command()
-@click.option("--extensions", is_flag=True, help="File names end as their data's format has it: .jpg, .npy, ...")
+@click.option("--extensions", is_flag=True, help="Let names end as their data's format has it: .jpg, .npy, ...")
 @click.option("--held", default="1GiB", show_default=True, metavar="SIZE", help="Memory for files opened last.")
-@click.option("--output", metavar="DIR", help="What is written below DIR stays on this node and is merged at the end.")
-@click.option("--local", metavar="DIR", help="Where it stays until then. Default: the folder for temporary files.")
+@click.option("--output", metavar="DIR", help="Keep what is written below DIR on this node, and merge it at the end.")
+@click.option("--local", metavar="DIR", help="Where outputs stay until then. Default: the folder for temporary files.")
 @click.argument("words", metavar="LMDB=FOLDER... -- COMMAND...", nargs=-1, required=True)
 def view(words: tuple[str, ...], extensions: bool, held: str, output: str | None, local: str | None) -> int:
     """Run a program that sees an LMDB's records as files.
@@ -74,8 +77,8 @@ def view(words: tuple[str, ...], extensions: bool, held: str, output: str | None
 
     \b
     Examples:
-      python -m pario view train.lmdb=/data -- ls -l /data
-      python -m pario view train.lmdb=/train val.lmdb=/val -- mpiexec -n 4 python train.py
+      python -m pario files view train.lmdb=/data -- ls -l /data
+      python -m pario files view train.lmdb=/train val.lmdb=/val -- mpiexec -n 4 python train.py
     """
     from pario.commands.run_service import join_service
     from pario.files.launch import Plan, run_under_view
@@ -106,7 +109,7 @@ def _divided(words: Sequence[str]) -> tuple[list[tuple[str, str]], Sequence[str]
         if not path or not folder.startswith("/"):
             break
         shown.append((path, folder))
-    usage = "python -m pario view train.lmdb=/data -- COMMAND"
+    usage = "python -m pario files view train.lmdb=/data -- COMMAND"
     if not shown:
         raise OptionError(f"{words[0]!r} is not LMDB=FOLDER with an absolute FOLDER", hint=f"Write: {usage}")
     if len(shown) == len(words):

@@ -313,7 +313,7 @@ def lines_to_paste(dataset: Dataset, index: Index, db: str | None) -> list[str]:
     lines = []
     for prefix, ones in groups.items():
         kinds = list(dict.fromkeys(kind for kind, *_ in ones))
-        words = [_quoted(dataset.path), "64", _decoder(kinds, *ones[0][1:]), 'shuffle="global"']
+        words = [_quoted(dataset.path), "64", _decoder(ones), 'shuffle="global"']
         words += [f'db="{db}"'] if db is not None else []
         words += [f"select={prefix!r}"] if prefix is not None else []
         lines.append(f"loader = pario.Loader({', '.join(words)})  # {', '.join(kinds)}")
@@ -327,7 +327,7 @@ def _line_of_fields(dataset: Dataset, index: Index, db: str | None, fields: list
         few = ids[:: -(-len(ids) // _SAMPLE)]
         told = _told(dataset, index, np.array(few))
         mine = list(dict.fromkeys(kind for kind, *_ in told))
-        decoder = _decoder(mine, *told[0][1:]).replace("pario.decode.Raw()", "None")
+        decoder = _decoder(told).replace("pario.decode.Raw()", "None")
         pairs.append(f"{_quoted(name)}: ({_quoted(template)}, {decoder})")
         kinds.append(", ".join(mine))
     if len(set(kinds)) == 1 and not index.meta:
@@ -362,8 +362,24 @@ def _prefix(key: bytes) -> bytes:
     return found[0] if found else b""
 
 
-def _decoder(kinds: list[str], value: bytes, nbytes: int) -> str:
-    """value : the first bytes of one of the records; nbytes : its length"""
-    if len(kinds) > 1:
-        return "your_function"
-    return "pario.decode.Raw()" if kinds[0] == "bytes of no known kind" else suggest(value, nbytes) or "your_function"
+def _decoder(told: list[tuple[str, bytes, int]]) -> str:
+    """told : of records, as of `_told`"""
+    calls = {suggest(value, nbytes) for _, value, nbytes in told}
+    if calls == {"pario.decode.Image()"}:
+        sizes = {_picture_size(value) for _, value, _ in told} - {None}
+        return f"pario.decode.Image({224 if len(sizes) > 1 else ''})"
+    kinds = {kind for kind, *_ in told}
+    if kinds == {"bytes of no known kind"}:
+        return "pario.decode.Raw()"
+    return (suggest(*told[0][1:]) if len(kinds) == 1 else "") or "your_function"
+
+
+def _picture_size(value: bytes) -> tuple[int, ...] | None:
+    """(height, width) in pixels; None: it cannot be decoded, or its end is missing."""
+    from pario.decode.image import decode  # with its codecs
+    from pario.decode.measured import BadImage
+
+    try:
+        return decode(np.frombuffer(value, np.uint8), "RGB").shape[:2]
+    except BadImage:
+        return None

@@ -66,6 +66,8 @@ def info(path: str, db: str | None, decoder: str | None) -> int:
     screen.say(_aligned(rows))
     screen.say()
     screen.say(_trees(dataset, found))
+    screen.tell(path=dataset.path, bytes=s.file_bytes, format=s.version, page_size=s.page_size, transaction=s.txnid)
+    screen.tell(databases=[{"name": name, "records": dataset.entries(tree), **_counts(tree)} for name, tree in found])
     try:
         tree = dataset.together(partial(dataset.database, db), "opening the database")
     except EmptyError:
@@ -90,6 +92,7 @@ def _look(dataset: Dataset, db: str | None, decoder: Decoder | None, *, advise: 
     said = [guess(item.value, item.nbytes) for item in items]
     shown = said if decoder is None else decoded(decoder, items)
     screen.say("\nRecords from the beginning, the middle and the end:")
+    screen.tell(sample=_facts(tree, items, shown))
     keys = [key_text(tree, item.key)[:40] for item in items]
     width = max(12, *map(len, keys))
     for key, what in zip(keys, shown, strict=True):
@@ -119,6 +122,11 @@ def _trees(dataset: Dataset, found: list[tuple[str, Tree]]) -> str:
     return table(rows, words=True)
 
 
+def _counts(tree: Tree) -> dict[str, int]:
+    names = ("depth", "branch_pages", "leaf_pages", "overflow_pages", "flags")
+    return {name: int(getattr(tree.db, f"md_{name}")) for name in names}
+
+
 def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     """Rows from the index: sizes, order, side-car; and lines to paste. Returns whether there is an index."""
     s = dataset.snapshot
@@ -134,7 +142,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     if index is None:
         screen.say(
             f"\nNo index is saved yet, and its {tree.db.md_leaf_pages:,} leaf pages take a while to read. For record "
-            f"sizes and the order in the file:\n  python -m pario index {dataset.path}{option}"
+            f"sizes and the order in the file:\n  python -m pario data index {dataset.path}{option}"
         )
         return False
     stored = sizes = index.extents["nbytes"]
@@ -152,6 +160,8 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
         *([("packed", _packed_words(packing, int(stored.sum())))] if packing is not None else []),
         ("keys", f"first {key_text(tree, keys[0])}, last {key_text(tree, keys[1])}, {_order(tree, keys, index.n)}"),
     ]
+    screen.tell(records=index.n, value_bytes=int(sizes.sum()), sizes={"least": low, "median": middle, "most": high})
+    screen.tell(stored_bytes=int(stored.sum()), index=index.sidecar or None, in_key_order=index.by_offset is None)
     if index.meta:
         names = ", ".join(key_text(tree, key) for _, key in sorted(index.meta.items()))
         rows.append(("meta records", f'{names}: about the dataset; a Loader leaves them out, unless select="all"'))
@@ -164,7 +174,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     elif stale:
         rows.append(("index", f"{stale} does not fit the file any more; it will be made anew"))
     else:
-        rows.append(("index", f"not saved yet: python -m pario index {dataset.path}{option}"))
+        rows.append(("index", f"not saved yet: python -m pario data index {dataset.path}{option}"))
     screen.say()
     screen.say(_aligned(rows))
     screen.say()
@@ -180,6 +190,7 @@ def _records(dataset: Dataset, tree: Tree, db: str | None) -> bool:
     )
     screen.say(f"What pario does with it: it {fast}; {sequential}.")
     lines = dataset.together(partial(lines_to_paste, dataset, index, db), "looking at a few records")
+    screen.tell(lines=lines)
     screen.say("\nTo read it:\n  import pario")
     for line in lines:
         screen.say(f"  {line}")
@@ -241,11 +252,19 @@ def head(path: str, count: int, db: str | None, decoder: str | None, select: str
     for item, what in zip(items, shown, strict=True):
         number = f"{'~' if item.about else ''}{item.id}"
         rows.append((number, key_text(tree, item.key), f"{item.nbytes:,}", what))
+    screen.tell(records=_facts(tree, items, shown))
     screen.say(table(rows, left=2, words=True))
     if chosen is None:
         screen.say(_advice(items, said))
     dataset.close()
     return 0
+
+
+def _facts(tree: Tree, items: list[Item], shown: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"id": item.id, "estimated": item.about, "key": key_text(tree, item.key), "bytes": item.nbytes, "value": what}
+        for item, what in zip(items, shown, strict=True)
+    ]
 
 
 def _advice(items: list[Item], said: list[str]) -> str:

@@ -72,8 +72,8 @@ def fill(text: str, sbatch: Mapping[str, str], values: Mapping[str, str]) -> str
 @click.option("--ntasks-per-node", metavar="N", help="Ranks per node.")
 @click.option("--cpus-per-task", metavar="N", help="Cores per rank.")
 @click.option("--time", metavar="HH:MM:SS", help="Time limit.")
-@click.option("--partition", metavar="NAME")
-@click.option("--account", metavar="NAME")
+@click.option("--partition", metavar="NAME", help="Partition of the cluster.")
+@click.option("--account", metavar="NAME", help="Account that pays.")
 @click.option("--gpus-per-task", metavar="N", help="Accelerators per rank.")
 @click.option("--array", metavar="RANGE", help="For job_array, for example 0-19%4.")
 @click.option("--signal", metavar="B:USR1@SECONDS", help="For train_requeue: how long before the limit to save.")
@@ -149,7 +149,7 @@ def _write(name: str, sbatch: Mapping[str, str], values: dict[str, str], output:
         return _refuse(f"{name} has no {e.args[0]}; its knobs are {', '.join(knobs(text))}")
     for knob in ("DATA", "SCRIPT") if copied is None else ("DATA",):  # the copy is made below
         if knob in values and "$" not in values[knob] and not Path(values[knob]).exists():
-            screen.say(f"note: there is no {values[knob]} here; the job needs it on its nodes", err=True)
+            screen.note(f"note: there is no {values[knob]} here; the job needs it on its nodes")
     if script is None:
         screen.say(text.rstrip("\n"))
         return 0

@@ -76,7 +76,7 @@ def _tidy() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> int:
+def threads(data: Data, what: sweeps.Sweep, out: str | None) -> int:
     """Exit status: 2 under a launcher, or without a folder for made data."""
     if _refused(data.store if data.path is None else None):
         return 2
@@ -84,8 +84,7 @@ def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> i
     numbers = what.threads
     with data.opened(made.NBYTES) as (sources, lmdb):
         words = "; ".join(one.words() for one in sources)
-        if not as_json:
-            screen.say(f"{words}; caches dropped before each run")
+        screen.say(f"{words}; caches dropped before each run")
         cases = what.cases([*(one.kind for one in sources), *(["pario"] if lmdb else [])])
         with screen.bar(what.rounds * len(cases) * len(numbers), "threads", "run") as bar:
 
@@ -108,10 +107,10 @@ def threads(data: Data, what: sweeps.Sweep, out: str | None, as_json: bool) -> i
         "sentences": [limits.sentence(sweeps.Case(*chief).words, findings[chief], ceiling)],
         "advice": limits.advice(findings),
     }  # fmt: skip
-    return _tell(document, _threads_table(rows, numbers, findings), _threads_words(document), out, as_json)
+    return _tell(document, _threads_table(rows, numbers, findings), _threads_words(document), out)
 
 
-def overlap(data: Data, what: overlaps.Application, network: bool, out: str | None, as_json: bool) -> int:
+def overlap(data: Data, what: overlaps.Application, network: bool, out: str | None) -> int:
     """Exit status: 2 under a launcher, or if torch is missing."""
     if _refused(data.store if data.path is None else None):
         return 2
@@ -125,8 +124,7 @@ def overlap(data: Data, what: overlaps.Application, network: bool, out: str | No
     with data.opened(12 << 10) as (sources, lmdb):
         items = sources[0]
         words = f"{items.words()}, batches of {what.batch}, {what.threads} threads"
-        if not as_json:
-            screen.say(words)
+        screen.say(words)
         with screen.bar(what.runs, "overlap", "run") as bar:
             computes = overlaps.small_network if network else None
             tick = partial(bar.update, 1)
@@ -136,11 +134,11 @@ def overlap(data: Data, what: overlaps.Application, network: bool, out: str | No
         "hides": overlaps.hides(found["rows"]), **found,
     }  # fmt: skip
     document["sentences"] = [_overlap_words(document)]
-    return _tell(document, _overlap_table(found["rows"]), document["sentences"], out, as_json)
+    return _tell(document, _overlap_table(found["rows"]), document["sentences"], out)
 
 
 def checkpoint(
-    what: checkpoints.Training, folders: tuple[str, str | None], rounds: int, out: str | None, as_json: bool
+    what: checkpoints.Training, folders: tuple[str, str | None], rounds: int, out: str | None
 ) -> int:
     """folders : the slow one, and the fast one or None. Exit status: 2 under a launcher, or without one of them."""
     slow, fast = folders
@@ -151,8 +149,7 @@ def checkpoint(
         f"{what.checkpoints} of {decimal_bytes(what.nbytes)}, one after every {what.every} iterations of "
         f"{seconds(what.step_s)}"
     )
-    if not as_json:
-        screen.say(f"{words}; slow: {slow}, fast: {fast or 'none'}")
+    screen.say(f"{words}; slow: {slow}, fast: {fast or 'none'}")
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with _tidy(), screen.bar(rounds * len(ways), "checkpoint", "run") as bar:
         for number in range(rounds):
@@ -169,7 +166,7 @@ def checkpoint(
         "missing": missing,
     }  # fmt: skip
     said = _checkpoint_words(rows, missing)
-    return _tell({**document, "sentences": said}, _checkpoint_table(rows), said, out, as_json)
+    return _tell({**document, "sentences": said}, _checkpoint_table(rows), said, out)
 
 
 def _refused(*folders: str | None) -> bool:
@@ -277,11 +274,11 @@ def _checkpoint_words(rows: Sequence[Mapping[str, Any]], missing: Mapping[str, s
 
 
 def _tell(
-    document: dict[str, Any], lines: Sequence[tuple[str, ...]], words: Sequence[str], out: str | None, as_json: bool
+    document: dict[str, Any], lines: Sequence[tuple[str, ...]], words: Sequence[str], out: str | None
 ) -> int:
     """Show and save an instrument's document, table and sentences, and draw its figure."""
-    if as_json:
-        screen.say(json.dumps(document))
+    if screen.json:
+        screen.tell(document)
         return 0
     text = table(lines)
     screen.say()

@@ -1,4 +1,4 @@
-"""`pack` and `unpack`: compressed datasets, and back."""
+"""`data pack | unpack`: compressed datasets, and back."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pario.commands import arguments
 from pario.commands.screen import counted, decimal_bytes, screen, seconds
 
 if TYPE_CHECKING:
     from pario.packing.pack import Summary, Talk
 
-_folder = click.option("--folder", "in_folder", is_flag=True, help="DST is a folder with data.mdb, as SRC may be.")
+_folder = click.option("--folder", "in_folder", is_flag=True, help="Make DST a folder with data.mdb.")
 
 
 @click.command()
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @click.argument("dst")
 @click.option(
-    "--codec", default="zstd:3", show_default=True, metavar="NAME[:LEVEL]", help='Or "auto": as `choose` finds best.'
+    "--codec", default="zstd:3", show_default=True, metavar="NAME[:LEVEL]", help='"auto": what `choose` finds best.'
 )
-@click.option("--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="For small records: 32k.")
-@click.option("--db", "dbs", multiple=True, metavar="NAME", help="Of an LMDB only this named database; repeatable.")
+@click.option(
+    "--dictionary", default="auto", show_default=True, metavar="auto|no|SIZE", help="Dictionary of small records: 32k."
+)
+@click.option("--db", "dbs", multiple=True, metavar="NAME", help="Pack only this named database; repeatable.")
 @click.option(
     "--links", default="follow", show_default=True, type=click.Choice(["follow", "keep"]),
-    help="Symbolic links that lead out of a folder: pack what they lead to, or keep them.",
+    help="Pack what symbolic links that lead out of a folder lead to, or keep the links.",
 )  # fmt: skip
 @click.option(
     "--keys", default="path", show_default=True, type=click.Choice(["path", "hash"]),
-    help="hash: paths that are too long for a key are kept beside the records.",
+    help="Keep paths that are too long for a key beside the records (hash).",
 )  # fmt: skip
-@click.option("--no-prefix", is_flag=True, help="Of several SRC, take the keys as they are.")
+@click.option("--no-prefix", is_flag=True, help="Take the keys of several SRC as they are.")
 @_folder
 @click.option("--force", is_flag=True, help="Replace DST, when the new one is complete.")
 @click.option("--no-verify", is_flag=True, help="Do not read DST back and compare it with SRC.")
+@arguments.as_json
 def pack(sources: tuple[str, ...], dst: str, no_prefix: bool, no_verify: bool, **options: Any) -> int:
     """Make a compressed dataset.
 
@@ -44,9 +48,9 @@ def pack(sources: tuple[str, ...], dst: str, no_prefix: bool, no_verify: bool, *
 
     \b
     Examples:
-      python -m pario pack train.lmdb packed.lmdb
-      python -m pario pack images/ images.lmdb --codec zstd:19
-      mpiexec -n 16 python -m pario pack train.tar train.lmdb
+      python -m pario data pack train.lmdb packed.lmdb
+      python -m pario data pack images/ images.lmdb --codec zstd:19
+      mpiexec -n 16 python -m pario data pack train.tar train.lmdb
     """
     from pario.comm.world import get_world
     from pario.packing.pack import PackOptions
@@ -68,14 +72,15 @@ def pack(sources: tuple[str, ...], dst: str, no_prefix: bool, no_verify: bool, *
 @_folder
 @click.option("--force", is_flag=True, help="Replace DST, an LMDB or a tar, when the new one is complete.")
 @click.option(
-    "--no-verify", is_flag=True, help="Of an LMDB: do not read DST back. (Values have checksums in any case.)"
+    "--no-verify", is_flag=True, help="Do not read back a DST that is an LMDB. (Values have checksums in any case.)"
 )
+@arguments.as_json
 def unpack(source: str, dst: str, in_folder: bool, force: bool, no_verify: bool) -> int:
     """Give back what a dataset was packed from: the LMDB, the folder or the tar.
 
     \b
     Example:
-      python -m pario unpack images.lmdb images/
+      python -m pario data unpack images.lmdb images/
     """
     from pario.comm.world import get_world
     from pario.packing.unpack import unpack as run
@@ -89,6 +94,7 @@ def unpack(source: str, dst: str, in_folder: bool, force: bool, no_verify: bool)
 
 
 def _say(made: Summary, done: str, ranks: int, started: float) -> None:
+    screen.tell(vars(made), seconds=time.perf_counter() - started)
     took = seconds(time.perf_counter() - started)
     screen.say(f"{made.file}: {counted(made.records, 'record')} {done} in {took} on {counted(ranks, 'rank')}")
 
@@ -106,4 +112,4 @@ def _talk() -> Talk:
 
         return moved
 
-    return Talk(lambda text: screen.say(text, err=True), progress)
+    return Talk(screen.note, progress)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-import json
 import os
 import runpy
 import shlex
@@ -15,11 +14,12 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pario.comm.launcher import launched_rank, rank_and_size
+from pario.commands import arguments
 from pario.commands.screen import screen
 from pario.errors import FileError
 
@@ -175,7 +175,7 @@ def _too_many(ranks: int) -> str:
 
 
 @click.command(context_settings=_ITS_OWN_OPTIONS)
-@click.option("-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="Where it is written.")
+@click.option("-o", "--output", metavar="FILE", default="trace.json", show_default=True, help="File to write.")
 @click.option("-n", "--ranks", type=click.IntRange(1, 1024), help="Start this many MPI ranks with mpiexec.")
 @_module
 @click.option("--merge", "merges", is_flag=True, help="Run nothing: TARGET is a trace whose ranks have left parts.")
@@ -220,7 +220,7 @@ def _launch_traced(ranks: int, output: str, module: bool, target: str, arguments
     if ranks > 1 and there and (len(there) == ranks or not os.path.exists(output)):
         take_parts(there, output)
     if os.path.exists(output):
-        screen.say(_where(output), err=True)
+        screen.note(_where(output))
     return status
 
 
@@ -252,9 +252,9 @@ def _trace(output: str, module: bool, target: str, arguments: Sequence[str], *, 
             return
         if own != output and os.path.exists(own):
             join = f"python -m pario trace --merge {shlex.quote(output)}"
-            screen.say(f"pario: this rank's part of the trace is in {own}; `{join}` joins those of all ranks", err=True)
+            screen.note(f"pario: this rank's part of the trace is in {own}; `{join}` joins those of all ranks")
         elif _file_number(output) != earlier:
-            screen.say(_where(output), err=True)
+            screen.note(_where(output))
 
     _end_on_sigterm(end)
     atexit.register(end)
@@ -322,8 +322,8 @@ def _end_on_sigterm(end: Callable[[], None]) -> None:
 
 @click.command()
 @click.argument("traces", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def advise(traces: tuple[str, ...], as_json: bool) -> int:
+@arguments.as_json
+def advise(traces: tuple[str, ...]) -> int:
     """Say what a trace means: what limits the job, which requests are costly, and which option changes it.
 
     TRACES: a file of `trace` or Options(trace=...), or those of several ranks of one job.
@@ -343,10 +343,7 @@ def advise(traces: tuple[str, ...], as_json: bool) -> int:
         for part in [whole] if os.path.exists(whole) else _parts_of(whole) or [whole]:
             ranks += read_ranks(read_head(part), part)
     job, found = Job(ranks), found_in(ranks)
-    if as_json:
-        said: dict[str, Any] = {"head": job.head(), "advice": [each._asdict() for each in found]}
-        screen.say(json.dumps(said, indent=1))
-        return 0
+    screen.tell(head=job.head(), advice=[each._asdict() for each in found])
     screen.say(f"{', '.join(traces)}: {job.head()}")
     for number, each in enumerate(found, 1):
         screen.say(f"\n{number}. {each}")

@@ -153,7 +153,7 @@ def _work(folder: str, lock: int) -> int:
         os.write(2, f"error: the service of the node does not start: {e}\n".encode())
         return 1
     try:
-        # The script that has started it may end first, and whoever reads what it says waits for the end of its output.
+        # The script that has started it may end first, and a reader of its output waits for the end of that.
         _silence(2)
         warm_up()  # while the script still imports what it needs
         lock_use(lock, alone=True, wait=True)
@@ -179,7 +179,7 @@ def _silence(*streams: int) -> None:
 
 
 def _remove(folder: str, lock: int) -> None:
-    """Remove the folder. Whoever waits for the lock meanwhile finds that the file has gone, and makes a new one."""
+    """Remove the folder. Anyone who waits for the lock meanwhile finds that the file has gone, and makes a new one."""
     from pario.tiers.asking import LOCK
     from pario.tiers.disk_files import root_of
 

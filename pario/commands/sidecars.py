@@ -14,6 +14,7 @@ from pario.commands.screen import counted, decimal_bytes, screen, seconds
 @click.command()
 @arguments.path
 @arguments.db
+@arguments.as_json
 def index(path: str, db: str | None) -> int:
     """Build the index ahead of a job.
 
@@ -23,8 +24,8 @@ def index(path: str, db: str | None) -> int:
 
     \b
     Examples:
-      python -m pario index train.lmdb
-      mpiexec -n 8 python -m pario index train.lmdb
+      python -m pario data index train.lmdb
+      mpiexec -n 8 python -m pario data index train.lmdb
     """
     from pario.dataset.reader import Reader
 
@@ -36,6 +37,7 @@ def index(path: str, db: str | None) -> int:
     size = sum(map(os.path.getsize, held.files.paths))
     screen.say(f"{reader.path}: {counted(held.n, 'record')}, {decimal_bytes(size)}")
     built = held.bytes_read
+    screen.tell(path=reader.path, records=held.n, bytes=size, bytes_read=built, index=held.sidecar or None)
     if built:
         share = f"{decimal_bytes(built)} read, {built / size:.2%} of the file"
         screen.say(f"index built in {seconds(took)} on {counted(reader.world.size, 'rank')}: {share}")
@@ -55,6 +57,7 @@ def index(path: str, db: str | None) -> int:
 @click.command()
 @arguments.path
 @arguments.db
+@arguments.as_json
 def checksum(path: str, db: str | None) -> int:
     """Save a checksum of every record's value.
 
@@ -63,8 +66,8 @@ def checksum(path: str, db: str | None) -> int:
 
     \b
     Examples:
-      python -m pario checksum train.lmdb
-      mpiexec -n 8 python -m pario checksum train.lmdb
+      python -m pario data checksum train.lmdb
+      mpiexec -n 8 python -m pario data checksum train.lmdb
     """
     import numpy as np
 
@@ -94,6 +97,7 @@ def checksum(path: str, db: str | None) -> int:
             sums[everyones_ids] = everyones
             (file,) = reader.file.pool.fetcher.files
             where = save_sums(index.database, file.status(), sums)
+    screen.tell(path=reader.path, records=index.n, checksums=where or None, seconds=time.perf_counter() - started)
     took = seconds(time.perf_counter() - started)
     screen.say(f"{reader.path}: {counted(index.n, 'record')} read in {took} on {counted(world.size, 'rank')}")
     if where:

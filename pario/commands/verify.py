@@ -40,6 +40,7 @@ def verify(path: str, db: str | None) -> int:
     """Exit status: 1 if anything is damaged. Collective over all ranks: leaf pages and records are divided."""
     dataset = Dataset(path)
     started = time.perf_counter()
+    screen.tell(faults=[], databases=[])
     use = PageUse(dataset.snapshot)
     damages = _free_list(dataset, use)
     found, names = _database(dataset, use, None if db is None else db.encode())
@@ -51,6 +52,7 @@ def verify(path: str, db: str | None) -> int:
     check = partial(check_snapshot, dataset.fetcher, dataset.snapshot)
     dataset.together(check, "looking whether a writer was at work")
     took = seconds(time.perf_counter() - started)
+    screen.tell(path=dataset.path, damaged=damages)
     screen.say(
         f"damaged in {counted(damages, 'place')}; the search took {took}"
         if damages
@@ -66,6 +68,7 @@ def _say(dataset: Dataset, words: str, damages: list[ParioError], count: int | N
     """Show the first of `count` damages (all of them by default); returns the count."""
     count = len(damages) if count is None else count
     for damage in damages[:SHOWN]:
+        screen.add("faults", f"{words}: {damage.at(path=dataset.path)}")
         screen.say(f"{words}: {damage.at(path=dataset.path)}")
     if count > SHOWN:
         screen.say(f"{words}: and {count - SHOWN:,} more")
@@ -132,6 +135,8 @@ def _database(dataset: Dataset, use: PageUse, name: bytes | None) -> tuple[int, 
     held = f", {counted(len(names), 'named database')} among them" if names else ""
     if not names:
         screen.say(f"{words}: {beside}")
+    facts = {"records": records - hidden, "value_bytes": value_bytes, "damaged": count}
+    screen.add("databases", {"name": None if name is None else name_of(name), **facts})
     found = counted(records - hidden, "record")
     screen.say(f"{words}: {found} found{held}, {decimal_bytes(value_bytes)} of values; {state}")
     if not count:
@@ -168,7 +173,7 @@ def _saved_sums(dataset: Dataset, name: bytes | None, n: int) -> tuple[np.ndarra
     where, unfit = world.bcast((found.sidecar if found is not None else None, unfit))
     if where is not None:
         return world.share_array(found.values if found is not None else None), where
-    anew = "`python -m pario checksum` saves checksums of the values, to compare them with"
+    anew = "`python -m pario data checksum` saves checksums of the values, to compare them with"
     return None, f"no checksums fit ({'; '.join(unfit)}); {anew}" if unfit else f"no checksums; {anew}"
 
 
@@ -251,7 +256,7 @@ def _index_agrees(dataset: Dataset, name: bytes | None, check: TreeCheck, record
         index = open_index(Database(dataset.path, dataset.snapshot, name), dataset.pool, dataset.world, save=False)
     except ParioError as e:
         return [e]
-    hint = f"Delete {index.sidecar} and run `python -m pario index`" if index.sidecar else None
+    hint = f"Delete {index.sidecar} and run `python -m pario data index`" if index.sidecar else None
     wrong: list[ParioError]
     if index.n != records:
         wrong = [CorruptedError(f"the index has {index.n:,} records where {records:,} were found", hint=hint)]

@@ -36,7 +36,7 @@ _log = logging.getLogger("pario")
 
 #: Keys that are looked at together.
 _KEYS = 1 << 16
-#: Keys are taken from a stretch of the database at once if it has at most so many records per key.
+#: Keys are taken from a stretch of the database at once if it has at most this many records per key.
 _SPREAD = 8
 #: More fields than this are a mistake.
 _MOST_FIELDS = 64
@@ -218,7 +218,7 @@ def _first_records(fields: FieldSet, wanted: Wanted, reader: Reader) -> tuple[np
             raise OptionError(
                 f"no key fits {lead}, the template of field {name!r}",
                 path=reader.path,
-                hint="python -m pario head shows keys; %09d is a number of nine digits, %d one without leading zeros.",
+                hint="pario data head shows keys; %09d is a number of nine digits, %d one without leading zeros.",
             )
     return first, called if lead.digits is not None else np.arange(len(first))
 

@@ -8,7 +8,7 @@ A dataset stays as long as there is room. If another one needs its memory, the o
 unless a job on this node holds its lock or another node has asked for it within the last minute.
 
 No two services wait for each other: OPEN and ASSIGN have threads of their own at each service (wire/server.py), and
-whoever answers ROOM asks nobody.
+anyone who answers ROOM asks nobody.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from pario.wire.client import Client
 _log = logging.getLogger("pario")
 
 _MEMORY = "memory"
-#: A dataset that another node has used within so many seconds is in use.
+#: A dataset that another node has used within this many seconds is in use.
 _USED_S = 60.0
 #: Seconds for another service to open a dataset, and for the first one to hear that of all: one after another below the
 #: minute that a job waits (asking.py).
 _ROOM_S, _ASSIGN_S = 10.0, 30.0
-#: So often the first service makes sure that all others have a dataset open.
+#: This often the first service makes sure that all others have a dataset open.
 _LOOK_S = 10.0
 #: Processes that may ask one service: ranks of a large node, and one of each other node.
 _CLIENTS = 256

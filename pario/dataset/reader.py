@@ -72,7 +72,7 @@ class Reader:
     save_index : keep the index beside the dataset (or in the user's cache directory) for the next start
     progress : called as progress(done, total) while the index is built, in leaf pages, on rank 0
     grow : let the index grow while records are read, if the recipe allows that and no saved index fits
-    verify : compare the values that are read with the checksums that `python -m pario checksum` saved
+    verify : compare the values that are read with the checksums that `python -m pario data checksum` saved
     tiers : `use_tiers` will be called. Where a walk through the leaf pages reads much of the file, it uses them already
 
     Raises

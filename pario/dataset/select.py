@@ -340,7 +340,7 @@ def picked(wanted: Wanted, reader: Reader) -> np.ndarray:
             raise OptionError(
                 f"{wanted!r} picks none of the {len(reader):,} records",
                 path=reader.path,
-                hint="python -m pario head shows keys; a pattern must match from the beginning of a key.",
+                hint="python -m pario data head shows keys; a pattern must match from the beginning of a key.",
             )
     return runs
 

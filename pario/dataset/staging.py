@@ -43,9 +43,9 @@ from pario.wire.client import Address
 
 _log = logging.getLogger("pario")
 
-#: Nodes tell each other what they hold if that is at most so many bits: 8 MiB on each rank.
+#: Nodes tell each other what they hold if that is at most this many bits: 8 MiB on each rank.
 MOST_BITS = 64 << 20
-#: So many copies of a chunk other nodes know of, if the quotas have room for them; further ones serve their own node.
+#: This many copies of a chunk other nodes know of, if the quotas have room for them; further ones serve their own node.
 COPIES = 4
 
 

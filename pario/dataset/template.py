@@ -1,6 +1,6 @@
 """Templates of keys: "image-%09d", "{:05d}.jpg", "structure:{}". A number or a text makes a key, and is found in it.
 
-    %d  %09d  {:d}  {:09d}    a number, with so many digits at least
+    %d  %09d  {:d}  {:09d}    a number, with this many digits at least
     %s  {}                    any text
 """
 

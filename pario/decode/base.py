@@ -166,7 +166,7 @@ class Decoder(ABC):
         return self
 
     def pieces(self, records: Records, threads: int) -> int:
-        """Into how many parts a batch of these records is cut for so many threads, if `parallel`: several per thread,
+        """Into how many parts a batch of these records is cut for this many threads, if `parallel`: several per thread,
         because records differ in cost."""
         return min(len(records) // self.records_per_row, 4 * threads)
 

@@ -1,7 +1,7 @@
 """The decoder of samples of several records: each field by its own decoder.
 
     records   image 1, label 1, image 2, label 2, ...      those of a sample follow each other
-    inside    images by one decoder, labels by another     every so many records
+    inside    images by one decoder, labels by another     every this many records
     outside   one row per sample in every array
 """
 

@@ -84,8 +84,8 @@ def decode(
 
 
 def _is_dear(record: np.ndarray, pixels: int) -> bool:
-    """Whether a JPEG of so many pixels may cost much, with as many scans as its bytes can be: others are not measured,
-    which takes 8 us."""
+    """Whether a JPEG of `pixels` may cost much, with as many scans as its bytes can be: others are not measured, which
+    takes 8 us."""
     return bool(pixels >> 22 or len(record) * pixels >> 32)
 
 

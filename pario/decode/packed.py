@@ -30,7 +30,7 @@ from pario.records import Records
 _SLICE_BYTES = 1 << 20
 #: Values with at most this many bytes behind their row are unpacked straight into the batch.
 _TAIL_BYTES = 64
-#: A thread gets at least so many packed bytes at once: below, the hand-over shows.
+#: A thread gets at least this many packed bytes at once: below, the hand-over shows.
 _PIECE_BYTES = 256 << 10
 
 _NOTHING = np.empty(0, np.uint8)

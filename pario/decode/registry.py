@@ -43,7 +43,7 @@ _IMAGES = (
     (b"\0\0\0\x0cjP  ", "a JPEG 2000"),
 )
 _INSIDE = "the decoder of what is inside"
-_TRUST = "Pickle(allow=[]) for plain data and arrays; allow_pickle=True runs code of whoever wrote the file"
+_TRUST = "Pickle(allow=[]) for plain data and arrays; allow_pickle=True runs code of the file's author"
 
 DECODERS = (
     Entry("raw", "Raw", "bytes of any kind, or numbers of a fixed size"),

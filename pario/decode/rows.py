@@ -30,7 +30,7 @@ _I64 = np.dtype(np.int64)
 _F64 = np.dtype(np.float64)
 #: What is no dict, without asking.
 _LEAVES = frozenset((np.ndarray, bool, int, float, str, bytes, list, tuple))
-#: Padding of more bytes than this, and of so many times the records' own, is refused.
+#: Padding of more bytes than this, and of this many times the records' own, is refused.
 _MOST_PADDED, _SPARSE = 1 << 30, 8
 _HOW = 'ragged="list", "flat" or "pad" takes arrays of different sizes'
 

@@ -1,4 +1,4 @@
-"""Values as they were before `python -m pario pack`: sizes and bytes of records, whichever file they lie in.
+"""Values as they were before `python -m pario data pack`: sizes and bytes of records, whichever file they lie in.
 
     stored    header, packed bytes          what the store, the tiers and the ring hold
     raw       the value                     what decoders see
@@ -26,7 +26,7 @@ __all__ = ["ALIGN", "BAD", "Unpacking"]
 
 #: Unpacked values begin at multiples of this many bytes.
 ALIGN = 16
-#: A header is believed that says at most TIMES the packed bytes, and so many more.
+#: A header is believed that says at most TIMES the packed bytes, and this many more.
 _SMALL = 64 << 10
 #: The reason where nothing more is known: `Packing.raw_nbytes` found no size that makes sense.
 BAD = "the header of the packed value is damaged"

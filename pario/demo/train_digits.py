@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train on scikit-learn's digits, read by pario from an LMDB.")
     parser.add_argument("--folder", type=Path, default=Path("digits"), help="where the LMDBs and checkpoints go")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
-    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="save and stop after so many steps")
+    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="steps to save and stop after")
     args = parser.parse_args(argv)
     reached = train(args.folder, args.resume, args.stop_after)
     return 0 if reached >= ENOUGH or args.stop_after else 1

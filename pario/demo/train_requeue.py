@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10, help="labels are 0 ... classes - 1")
     parser.add_argument("--rate", type=float, default=0.5, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
-    parser.add_argument("--step-ms", type=float, default=0, help="sleep so long per step, as a larger model would")
+    parser.add_argument("--step-ms", type=float, default=0, help="milliseconds to sleep in each step")
     parser.add_argument("--log-ids", action="store_true", help="each rank notes in RUN/ids-RANK.txt what it has seen")
     train(parser.parse_args(), asked)
     for number in SIGNALS:

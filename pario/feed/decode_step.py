@@ -137,12 +137,12 @@ class DecodeStep:
             self.spent(time.perf_counter() - begin)
 
     def spent(self, seconds: float) -> None:
-        """One of the threads was busy for so long. Any thread."""
+        """One of the threads was busy for this long. Any thread."""
         with self._counting:
             self._decoded += seconds
 
     def taken(self, now: float, prepared: float, stats: RankStats, room: int | None) -> None:
-        """The loop has taken a batch that took so many seconds to prepare: turn the knobs, if it is time.
+        """The loop has taken a batch that took this many seconds to prepare: turn the knobs, if it is time.
 
         room : batches that may be prepared ahead; 0: nothing is; None: as many as memory permits
         """

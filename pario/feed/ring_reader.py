@@ -15,7 +15,7 @@ from pario.feed.source import Ahead, Context, Piece, Source
 from pario.plan.stream import Work
 from pario.records import Records
 
-#: A thread that waits for another one to take its records looks so often whether the epoch was left, in seconds.
+#: A thread that waits for another one to take its records looks this often whether the epoch was left, in seconds.
 _TURN_S = 0.2
 
 

@@ -183,7 +183,7 @@ class RingWriter:
             done(e, 0.0)
 
     def is_full(self) -> bool:
-        """Whether so much waits for the fastest rank of this node that faster reading would not help."""
+        """Whether this much waits for the fastest rank of this node that faster reading would not help."""
         ring, schedule = self._ring, self._schedule
         while self._oldest < schedule.groups and ring.is_done(schedule.group_release_tick(self._oldest), by=any):
             self._oldest += 1

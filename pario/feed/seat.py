@@ -49,9 +49,9 @@ _PLANNED = 16_384
 #: without a tier, when the disk should have several reads at once.
 _UNIT_BYTES, _ALONE_BYTES = 1 << 20, 8 << 20
 
-#: A rank that waits for a chunk looks so often whether the others still live, in seconds.
+#: A rank that waits for a chunk looks this often whether the others still live, in seconds.
 _LOOK_S = 0.2
-#: After so many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
+#: After this many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
 _SAY_S = 20.0
 #: The longest that a rank waits for a chunk that is being copied before it reads the bytes itself, in seconds.
 _COMING_S = 0.02

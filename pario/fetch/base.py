@@ -86,8 +86,8 @@ class Fetcher(ABC):
         """
 
     def announce(self, operations: int) -> None:
-        """The caller is about to send so many metadata operations to the store by itself. Waits while the store is not
-        to be asked for more (limited.py)."""
+        """The caller is about to send this many metadata operations to the store by itself. Waits while the store is
+        not to be asked for more (limited.py)."""
         return
 
     def read_now(self, reads: np.ndarray, out: np.ndarray, starts: np.ndarray) -> np.ndarray:

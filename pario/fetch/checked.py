@@ -90,7 +90,7 @@ class Checked:
             offset=begin,
             record=int(ids[bad]),
             hint="The file is damaged, or was rewritten since its index was made: delete the .pario.h5 beside "
-            "it and try again; `python -m pario verify` looks at every record.",
+            "it and try again; `python -m pario data verify` looks at every record.",
         )
 
     def _page_begins(self, offsets: np.ndarray) -> np.ndarray:

@@ -146,7 +146,7 @@ class ReadPool:
             self.withdraw(job)
 
     def _wake(self, reads: int) -> None:
-        """Let threads come for so many more reads. Raises ParioError."""
+        """Let threads come for this many more reads. Raises ParioError."""
         # Behind, some threads put away what they have read. The knob is turned by anybody.
         if self._threads != (threads := self.inflight * (2 if self._behind else 1)):
             self._threads = threads
@@ -324,7 +324,7 @@ class Job:
         return self._costs[-1] - self._costs[self._next]
 
     def take(self, aim: int, most: int) -> tuple[int, int]:
-        """The next reads [first, last): those of about so much cost, at most `most`."""
+        """The next reads [first, last): those of about this much cost, at most `most`."""
         first, costs = self._next, self._costs
         last = first + 1
         if most > 1:

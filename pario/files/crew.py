@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 
 #: Calls that are received at once, and records that are read side by side from a slow store.
 _THREADS = 8
-#: A thread that had to wait for nobody in so many calls is not needed.
+#: A thread that had to wait for nobody in this many calls is not needed.
 _CALM = 64
 
 
 class Crew:
     """The threads that answer calls, one at a time.
 
-    lock : whoever answers a call has it; resting : threads that receive no calls now
+    lock : anyone who answers a call has it; resting : threads that receive no calls now
     """
 
     def __init__(self) -> None:

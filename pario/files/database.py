@@ -324,7 +324,7 @@ _MOST_RAW = (1 << 32) - 1
 
 
 def as_bytes(out: Any, nbytes: int) -> memoryview:
-    """A writable, contiguous buffer of so many bytes. Raises ValueError, TypeError."""
+    """A writable, contiguous buffer of this many bytes. Raises ValueError, TypeError."""
     view = memoryview(out)
     if view.readonly or not view.contiguous or view.nbytes != nbytes:
         kind = "read-only " if view.readonly else ""

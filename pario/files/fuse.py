@@ -29,13 +29,13 @@ _KEPT_S = 86400.0
 _MAX_READ = 1 << 20
 #: What libfuse returns after SIGTERM, SIGINT and SIGHUP.
 _BY_SIGNAL = 8
-#: Packed records stay unpacked for the next piece that is read, up to so many bytes, and one at least.
+#: Packed records stay unpacked for the next piece that is read, up to this many bytes, and one at least.
 _UNPACKED_BYTES = 64 << 20
 _KINDS = {FILE: stat.S_IFREG, FOLDER: stat.S_IFDIR, LINK: stat.S_IFLNK}
 #: Names of a folder that are kept for a reader that goes back a little.
 _NAMES_BACK = 1024
 _OTHER_WAYS = (
-    "Without FUSE: `python -m pario view` shows the records to one command, and Python reads them as pario:// "
+    "Without FUSE: `python -m pario files view` shows the records to one command, and Python reads them as pario:// "
     "(fsspec); see docs/files.md."
 )
 

@@ -136,7 +136,7 @@ class HeldFiles:
     """Files that were asked for last. Programs keep what they have open, whatever is given up here.
 
     most_bytes, most_files : bounds of what is kept
-    crew : whoever calls has its lock, which is given up as long as a file is filled
+    crew : anyone who calls has its lock, which is given up as long as a file is filled
     """
 
     def __init__(self, most_bytes: int, most_files: int, crew: Crew) -> None:

@@ -108,7 +108,7 @@ def _check_program(name: str) -> None:
     ):
         raise OptionError(
             f"{path} runs as another user or group (setuid), and no program under a view may gain privileges",
-            hint="Run it outside, on files from `python -m pario unpack`, or mount the dataset: python -m pario mount",
+            hint="Run it outside, on files from `pario data unpack`, or mount the dataset: pario files mount",
         )
 
 
@@ -241,7 +241,7 @@ def _cannot(number: int) -> ParioError:
     if number == errno.EBUSY:
         return ParioError(
             "this process runs under a view, or another supervisor of system calls, already, and the kernel allows one",
-            hint="Give all datasets to one view: python -m pario view train.lmdb=/train val.lmdb=/val -- COMMAND",
+            hint="Give all datasets to one view: pario files view train.lmdb=/train val.lmdb=/val -- COMMAND",
         )
     return ParioError(f"the kernel refuses the filter of system calls: {os.strerror(number)}")
 

@@ -55,7 +55,7 @@ _ioctl, _read_memory, _write_memory = _quick.ioctl, _quick.process_vm_readv, _qu
 _read_memory.restype = _write_memory.restype = ctypes.c_ssize_t
 
 OTHER_WAY = (
-    "Use `python -m pario mount` (FUSE), pario:// with fsspec, or `python -m pario unpack` instead (docs/files.md)."
+    "Use `pario files mount` (FUSE), pario:// with fsspec, or `pario data unpack` instead (docs/files.md)."
 )
 
 

@@ -138,7 +138,7 @@ def deal_steps(costs, given, order, heap, loads, counts, seat_of, tried, bounds,
         if known < 0 and stop == costs.shape[0] and not whole:
             break
         packed = _pack(costs, limit, most, first, stop, order, heap, loads, counts, tried)
-        # By position, not by step: whoever resumes numbers the steps anew.
+        # By position, not by step: anyone who resumes numbers the steps anew.
         turn = (start + first) % seats
         for i in range(first, stop):
             seat = (tried[i] if packed else seat_of[i]) + turn

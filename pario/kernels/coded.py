@@ -36,7 +36,7 @@ PYTHON, RAW, ZSTD, LZ4, LZ4_STREAM, BROTLI, DEFLATE, BLOSC = range(8)
 FIXED = 5
 #: The largest value that LMDB holds; more in a header is damage.
 MOST = 0xFFFFFFFF
-#: A value is at most so many times its packed bytes and so much more: a few bytes can say, and hold, 4 GiB.
+#: A value is at most this many times its packed bytes and this much more: a few bytes can say, and hold, 4 GiB.
 TIMES, MORE = 64, 128 << 20
 #: The largest value that a call of another C function than zstd's takes: many count bytes in an int.
 MOST_INT = 0x7E000000

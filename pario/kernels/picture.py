@@ -37,7 +37,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _AS_IS = np.array([1, 1, 1, 0, 0, 0, 0, 0, 0], np.float32)
 #: Makes these draws others than those of convert.draw_window.
 _SALT = np.uint64(0xB5297A4D3F84D5B5)
-#: A window that does not fit is drawn again so often.
+#: A window that does not fit is drawn again this often.
 _ATTEMPTS = 10
 #: Y, I and Q of red, green and blue, and back (the NTSC standard's).
 _I = (0.596, -0.274, -0.322)

@@ -158,7 +158,7 @@ def _below(here: int, name: str, *, make: bool) -> int:
     except FileNotFoundError:
         if not make:
             raise
-    with contextlib.suppress(FileExistsError):  # somebody was quicker: whoever it was is seen by the look at it
+    with contextlib.suppress(FileExistsError):  # another process was quicker: the look at it tells whose it is
         os.mkdir(name, 0o700, dir_fd=here)
     return os.open(name, _COMPONENT, dir_fd=here)
 

@@ -109,13 +109,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Numba is loaded when the first environment is opened, not when a script imports us.
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), "Environment" if name == "open" else name)
-    return value
+if not TYPE_CHECKING:  # a name that is not there is a mistake
+
+    def __getattr__(name: str) -> Any:
+        # Numba is loaded when the first environment is opened, not when a script imports us.
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(home), "Environment" if name == "open" else name)
+        return value
 
 
 def __dir__() -> list[str]:

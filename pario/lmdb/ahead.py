@@ -51,11 +51,11 @@ _LOOKERS = 8
 _MOST_READS = 64
 #: Announced values in the table at most.
 _MOST_TOLD = 4096
-#: A value that has been here while so many times as many were asked for, and so many more, is not waited for any
+#: A value that has been here while this many times as many were asked for, and this many more, is not waited for any
 #: longer. (Twice as many and 64: eight workers with batches of 16 read so much while one of them was late, and one
 #: record in three was read twice.)
 _FORGET, _FORGET_LEAST = 4, 1024
-#: A value that is on its way is waited for so long, and so many latencies of the store.
+#: A value that is on its way is waited for this long, and this many latencies of the store.
 _PATIENCE_S, _LATENCIES = 0.02, 8.0
 #: Seconds between two looks for each value that is here: some twenty times as long as it takes to look at it.
 _LOOK_S = 2e-6
@@ -346,7 +346,7 @@ class Ahead:
         found: list[Found] = []
         try:
             found = group.look(group.keys)
-        except Exception as e:  # whoever asks for such a key is told
+        except Exception as e:  # the reader of such a key is told
             if not self._ended:
                 _log.info("%s: records that were announced are not brought: %s", self._file.path, e)
         with self._news:

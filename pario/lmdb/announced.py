@@ -4,7 +4,7 @@
                                                               no service: ahead.py reads them into memory that this
                                                               process shares with those that it starts
 
-Worker processes then find them there. It is advice: what is wrong with a key or a page, whoever reads it is told.
+Worker processes then find them there. It is advice: what is wrong with a key or a page, its reader is told.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger("pario")
 
 #: Keys that are looked up at once for a service.
 _KEYS = 64
-#: What is announced takes at most this part of the memory that is available, and at most so many bytes: what hundreds
+#: What is announced takes at most this part of the memory that is available, and at most this many bytes: what hundreds
 #: of large records need, of which some dozens wait at a time.
 _SHARE_OF_MEMORY, _MOST_BYTES = 4, 1 << 30
 
@@ -150,7 +150,7 @@ class Announced:
 
 #: What reads ahead in this process, by the identity of the file's state: one for all environments of it, else each of
 #: them would take the other's memory for its own. And memories of those that have ended, while a store reads from
-#: there: whoever announces anew goes on with them.
+#: there: those who announce anew go on with them.
 _running: weakref.WeakValueDictionary[bytes, Ahead] = weakref.WeakValueDictionary()
 _left: weakref.WeakValueDictionary[bytes, ToldMemory] = weakref.WeakValueDictionary()
 _start = threading.Lock()
@@ -217,7 +217,7 @@ class _LookUp:
         cursor = self._txn.cursor()
         found = []
         for key in keys:
-            with suppress(TypeError):  # whoever asks for such a key is told
+            with suppress(TypeError):  # the reader of such a key is told
                 if (one := self._found(cursor, key)) is not None:
                     found.append(one)
         return found

@@ -211,7 +211,7 @@ def count_dups(cursor_at):  # type: ignore[no-untyped-def]
         if o < 0:
             return error(g)
         many = np.int64(count(pages_of(g), o, g))
-    # As in LMDB, whoever counts stands on the key again.
+    # As in LMDB, anyone who counts stands on the key again.
     c[abi.C_END] = 0
     return capi.int_new(intp(many))
 

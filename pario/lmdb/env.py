@@ -317,7 +317,7 @@ class Environment:
         """pario's own, besides py-lmdb's interface: this process, or processes that it starts, will read the records of
         these keys soon, about in this order. Returns at once; threads read them ahead into memory that all of these
         processes share (with a service on the node (docs/tiers.md): the service brings them into its memory), and
-        whoever asks for one finds it there.
+        anyone who asks for one finds it there.
 
         keys : looked up later, so keys that are missing are no error; db : as for `begin`
 

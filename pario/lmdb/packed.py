@@ -252,7 +252,7 @@ def find_packed(store: Any, handle: Any) -> PackedValues | None:
 
 
 def _names(store: Any, count: int) -> frozenset[bytes]:
-    """Keys of at most so many named databases: reads the main database's leaf pages until it has them."""
+    """Keys of at most this many named databases: reads the main database's leaf pages until it has them."""
     found = set[bytes]()
     leaves = store.tree().leaves() if count > 0 else ()
     for leaf in leaves:

@@ -19,7 +19,7 @@ from pario.lmdb.prepared import from_prepared, is_here, prepared
 
 #: A place of the cache without a page.
 EMPTY_PAGE = -1
-#: A page in the cache survives so many turns of the clock without use.
+#: A page in the cache survives this many turns of the clock without use.
 LIVES_LEAF, LIVES_BRANCH = 1, 8
 #: Reads of up to this many bytes are tried with the interpreter's lock held (some 5 us of copying).
 SHORT_READ = 32 << 10

@@ -44,8 +44,8 @@ def is_here(slot_at):  # type: ignore[no-untyped-def]
 
 @inner
 def from_prepared(g, slot_at, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
-    """Read it from there, after waiting for it if it is coming. False: whoever asks is to read the file, which whoever
-    was about to bring it is told. Touches no Python object."""
+    """Read it from there, after waiting for it if it is coming. False: the caller is to read the file, which the
+    thread that was about to bring it is told. Touches no Python object."""
     slot, head = as_words(slot_at, told.SLOT), as_words(g[TOLD_TABLE], told.HEAD)
     page = offset // g[PAGE_SIZE]
     slept = np.int64(0)

@@ -36,8 +36,8 @@ def announce(identity: bytes, memory: ToldMemory) -> None:
 
 
 def limits() -> Agent | None:
-    """Those of the control plane, if there is one. They stay until the process ends: whoever opens a file for each read
-    would begin anew each time."""
+    """Those of the control plane, if there is one. They stay until the process ends: one that opens a file for each
+    read would begin anew each time."""
     if not os.environ.get("PARIO_CONTROL"):
         return None
     from pario.plane.joining import store_agent  # few processes have a control plane
@@ -66,7 +66,7 @@ def use_announced(store: Store) -> None:
             announced[identity] = ToldMemory.attached(paths.pop(identity))
         if identity in announced and store.is_newest():
             store.read_announced(announced[identity])
-    except (OSError, ParioError) as e:  # whoever announced has ended
+    except (OSError, ParioError) as e:  # anyone who announced has ended
         _log.debug("%s: what is announced cannot be used: %s", store.file.path, e)
 
 
@@ -89,7 +89,7 @@ def use_service(store: Store) -> None:
 def _tell_how() -> None:
     _log.info(
         "PARIO_TIERS is set, but lmdb.open reads copies of a service only: start the script by `python -m pario run`, "
-        "or a service by `python -m pario serve` (docs/tiers.md)"
+        "or a service by `python -m pario tiers serve` (docs/tiers.md)"
     )
 
 

@@ -96,7 +96,7 @@ class Stock:
     fewer if half of them have been enough for a while.
 
     size : that number
-    was_full : there were so many since it became larger
+    was_full : there were this many since it became larger
     missed : how often somebody had waited at the last look
     """
 

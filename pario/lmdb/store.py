@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from pario.tiers.memory import MemoryTier
     from pario.tiers.served import ServedCopy
 
-#: A file whose meta pages change at every look is looked at so often.
+#: A file whose meta pages change at every look is looked at this often.
 _TRIES = 50
 _PAUSE_S = 0.002
-#: Whether somebody has committed is looked at so often at least, and where a look takes longer than this, at most for
+#: Whether somebody has committed is looked at this often at least, and where a look takes longer than this, at most for
 #: this part of the time. (From a page cache it takes microseconds: there each transaction looks.)
 _SEEN_S, _SLOW_LOOK_S, _LOOKING = 0.1, 1e-3, 1 / 20
 #: Flags of databases that the list of free pages cannot have (py-lmdb refuses such a file, too).

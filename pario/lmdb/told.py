@@ -48,7 +48,7 @@ PROBES = 16
 LATE_AT, LATE = HEAD + SLOT * SLOTS, 1 << 13
 WORDS = LATE_AT + LATE
 
-#: Values are put one behind the other, and the places of old ones are not used again before so many bytes were put.
+#: Values are put one behind the other, and the places of old ones are not used again before this many bytes were put.
 _ROUND_BYTES = 1 << 46
 _TABLE_BYTES = 8 * WORDS
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -73,7 +73,7 @@ class ToldMemory:
         self.words = memoryview(table).cast("q")
         self.address = int(np.frombuffer(table, np.int64).ctypes.data)
         self._next = 0
-        self.data, self._table = files  # last: whoever has not got this object closes them himself
+        self.data, self._table = files  # last: anyone who has not got this object closes them himself
 
     @classmethod
     def made(cls) -> ToldMemory:

@@ -30,7 +30,7 @@ from pario.lmdb.pages import (
 )
 from pario.lmdb.prepared import from_prepared, prepared
 
-#: Values with at most this many bytes between them are read by one call, of at most so many bytes and vectors.
+#: Values with at most this many bytes between them are read by one call, of at most this many bytes and vectors.
 GAP_BYTES = 16 << 10
 RUN_BYTES = 4 << 20
 VECTORS = 1024

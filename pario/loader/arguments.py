@@ -132,20 +132,14 @@ class Arguments:
         self.decoder = self.fields.decoder()
 
     def _compare(self, world: AnyWorld, members: tuple[int, ...] | None) -> Share:
-        mine = {
+        alike = ("weights", "db", "shuffle", "seed", "drop_last", "on_error", "verify")
+        mine = {name: getattr(self, name) for name in alike} | {
             "path": [os.path.abspath(os.path.expanduser(path)) for path in as_paths(self.path)],
-            "weights": self.weights,
-            "db": self.db,
             "batch_size": self.batch_size if self.budget is None else self.budget.mark,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "drop_last": self.drop_last,
-            "on_error": self.on_error,
             "recipe": repr(self.recipe),
             "options": repr(self.options),
             "select": self.select.mark,
             "fields": self.fields and self.fields.mark,
-            "verify": self.verify,
         }
         everyones = world.allgather((mine, boot(), allowed_cores(), members, world.node))
         first = everyones[0][0]

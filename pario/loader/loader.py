@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 
@@ -30,9 +31,21 @@ from pario.records import Batch
 from pario.stats.rank import RankStats
 
 if TYPE_CHECKING:
+    from typing_extensions import Self, TypeVar
+
     from pario.stats.report import Report
 
-class Loader:
+    B = TypeVar("B", default=Batch)
+else:
+    from typing import TypeVar
+
+    B = TypeVar("B")
+
+
+_log = logging.getLogger("pario")
+
+
+class Loader(Generic[B]):
     """Batches of one LMDB, or of several, for every rank of a communicator, an epoch per `for` loop.
 
     Construction, the start of each `for` loop, `report` and `close` are collective over `comm`. Taking a batch is not:
@@ -46,7 +59,8 @@ class Loader:
     batch_size : records per rank and step; or a `pario.Budget`, what a batch may cost (docs/selections.md)
     decoder : a decoder of `pario.decode`, a plain function of one record's bytes, or None for raw bytes
     shuffle : False (key order), "global" or True (a uniform permutation), or "block" (blocks of neighbouring records in
-        random order, mixed over `Options.mix_blocks` blocks, so that reads stay long)
+        random order, mixed over `Options.mix_blocks` blocks, so that reads stay long). None: key order, and a line in
+        the log at the first epoch, unless another loader of the process was told its order
     seed : seed of the order and of random augmentation. The order depends only on seed, epoch and number of records
     comm : an mpi4py communicator, which pario duplicates. None: COMM_WORLD under a launcher, else one process without
         MPI. "self": this process alone, whatever started it
@@ -74,7 +88,7 @@ class Loader:
         each of these sources is drawn, in any unit. An epoch has as many draws as all sources have records; a source
         that runs out comes again, one that does not goes on in the next epoch (docs/selections.md). No record is in two
         sources. Not with shuffle="block"
-    verify : True: compare each record's value with the checksum that `python -m pario checksum` saved, before it is
+    verify : True: compare each record's value with the checksum that `pario data checksum` saved, before it is
         decoded. One that differs is a record that cannot be read, for `on_error` (docs/order.md)
     share_batch : an mpi4py communicator, or a list, of the ranks that are to get the same batches: those of one tensor,
         pipeline or context parallel group (docs/selections.md). `comm` has the ranks of all groups, which have equal
@@ -89,13 +103,28 @@ class Loader:
     a `PeerError` that names that rank.
     """
 
+    _order_is_known = False  # a loader of this process was told its order, or its user was
+
+    if not TYPE_CHECKING:  # answers to what type checkers refuse
+
+        def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+            from pario.loader.keywords import refuse
+
+            refuse(keywords)
+            return super().__new__(cls)
+
+        def __getitem__(self, number: int) -> None:
+            from pario.loader.keywords import refuse_number
+
+            refuse_number()
+
     def __init__(
         self,
         path: Paths,
         batch_size: int | Budget,
         decoder: Decoder | Callable[..., Any] | None = None,
         *,
-        shuffle: Shuffle = False,
+        shuffle: Shuffle | None = None,
         seed: int = 0,
         comm: Any = None,
         db: str | bytes | None = None,
@@ -113,13 +142,14 @@ class Loader:
     ) -> None:
         started = time.perf_counter()
         given = Arguments(
-            path, batch_size, decoder, shuffle, seed, db, drop_last, on_error,
+            path, batch_size, decoder, False if shuffle is None else shuffle, seed, db, drop_last, on_error,
             options if options is not None else Options(), recipe, select, fields, weights, verify, share_batch,
         )  # fmt: skip
         self.world = world = get_world(comm, "making a Loader")
         with abandoning(world):
             share = given.agree(world)
         self._arguments = given
+        Loader._order_is_known |= shuffle is not None
         reader = Reader(
             path,
             comm=world,
@@ -166,21 +196,26 @@ class Loader:
         """Number of batches per epoch, the same on every rank; after `load_state_dict`, in the rest of the epoch."""
         return self._progress.steps
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[B]:
         """Start the next epoch, or the rest of the epoch of a loaded state. Collective over `comm`.
 
         An earlier loop over this loader that has not ended cannot continue afterwards.
         """
-        return self._progress.begin()
+        if not Loader._order_is_known:
+            Loader._order_is_known = True
+            if self.world.rank == 0:
+                path = self._life.reader.path
+                _log.warning('%s is read in key order: pass shuffle="global" to train, or shuffle=False', path)
+        return cast("Iterator[B]", self._progress.begin())
 
-    def peek(self) -> Batch:
+    def peek(self) -> B:
         """The batch that this rank gets next, to look at. It is not used up: order, epoch, counters stay the same.
         Not collective: any rank may call it, at any time between two batches.
 
         Reads and decodes its records once more. With shuffle="global" it also computes the order of the epoch, which
         takes as long as at the beginning of a loop. A record that cannot be read raises on this rank alone.
         """
-        return self._progress.peek()
+        return cast("B", self._progress.peek())
 
     @property
     def epoch(self) -> int:
@@ -286,7 +321,7 @@ class Loader:
         if trace is not None:
             trace.merge()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
@@ -306,3 +341,8 @@ class Loader:
             f"Loader({reader.path!r}, records={records}, batch_size={given.batch_size!r}, "
             f"ranks={self.world.size}, shuffle={given.shuffle!r}, decoder={self.decoder!r})"
         )
+
+    def _repr_html_(self) -> str:
+        from pario.notebook import html
+
+        return html(f"Loader in epoch {self.epoch}, of {self.batches:,} batches", [("", repr(self), "")])

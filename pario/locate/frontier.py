@@ -372,7 +372,7 @@ class Growth:
 
 
 def check_entries(record: Db, leaves: int, page_size: int, path: str) -> None:
-    """Raises CorruptedError where so many leaves cannot hold the records that the database's entry promises: before
+    """Raises CorruptedError where this many leaves cannot hold the records that the database's entry promises: before
     memory is made for them."""
     if not leaves <= record.md_entries <= leaves * page_size // _LEAST_ITEM:
         raise CorruptedError(

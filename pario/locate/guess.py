@@ -156,7 +156,7 @@ class Speculator:
         )
 
     def _margins(self, pages: float) -> tuple[int, int]:
-        """Pages before and behind a guess of so many: what the last ones would have needed."""
+        """Pages before and behind a guess of this many: what the last ones would have needed."""
         widest = max(1, int(_WIDEST * pages))
         low = max((-begin for begin, _ in self._errors), default=0.0)
         high = max((end for _, end in self._errors), default=0.0)

@@ -1,7 +1,7 @@
 """The reserved entry of a packed database (codec/packing.py): its last record, which readers do not see.
 
 It says how the values are packed. A database whose last key has not the reserved form costs nothing: the first and the
-last key are known to whoever opens an index. One that is packed costs one read, of the entry.
+last key are known to anyone who opens an index. One that is packed costs one read, of the entry.
 """
 
 from __future__ import annotations

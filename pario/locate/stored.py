@@ -15,7 +15,7 @@ import numpy as np
 
 from pario.errors import SnapshotError
 
-#: Keys are stored in pieces (HDF5's chunks) of so many bytes at most, each with a checksum, so that a few can be read
+#: Keys are stored in pieces (HDF5's chunks) of this many bytes at most, each with a checksum, so that a few can be read
 #: without the others.
 PIECE_BYTES = 64 << 10
 _SUM_BYTES = 4

@@ -65,7 +65,7 @@ class Sums:
     @property
     def hint(self) -> str:
         """How to go on after a mismatch."""
-        again = f"make its checksums anew: python -m pario checksum {self._index.database.path}"
+        again = f"make its checksums anew: python -m pario data checksum {self._index.database.path}"
         if self.moved:
             return f"The file was written or copied since {self.sidecar} was made. If it was made anew, {again}"
         return f"Restore the file from a copy. If it was changed on purpose, {again}"
@@ -171,7 +171,7 @@ def open_sums(index: Index, pool: ReadPool | None, world: AnyWorld) -> Sums:
     if about is None:
         what = f"no checksums fit this file: {'; '.join(unfit)}" if unfit else "this file has no checksums"
         option = "" if database.name is None else f" --db {database.name.decode(errors='backslashreplace')}"
-        hint = f"verify=True compares with them. Make them: python -m pario checksum {database.path}{option}"
+        hint = f"verify=True compares with them. Make them: python -m pario data checksum {database.path}{option}"
         raise world.raised_by_all(MissingError(what, path=database.path, rank=world.rank, hint=hint))
     values = world.share_array(found.values if found is not None else None)
     return Sums(index, world.rank, values, about[0], moved=about[1])

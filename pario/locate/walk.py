@@ -28,7 +28,7 @@ from pario.locate.meta import Route
 from pario.plan.coalesce import coalesce
 from pario.plan.schedule import even_split
 
-#: Pages are read and scanned in batches of so many bytes, neighbours in the file by one read of at most READ_BYTES.
+#: Pages are read and scanned in batches of this many bytes, neighbours in the file by one read of at most READ_BYTES.
 BATCH_BYTES = 4 << 20
 READ_BYTES = 512 << 10
 #: Names that one rank contributes to an error message.

@@ -315,7 +315,7 @@ def packing_for(items: Items, spec: str, dictionary: int | None, say: Callable[[
     if spec == "auto":
         chosen = _chosen(items, dictionary != 0)
         spec, more["prediction"] = chosen.chosen.candidate.name, chosen.prediction()
-        say(f"codec {spec}, chosen for samples of {counted(items.n, 'record')}; `python -m pario choose` says why")
+        say(f"codec {spec}, chosen for samples of {counted(items.n, 'record')}; `python -m pario data choose` says why")
     codec = registry.parse(spec)
     if dictionary and not codec.takes_dictionary:
         raise OptionError(f"codec {codec.name} takes no dictionary", hint="Use --dictionary no, or --codec zstd:3.")

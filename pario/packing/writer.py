@@ -26,9 +26,9 @@ from pario.threads import Workers
 
 __all__ = ["Batch", "Writer", "split"]
 
-#: A commit after so many bytes, or seconds: that much work is lost by a kill.
+#: A commit after this many bytes, or seconds: that much work is lost by a kill.
 COMMIT_BYTES, COMMIT_S = 64 << 20, 10.0
-#: A value of half a page takes a page of its own, and a node has a header: so much room per byte is never too little.
+#: A value of half a page takes a page of its own, and a node has a header: this much room per byte is never too little.
 _ROOM = 3
 _LEAST_MAP = 16 << 20
 _WAITING = 2  # batches

@@ -6,7 +6,7 @@ which makes room, a few times; the first that does not fit then begins the next 
 
     * a step is a run of positions, and every seat has a batch in every step, empty only in the last one;
     * a batch costs at most `limit`, or is one record that alone costs more;
-    * where a step ends depends on the costs from its beginning on, on the limits and on the number of seats. Whoever
+    * where a step ends depends on the costs from its beginning on, on the limits and on the number of seats. Anyone who
       resumes at the end of a step on as many seats gets the steps that would have followed.
 
 At last the records of a step are dealt once more, the largest first: its batches cost nearly the same. (R. L. Graham,
@@ -30,7 +30,7 @@ from pario.plan.epoch import Order
 from pario.plan.schedule import Schedule
 
 #: Records of a batch, as a multiple of what the budget holds on average, unless `Budget.records` says another number:
-#: memory is set aside for so many.
+#: memory is set aside for this many.
 _MOST_TIMES = 4
 #: Positions that are cut at once: 8 bytes each, a few times over.
 _CHUNK = 1 << 20
@@ -119,7 +119,7 @@ class Costs:
     def within(cls, budget: Budget, of: np.ndarray) -> Costs:
         mean = float(of.mean(dtype=np.float64)) if len(of) else 1.0
         usual = round(_MOST_TIMES * budget.limit / max(mean, 1e-9))
-        most = max(1, min(len(of), budget.records or usual))  # so many rows have memory in the ring's tables
+        most = max(1, min(len(of), budget.records or usual))  # this many rows have memory in the ring's tables
         return cls(of, budget.limit, most, budget.bytes is not None)
 
     @cached_property
@@ -272,7 +272,7 @@ class CutSchedule(Schedule):
         return int(max(1, min(records // self.seats, by_cost) + 3))
 
     def _most_cost(self, pools: int) -> int:
-        """The most that so many pools can cost: those of the largest blocks."""
+        """The most that this many pools can cost: those of the largest blocks."""
         assert self.pools is not None
         block, of = self.pools.block_records, self.cuts.costs.of
         sums = np.add.reduceat(of, np.arange(0, len(of), block), dtype=np.int64)

@@ -115,7 +115,7 @@ class Pools:
         return len(self._cuts) + 1
 
     def first_of(self, records: int) -> int:
-        """How many of those together have at least so many records, as has each one that follows. If not even all of
+        """How many of those together have at least this many records, as has each one that follows. If not even all of
         them have: all of them."""
         for k, cut in enumerate(self._cuts):
             if (cut - 1) * self.block_records + self.short_records >= records:

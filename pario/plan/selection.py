@@ -21,7 +21,7 @@ import numpy as np
 #: Shares of the records between the first and the last one: from the first share on, long reads with gaps cost less
 #: than a read per run; from the second one on there are hardly any gaps.
 _DENSE, _WHOLE = 0.4, 0.99
-#: So many runs are always kept as runs: a search among them stays in a core's cache.
+#: This many runs are always kept as runs: a search among them stays in a core's cache.
 FEW_RUNS = 1024
 #: More runs are kept if the table would take this many times their memory.
 _TIMES = 64

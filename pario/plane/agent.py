@@ -34,7 +34,7 @@ _PAUSE_S, _MOST_PAUSE_S, _REFUSED_S = 0.1, 2.0, 30.0
 _HELD_UP, _ROOM = 0.05, 1.25
 #: of what a plane says
 _MOST_MESSAGE = 64 << 10
-#: A read of the store is divided into calls of about so many seconds' worth, and at least so many bytes.
+#: A read of the store is divided into calls of about this many seconds' worth, and at least this many bytes.
 _GRAIN_S, _GRAIN_BYTES = BURST_S / 2, 256 << 10
 
 
@@ -104,7 +104,7 @@ class Agent:
             self.close()
 
     def close(self, limit_s: float = 1.0) -> None:
-        """Whoever waits goes on. Idempotent."""
+        """Anyone who waits goes on. Idempotent."""
         self._over = True
         self.bucket.close()
         self._bell.ring()

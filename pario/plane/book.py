@@ -346,7 +346,7 @@ class Book:
         left = max(0.0, capacity - float(held.sum()))
         shares = held.copy()
         shares[free] = by_policy(self.rules.policy, left, demands[free], guarantees[free])
-        # A guarantee need not be claimed first; and whoever wants nothing now must be able to begin.
+        # A guarantee need not be claimed first; and anyone who wants nothing now must be able to begin.
         begin = max(own, min(_LEAST[which] * n, capacity)) / n
         shares = np.minimum(np.maximum(shares, np.maximum(fitted(guarantees, capacity), begin)), most)
         safe = lay.safe[:, which]

@@ -25,7 +25,7 @@ BYTES, OPERATIONS = 0, 1
 #: Seconds' worth of tokens that a bucket keeps: a reader that comes a little late loses nothing, and a window of one
 #: second sees at most a tenth more than the rate.
 BURST_S = 0.1
-#: One who does not go on so long after its time lets the next one pass, in seconds.
+#: One who does not go on this long after its time lets the next one pass, in seconds.
 _LATE_S = 0.1
 #: Nobody waits for less, which a clock may not even show; the debt stays.
 _SOON_S = 1e-6
@@ -184,7 +184,7 @@ class Bucket:
         return over, waited[BYTES], waited[OPERATIONS]
 
     def close(self) -> None:
-        """Whoever waits goes on, and nobody waits any more. Idempotent."""
+        """Anyone who waits goes on, and nobody waits any more. Idempotent."""
         with self._lock:
             self._open = False
             for each in self._line:

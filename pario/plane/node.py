@@ -4,7 +4,7 @@ To the processes it is a plane: they join, report and get grants in the same way
 speaks for all jobs of the node: one message with what each job uses and wants, one with what each gets. What a job
 gets it divides over the job's processes as the plane would.
 
-Leases form a chain. A process gets no longer lease than the agent has itself, so that whoever dies, plane, agent or
+Leases form a chain. A process gets no longer lease than the agent has itself, so that anyone who dies, plane, agent or
 both, no process keeps what was granted for longer than one lease. When the agent's own lease ends it grants the safe
 rates that came with it. An agent that was started again learns from the plane, which knows its jobs until their leases
 end; a plane that was started again learns from the agent what its jobs hold.
@@ -446,7 +446,7 @@ def _member_of(node: str, address: PlaneAddress) -> bytes:
 
 
 def node_rules(who: Who) -> Rules:
-    """Without a file: whoever holds the same token as the agent."""
+    """Without a file: anyone who holds the same token as the agent."""
     secrets = {} if who.secret is None else {who.user: who.secret}
     return Rules((None, None), secrets=secrets)
 

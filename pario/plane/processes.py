@@ -188,7 +188,7 @@ class Processes(Server[Speaker]):
         self._visitors[link.user][link] = None
 
     def _drop_idle(self) -> bool:
-        """Whoever has not joined keeps no job out: of the user who has most such connections the oldest one ends."""
+        """Anyone who has not joined keeps no job out: of the user who has most such connections the oldest one ends."""
         most = max(self._visitors.values(), key=len, default=None)
         if most:
             self.drop(next(iter(most)))

@@ -1,7 +1,7 @@
 """How a capacity is divided among those who want it: pure functions of arrays, one number per client.
 
 All take and return f64[n] in one unit, bytes/s or operations/s. A share may be larger than the demand: what nobody
-wants is handed out, too, so that whoever wants more in a moment can begin at once.
+wants is handed out, too, so that anyone who wants more in a moment can begin at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def max_min(capacity: float, demands: np.ndarray, guarantees: np.ndarray | None 
     """First everybody's demand up to its guarantee; then the rest evenly, to nobody more than it wants; at last what
     is left, evenly to those who want anything.
 
-    Whoever wants nothing gets nothing, unless nobody wants anything: then all get the same. The rest goes round in
+    Anyone who wants nothing gets nothing, unless nobody wants anything: then all get the same. The rest goes round in
     ascending order of the unmet demands, without which an even division is not max-min fair (PAIO, FAST'22, visits the
     jobs in the order of their arrival). Guarantees that exceed the capacity together shrink in proportion.
     """
@@ -48,7 +48,7 @@ def weighted(capacity: float, weights: np.ndarray) -> np.ndarray:
 
 
 def fixed(capacity: float, guarantees: np.ndarray) -> np.ndarray:
-    """The guarantees and no more; whoever has none gets an even part of what they leave."""
+    """The guarantees and no more; anyone who has none gets an even part of what they leave."""
     given = fitted(guarantees, capacity)
     without = guarantees <= 0
     if without.any():

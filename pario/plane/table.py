@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-#: Seconds over which a row's peak is the largest rate that was seen, since jobs read in bursts; kept in so many parts.
+#: Seconds over which a row's peak is the largest rate that was seen, since jobs read in bursts; kept in parts.
 _PEAK_S = 2.0
 _PARTS = 4
 #: Nobody uses more, whatever it says of its clock.

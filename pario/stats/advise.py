@@ -32,9 +32,9 @@ _BUSY = 0.5
 _NOTICEABLE = 0.02
 #: Requests faster than this, in seconds, come out of a cache.
 _CACHED_S = 2e-4
-#: A store that is not known to rotate is taken for one if random requests take so long, in seconds.
+#: A store that is not known to rotate is taken for one if random requests take this long, in seconds.
 _SEEK_S = 3e-3
-#: What others read is worth a sentence from so many bytes and this share on.
+#: What others read is worth a sentence from this many bytes and this share on.
 _UNSEEN_BYTES, _UNSEEN_SHARE = 256e6, 0.3
 #: Smaller sums than this say nothing about a store.
 _LEAST_REQUESTS = 100
@@ -149,7 +149,7 @@ def _faster_store(job: Job, readers: Sequence[RankStats]) -> str:
         words.append('shuffle="block" in place of "global", whose reads are longer')
     if any(file.shared for file in job.files) and not any(rank.staged for rank in readers):
         words.append("Options(tiers=...) or PARIO_TIERS, so that every byte leaves the store once per job")
-    words.append("a packed dataset (`python -m pario choose`), which has fewer bytes")
+    words.append("a packed dataset (`python -m pario data choose`), which has fewer bytes")
     return "Change: " + "; or ".join(words) + "."
 
 
@@ -312,7 +312,7 @@ def metadata(job: Job) -> list[Advice]:
         "constructors, which open the dataset and make its index"
     )
     change = (
-        "Change: `python -m pario index` makes the index ahead of the job, once; `python -m pario stage` and "
+        "Change: `pario data index` makes the index ahead of the job, once; `pario tiers stage` and "
         "Options(tiers=...) keep copies on the nodes."
     )
     return [Advice("metadata", what + ".", change)]

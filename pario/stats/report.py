@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from statistics import median
 from typing import Any
 
@@ -19,7 +20,7 @@ class Report:
     path : the data file
     ranks : one per rank, in rank order; or one rank alone
     of : ranks that there are; 0: those
-    prediction : what `python -m pario choose` foretold of the codec that the file is packed with; None: nothing
+    prediction : what `python -m pario data choose` foretold of the codec that the file is packed with; None: nothing
     """
 
     path: str
@@ -116,6 +117,9 @@ class Report:
         if unpacking := unpacking_words(self.ranks, self.prediction):
             lines.append(f"  {unpacking}")
         return "\n".join([*lines, "", self.sentence[0].upper() + self.sentence[1:] + "."])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def _depths(readers: Sequence[RankStats]) -> list[str]:

@@ -66,13 +66,13 @@ FULL = 40
 #: counters of these names get kinds from here on
 _NAMED = 60
 
-#: Memory for events is taken in pieces of so many, of at most so many together. What is not written costs nothing.
+#: Memory for events is taken in pieces of this many, of at most this many together. What is not written costs nothing.
 _PIECE, _MOST = 4096, 400_000
 #: The same for single requests of a read that has several, which have 16 bytes each.
 _EXTENTS, _MOST_EXTENTS = 8192, 1 << 20
 #: Changes of a knob that are kept, and counters with names of their own.
 _MOST_CHANGES, _MOST_NAMES = 10_000, 64
-#: Counters are looked at so often, and those of the kernel so often, in seconds.
+#: Counters are looked at this often, and those of the kernel this often, in seconds.
 _LOOK_S, _KERNEL_S = 0.1, 0.5
 
 
@@ -187,8 +187,8 @@ class Recorder:
     # -- who is traced -------------------------------------------------------------------------------------------------
 
     def join(self, rank: int, size: int, node: int) -> bool:
-        """This process is this rank of so many; what is said first holds, but for the node, which the launcher does not
-        tell. Returns whether this is the first time."""
+        """The rank of this process, and the number of ranks; what is said first holds, but for the node, which the
+        launcher does not tell. Returns whether this is the first time."""
         if self._joined:
             if (rank, size) == (self.rank, self.size):
                 self.node = node

@@ -1,4 +1,4 @@
-"""The numbers that a trace comes down to: made when it is written, read back by whoever gives advice.
+"""The numbers that a trace comes down to: made when it is written, read back by anyone who gives advice.
 
 What is read back was in a file: every value has the type and the range that it should have, or it is an error.
 """

@@ -61,7 +61,7 @@ class TracedStats(RankStats):
 
 
 class _EndsSpan:
-    """A counter of seconds that ends a span of the present thread when it grows. Without `__get__`, whoever reads it
+    """A counter of seconds that ends a span of the present thread when it grows. Without `__get__`, anyone who reads it
     gets the object's own value as quickly as any."""
 
     def __init__(self, name: str, kind: int) -> None:

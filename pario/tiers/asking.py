@@ -1,7 +1,7 @@
 """Asks the service of this node for a dataset (pario/dataset/host.py answers).
 
     FOLDER/pario-UID/service        where the services are, and the secret that proves who asks; readable by this user
-                     service.lock   byte 0 is locked by the service while it lives, byte k by whoever uses dataset k;
+                     service.lock   byte 0 is locked by the service while it lives, byte k by anyone who uses dataset k;
                                     and if its users start it (pario/commands/run_service.py), STARTS by the service
                                     since it was started, USE by them
 """
@@ -46,7 +46,7 @@ STARTS = 1 << 61
 START_S = 10.0
 _LOOK_S = 0.1
 _OPEN_S = 60.0
-#: A service that did not come is not waited for again within so many seconds.
+#: A service that did not come is not waited for again within this many seconds.
 _MISSED_S = 60.0
 #: A dataset that nobody uses may go between the answer and the lock.
 _TRIES = 3

@@ -1,5 +1,5 @@
-"""The copies that disk tiers keep below a folder, for whoever looks after the disk: what is there, whether it is right,
-and away with it. Only what a disk tier made is touched, and nothing that a job uses."""
+"""The copies that disk tiers keep below a folder, for the disk's administrator: what is there, whether it is right, and
+away with it. Only what a disk tier made is touched, and nothing that a job uses."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def remove(copy: Copy) -> bool:
     with closing_fd(directory.open_file("lock")) as lock:
         if not lock_use(lock, alone=True):
             return False
-        for name in FILES:  # the lock is the last one: whoever waits for it finds that it has gone
+        for name in FILES:  # the lock is the last one: anyone who waits for it finds that it has gone
             with contextlib.suppress(FileNotFoundError):
                 directory.remove(name)
         with contextlib.suppress(OSError):  # somebody begins anew

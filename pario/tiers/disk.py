@@ -2,9 +2,9 @@
 
     FOLDER/pario-UID/DATASET/data    the chunks, at their own offsets
                              map     which chunks are there, and the sums of their blocks (map.py)
-                             lock    one byte per chunk is locked by whoever puts it, and one more, shared, by whoever
-                                     uses the copy
-                             path    of the data file, for whoever lists copies
+                             lock    one byte per chunk is locked by the process that puts it, and one more, shared,
+                                     by all that use the copy
+                             path    of the data file, for anyone who lists copies
 
 * The map decides what is there; holes in the sparse file are not asked for. A chunk's bytes are written first, then the
   sums of its blocks, then its byte in the map: a process that dies in between leaves no chunk.
@@ -14,7 +14,7 @@
   together, and a full disk is noticed before half a chunk is written.
 * A disk may stop answering, for minutes or for good. What the page cache has is read at once. Everything else is done
   by threads that can be left behind, with memory of their own (patience.py).
-* Nothing is evicted and nothing is unlinked here: what this job does not need, another one may be reading. `pario cache
+* Nothing is evicted and nothing is unlinked here: what this job does not need, another one may be reading. `pario tiers
   clean` removes copies that nobody uses (copies.py).
 * Everything lies in a directory of this user's that nobody else can write (kernels/private.py).
 """
@@ -47,9 +47,9 @@ _log = logging.getLogger("pario")
 
 T = TypeVar("T")
 
-#: After so many failed system calls in a row a tier is left alone for so many seconds; so is one without room.
+#: After this many failed system calls in a row a tier is left alone for this many seconds; so is one without room.
 _MOST_ERRORS, _REST_S = 3, 30.0
-#: A disk that has not answered for so many seconds is left alone until it does, and for _REST_S at least. (Busy ones
+#: A disk that has not answered for this many seconds is left alone until it does, and for _REST_S at least. (Busy ones
 #: answer within one or two.)
 _STALL_S = 4.0
 #: How long to wait for another process that brings a chunk, and how often to look. (A store answers in milliseconds.)
@@ -192,7 +192,7 @@ class DiskTier(AnyTier):
                 continue
             sizes, to = nbytes[batch.members], starts[batch.members]
             here = found.has(batch.starts, sizes)
-            # By whoever needs them: a thread that was left behind must not write there.
+            # By anyone who needs them: a thread that was left behind must not write there.
             copy_ranges(memory, batch.starts, sizes, out, to, here)
             self._buffers.give(memory)
             right[batch.members] = here
@@ -273,7 +273,7 @@ class DiskTier(AnyTier):
             yield
             return
         while not (mine := self._claims.claim(files, chunk, lasting=True)) and not self.has(chunk):
-            if time.monotonic() > end or self._rests():  # whoever brings it may be waiting for this disk
+            if time.monotonic() > end or self._rests():  # anyone who brings it may be waiting for this disk
                 break
             time.sleep(_LOOK_S)
         try:

@@ -1,6 +1,6 @@
 """The files of a copy on a disk of the node (disk.py), the locks on them, and the room that they may take.
 
-FOLDER/pario-UID/DATASET/lock    one byte per chunk is locked by whoever puts it, and one more, shared, by whoever
+FOLDER/pario-UID/DATASET/lock    one byte per chunk is locked by anyone who puts it, and one more, shared, by anyone who
                                  uses the copy
 FOLDER/pario-UID/quota           locked while space is allocated
 """
@@ -117,7 +117,7 @@ class Room:
         self._lock = threading.Lock()
 
     def has(self, fd: int, nbytes: int) -> bool:
-        """Whether there is room for so many bytes more.
+        """Whether there is room for this many bytes more.
 
         fd : of a file on the disk
         """
@@ -193,11 +193,11 @@ def is_used(lock: int, *, byte: int) -> bool:
 
 
 def used_lock(folder: PrivateDirectory, name: str = "lock") -> int:
-    """The open lock file of a copy, or of what else lies in the folder, that this process uses from now on; whoever
+    """The open lock file of a copy, or of what else lies in the folder, that this process uses from now on; anyone who
     removes that removes the lock file last, having locked it alone. Raises OSError."""
     now = os.path.join(folder.path, name)
     for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # whoever removed the copy meanwhile removed this file, too
+        with contextlib.suppress(FileNotFoundError):  # anyone who removed the copy meanwhile removed this file, too
             lock = folder.open_file(name)
             try:
                 if lock_use(lock, alone=False) and os.path.samestat(os.fstat(lock), os.stat(now)):
@@ -222,7 +222,7 @@ def _range(kind: int, chunk: int) -> bytes:
 
 @contextlib.contextmanager
 def locked(fd: int) -> Iterator[None]:
-    """Whoever holds this lock does so for some system calls. Raises OSError after a while: it may have been stopped."""
+    """This lock is held for some system calls at a time. Raises OSError after a while: it may have been stopped."""
     end = time.monotonic() + _LOCK_S
     while True:
         try:

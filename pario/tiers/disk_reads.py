@@ -24,12 +24,12 @@ from pario.tiers.patience import Step
 #: For a read of what the page cache has, and no more; 0 if this Python does not know it.
 NOW: int = getattr(os, "RWF_NOWAIT", 0)
 
-#: About so many bytes are read by one call of a thread that can be left behind.
+#: About this many bytes are read by one call of a thread that can be left behind.
 _BATCH_BYTES = 4 << 20
 #: Runs that are longer bypass the page cache. Of shorter ones many are in one block, in random order: where memory has
 #: room for the copy, each block is then read once. (3 KB records in "global" order past it: 38 s, through it 18 s.)
 _LONG_BYTES = 64 << 10
-#: So many runs at most are read before whoever waits hears that the disk answers.
+#: This many runs at most are read before anyone who waits hears that the disk answers.
 _RUNS = 32
 
 
@@ -119,7 +119,7 @@ class Buffers:
 def read_now(files: DiskFiles, grid: Grid, batch: Batch, memory: np.ndarray) -> Found:
     """Read the runs into `memory` out of the page cache, and verify their blocks. Raises BlockingIOError if they are
     not to be had at once or not right, and OSError for other failures."""
-    # Whoever asks for all of what is not there lets the kernel fetch all of it.
+    # Anyone who asks for all of what is not there lets the kernel fetch all of it.
     os.preadv(files.data, [bytearray(1)], int(batch.begins[0]), NOW)
     at = 0
     for begin, size in zip(batch.begins.tolist(), batch.sizes.tolist(), strict=True):

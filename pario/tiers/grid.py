@@ -8,8 +8,8 @@ import numpy as np
 
 from pario.errors import OptionError
 
-#: A record of 3 KB costs the reading and hashing of so many bytes, and a chunk so many checksums of 8 bytes in the map
-#: and in the memory of whoever reads it. (64 KiB: 3 KB records in random order out of a disk tier took 1.2 times as
+#: A record of 3 KB costs the reading and hashing of this many bytes, and a chunk this many checksums of 8 bytes in the
+#: map and in each reader's memory. (64 KiB: 3 KB records in random order out of a disk tier took 1.2 times as
 #: long, 197 KB ones as long.)
 BLOCK_BYTES = 16 << 10
 

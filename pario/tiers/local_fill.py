@@ -115,7 +115,7 @@ class LocalFill:
 
     def _copy(self, share: float) -> None:
         chunk_bytes = self._memory.grid.chunk_bytes
-        # Memory that the disk fills in few requests: numpy asks the system for large pages where so much is wanted. (A
+        # Memory that the disk fills in few requests: numpy asks the system for large pages where they pay. (A
         # cold file of 169 MB, 4 threads: 1.4 GB/s into large pages, 0.55 into small ones and through the page cache.)
         memory = np.empty(_LARGE + max(chunk_bytes, _LARGE), np.uint8)
         buffer = memory[-memory.ctypes.data % _LARGE :][:chunk_bytes]
@@ -201,7 +201,7 @@ class LocalFill:
         self._words[STOP] = 1
         for thread in self._threads:
             if thread.is_alive() and thread.native_id is not None:
-                with suppress(OSError):  # root may, and whoever has RLIMIT_NICE
+                with suppress(OSError):  # root may, and anyone who has RLIMIT_NICE
                     os.sched_setscheduler(thread.native_id, os.SCHED_OTHER, os.sched_param(0))
         return True
 

@@ -42,14 +42,14 @@ class MemoryTier(AnyTier):
     files : descriptors of data and states, which this tier owns from now on, if this does not raise; and which other
         processes of this user on this node may map
 
-    Raises ParioError if they are not what `made` makes: without the seals, whoever made them could kill this process.
+    Raises ParioError if they are not what `made` makes: without the seals, their maker could kill this process.
 
     fills : this process made it, and alone puts chunks
     budget : bytes that its chunks may take now, if this process fills it; wanted : while there is enough memory
     held_bytes : of the chunks that are here or on their way, in the process that fills it
     admit(bytes) : asked before the tier takes more; False: there is no memory for it now
     states : of the chunks
-    view : u8[file_bytes], read-only: the file's bytes, where their chunks are held. Whoever uses it asks `states`
+    view : u8[file_bytes], read-only: the file's bytes, where their chunks are held. Anyone who uses it asks `states`
         before and after
     kernel_view : the same for pario's own kernels, which would be compiled once more for arrays that cannot be written.
         Nobody writes to it: that would change the record for this process in all later epochs
@@ -135,7 +135,7 @@ class MemoryTier(AnyTier):
         offset, nbytes = self.grid.span(chunk)
         if data.dtype != np.uint8 or data.shape != (nbytes,):
             raise ValueError(f"chunk {chunk} has {nbytes} bytes, got {data.shape} of {data.dtype}")
-        # Whoever is asked may let this tier shrink, and takes its own lock first.
+        # Anyone who is asked may let this tier shrink, and takes its own lock first.
         admitted = self.is_full or self.states.has(chunk) or self.admit(nbytes)
         with self._lock:
             if chunk in self._busy:
@@ -227,7 +227,7 @@ class MemoryTier(AnyTier):
                 self._drop(chunk)
 
     def shrink(self, nbytes: int) -> int:
-        """Give at least so many bytes back to the system, or all, and take no others for them; returns how many."""
+        """Give at least this many bytes back to the system, or all, and take no others for them; returns how many."""
         before = self.held_bytes
         with self._lock:
             self.budget = max(0, before - nbytes)
@@ -238,7 +238,7 @@ class MemoryTier(AnyTier):
         return before - self.held_bytes
 
     def grow(self, nbytes: int) -> None:
-        """Others need no more of the memory that was given back: take so many bytes again, when chunks come."""
+        """Others need no more of the memory that was given back: take this many bytes again, when chunks come."""
         with self._lock:
             self.budget = min(self.wanted, max(self.budget, self.held_bytes + nbytes))
 
@@ -254,7 +254,7 @@ class MemoryTier(AnyTier):
         return True
 
     def settle(self, reserved: int, written: int) -> None:
-        """Of so many chunks that were reserved, so many were written."""
+        """Of this many chunks that were reserved, this many were written."""
         with self._lock:
             self.held_bytes = max(0, self.held_bytes - (reserved - written) * self.grid.chunk_bytes)
             self.counts.puts += written

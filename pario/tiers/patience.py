@@ -1,7 +1,7 @@
 """Calls of storage that may not come back for minutes, and nobody who waits for them that long.
 
 The kernel lets no thread out of a read of a disk that does not answer. So such calls run in threads of their own, and
-whoever waits for one leaves it behind after a while. The call itself goes on, and may still read or write when its
+anyone who waits for one leaves it behind after a while. The call itself goes on, and may still read or write when its
 caller does other things: so what it reads into, and what it writes, must be memory that nobody else uses.
 """
 
@@ -21,7 +21,7 @@ _LOOK_S = 0.25
 
 T = TypeVar("T")
 
-#: Tells whoever waits that the storage has answered, and that there is more to do.
+#: Tells anyone who waits that the storage has answered, and that there is more to do.
 Step = Callable[[], None]
 
 

@@ -45,9 +45,9 @@ READ, BRING, KEEP = 1, 2, 3
 #: of a service that is a process of its own (dataset/host.py): here is a dataset; who keeps what; how much can you keep
 OPEN, ASSIGN, ROOM = 4, 5, 6
 
-#: One request asks for at most so much.
+#: One request asks for at most this much.
 MOST_EXTENTS, MOST_BYTES = 1000, 8 << 20
-#: A node that sends nothing for so many seconds is given up.
+#: A node that sends nothing for this many seconds is given up.
 LIMIT_S = 8.0
 #: Seconds until it is asked again; twice as long each time, up to the second number.
 _REST_S, _MOST_REST_S = 30.0, 600.0
@@ -197,7 +197,7 @@ class Peers:
         undefined. Raises nothing.
 
         extents : EXTENT[n] inside the file, each within one chunk; out : u8[k], contiguous; starts : i64[n]
-        keeps : this node keeps the chunks, too, so whoever is responsible is asked first: others bring theirs only now
+        keeps : this node keeps the chunks, too, so the responsible node is asked first: others bring theirs only now
         """
         call = _Call(extents, out, starts)
         chunks = extents["offset"] // self._grid.chunk_bytes

@@ -51,7 +51,7 @@ class PressureWatch:
         start_thread("pario-memory", self._run, stop=self.close)
 
     def admit(self, nbytes: int) -> bool:
-        """Whether the tier may take so many bytes. If not, it is full from now on. Any thread."""
+        """Whether the tier may take this many bytes. If not, it is full from now on. Any thread."""
         tier = self._tier()
         with self._lock:
             if nbytes > self._allowed and tier is not None:

@@ -23,7 +23,7 @@ from pario.wire.server import PATIENT, SLOW, AnsweringServer, Reply
 
 _log = logging.getLogger("pario")
 
-#: After so many seconds of bringing chunks an answer goes out; the asker asks again for the rest. Well below the time
+#: After this many seconds of bringing chunks an answer goes out; the asker asks again for the rest. Well below the time
 #: after which it would give this node up.
 _BRING_S = 1.0
 _IDENTITY_BYTES = 32
@@ -118,7 +118,7 @@ class Service:
         return [chunk for chunk, future in under_way.items() if future in late]
 
     def _brought(self, staged: StagedFetcher, chunk: int, kind: int) -> Future[None]:
-        """Done when the chunk is here, or cannot be brought: whoever asked reads the store then, and meets it."""
+        """Done when the chunk is here, or cannot be brought: anyone who asked reads the store then, and meets it."""
         what = staged, chunk, kind
         with self._counting:
             future = self._bringing.get(what)

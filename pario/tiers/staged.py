@@ -3,7 +3,7 @@
     read --> memory tier --> disk tier --> other nodes --> store
                  <---------------<-----------<-----------      a chunk is kept in every tier that it passes and that
                                                                has room, if this node is to keep it
-A chunk is read whole, and once, as long as any tier has room; whoever needs it meanwhile waits for that read. Of other
+A chunk is read whole, and once, as long as any tier has room; a rank that needs it meanwhile waits for that. Of other
 chunks exactly the bytes that were asked for are read. What comes from the store is compared with the
 snapshot's meta page before anybody gets or keeps it, so that bytes out of a tier need no further look at the store.
 """

@@ -4,8 +4,8 @@
     states  i64 per chunk: its generation, odd while the chunk is there
     coming  u8 per chunk: 1 while a thread that copies from a file of this node is at it (kernels/fill.py)
 
-A chunk's bytes are written before its generation becomes odd, and given back after it has become even again. Whoever
-copies from the tier compares generations before and after. Whoever waits for a chunk sleeps on a futex in the head.
+A chunk's bytes are written before its generation becomes odd, and given back after it has become even again. Anyone who
+copies from the tier compares generations before and after. Anyone who waits for a chunk sleeps on a futex in the head.
 """
 
 from __future__ import annotations

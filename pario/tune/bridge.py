@@ -54,7 +54,7 @@ class Takes:
         self._times.append(now)
 
     def most_within(self, seconds: float) -> int:
-        """The most batches that it took within so many seconds after it had taken one."""
+        """The most batches that it took within this many seconds after it had taken one."""
         if not self._times:
             return 0
         times = np.fromiter(self._times, np.float64, len(self._times))

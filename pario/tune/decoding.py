@@ -9,7 +9,7 @@ from pario.tune.bridge import Bridge, Takes
 from pario.tune.knobs import Knob, Setting
 from pario.tune.tuner import WINDOW_S
 
-#: A window has at least so many batches.
+#: A window has at least this many batches.
 _LEAST_BATCHES = 4
 #: The loop waits for decoding if it does so for more than this share of its time; below the other share it does not.
 #: Between them nothing changes, so that the number does not swing.
@@ -121,7 +121,7 @@ class DecodeTuner:
         return self.threads.is_pinned and self.ahead.is_pinned
 
     def taken(self, now: float, prepared: float) -> bool:
-        """The loop has taken a batch that took so many seconds to prepare; returns whether the time has come to
+        """The loop has taken a batch that took this many seconds to prepare; returns whether the time has come to
         `turn`."""
         self._takes.add(now)
         self._bridge.add(prepared)

@@ -14,7 +14,7 @@ from pario.tune.tuner import WINDOW_S, FastProbe, Law, Window
 #: A window has at least this many reads, and at least as many as were in flight: the whole queue has been renewed.
 _LEAST_READS = 8
 _TIMES = 2
-#: A hurried window lasts at least so many latencies, and so many seconds.
+#: A hurried window lasts at least this many latencies, and this many seconds.
 _HURRIED = 2.0, 0.02
 #: A probe as well: of fewer reads each job would see another base latency, and take another share.
 _PROBE = 1.5, 0.1
@@ -22,7 +22,7 @@ _PROBE = 1.5, 0.1
 _FORGETS = 1.02
 #: No read takes less, whatever the clock says.
 _TICK_S = 1e-9
-#: A steady one lasts at least so many latencies: a power of two times WINDOW_S, so that all jobs have the same ones.
+#: A steady one lasts at least this many latencies: a power of two times WINDOW_S, so that all jobs have the same ones.
 _STEADY_LATENCIES = 2.0
 
 
@@ -87,7 +87,7 @@ class Depth:
             self._was_short = True
 
     def begin(self, now: float, in_flight: int) -> None:
-        """A read begins, with which so many are in flight."""
+        """A read begins, with which this many are in flight."""
         if not self._begun:
             self._begun = True
             self._open_window(now)

@@ -28,7 +28,7 @@ class Knobs:
         return self._knobs[name]
 
     def decode(self, cores: int) -> None:
-        """This rank decodes record by record, and may use so many cores."""
+        """This rank decodes record by record, and may use this many cores."""
         self._make("decode_threads", most=cores, start=cores)
         self.decoding = DecodeTuner(self["decode_threads"], self["decode_ahead"], cores)
         self._acting |= {"decode_threads", "decode_ahead"}

@@ -31,9 +31,9 @@ from pario.tune.knobs import Setting
 #: Seconds of a window in the steady state.
 WINDOW_S = 0.25
 
-#: A job keeps so many bytes waiting in the store's queue: the geometric mean of this and of what it has in flight, ...
+#: Bytes that a job keeps waiting in the store's queue: the geometric mean of this and of what it has in flight, ...
 _QUEUED_BYTES = 376 << 10
-#: ... but so many reads at least, or a store is idle between long ones, and this part of those in flight at most: it
+#: ... but this many reads at least, or a store is idle between long ones, and this part of those in flight at most: it
 #: may serve one by one.
 _QUEUED_LEAST, _QUEUED_MOST = 1.2, 0.57
 #: To a store no read is shorter than this: what it takes besides the bytes.
@@ -59,7 +59,7 @@ _SERIAL, _SERIAL_LEAST = 0.5, 1.75
 _OTHER_SIZE = 2.0
 #: Reads in flight, as a multiple of what the consumer needs.
 _SPARE = 1.25
-#: At least so many: the reads of a group come in a burst, and with a single one in flight a group takes long enough to
+#: The least number: the reads of a group come in a burst, and with a single one in flight a group takes long enough to
 #: need more of the ring. (40 ms per sample, 20 ms per read, 197 KB: a third of the ring with 1, less than a quarter
 #: with 2.)
 _LEAST = 2
@@ -135,7 +135,7 @@ class FastProbe(Law):
         self._doubled = False  # since the start
         self._searched = 0  # the depth of the start, in front of which a probe looks for a queue
         self._idle = False  # the consumer is the limit
-        self._needed = self._over = 0.0  # seconds of reads while it was, over so many seconds; older ones count less
+        self._needed = self._over = 0.0  # seconds of reads while it was, over this many seconds; older ones count less
 
     @property
     def hurried(self) -> bool:  # type: ignore[override]
@@ -274,7 +274,7 @@ class FastProbe(Law):
         return Setting(found, self._reason())
 
     def _aim(self, depth: float) -> float:
-        """Reads of so many in flight that should wait in queues."""
+        """Reads of this many in flight that should wait in queues."""
         queued = math.sqrt(depth * _QUEUED_BYTES / max(self._size, _SHORT_BYTES))
         return min(_QUEUED_MOST * depth, max(_QUEUED_LEAST, queued))
 

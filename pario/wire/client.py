@@ -17,7 +17,7 @@ import numpy as np
 
 from pario.wire.frames import HEAD, MAGIC, PIECES, Link, Part, WireError, Word, advance, exactly, peer_uid, send, tune
 
-#: A whole answer is at most so long.
+#: A whole answer is at most this long.
 _MOST_ANSWER = 1 << 30
 #: Seconds for a connection and its greeting; and the least rate of an answer, in bytes/s.
 _CONNECT_S, _LEAST_RATE = 2.0, 1 << 20

@@ -51,12 +51,12 @@ HEAD = struct.Struct("<4sIQQ")
 MAGIC = b"prw3"
 _SEALED = struct.Struct("<QIQ16s")
 
-#: The system takes at most so many pieces of memory in one call (IOV_MAX).
+#: The system takes at most this many pieces of memory in one call (IOV_MAX).
 PIECES = 1024
-#: One call receives at most so much, and of a long frame more.
+#: One call receives at most this much, and of a long frame more.
 _RECEIVED, _MOST_RECEIVED = 64 << 10, 1 << 20
 #: What a Unix socket holds, if the system allows that. (A file of 256 MiB in memory, sendfile between two processes on
-#: two cores: 1.4 to 2.1 GB/s by default, 3.6 to 4.2 with so much.)
+#: two cores: 1.4 to 2.1 GB/s by default, 3.6 to 4.2 with this much.)
 _BUFFER_BYTES = 4 << 20
 #: Short pieces of memory are sent as they are; from this size on sendfile saves more than its call costs.
 SENDFILE_BYTES = 64 << 10

@@ -1,6 +1,6 @@
 """The server's side: one thread listens, and sleeps while nobody says anything.
 
-Whoever does not prove within a few seconds that it knows the secret is sent away, and a stranger keeps nobody out: it
+A client that does not prove within a few seconds that it knows the secret is sent away. A stranger keeps nobody out: it
 makes room for the next one. The protocol is in frames.py.
 """
 
@@ -39,8 +39,8 @@ _PROVE_S, MOST_STRANGERS, _MOST_OURS = 5.0, 64, 1024
 BACKLOG = 1024
 #: Nobody knows this one: proofs are compared with it for users that do not exist, so that their names cannot be tried.
 _NO_SECRET = secrets.token_bytes(32)
-#: A complaint is repeated after so many seconds; in that time each one is told of at most so many, all together of so
-#: many.
+#: Seconds after which a complaint is repeated; the most clients that each complaint, and all together, tell of in that
+#: time.
 _AGAIN_S, _EACH, _ALL = 600.0, 16, 256
 #: sorts of requests, and names of the threads that answer them
 _QUICK, SLOW, PATIENT = "serve", "slow", "open"
@@ -127,7 +127,7 @@ class Server(ABC, Generic[G]):
 
     #: what a connection is
     guest: type[G]
-    #: On a Unix socket, whoever the system knows needs no proof. Otherwise only this user's processes may connect at
+    #: On a Unix socket, anyone who the system knows needs no proof. Otherwise only this user's processes may connect at
     #: all, and they must prove it.
     trusts_system = False
     #: requests of one connection are answered one after another, by threads
@@ -251,7 +251,7 @@ class Server(ABC, Generic[G]):
         self._go_on(link)
 
     def _serve(self, link: G, what: int, *, turn: bool = False) -> None:
-        """Something came from this client, or it takes more. Whoever has said something already waits for its turn."""
+        """Something came from this client, or it takes more. A client that has said something already waits."""
         if not link.is_new and not turn:
             self._turns[link] = self._turns.get(link, 0) | what
             return
@@ -388,7 +388,7 @@ class AnsweringServer(Server[Guest]):
     answer(kind, body) : called by any of `threads` threads of each sort; what it raises closes the connection
     most_bytes : of the body of a request
     most_links : connections at one time
-    limit_s : a client that takes nothing for so long is given up, and a request that has waited so long is not answered
+    limit_s : seconds after which a client that takes nothing is given up, and a request that has waited is not answered
     sorts : SLOW for kinds of requests that may take long, PATIENT for those that may take longer than `limit_s`, and
         whose clients wait for that: each sort has threads of its own
     hosts : this machine's addresses in the network; empty: it serves this machine only
@@ -477,7 +477,7 @@ class AnsweringServer(Server[Guest]):
         if self._closed:
             return
         self._closed = True
-        for link in list(self.links):  # whoever answers there stops
+        for link in list(self.links):  # anyone who answers there stops
             with suppress(OSError):
                 link.sock.shutdown(socket.SHUT_RDWR)
         for workers in self._workers.values():

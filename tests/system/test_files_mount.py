@@ -55,7 +55,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
             check(folder)
         except OptionError as reason:
             skip_or_fail(str(reason))
-        command = [sys.executable, "-m", "pario", "mount", *map(str, words)]
+        command = [sys.executable, "-m", "pario", "files", "mount", *map(str, words)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append((process, folder))
         assert process.stdout is not None
@@ -159,7 +159,7 @@ def test_bad_input(tmp_path: Path) -> None:
         ((path, path, tmp_path / "full" / "x"), "two LMDBs"),
         ((tmp_path / "full", tmp_path / "full" / "x"), "no data.mdb"),
     ):
-        command = [sys.executable, "-m", "pario", "mount", *map(str, words)]
+        command = [sys.executable, "-m", "pario", "files", "mount", *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 1
         assert said in done.stderr

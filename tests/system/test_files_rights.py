@@ -269,7 +269,7 @@ def top() -> Path:
 def under(
     top: Path, *command: str, before: tuple[str, ...] = (), python: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
-    words = [*before, python, "-m", "pario", "view", f"{top}/set.lmdb={top}/data", "--", *command]
+    words = [*before, python, "-m", "pario", "files", "view", f"{top}/set.lmdb={top}/data", "--", *command]
     return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, cwd="/")
 
 
@@ -358,7 +358,7 @@ def test_others_get_no_outputs_and_setuid_programs_nothing(top: Path) -> None:
     os.chmod(cat, 0o4755)
     own = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", cat, f"{top}/secret"]
     assert subprocess.run(own, capture_output=True, text=True).stdout == "secret", "it could, outside"
-    words = [sys.executable, "-m", "pario", "view", f"{top}/set.lmdb={top}/data", "--output", f"{top}/out"]
+    words = [sys.executable, "-m", "pario", "files", "view", f"{top}/set.lmdb={top}/data", "--output", f"{top}/out"]
     words += ["--local", f"{top}/local", "--", sys.executable, "-c", OTHERS, f"{top}/data", f"{top}/out", cat]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.stdout, done.returncode) == ("12 [] one\n", 0), done.stderr

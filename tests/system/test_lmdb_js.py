@@ -67,7 +67,7 @@ def test_a_store_of_lmdb_js(package: Path, tmp_path: Path, kind: str) -> None:
     done = subprocess.run(write, cwd=package, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
-    verify = [sys.executable, "-m", "pario", "verify", str(store)]
+    verify = [sys.executable, "-m", "pario", "data", "verify", str(store)]
     done = subprocess.run(verify, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no damage found" in done.stdout

@@ -75,7 +75,7 @@ def test_the_store_is_idle(folder: Path, slow: Callable[..., LatencyStore]) -> N
 
 def test_bytes_of_several_ranks(folder: Path, slow: Callable[..., LatencyStore]) -> None:
     store = slow(folder, read_s=0.005, bytes_per_s=BYTES_PER_S)
-    words = ["-m", "pario", "bench", store.folder, "-b", "20", "--report", "--json", "--epochs", "2"]
+    words = ["-m", "pario", "bench", "run", store.folder, "-b", "20", "--report", "--json", "--epochs", "2"]
     ended = run_job(3, words, limit_s=60, env={"MPIR_CVAR_NUM_CLIQUES": "2", "PARIO_TIERS": ""})
     assert ended.status == 0, ended.output
     report = json.loads(ended.output.splitlines()[-1])["report"]

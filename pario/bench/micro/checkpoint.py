@@ -1,6 +1,6 @@
 """A training loop that saves checkpoints: straight to a slow store, to a fast one, through a burst buffer, and not.
 
-After section 5.4 of the study (threads.py): so many iterations, a checkpoint after every so many of them; the time of
+After section 5.4 of the study (threads.py): this many iterations, a checkpoint after every so many of them; the time of
 the whole loop, and how long each checkpoint stops it. torch.distributed.checkpoint and Orbax save the same tree to the
 slow store, where they are installed.
 """

@@ -28,7 +28,7 @@ Rows = Sequence[Mapping[str, Any]]
 _NEAR = 0.9
 #: From this part of the device's own rate on the device is the limit; from this part of the cores on they are.
 _FULL, _BUSY = 0.8, 0.8
-#: Python threads that only read take turns: so many cores' time is all they can use.
+#: Python threads that only read take turns: this many cores' time is all they can use.
 _TURNS = 0.9
 #: A read takes this much longer than alone, at most: then nothing queues.
 _ALONE = 1.6
@@ -129,7 +129,7 @@ def advice(findings: Mapping[Key, Finding]) -> list[str]:
         if mine and theirs and theirs.rate >= 1.5 * mine.rate:
             times = f"{theirs.rate / mine.rate:.1f} ×"
             order = "in a shuffled order" if shuffled else "in order"
-            said.append(f"pack the files into an LMDB (python -m pario pack): pario reads {times} as fast {order}")
+            said.append(f"pack the files into an LMDB (python -m pario data pack): pario reads {times} as fast {order}")
     for way in ("pario", "records"):
         ordered, shuffled_ = findings.get((way, False, False)), findings.get((way, True, False))
         if ordered and shuffled_ and ordered.rate >= 1.5 * shuffled_.rate:

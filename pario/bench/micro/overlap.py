@@ -202,7 +202,7 @@ def _picture(one: Any, side: int = 64) -> np.ndarray:
 
 
 def _order(items: Items, what: Application, batches: int, seed: int) -> np.ndarray:
-    """Numbers of items for so many batches: no item comes again before all have come."""
+    """Numbers of items for this many batches: no item comes again before all have come."""
     order = items.draw(what.shuffled, seed)
     return np.resize(order, batches * what.batch)
 

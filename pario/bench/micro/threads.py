@@ -1,7 +1,7 @@
 """Bandwidth over reading threads, with cold caches: how a store answers one, two, ... 64 reads at once.
 
 The way of the study (Chien et al., "Characterizing Deep-Learning I/O Workloads in TensorFlow", PDSW-DISCS 2018,
-section 5.2): whole files or records, read by so many threads, with decoding and without, no prefetching. Besides the
+section 5.2): whole files or records, read by this many threads, with decoding and without, no prefetching. Besides the
 plain reads a `Loader` reads the same records with as many reads in flight.
 """
 
@@ -31,7 +31,7 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Case:
-    """way : "files", "records" (one read each), or "pario" (a Loader with so many reads in flight)"""
+    """way : "files", "records" (one read each), or "pario" (a Loader with this many reads in flight)"""
 
     way: str
     shuffled: bool
@@ -166,7 +166,7 @@ def read_once(
 
 
 def _by_loader(path: str, db: str | None, case: Case, inflight: int, what: Sweep) -> Run:
-    """The same, by a Loader with so many reads in flight, through the node's ring."""
+    """The same, by a Loader with this many reads in flight, through the node's ring."""
     options = Options(inflight=inflight, tiers=(), once=True)
     decoder = what.decoder if case.decode else None
     shuffle: Shuffle = "global" if case.shuffled else False
