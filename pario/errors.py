@@ -152,7 +152,7 @@ class ChecksumError(CorruptedError):
 
 
 class SnapshotError(FileError):
-    """A writer committed so often while we read that it may have overwritten pages of our snapshot."""
+    """A writer committed too often while we read: it may have overwritten pages of our snapshot."""
 
 
 class DatabaseError(FileError):

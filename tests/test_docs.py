@@ -28,6 +28,7 @@ FILLED_BY = {
     "startup": "benchmarks/startup.py",
     "mutants": "benchmarks/mutants.py",
     "dlio": "benchmarks/dlio/study.py",
+    "beside": "benchmarks/checkpoint_beside.py",
 }
 #: Markers that `.ci/run` reads literally.
 COMMANDS = ("demo", "tests")

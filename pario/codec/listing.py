@@ -28,7 +28,7 @@ __all__ = ["LONGEST_KEY", "Row", "folder_rows", "inflated", "key_of", "misplaced
 
 #: Bytes of a key, as LMDB is built everywhere.
 LONGEST_KEY = 511
-#: What the names of a folder may inflate to: so many bytes, so many times the part, and so many for each record.
+#: What the names of a folder may inflate to: this many bytes, this many times the part, and this many for each record.
 _TREE, _TIMES, _LONGEST_ROW = 64 << 20, 100, 4 << 10
 
 

@@ -52,7 +52,7 @@ _MOST_READS = 64
 #: Announced values in the table at most.
 _MOST_TOLD = 4096
 #: A value that has been here while this many times as many were asked for, and this many more, is not waited for any
-#: longer. (Twice as many and 64: eight workers with batches of 16 read so much while one of them was late, and one
+#: longer. (Twice as many and 64: eight workers with batches of 16 read that far while one of them was late, and one
 #: record in three was read twice.)
 _FORGET, _FORGET_LEAST = 4, 1024
 #: A value that is on its way is waited for this long, and this many latencies of the store.
@@ -290,7 +290,7 @@ class Ahead:
             self._failed(value, e)
 
     def _failed(self, value: _Value, error: BaseException) -> None:
-        """Whoever asks for it meets the error himself."""
+        """The one who asks for it meets the error."""
         self.counts["refused"] += 1
         self._coming -= 1
         self._let_go(value)

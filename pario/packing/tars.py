@@ -28,7 +28,7 @@ from pario.packing.items import Items
 from pario.packing.partial import refused
 from pario.records import Records
 
-#: Of zstd's frames so much is inflated at once, to at most thirty thousand times as much.
+#: This much of zstd's frames is inflated at once, to at most thirty thousand times as much.
 _PIECE, _ZSTD_PIECE = 4 << 20, 16 << 10
 
 
