@@ -10,7 +10,7 @@ puts values (ahead.py), who has it may read them (prepared.py).
                was made need not be read again
 
 Both belong to no folder: the system frees them with the last process that has them open. A slot's first word counts its
-uses in steps of 4; its lowest two bits say what it is used for. A reader that copies a value compares it before and after:
+uses in steps of 4; its lowest two bits say what it is used for. A reader of a value compares it before and after:
 the bytes are right if it is the same.
 """
 
