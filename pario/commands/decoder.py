@@ -13,7 +13,7 @@ import numpy as np
 
 from pario.commands.dataset import Item
 from pario.decode.base import Decoder, Draw, extent
-from pario.decode.function import as_decoder
+from pario.decode.given import as_decoder
 from pario.decode.presets import PRESETS, preset
 from pario.decode.registry import WRAPPERS, find
 from pario.errors import DecodeError, OptionError

@@ -24,7 +24,7 @@ from pario.dataset.select import Wanted, picked
 from pario.dataset.template import Template
 from pario.decode.base import Decoder
 from pario.decode.fields import Fields, Lookup
-from pario.decode.function import as_decoder
+from pario.decode.given import as_decoder
 from pario.errors import OptionError
 from pario.format.layout import MDB_DUPSORT, MDB_INTEGERKEY, MDB_REVERSEKEY
 from pario.format.tree import key_order

@@ -41,7 +41,7 @@ _HOMES = {
     "Text": "pario.decode.text",
     "Zlib": "pario.decode.compressed",
     "Zstd": "pario.decode.compressed",
-    "as_decoder": "pario.decode.function",
+    "as_decoder": "pario.decode.given",
     "kernel": "pario.decode.own_kernel",
     "preset": "pario.decode.presets",
 }
@@ -74,7 +74,8 @@ if TYPE_CHECKING:
     from pario.decode.base import Decoder, Draw
     from pario.decode.compressed import Gzip, Zlib, Zstd
     from pario.decode.datum import Datum
-    from pario.decode.function import Function, as_decoder
+    from pario.decode.function import Function
+    from pario.decode.given import as_decoder
     from pario.decode.image import Image
     from pario.decode.json import Json
     from pario.decode.msgpack import MsgPack

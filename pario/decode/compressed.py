@@ -13,7 +13,7 @@ import numpy as np
 
 from pario.codec.library import find_package
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
-from pario.decode.function import as_decoder
+from pario.decode.given import as_decoder
 from pario.errors import DecodeError, OptionError
 from pario.records import Records
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pario.decode.base import Decoder, Draw
+from pario.decode.base import Draw
 from pario.decode.rows import RowDecoder
 from pario.errors import OptionError
-
-__all__ = ["Function", "as_decoder"]
 
 #: What a function may ask for, by the names of its parameters.
 ASKED = ("value", "key", "id", "rng")
@@ -124,18 +122,3 @@ def _asked(f: Callable[..., Any]) -> tuple[frozenset[str] | None, list[str]]:
     unknown = [p.name for p in single if p.default is p.empty and p.name not in given]
     alone = len(parameters) == 1 and positional
     return (None if alone or asked <= {""} else frozenset(asked)), unknown
-
-
-def as_decoder(x: Any) -> Decoder:
-    """The decoder for a user's argument: None -> Raw(), a Decoder -> itself, a callable -> Function."""
-    if x is None:
-        from pario.decode.raw import Raw
-
-        return Raw()
-    if isinstance(x, Decoder):
-        return x
-    if isinstance(x, type) and issubclass(x, Decoder):
-        raise OptionError(f"decoder must be an object: {x.__name__}(), got the class {x.__name__}")
-    if callable(x):
-        return Function(x)
-    raise OptionError(f"decoder must be a pario.decode decoder, a function or None, got {x!r}")

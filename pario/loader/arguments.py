@@ -13,7 +13,7 @@ from pario.comm.base import AnyWorld, together
 from pario.comm.world import ranks_in
 from pario.dataset.select import as_wanted
 from pario.decode.base import Decoder
-from pario.decode.function import as_decoder
+from pario.decode.given import as_decoder
 from pario.errors import OptionError
 from pario.fetch.resolve import Paths, as_paths
 from pario.machine import Share, allowed_cores, boot, my_share

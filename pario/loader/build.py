@@ -16,7 +16,7 @@ from pario.dataset.costs import costs_of
 from pario.dataset.reader import Reader
 from pario.dataset.select import choose
 from pario.decode.base import Decoder, Draw
-from pario.decode.function import as_decoder
+from pario.decode.given import as_decoder
 from pario.errors import ChecksumError, DecodeError, OptionError
 from pario.feed.automatic import Automatic
 from pario.feed.decode_step import DecodeStep, learn
