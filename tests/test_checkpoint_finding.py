@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,9 @@ def test_what_another_job_deletes_while_it_is_restored_is_not_damaged(
         """A job with keep=1 saves once more after the checkpoints were listed."""
         if saver._number < 4:
             saver.save(saver._number + 1, {"n": saver._number + 1}).wait()
+            end = time.monotonic() + 60  # what was saved is durable before the one before it is deleted
+            while len(listed(str(tmp_path))) > 1 and time.monotonic() < end:
+                time.sleep(0.005)
         return real(world, found, *tiers)
 
     with (

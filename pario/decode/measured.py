@@ -14,7 +14,6 @@ from struct import unpack_from
 import numpy as np
 
 from pario.decode.base import describe
-from pario.kernels.gif import gif_codes
 
 JPEG = b"\xff\xd8\xff"
 
@@ -96,6 +95,8 @@ def _png(file: bytes) -> tuple[int, int, int]:
 
 
 def _gif(file: bytes) -> tuple[int, int, int]:
+    from pario.kernels.gif import gif_codes  # loads Numba
+
     width, height = unpack_from("<HH", file, 6)
     clears, others = gif_codes(np.frombuffer(file, np.uint8))
     if clears > _CLEARS + others // 2:

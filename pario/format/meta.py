@@ -228,7 +228,7 @@ def explain(head: bytes, file_bytes: int, path: str = "SRC") -> InvalidError:
         return InvalidError(f"this is {what}, and no LMDB", hint=f"Make a dataset of it: {line}")
     for magic, kind in _TABLES.items():
         if head.startswith(magic):
-            hint = "Write its rows into an LMDB (docs/your-dataset.md). `python -m pario data pack` takes folders and tars"
+            hint = "Write its rows into an LMDB (docs/your-dataset.md). `pario data pack` takes folders and tars"
             return InvalidError(f"this is {kind} file, and no LMDB", hint=hint)
     if file_bytes == 0:
         return InvalidError("the file is empty", hint="No transaction was ever committed, or a copy failed")

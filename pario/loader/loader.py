@@ -159,7 +159,7 @@ class Loader(Generic[B]):
             save_index=save_index,
             progress=progress,
             # The other orders, most selections, and sizes need the whole index before the first record.
-            grow=shuffle is False and given.select.grows and given.fields is None and given.budget is None,
+            grow=given.shuffle is False and given.select.grows and given.fields is None and given.budget is None,
             verify=given.verify,
             tiers=True,
         )
