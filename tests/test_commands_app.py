@@ -242,7 +242,7 @@ def test_what_has_left_the_package_is_named(call: Call, path: Path, tmp_path: Pa
     (module,) = re.findall(rf"`python -m ([\w.]+) {name}`", err)
     assert (ROOT / module.replace(".", "/") / "__main__.py").exists()
     (tmp_path / name).symlink_to(path)  # a dataset may have that name
-    assert one_line(call("bench", tmp_path / name, "--json"))["records"] == N
+    assert one_line(call("-q", "bench", tmp_path / name, "--json"))["records"] == N
     assert one_line(call("bench", "run", tmp_path / name, "--json"))["records"] == N
 
 
