@@ -275,7 +275,7 @@ def _tell(
     document: dict[str, Any], lines: Sequence[tuple[str, ...]], words: Sequence[str], out: str | None
 ) -> int:
     """Show and save an instrument's document, table and sentences, and draw its figure."""
-    document = {"format": 1, "machine": machine(), **document}
+    document = {"format": 1, "instrument": document["instrument"], "machine": machine(), **document}
     if screen.json:
         screen.tell(document)
         return 0
