@@ -43,10 +43,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import control_cost, control_jobs, control_nodes, control_storm, data
+from benchmarks.cache import Unavailable
 from benchmarks.control_plane import SECRET, USER, plane, processor_s
 from benchmarks.measure import Row, Section, interleave, machine, ratios, save
 from benchmarks.stores.throttled import throttled_disk
-from pario.bench.cache import Unavailable
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.limited import open_limited
 from pario.fetch.pool import ReadPool

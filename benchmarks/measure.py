@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.facts import machine
 from benchmarks.stores.throttled import Group
 from benchmarks.study.jobs import WorkerError, job_environment, kill_tree
 from benchmarks.study.numbers import Row, ratios, spread
-from pario.bench.facts import machine
 
 __all__ = ["Row", "Section", "WorkerError", "interleave", "launch", "machine", "ratios", "save", "save_facts", "spread"]
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, errors
 from benchmarks.measure import Row, Section
+from benchmarks.micro.checkpoint import Training, run_way, ways_here
 from benchmarks.stores.latency import latency_store
 from benchmarks.study.numbers import spread
-from pario.bench.drawing import COLOURS, HEIGHT, WIDTH, errors
-from pario.bench.micro.checkpoint import Training, run_way, ways_here
 
 __all__ = ["figure", "plan", "section"]
 

@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import tables, tf_checkpoints
+from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, errors, write_figures
 from benchmarks.marked import fill_marked
 from benchmarks.measure import Row, Section, save, spread
+from benchmarks.micro.items import Decoding, FileItems
+from benchmarks.micro.made import make_files
+from benchmarks.micro.overlap import Application, input_seconds, pipeline
+from benchmarks.micro.threads import read_once
 from benchmarks.stores.latency import latency_store
-from pario.bench.drawing import COLOURS, HEIGHT, WIDTH, errors, write_figures
-from pario.bench.micro.items import Decoding, FileItems
-from pario.bench.micro.made import make_files
-from pario.bench.micro.overlap import Application, input_seconds, pipeline
-from pario.bench.micro.threads import read_once
 from pario.decode.image import Image
 
 #: name -> seconds per read, seconds per metadata operation, bytes per second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pario.bench.cache import Unavailable, drop_file
+from benchmarks.cache import Unavailable, drop_file
 from pario.fetch.posix import PosixFetcher
 from pario.machine import is_rotating
 

@@ -36,10 +36,7 @@ ELSEWHERE = {
 
 #: Commands that a block starts and that are not run there: their own parsers read the arguments, and no more happens.
 PARSED = {
-    "python -m benchmarks.": "minutes to hours; .ci/run starts them with --smoke",
-    "python -m pario bench threads": "writes and reads gigabytes; tests/test_tf_study.py",
-    "python -m pario bench overlap": "measures for a minute; tests/test_tf_study.py",
-    "python -m pario bench checkpoint": "writes gigabytes; tests/test_tf_study.py",
+    "python -m benchmarks.": "minutes to hours; .ci/run starts them with --smoke; tests/test_bench_micro.py",
     "python -m pario files mount": "needs FUSE; tests/system/test_files_mount.py",
     "python -m pario files view": "needs a kernel that allows it; tests/test_files_view.py",
     "python -m pario plane serve": "needs other nodes; tests/test_plane_plane.py, tests/test_plane_node.py",

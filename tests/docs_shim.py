@@ -52,10 +52,14 @@ def parse(words: list[str]) -> NoReturn:
     """Read the arguments as the program does, and end before it begins."""
     module = words[1]
     parsed: list[bool] = []
-    if module == "pario":
+    sys.path.insert(0, str(ROOT))
+    if module in ("pario", "benchmarks.micro"):
         import click
 
-        from pario.commands.app import group
+        if module == "pario":
+            from pario.commands.app import group
+        else:
+            from benchmarks.micro.__main__ import group
 
         def count(command: click.Command, context: click.Context) -> None:
             parsed.append(command is not group)
@@ -72,7 +76,6 @@ def parse(words: list[str]) -> NoReturn:
 
     argparse.ArgumentParser.parse_args = read_and_stop  # type: ignore[method-assign,assignment]
     sys.argv = [module, *words[2:]]
-    sys.path.insert(0, str(ROOT))
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     wrong(f"{module} parsed nothing")
 

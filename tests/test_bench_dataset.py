@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lmdb
 import numpy as np
 import pytest
+from cold_file import why_not_cold
 from datasets import Made
 
 from pario.bench.dataset import PHASES, DatasetBench, Workload, cached_share, page_bytes
@@ -41,6 +43,23 @@ def test_a_training_step_takes_its_time(caffe_datum: Made) -> None:
 def test_what_is_missing_is_said_by_the_loader(tmp_path: Path) -> None:
     with pytest.raises(MissingError):
         DatasetBench(str(tmp_path / "nothing"), Workload(cold=True))
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_cold_run_begins_without_the_page_cache(tmp_path: Path, cold: bool) -> None:
+    with lmdb.open(str(tmp_path), map_size=1 << 24) as env, env.begin(write=True) as txn:
+        for k in range(500):
+            txn.put(b"%04d" % k, bytes(3000))
+    file = tmp_path / "data.mdb"
+    if why := why_not_cold(str(file)):
+        pytest.skip(why)
+    file.write_bytes(file.read_bytes())  # waits to be written, too
+    with DatasetBench(str(tmp_path), Workload(cold=cold)) as bench:
+        bench.epoch(lambda: None)
+        share = bench.result(bench.report())["cached_before"]
+    if share is None:
+        pytest.skip("this file system does not tell")
+    assert share <= 0.001 if cold else share == 1.0
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cache import Unavailable
 from benchmarks.stores import throttled
 from benchmarks.study import stores
 from benchmarks.study.cells import PRESETS, Cell
 from benchmarks.study.jobs import Launcher
 from benchmarks.study.run import Study
 from benchmarks.study.stores import Store, open_store
-from pario.bench.cache import Unavailable
 
 RECIPES = ("plain", "lmm", "dio", "auto")
 

@@ -22,6 +22,7 @@ pytest.importorskip("tqdm")
 
 from launch import tree
 
+from benchmarks.cache import Unavailable
 from benchmarks.study import __main__ as study_main
 from benchmarks.study import plots, stores, tables
 from benchmarks.study.__main__ import _tell, chosen, main
@@ -34,7 +35,6 @@ from benchmarks.study.run import Study, Watcher
 from benchmarks.study.sets import held, record_digest
 from benchmarks.study.verdicts import BARS, best_loop, best_other, title, verdicts, worst
 from benchmarks.study.worker import COLLECTIVES
-from pario.bench.cache import Unavailable
 from pario.comm import memory
 from pario.comm.base import AnyWorld
 from pario.comm.messages import Messages

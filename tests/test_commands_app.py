@@ -28,7 +28,7 @@ N = 30
 TREE = {
     "data": "checksum choose head index info pack unpack verify",
     "tiers": "clean list serve stage verify",
-    "bench": "checkpoint overlap run threads",
+    "bench": "run",
     "checkpoint": "export import list prune restore-to-npz verify",
     "plane": "serve status",
     "files": "mount view",
@@ -233,6 +233,17 @@ def test_quiet_and_verbose(call: Call, tmp_path: Path) -> None:
     assert "Traceback" in err
     assert "MissingError" in err
     assert call("data", "info", tmp_path / "none")[2].count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["threads", "overlap", "checkpoint"])
+def test_what_has_left_the_package_is_named(call: Call, path: Path, tmp_path: Path, name: str) -> None:
+    status, out, err = call("bench", name, "--json")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    (module,) = re.findall(rf"`python -m ([\w.]+) {name}`", err)
+    assert (ROOT / module.replace(".", "/") / "__main__.py").exists()
+    (tmp_path / name).symlink_to(path)  # a dataset may have that name
+    assert one_line(call("-q", "bench", tmp_path / name, "--json"))["records"] == N
+    assert one_line(call("bench", "run", tmp_path / name, "--json"))["records"] == N
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

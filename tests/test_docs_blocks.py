@@ -109,7 +109,7 @@ def test_a_wrong_command_of_a_page_is_noticed(tmp_path: Path) -> None:
         ).returncode
 
     right = {
-        ("python", "-m", "pario", "bench", "threads", "--order", "shuffled"): ("shuffled", "random"),
+        ("python", "-m", "benchmarks.micro", "threads", "--order", "shuffled"): ("shuffled", "random"),
         ("pip", "install", ".[cli,mpich]"): (".[cli,mpich]", ".[cly,mpich]"),
     }
     for words, (old, new) in right.items():

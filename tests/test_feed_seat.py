@@ -17,7 +17,7 @@ import pytest
 from datum_message import Message, datum
 
 import pario
-from pario.bench.cache import drop_file
+from benchmarks.cache import drop_file
 from pario.decode import Datum, Raw
 from pario.errors import CorruptedError, DecodeError, ReadError, SnapshotError
 from pario.feed import fill

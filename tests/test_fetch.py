@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from cold_file import why_not_cold
 
+from benchmarks.cache import cached_bytes, drop_file
 from pario import options
-from pario.bench.cache import cached_bytes, drop_file
 from pario.errors import ClosedError, MissingError, OptionError, ReadError
 from pario.fetch.direct import DirectFetcher
 from pario.fetch.joined import JoinedFetcher

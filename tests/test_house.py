@@ -66,16 +66,16 @@ STRANGERS = {
 KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
     "h5py": ("locate/sidecar.py", "checkpoint/layout.py"),
-    "lmdb": ("lmdb/real.py", "demo/", "bench/micro/made.py", "packing/writer.py"),
+    "lmdb": ("lmdb/real.py", "demo/", "packing/writer.py"),
     "mmap": (
         *("comm/memory.py", "fetch/mapped.py", "tiers/memory.py", "tiers/states.py", "lmdb/told.py"),
         "files/held.py",  # memory of its own, that large files are read into; never a dataset
     ),
-    "matplotlib": ("bench/drawing.py",),
+    "matplotlib": (),
     "mfusepy": ("files/",),
-    "torch": ("adapters/", "bench/", "demo/"),
-    "jax": ("adapters/", "bench/", "demo/"),
-    "tensorflow": ("adapters/", "bench/", "demo/"),
+    "torch": ("adapters/", "demo/"),
+    "jax": ("adapters/", "demo/"),
+    "tensorflow": ("adapters/", "demo/"),
     "lightning": ("adapters/",),
     "pytorch_lightning": ("adapters/",),
     "accelerate": ("adapters/",),
@@ -92,7 +92,6 @@ ENVIRONMENT = (
     "adapters/torch.py",  # tells torch.distributed its ranks, in the variables that it reads
     *("files/fuse.py", "files/database.py"),  # mfusepy takes the version of libfuse from a variable; PARIO_SERVICE
     "commands/run_service.py",  # what it starts is found through PARIO_SERVICE, by workers, too
-    "bench/",
 )
 SCREEN = ("cli.py", "commands/", "demo/")
 

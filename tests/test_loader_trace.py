@@ -19,7 +19,7 @@ from required import skip_or_fail
 from test_stats_trace import assert_nested, events_of, summary_of
 
 import pario
-from pario.bench.cache import Unavailable
+from benchmarks.cache import Unavailable
 from pario.cli import main
 from pario.errors import OptionError
 from pario.fetch.posix import PosixFetcher

@@ -13,7 +13,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from pario.bench.cache import drop_file
+from benchmarks.cache import drop_file
 from pario.errors import ReadError, SnapshotError
 from pario.fetch.joined import bases_of
 from pario.fetch.posix import PosixFetcher

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cache import Unavailable
+from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, write_figures
 from benchmarks.marked import fill_marked
 from benchmarks.peers.conduct import CELLS, STATES, Cell
 from benchmarks.peers.sets import SETS
 from benchmarks.peers.table import PEERS, Variant, variants
-from pario.bench.cache import Unavailable
-from pario.bench.drawing import COLOURS, HEIGHT, WIDTH, write_figures
 
 __all__ = ["fill"]
 

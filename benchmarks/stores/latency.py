@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pario.bench.cache import Unavailable
+from benchmarks.cache import Unavailable
 
 __all__ = ["METADATA", "LatencyStore", "Operations", "latency_store", "serve"]
 

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pario.bench.cache import Unavailable, drop_file
+from benchmarks.cache import Unavailable, drop_file
 
 __all__ = ["Disk", "Group", "device_of", "fio", "throttled_disk"]
 

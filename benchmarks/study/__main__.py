@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cache import Unavailable
 from benchmarks.study import plots, tables
 from benchmarks.study.cells import LOOPS, PRESETS, RECIPES, STORES, Preset
 from benchmarks.study.jobs import Launcher
 from benchmarks.study.run import Study, Watcher
 from benchmarks.study.verdicts import MUST, verdicts
-from pario.bench.cache import Unavailable
 from pario.comm.launcher import launched_rank
 from pario.commands.mpiexec import find_mpiexec, mpiexec_family
 from pario.commands.screen import screen

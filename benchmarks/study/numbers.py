@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pario.bench.drawing import spread
+from benchmarks.drawing import spread
 
 __all__ = ["Row", "ratios", "spread"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, write_figures
 from benchmarks.study.cells import RECIPES, STATES, STORES
 from benchmarks.study.numbers import spread
 from benchmarks.study.tables import gain, per_record, speculated
 from benchmarks.study.verdicts import rates
-from pario.bench.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, write_figures
 
 __all__ = ["plot"]
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pario.bench.cache import drop_file
+from benchmarks.cache import drop_file
 
 __all__ = ["WAYS", "measure_requests"]
 

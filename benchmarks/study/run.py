@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cache import Unavailable, cached_bytes, drop_file, warm_file
+from benchmarks.facts import machine
 from benchmarks.study.cells import LOOPS, Cell, Preset, words
 from benchmarks.study.jobs import Job, Launcher, WorkerError
 from benchmarks.study.requests import measure_requests
 from benchmarks.study.sets import STEPS, Held, held
 from benchmarks.study.stores import Store, open_store
-from pario.bench.facts import machine
 from pario.comm.solo import Solo
 from pario.dataset.reader import Reader
 from pario.locate.sidecar import sidecar_places

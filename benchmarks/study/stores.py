@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
+from benchmarks.cache import Unavailable
 from benchmarks.stores.latency import LatencyStore, latency_store
 from benchmarks.stores.throttled import Group, device_of, throttled_disk
 from benchmarks.study.cells import LOOPS
 from benchmarks.study.sets import Held
-from pario.bench.cache import Unavailable
 from pario.options import RECIPES
 
 __all__ = ["CAP", "IN_FLIGHT", "Counts", "Store", "open_store"]

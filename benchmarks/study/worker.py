@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.cache import Unavailable, cached_bytes, drop_file
 from benchmarks.study.by_hand import HandLoop
 from benchmarks.study.sets import record_digest
-from pario.bench.cache import Unavailable, cached_bytes, drop_file
 from pario.comm.base import AnyWorld
 from pario.comm.world import get_world
 from pario.decode.base import Decoder

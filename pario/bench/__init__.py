@@ -1,1 +1,1 @@
-"""Measures a dataset as pario reads it, and a job on its store."""
+"""Measures a dataset as pario reads it."""

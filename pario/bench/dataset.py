@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -11,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from pario.bench.cache import Unavailable, drop_file
 from pario.decode.base import Decoder
 from pario.errors import ParioError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset, resolve
 from pario.loader.loader import Loader
+from pario.machine import closing_fd
 from pario.options import Options, Shuffle
 from pario.stats.report import Report
 
@@ -175,5 +176,11 @@ def cached_share(path: str) -> float | None:
 
 def _drop(path: str) -> None:
     """Ask the kernel to forget the file's pages on this node."""
-    with suppress(OSError, ParioError, Unavailable):  # the loader reports errors, `cached_share` what stayed
-        drop_file(resolve(path))
+    # The loader reports errors, `cached_share` what stayed.
+    with suppress(OSError, ParioError), closing_fd(os.open(resolve(path), os.O_RDONLY)) as fd:
+        os.fsync(fd)  # pages that wait to be written cannot be dropped
+        for _ in range(5):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if (cached_share(path) or 0.0) <= 0.001:
+                return
+            time.sleep(0.1)  # recently read pages stay in per-CPU lists for a moment

@@ -45,6 +45,9 @@ class _Names(click.Group):
         now = _OLD.get(name, name)
         if name == "control":
             now, rest = ("plane status", rest[1:]) if rest[:1] == ["status"] else ("plane serve", rest)
+        elif name == "bench" and rest and rest[0] in ("threads", "overlap", "checkpoint"):
+            moved = f"python -m benchmarks.micro {rest[0]}"
+            raise click.UsageError(f"`pario bench {rest[0]}` has left the package: in a clone, run `{moved}`")
         elif name == "bench" and rest and rest[0] not in (*bench.commands, *context.help_option_names):
             now = "bench run"
         if now != name and not context.resilient_parsing:

@@ -32,15 +32,6 @@ as_json = click.option(
 )
 
 
-def all_of(*options: Decorator) -> Decorator:
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
 def number(*names: str, help: str, default: float, kind: click.ParamType | None = None) -> Decorator:
     return click.option(*names, default=default, show_default=True, type=kind or click.IntRange(1), help=help)
 

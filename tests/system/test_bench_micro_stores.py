@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.micro import limits
+from benchmarks.micro.__main__ import main
+from benchmarks.micro.checkpoint import Training, run_way
+from benchmarks.micro.items import FileItems
+from benchmarks.micro.threads import Sweep, sweep
 from benchmarks.stores.latency import LatencyStore
-from pario.bench.micro import limits
-from pario.bench.micro.checkpoint import Training, run_way
-from pario.bench.micro.items import FileItems
-from pario.bench.micro.threads import Sweep, sweep
-from pario.cli import main
 
 NUMBER, NBYTES = 48, 8192
 
@@ -54,7 +54,7 @@ def test_a_store_of_little_bandwidth_queues(files: Path, slow: Callable[..., Lat
 def test_fio_names_the_device(files: Path, slow: Callable[..., LatencyStore], capsys: pytest.CaptureFixture) -> None:
     store = slow(files, read_s=0.001, metadata_s=0.0, bytes_per_s=NBYTES * 50)
     given = ("--threads", "1,4", "--rounds", "1", "--seconds", "1", "--order", "shuffled", "--json")
-    assert main(["bench", "threads", store.folder, *given]) == 0
+    assert main(["threads", store.folder, *given]) == 0
     found = json.loads(capsys.readouterr().out)
     if found["no_ceiling"]:
         pytest.skip(found["no_ceiling"])

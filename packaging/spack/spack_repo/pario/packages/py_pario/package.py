@@ -33,7 +33,7 @@ class PyPario(PythonPackage):
     variant("metrics", default=False, description="Counters as a text file for Prometheus")
     variant("fsspec", default=False, description="pario:// for everything that opens files by fsspec")
     variant("demo", default=False, description="python -m pario demo")
-    variant("figures", default=False, description="The figures of python -m pario bench threads, overlap, checkpoint")
+    variant("figures", default=False, description="The figures of benchmarks/, in a clone")
 
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@77:", type="build")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pario.bench.cache import Unavailable
+from benchmarks.cache import Unavailable
 from pario.checkpoint.checkpointer import Checkpointer
 from pario.machine import closing_fd
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pario.bench.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, spread, write_figures
+from benchmarks.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, spread, write_figures
 
 _LINES = ("-", "--", ":", "-.")
 

@@ -1,4 +1,4 @@
-"""`bench threads | overlap | checkpoint`: progress, table, figure and sentences of the instruments (bench/micro)."""
+"""`threads | overlap | checkpoint`: progress, table, figure and sentences of the instruments."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pario.bench.cache import Unavailable
-from pario.bench.facts import machine
-from pario.bench.micro import checkpoint as checkpoints
-from pario.bench.micro import limits, made, plots
-from pario.bench.micro import overlap as overlaps
-from pario.bench.micro import threads as sweeps
-from pario.bench.micro.items import Items, open_items
-from pario.bench.micro.limits import measure_ceiling
+from benchmarks.cache import Unavailable
+from benchmarks.facts import machine
+from benchmarks.micro import checkpoint as checkpoints
+from benchmarks.micro import limits, made, plots
+from benchmarks.micro import overlap as overlaps
+from benchmarks.micro import threads as sweeps
+from benchmarks.micro.items import Items, open_items
+from benchmarks.micro.limits import measure_ceiling
 from pario.commands.decoder import find_decoder
 from pario.commands.screen import decimal_bytes, screen, seconds, table
 from pario.decode.base import Decoder
-
-MOST_THREADS = 512
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def threads(data: Data, what: sweeps.Sweep, out: str | None) -> int:
     }
     chief = limits.main_case(list(findings))
     document = {
-        "format": 1, "instrument": "threads", "machine": machine(), "what": words, "rounds": what.rounds, "rows": rows,
+        "instrument": "threads", "what": words, "rounds": what.rounds, "rows": rows,
         "ceiling": ceiling, "no_ceiling": why, "cached": cached,
         "findings": [{"case": sweeps.Case(*key).words, **found._asdict()} for key, found in findings.items()],
         "sentences": [limits.sentence(sweeps.Case(*chief).words, findings[chief], ceiling)],
@@ -130,7 +128,7 @@ def overlap(data: Data, what: overlaps.Application, network: bool, out: str | No
             tick = partial(bar.update, 1)
             found = overlaps.overlap(items, what, loaded=lmdb, db=data.db, network=computes, tick=tick)
     document = {
-        "format": 1, "instrument": "overlap", "machine": machine(), "what": words, "rounds": what.rounds,
+        "instrument": "overlap", "what": words, "rounds": what.rounds,
         "hides": overlaps.hides(found["rows"]), **found,
     }  # fmt: skip
     document["sentences"] = [_overlap_words(document)]
@@ -162,7 +160,7 @@ def checkpoint(
         for way, runs in found.items()
     ]
     document = {
-        "format": 1, "instrument": "checkpoint", "machine": machine(), "what": words, "rounds": rounds, "rows": rows,
+        "instrument": "checkpoint", "what": words, "rounds": rounds, "rows": rows,
         "missing": missing,
     }  # fmt: skip
     said = _checkpoint_words(rows, missing)
@@ -277,6 +275,7 @@ def _tell(
     document: dict[str, Any], lines: Sequence[tuple[str, ...]], words: Sequence[str], out: str | None
 ) -> int:
     """Show and save an instrument's document, table and sentences, and draw its figure."""
+    document = {"format": 1, "instrument": document["instrument"], "machine": machine(), **document}
     if screen.json:
         screen.tell(document)
         return 0

@@ -15,7 +15,7 @@ from stat import S_ISREG
 
 import numpy as np
 
-from pario.bench.cache import Unavailable, cached_bytes, drop_file
+from benchmarks.cache import Unavailable, cached_bytes, drop_file
 from pario.codec.packing import Packing
 from pario.dataset.reader import Reader
 from pario.decode.base import Decoder, Draw

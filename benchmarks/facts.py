@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 #: the checkout, if this is one
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def machine() -> dict[str, Any]:

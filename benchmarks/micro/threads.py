@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.micro.items import Decoding, Items
 from pario import machine
-from pario.bench.micro.items import Decoding, Items
 from pario.decode.base import Decoder
 from pario.loader.loader import Loader
 from pario.options import Options, Shuffle

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pario.bench.cache import Unavailable
+from benchmarks.cache import Unavailable
 
 COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73", "#B8A800", "#0072B2", "#D55E00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

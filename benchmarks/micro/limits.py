@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pario.bench.cache import Unavailable
+from benchmarks.cache import Unavailable
 from pario.text import counted, decimal_bytes, seconds
 
 #: bytes of a long read, and of a block
