@@ -18,7 +18,7 @@ import pytest
 from control_plane import SECRET, running, until
 
 import pario.lmdb as lmdb
-from pario.bench.cache import drop_file
+from benchmarks.cache import drop_file
 from pario.plane import joining
 from pario.plane.bucket import BURST_S
 from pario.plane.plane import Plane

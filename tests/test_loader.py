@@ -426,7 +426,7 @@ def test_a_replaced_file_is_reported_and_the_old_one_read_on(tmp_path, caplog):
         for _ in range(2):
             (batch,) = list(loader)
             assert values(batch) == [bytes([i]) * 3000 for i in range(50)]
-    assert sum("replaced" in r.message for r in caplog.records) == 1
+    assert sum("was replaced" in r.message for r in caplog.records) == 1
 
 
 def test_a_forgotten_loader_leaves_no_threads(fixed):
