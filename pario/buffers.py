@@ -66,7 +66,9 @@ class BatchBuffers:
             total += -(-size // _ALIGN) * _ALIGN
         root = np.asarray(_Lease(self._block(total), self))
         arrays = {name: np.ndarray(*shapes[name], root, start) for name, start in places.items()}
-        return arrays | objects if objects else arrays
+        if objects:  # in the decoder's order, which `x, y = batch` has
+            return {name: objects[name] if name in objects else arrays[name] for name in shapes}
+        return arrays
 
     def _block(self, nbytes: int) -> np.ndarray:
         with self._lock:

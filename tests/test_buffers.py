@@ -71,3 +71,8 @@ def test_sizes_that_vary_stay_bounded():
     for size in rng.integers(1, 200_000, 500).tolist():
         buffers.take({"data": ((size,), np.dtype(np.uint8))})
     assert buffers.allocated_bytes <= 1 << 20
+
+
+def test_arrays_come_in_the_order_that_was_asked_for() -> None:
+    shapes = {"a": ((2,), np.dtype("f4")), "b": ((2,), np.dtype(object)), "c": ((2,), np.dtype("u1"))}
+    assert list(BatchBuffers(1 << 20).take(shapes)) == ["a", "b", "c"]

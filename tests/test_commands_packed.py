@@ -49,9 +49,9 @@ def test_commands_show_values_and_no_entry(tmp_path: Path, capfd: pytest.Capture
 def test_verify_of_a_packed_folder_without_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "source/empty").mkdir(parents=True)
     (tmp_path / "source/link").symlink_to("nowhere")
-    status, text = said(capfd, "pack", f"{tmp_path}/source", f"{tmp_path}/p.lmdb")
+    status, text = said(capfd, "data", "pack", f"{tmp_path}/source", f"{tmp_path}/p.lmdb")
     assert status == 0
-    status, text = said(capfd, "verify", f"{tmp_path}/p.lmdb")
+    status, text = said(capfd, "data", "verify", f"{tmp_path}/p.lmdb")
     assert (status, "0 records found" in text) == (0, True), text
 
 

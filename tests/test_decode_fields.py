@@ -100,3 +100,15 @@ def test_what_cannot_be_optional(path: str) -> None:
     for wrong in ({"i": ("i-%04d", None, "optional")}, {"i": ("i-%04d", None), "x": ("x-%04d", None, "often")}):
         with pytest.raises(OptionError):
             pario.Loader(path, 16, fields=wrong, comm="self")
+
+
+def test_a_mask_takes_no_arrays_place(tmp_path: Path) -> None:
+    """Not that of a column, nor that of the decoder's own optional items."""
+    with lmdb.open(str(tmp_path), map_size=1 << 20) as env, env.begin(write=True) as txn:
+        for i in range(9):
+            txn.put(b"i-%03d" % i, b"%d" % i)
+            txn.put(b"m-%03d" % i, json.dumps({"there": i, "data": i}).encode())
+    for decoder in (Json(["there"]), Json(["data"], optional=["data"])):
+        fields = {"i": ("i-%03d", Text()), "m": ("m-%03d", decoder, "optional")}
+        with pario.Loader(tmp_path, 3, fields=fields) as loader, pytest.raises(OptionError, match="m_there"):
+            next(iter(loader))

@@ -168,7 +168,7 @@ def test_a_loader_learns_from_the_first_record_that_has_it(tmp_path: Path, mode:
 
 def test_what_none_of_the_records_has(tmp_path: Path) -> None:
     path = write(tmp_path / "set", [b'{"n": 1}'] * 20)
-    with pytest.raises(OptionError, match=r"none of the \d+ records .*'x'.*Say its dtype.*ragged"):
+    with pytest.raises(OptionError, match=r"none of the \d+ records .*'x'.*Say the dtype.*ragged"):
         pario.Loader(path, 4, Json(["n", "x"], optional=["x"]), comm="self")
     with pario.Loader(path, 4, Json({"n": None, "x": "f4"}, optional=["x"]), comm="self") as loader:
         batch = loader.peek()

@@ -429,6 +429,27 @@ def test_a_replaced_file_is_reported_and_the_old_one_read_on(tmp_path, caplog):
     assert sum("was replaced" in r.message for r in caplog.records) == 1
 
 
+@pytest.mark.parametrize("order", [{}, {"shuffle": None}, {"shuffle": False}])
+def test_an_order_that_is_not_given_is_key_order(tmp_path, order):
+    """Also in that the index grows with the first epoch."""
+    path = write(tmp_path / "x.lmdb", ((b"%05d" % i, bytes(3000)) for i in range(2000)))
+    with pario.Loader(path, 10, save_index=False, **order) as loader:
+        assert not loader.index.is_complete
+        assert [i for batch in loader for i in batch.ids.tolist()] == list(range(loader.records))
+
+
+def test_a_subclass_may_have_keywords_of_a_data_loader(path):
+    class Mine(pario.Loader):
+        def __init__(self, path, size, num_workers=0):
+            super().__init__(path, size)
+            self.workers = num_workers
+
+    with Mine(path, 10, num_workers=3) as loader:
+        assert loader.workers == 3
+    with pytest.raises(OptionError, match="sampler= is an argument of a DataLoader"):
+        Mine(path, 10, sampler=None)
+
+
 def test_a_forgotten_loader_leaves_no_threads(fixed):
     before = threading.active_count()
     for decoder in (None, len):

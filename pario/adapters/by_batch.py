@@ -28,6 +28,8 @@ class Batches:
 
     def __getitems__(self, numbers: list[int]) -> Any:
         """The batch of this number. The first one begins a loop there: collective."""
+        if len(numbers) != 1:
+            raise OptionError("the dataset of a Loader has batches", hint="Loop over the loader, without a DataLoader.")
         (number,) = numbers
         if self._running is None:
             if number:

@@ -202,7 +202,8 @@ class Loader(NumpyLoader[B]):
             )
 
     def peek(self) -> B:
-        """The batch that this rank gets next, without using it up; see `pario.Loader.peek`. Not collective."""
+        """The batch that this rank gets next, without using it up; see `pario.Loader.peek`. Not collective. In a loop
+        that copies to a device, where one batch is on its way already: the one after that."""
         return self._formed(self._link.receive(self._link.send(self._tensors(self._progress.peek()))))
 
     # -- its position ----------------------------------------------------------------------------------------------

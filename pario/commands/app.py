@@ -45,11 +45,11 @@ class _Names(click.Group):
         now = _OLD.get(name, name)
         if name == "control":
             now, rest = ("plane status", rest[1:]) if rest[:1] == ["status"] else ("plane serve", rest)
-        elif name == "bench" and rest and rest[0] in ("threads", "overlap", "checkpoint"):
-            moved = f"python -m benchmarks.micro {rest[0]}"
-            raise click.UsageError(f"`pario bench {rest[0]}` has left the package: in a clone, run `{moved}`")
-        elif name == "bench" and rest and rest[0] not in (*bench.commands, *context.help_option_names):
-            now = "bench run"
+        elif name == "bench" and (first := next((word for word in rest if not word.startswith("-")), None)):
+            if first in ("threads", "overlap", "checkpoint"):
+                moved = f"python -m benchmarks.micro {first}"
+                raise click.UsageError(f"`pario bench {first}` has left the package: in a clone, run `{moved}`")
+            now = name if first in bench.commands else "bench run"
         if now != name and not context.resilient_parsing:
             old = f"{name} status" if now == "plane status" else name
             screen.note(f"note: `pario {old}` is `pario {now}` now; the old name goes with the next release")

@@ -151,6 +151,8 @@ def status(at: str | None, every: float | None, prometheus: bool) -> int:
     from pario.plane.session import connected
     from pario.plane.words import read_address
 
+    if screen.json and (every or prometheus):
+        raise click.UsageError("--json prints one state: leave out --every and --prometheus")
     text = at or plane_address()
     if not text:
         raise OptionError("no control plane is named", hint="Pass --at ADDRESS, or set PARIO_CONTROL to it.")

@@ -184,7 +184,7 @@ class Fields(Decoder):
             begin = f"{name}{_MARK}"
             mine = {full[len(begin) :]: array for full, array in arrays.items() if full.startswith(begin)}
             there = {"there": mine.pop(_MARK)} if _MARK in mine else {}
-            for column, array in {**one.finish(mine), **there}.items():
+            for column, array in (*one.finish(mine).items(), *there.items()):
                 called = _called(name, column)
                 if called in whole:
                     raise OptionError(f"two arrays of a batch would have the name {called!r}", hint="Rename a field.")

@@ -83,7 +83,8 @@ class RowDecoder(Decoder):
             raise OptionError(f"pad_value must be a number, got {pad_value!r}")
         self.ragged = dict(ragged) if isinstance(ragged, Mapping) else ragged
         self.pad_value, self.pad_multiple = pad_value, int(pad_multiple)
-        self.optional = (optional,) if isinstance(optional, str) else tuple(optional)
+        one = isinstance(optional, str) or not isinstance(optional, Iterable)
+        self.optional: tuple[str, ...] = (optional,) if one else tuple(optional)  # type: ignore[assignment]
         if not all(isinstance(name, str) for name in self.optional):
             raise OptionError(f"optional must be names, got {optional!r}")
         self.spec: dict[str, Column] | None = None
@@ -213,7 +214,8 @@ class RowDecoder(Decoder):
             if dtype is None:
                 raise OptionError(
                     f"none of the {seen} records that were looked at has the optional item {name!r}",
-                    hint=f'Say its dtype, fields={{"{name}": "float32"}}; or {as_it_is(name)}, None where it lacks.',
+                    hint=f'Say the dtype of its number, fields={{"{name}": "float32"}}, and of arrays '
+                    f'ragged={{"{name}": "pad"}}, too; or {as_it_is(name)}, None where it lacks.',
                 )
             spec[name] = Column((0,) if mode else (), dtype, mode)
         _check(spec, self.optional, self.pad_value)

@@ -179,7 +179,7 @@ def resolve(path: str | os.PathLike[str]) -> str:
         if not file.exists():
             names = sorted(p.name for p in given.iterdir())[:5]
             found = f"it holds {', '.join(names)}" if names else "it is empty"
-            line = shlex.join(["python", "-m", "pario", "pack", str(given), f"{given}.lmdb"])
+            line = shlex.join(["python", "-m", "pario", "data", "pack", str(given), f"{given}.lmdb"])
             hint = f"Is this an LMDB? If its files are the records, make a dataset of them: {line}"
             raise MissingError(f"the directory has no data.mdb; {found}", path=str(given), hint=hint)
         return str(file)

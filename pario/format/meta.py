@@ -224,7 +224,7 @@ def explain(head: bytes, file_bytes: int, path: str = "SRC") -> InvalidError:
     """
     if head[257:262] == b"ustar" or head.startswith(_COMPRESSED):
         what = "a tar" if head[257:262] == b"ustar" else "a compressed file, perhaps a tar"
-        line = shlex.join(["python", "-m", "pario", "pack", path, f"{path}.lmdb"])
+        line = shlex.join(["python", "-m", "pario", "data", "pack", path, f"{path}.lmdb"])
         return InvalidError(f"this is {what}, and no LMDB", hint=f"Make a dataset of it: {line}")
     for magic, kind in _TABLES.items():
         if head.startswith(magic):

@@ -3,6 +3,7 @@ loaders, which it refuses with what to write instead. Nothing here is loaded unl
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -55,10 +56,10 @@ _INSTEAD = {
 }
 
 
-def refuse(keywords: Iterable[str]) -> None:
-    """Raise OptionError if one of them is a DataLoader's."""
+def refuse(kind: type, keywords: Iterable[str]) -> None:
+    """Raise OptionError if one of them is a DataLoader's, and not one that this kind of Loader has itself."""
     for name in keywords:
-        if name in _INSTEAD:
+        if name in _INSTEAD and name not in inspect.signature(kind.__init__).parameters:  # type: ignore[misc]
             raise OptionError(f"{name}= is an argument of a DataLoader, and a Loader has none", hint=_INSTEAD[name])
 
 

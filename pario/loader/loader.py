@@ -110,7 +110,7 @@ class Loader(Generic[B]):
         def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
             from pario.loader.keywords import refuse
 
-            refuse(keywords)
+            refuse(cls, keywords)
             return super().__new__(cls)
 
         def __getitem__(self, number: int) -> None:

@@ -124,7 +124,7 @@ class Processes(Server[Speaker]):
         """Its first words. The answer; None: it will be told later. Raises WireError."""
 
     def state(self) -> dict[str, Any]:
-        """For `control status`: jobs (see `Book.state`), agents, capacity, policy, lease_s, uptime_s, learning,
+        """For `plane status`: jobs (see `Book.state`), agents, capacity, policy, lease_s, uptime_s, learning,
         connections, cycle_s."""
         now, rules = self._clock(), self.rules
         return {
