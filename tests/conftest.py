@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 @pytest.fixture(scope="session")
 def grown_set_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("grown")
+
+
+@pytest.fixture(autouse=True)
+def level_of_log() -> Iterator[None]:
+    """Commands with -v change what this process logs."""
+    log = logging.getLogger("pario")
+    level = log.level
+    yield
+    log.setLevel(level)
 
 
 @pytest.fixture

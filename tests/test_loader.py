@@ -429,15 +429,6 @@ def test_a_replaced_file_is_reported_and_the_old_one_read_on(tmp_path, caplog):
     assert sum("was replaced" in r.message for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize("order", [{}, {"shuffle": None}, {"shuffle": False}])
-def test_an_order_that_is_not_given_is_key_order(tmp_path, order):
-    """Also in that the index grows with the first epoch."""
-    path = write(tmp_path / "x.lmdb", ((b"%05d" % i, bytes(3000)) for i in range(2000)))
-    with pario.Loader(path, 10, save_index=False, **order) as loader:
-        assert not loader.index.is_complete
-        assert [i for batch in loader for i in batch.ids.tolist()] == list(range(loader.records))
-
-
 def test_a_subclass_may_have_keywords_of_a_data_loader(path):
     class Mine(pario.Loader):
         def __init__(self, path, size, num_workers=0):
