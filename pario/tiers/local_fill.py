@@ -29,8 +29,9 @@ from pario.stats.rank import RankStats
 from pario.threads import start_thread
 from pario.tiers.memory import MemoryTier
 
-#: Chunks for which the tier is asked for room at once; it counts those as held.
-_QUANTUM = 32
+#: Chunks for which the tier is asked for room at once; it counts those as held. This many times as many wait for the
+#: threads, at least and at most: the watch over the node's memory does not see what is promised and not yet written.
+_QUANTUM, _AHEAD, _FURTHEST = 32, 4, 16
 #: How often the thread that asks looks, in seconds.
 _LOOK_S = 0.02
 #: A large page, in bytes.
@@ -128,7 +129,7 @@ class LocalFill:
     def _run(self) -> None:
         words, memory = self._words, self._memory
         asked, self._counted_at = 0, self._stats.begin_reads()
-        ahead, taken = 4 * _QUANTUM, 0
+        ahead, taken = _AHEAD * _QUANTUM, 0
         try:
             while not words[STOP] and not words[STATUS]:
                 if asked - int(words[NEXT]) < ahead:
@@ -142,7 +143,7 @@ class LocalFill:
                     # Between two looks the threads must not run out of chunks. (With 32 of them, whatever the threads
                     # take: 1.65 GB/s, cached or not, on two idle cores that copy 2.1 to 2.6.)
                     before, taken = taken, int(words[NEXT])
-                    ahead = max(ahead, 2 * (taken - before))
+                    ahead = min(max(_AHEAD * _QUANTUM, 2 * (taken - before)), _FURTHEST * _QUANTUM)
                 self._tell()
         except BaseException as e:
             self._fail(e)
