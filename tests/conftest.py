@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,12 +38,14 @@ def grown_set_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def level_of_log() -> Iterator[None]:
-    """Commands with -v change what this process logs."""
+def as_before_a_command() -> Iterator[None]:
+    """Commands with -v, -q or --json change what this process logs and prints."""
     log = logging.getLogger("pario")
     level = log.level
     yield
     log.setLevel(level)
+    if (screen := sys.modules.get("pario.commands.screen")) is not None:
+        screen.screen.begin(None)
 
 
 @pytest.fixture

@@ -281,7 +281,7 @@ def test_python_sees_files(shown: tuple[str, Path, Path]) -> None:
 def changes(shown: tuple[str, Path, Path], scratch: Path, *before: str, code: str = "") -> None:
     program = [sys.executable, "-c", CHANGES, str(shown[1]), str(scratch)]
     start = f"import runpy, sys\n{code}\nsys.argv[0] = 'pario'\nrunpy.run_module('pario', run_name='__main__')"
-    words = [*before, sys.executable, "-c", start, "view", shown[0], "--", *program]
+    words = [*before, sys.executable, "-c", start, "files", "view", shown[0], "--", *program]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
     tries, _, wrong = done.stdout.partition(" ")
     assert (wrong, int(tries or 0) >= 150) == ("[]\n", True), (done.stdout, done.stderr)
@@ -451,7 +451,7 @@ view.callback([{shown[0]!r}, "sleep", "1000"], False, "1GiB", None, None)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 1
     assert "needs Linux 5.9" in done.stderr
-    assert "pario mount" in done.stderr
+    assert "pario files mount" in done.stderr
 
 
 @pytest.mark.full

@@ -116,7 +116,7 @@ def test_folders_that_may_not_be_written_come_back_without_root() -> None:
         both = [str(place / name) for name in truth]
         for given, back in ((both[:1], "back"), (both, "both")):
             for command in (["pack", *given, str(place / f"{back}.lmdb")], ["unpack", f"{back}.lmdb", back]):
-                argv = [str(setpriv), *ids, sys.executable, "-m", "pario", *command]
+                argv = [str(setpriv), *ids, sys.executable, "-m", "pario", "data", *command]
                 done = subprocess.run(
                     argv, capture_output=True, text=True, timeout=300, env=env_, check=False, cwd=place
                 )
@@ -161,7 +161,8 @@ def test_a_full_disk_loses_nothing(room: int, small: Path, tmp_path: Path) -> No
     fill = small / "fill"
     fill.write_bytes(bytes((16 - room) << 20))
     begin = "import sys; from pario.packing import writer; writer.COMMIT_BYTES = 1 << 20; from pario.cli import main; "
-    argv = [sys.executable, "-c", begin + "sys.exit(main(sys.argv[1:]))", "pack", source, str(target), "--codec", "raw"]
+    argv = [sys.executable, "-c", begin + "sys.exit(main(sys.argv[1:]))", "data", "pack"]
+    argv += [source, str(target), "--codec", "raw"]
     env_ = {**os.environ, "PYTHONPATH": str(ROOT)}
     first = subprocess.run(argv, capture_output=True, text=True, timeout=100, env=env_, check=False)
     assert first.returncode == 1
