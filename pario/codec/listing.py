@@ -168,7 +168,7 @@ def rows_of(packing: Packing, dataset: str) -> list[Row] | None:
         elif kind == "tar" and f"{first}tar" in packing.parts:
             rest = packing.parts[f"{first}tar"]
             rows = _tar_rows(rest, packing.parts.get(f"{first}members", b""), mine, _most(rest, len(mine), len(each)))
-        if rows is None or not all(map(_is_possible, rows)):
+        if rows is None or len(prefix) > LONGEST_KEY:
             return None
         for row in rows:
             target = row.target if row.target is None or not row.is_record else prefix + row.target
@@ -251,7 +251,7 @@ def _tar_rows(rest: bytes, members: bytes, sizes: np.ndarray, most: int) -> list
                 found[path] = Row(path, mode, _nanoseconds(member), uid, gid, target)
     except (tarfile.TarError, OSError, EOFError, ArithmeticError, *DAMAGED):
         return None
-    return list(found.values())
+    return list(found.values()) if all(map(_is_possible, found.values())) else None
 
 
 def _raw(text: str) -> bytes:

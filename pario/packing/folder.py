@@ -67,10 +67,7 @@ class Tree(NamedTuple):
 
     def part(self) -> bytes:
         """As it is kept in the reserved entry."""
-        rows = [
-            (*(os.fsdecode(row.path), *row[1:5]), None if row.target is None else os.fsdecode(row.target))
-            for row in self.rows
-        ]
+        rows = [(os.fsdecode(row.path), *row[1:5], row.target and os.fsdecode(row.target)) for row in self.rows]
         users: dict[int, str] = {}
         groups: dict[int, str] = {}
         for row in self.rows:
@@ -95,8 +92,7 @@ def read_tree(folder: str, *, follow: bool = True, hashed: bool = False, most: i
     first: dict[tuple[int, int], bytes] = {}  # of files with several names
     # With the folders that one is in by way of links.
     open_folders: list[tuple[bytes, tuple[bytes, ...]]] = [(b"", (os.path.realpath(root),))]
-    entered: set[bytes] = set()
-    behind = 0
+    entered, behind = set[bytes](), 0  # folders and files that links lead to, and the names there
     while open_folders:
         below, above = open_folders.pop()
         try:
@@ -138,7 +134,7 @@ def read_tree(folder: str, *, follow: bool = True, hashed: bool = False, most: i
             raise FileError(f"cannot read it: {e.strerror}", path=where, hint=hint) from e
     too_long = next((row.path for row, _ in found if row.is_record and len(row.path) > LONGEST_KEY), None)
     if too_long is not None and not hashed:
-        told = f"a path below it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
+        told = f"a path in it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
         raise OptionError(told, path=folder, hint="Use --keys hash, pack the folder below, or shorten the names.")
     if too_long is not None:
         by_key((row.path for row, _ in found if row.is_record), folder)
