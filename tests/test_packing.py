@@ -401,7 +401,7 @@ def test_links_to_pipes_and_devices_stay_links(tmp_path: Path) -> None:
 
 
 def test_folders_that_link_to_each_other_are_packed_once(tmp_path: Path) -> None:
-    """Of 8 folders each with 7 links, every way through them would be a name of its own: 8! times e."""
+    """Of 8 folders each with 7 links, every way through them would be a name of its own: 7! times e, 13,700."""
     (tmp_path / "source").mkdir()
     for i in range(8):
         (tmp_path / f"d{i}").mkdir()

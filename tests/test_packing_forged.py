@@ -198,12 +198,9 @@ def test_headers_that_say_too_much_are_not_read() -> None:
     assert names_in(member("f", pax={"size": "-1536"}) + member("g"), [0, 0]) is None, "a member that leads back"
 
 
-@pytest.mark.parametrize(
-    "ranges",
-    [[(0, 512, 7)], [(0, 512, 4)], [(0, 512, -5)], [(1, 512, 5)], [(-1, 512, 5)], [(0, -512, 5)], [(0, 512, 5)] * 2],
-)
-def test_values_of_a_tar_lie_where_they_can(ranges: list[tuple[int, int, int]]) -> None:
-    assert names_in(member("f", 5)[: tarfile.BLOCKSIZE] + bytes(507), [5], ranges) is None
+@pytest.mark.parametrize("where", [(0, 512, 7), (0, 512, -5), (-1, 512, 5)])
+def test_values_of_a_tar_lie_where_they_can(where: tuple[int, int, int]) -> None:
+    assert names_in(member("f", 5)[: tarfile.BLOCKSIZE] + bytes(507), [5], [where]) is None
 
 
 def test_a_time_of_a_million_digits_is_not_computed() -> None:
