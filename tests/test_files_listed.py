@@ -6,11 +6,13 @@ from __future__ import annotations
 import errno
 import glob
 import io
+import json
 import os
 import stat
 import subprocess
 import sys
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,19 @@ def test_damaged_parts_are_errors_or_ignored(tmp_path: Path) -> None:
         with Tree({"": tmp_path / "tar.lmdb"}) as tree:
             assert tree.find("twice").mode is None, "by the keys alone"
             assert tree.read("twice") == b"the second"
+
+
+def test_folders_deeper_than_pythons_stack_are_found(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/f").write_bytes(b"content")
+    packed([str(tmp_path / "real")], str(tmp_path / "set.lmdb"))
+    paths = ["/".join("d" * k) for k in range(1500)]
+    rows = [*((path, 0o40755, 0, 0, 0, None) for path in paths), ("f", 0o100644, 0, 0, 0, None)]
+    whole = json.dumps({"rows": rows, "users": {}, "groups": {}}).encode()
+    forge(tmp_path / "set.lmdb", tree=zlib.compress(whole))
+    fs = RecordFileSystem(fo=str(tmp_path / "set.lmdb"), skip_instance_cache=True)
+    assert fs.find("", withdirs=True) == [*paths[1:], "f"]
+    assert fs.find("", withdirs=True, maxdepth=2) == ["d", "d/d", "f"]
 
 
 def test_urls(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from pario.comm.base import AnyWorld
 from pario.errors import DatabaseError, FileError, InvalidError, OptionError, SnapshotError
 from pario.files.tree import Tree
 from pario.packing import sources
+from pario.packing.folder import read_tree
 from pario.packing.items import Database, Items, open_items
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -382,6 +383,81 @@ def test_links_that_lead_out_are_kept(tmp_path: Path) -> None:
     said.clear()
     packed([str(source)], str(tmp_path / "none"), said, links="keep")
     assert any("no record is packed: the folder holds no file, 7 symbolic links" in line for line in said)
+
+
+def test_links_to_pipes_and_devices_stay_links(tmp_path: Path) -> None:
+    source, said = tmp_path / "source", list[str]()
+    source.mkdir()
+    (source / "own").write_bytes(b"own")
+    os.mkfifo(tmp_path / "pipe")
+    (source / "pipe").symlink_to("../pipe")
+    (source / "null").symlink_to("/dev/null")
+    truth = tree_truth(str(source))
+    packed([str(source)], str(tmp_path / "packed"), said)
+    assert said[0].endswith("what they lead to is not packed: null, pipe")
+    assert not any("followed" in line or "left out" in line for line in said)
+    unpacked(str(tmp_path / "packed"), str(tmp_path / "back"))
+    assert tree_truth(str(tmp_path / "back")) == truth
+
+
+def test_folders_that_link_to_each_other_are_packed_once(tmp_path: Path) -> None:
+    """Of 8 folders each with 7 links, every way through them would be a name of its own: 7! times e, 13,700."""
+    (tmp_path / "source").mkdir()
+    for i in range(8):
+        (tmp_path / f"d{i}").mkdir()
+        (tmp_path / f"d{i}/file").write_bytes(b"content")
+        for k in range(8):
+            if k != i:
+                (tmp_path / f"d{i}/to{k}").symlink_to(tmp_path / f"d{k}")
+    (tmp_path / "source/first").symlink_to("../d0")
+    tree = read_tree(str(tmp_path / "source"))
+    assert len(tree.followed) == 8
+    assert [len(tree.kept), len(tree.sizes), len(tree.rows)] == [8 * 7 - 7, 8, 1 + 8 + 8 + 49]
+    with pytest.raises(OptionError, match=r"more than 63 names.*--links keep"):
+        read_tree(str(tmp_path / "source"), most=63)
+    assert read_tree(str(tmp_path / "source"), most=64) == tree
+
+
+def test_a_folder_that_becomes_a_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "source/sub").mkdir(parents=True)
+    really = os.open
+
+    def late(path: bytes, *more: int) -> int:
+        if path.endswith(b"/sub"):
+            (tmp_path / "source/sub").rmdir()
+            (tmp_path / "source/sub").symlink_to("../outside")
+        return really(path, *more)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(FileError, match="cannot read it"):
+        read_tree(str(tmp_path / "source"))
+
+
+def test_two_paths_of_one_key_are_named(tmp_path: Path) -> None:
+    long = "/".join(letter * 200 for letter in "abc")
+    short = long[:477] + "%~" + hashlib.blake2b(long.encode(), digest_size=16).hexdigest()
+    for name in (long, short):
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "source" / long).write_bytes(b"long")
+    (tmp_path / "source" / short).write_bytes(b"short")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "source", arcname="")
+    for given in ("source", "a.tar"):
+        with pytest.raises(OptionError, match=f"(?s)(?=.*{long}')(?=.*{short}').*the same key"):
+            packed([str(tmp_path / given)], str(tmp_path / given) + ".lmdb", keys="hash", dictionary="no")
+
+
+def test_only_an_lmdb_has_named_databases(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "source", arcname="")
+    for given, kind in (("source", "folder"), ("a.tar", "tar")):
+        with pytest.raises(OptionError, match=f"this is a {kind}"):
+            packed([str(tmp_path / given)], str(tmp_path / "packed"), dbs=("train",))
+    LMDBS["all_kinds"](str(tmp_path / "lmdb"))
+    packed([str(tmp_path / "lmdb")], str(tmp_path / "packed"), dbs=("int", "int"), dictionary="no")
+    assert set(lmdb_truth(str(tmp_path / "packed"))) == {None, b"int"}
 
 
 def test_py_lmdb_alone_reads_it(tmp_path: Path) -> None:

@@ -10,26 +10,36 @@ Anybody may have written them: every path is checked, and nothing here follows a
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pario.codec.packing import Packing
-from pario.errors import CorruptedError
+from pario.errors import CorruptedError, OptionError
 from pario.text import DAMAGED, read_json
 
-__all__ = ["LONGEST_KEY", "Row", "folder_rows", "inflated", "key_of", "misplaced", "rows_of", "tar_ranges"]
+__all__ = ["LONGEST_KEY", "UNKNOWN_TIME", "Row", "by_key", "folder_rows", "inflated", "key_of", "rows_of", "tar_ranges"]
 
 #: Bytes of a key, as LMDB is built everywhere.
 LONGEST_KEY = 511
+#: The time of a folder that nobody named; no file has it.
+UNKNOWN_TIME = -(1 << 63)
 #: What the names of a folder may inflate to: this many bytes, this many times the part, and this many for each record.
 _TREE, _TIMES, _LONGEST_ROW = 64 << 20, 100, 4 << 10
+#: Linux' PATH_MAX: no system call takes a longer path, or makes a link to one.
+_LONGEST_PATH = 4 << 10
+#: Bytes of a tar's long name or table of a member's properties, and how many properties all members may share.
+_LONGEST_HEADER, _SHARED = 1 << 20, 100
+
+
+_Names = dict[str, str]
 
 
 class Row(NamedTuple):
@@ -64,6 +74,15 @@ def key_of(path: bytes) -> bytes:
     return path[: LONGEST_KEY - len(end)] + end
 
 
+def by_key(paths: Iterable[bytes], where: str) -> dict[bytes, bytes]:
+    """Each path by its key. Raises OptionError if two have the same: one is what `key_of` makes of the other."""
+    found: dict[bytes, bytes] = {}
+    for path in paths:
+        if (other := found.setdefault(key_of(path), path)) != path:
+            raise OptionError(f"{other!r} and {path!r} have the same key", path=where, hint="Rename one of them.")
+    return found
+
+
 def inflated(part: bytes, most: int) -> bytes:
     """What a part of the reserved entry inflates to. Raises ValueError if it is damaged, or if that is more than `most`
     bytes: anybody may have written it, and a few bytes can say that they are terabytes."""
@@ -79,14 +98,17 @@ def inflated(part: bytes, most: int) -> bytes:
     return found
 
 
-def _most(part: bytes, records: int) -> int:
-    return _TREE + _TIMES * len(part) + _LONGEST_ROW * records
+def _most(part: bytes, records: int, sources: int) -> int:
+    return _TREE // sources + _TIMES * len(part) + _LONGEST_ROW * records
 
 
-def folder_rows(part: bytes, dataset: str, records: int) -> tuple[list[Row], dict[str, str], dict[str, str]]:
-    """(the rows of a part `tree`, names of users by their numbers, and of groups). Raises CorruptedError."""
+def folder_rows(part: bytes, dataset: str, records: int, sources: int = 1) -> tuple[list[Row], _Names, _Names]:
+    """(the rows of a part `tree`, names of users by their numbers, and of groups). Raises CorruptedError.
+
+    records : of this folder; sources : how many are read, which together take no more memory than one may
+    """
     try:
-        told: dict[str, Any] = read_json(inflated(part, _most(part, records)))
+        told: dict[str, Any] = read_json(inflated(part, _most(part, records, sources)))
         rows = [
             Row(os.fsencode(path), int(mode), int(mtime), int(uid), int(gid), None if t is None else os.fsencode(t))
             for path, mode, mtime, uid, gid, t in told["rows"]
@@ -104,7 +126,10 @@ def folder_rows(part: bytes, dataset: str, records: int) -> tuple[list[Row], dic
 
 def _is_possible(row: Row) -> bool:
     owners = 0 <= row.uid < 0xFFFFFFFF and 0 <= row.gid < 0xFFFFFFFF
-    return owners and 0 <= row.mode < 1 << 16 and abs(row.mtime_ns) < 1 << 63 and b"\0" not in (row.target or b"")
+    kind, target = stat.S_IFMT(row.mode), row.target or b""
+    leads = b"\0" not in target and (kind != stat.S_IFLNK or 0 < len(target) < _LONGEST_PATH)
+    named = len(row.path) <= _LONGEST_PATH and kind in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+    return owners and named and leads and 0 <= row.mode < 1 << 16 and abs(row.mtime_ns) < 1 << 63
 
 
 def misplaced(rows: Sequence[Row]) -> tuple[str, str, bytes] | None:
@@ -126,65 +151,91 @@ def misplaced(rows: Sequence[Row]) -> tuple[str, str, bytes] | None:
 def rows_of(packing: Packing, dataset: str) -> list[Row] | None:
     """All names of what was packed, in the order of their paths, with the folders that nobody named. None: nothing but
     keys is known, since it was an LMDB, or a tar has paths that lead out of a folder. Raises CorruptedError."""
-    more, n = packing.more, packing.n
+    more, n, several = packing.more, packing.n, packing.more.get("source") == "several"
     try:
-        told = enumerate(more["sources"]) if more.get("source") == "several" else [("", {**more, "prefix": ""})]
+        told = enumerate(more["sources"]) if several else [("", {**more, "prefix": ""})]
         each = [(f"{number}.".lstrip("."), str(one["source"]), os.fsencode(one["prefix"])) for number, one in told]
+        owners = np.frombuffer(inflated(packing.parts["owners"], 4 * n), "<u4") if several else np.zeros(n, "<u4")
+        order = np.argsort(owners, kind="stable")
+        sizes = np.split(packing.sizes[order], np.searchsorted(owners[order], np.arange(1, len(each))))
     except DAMAGED as e:
         raise CorruptedError(f"its list of sources is damaged: {e}", path=dataset) from e
     found: dict[bytes, Row] = {}
-    for first, kind, prefix in each:
+    for (first, kind, prefix), mine in zip(each, sizes, strict=False):
         rows: list[Row] | None = None
         if kind == "folder" and f"{first}tree" in packing.parts:
-            rows = folder_rows(packing.parts[f"{first}tree"], dataset, n)[0]
+            rows = folder_rows(packing.parts[f"{first}tree"], dataset, len(mine), len(each))[0]
         elif kind == "tar" and f"{first}tar" in packing.parts:
-            rows = _tar_rows(packing.parts[f"{first}tar"], packing.parts.get(f"{first}members", b""), n)
-        if rows is None:
+            rest = packing.parts[f"{first}tar"]
+            rows = _tar_rows(rest, packing.parts.get(f"{first}members", b""), mine, _most(rest, len(mine), len(each)))
+        if rows is None or len(prefix) > LONGEST_KEY:
             return None
         for row in rows:
             target = row.target if row.target is None or not row.is_record else prefix + row.target
-            path = (prefix + row.path).rstrip(b"/")
+            path = prefix + row.path if row.path else prefix.rstrip(b"/")
             found[path] = row._replace(path=path, target=target, before=prefix)
+    spare = _TREE + _LONGEST_ROW * n
     for path in [b"x", *found]:
-        while path.strip(b"/"):
-            path = os.path.dirname(path)
-            found.setdefault(path, Row(path, stat.S_IFDIR | 0o755, -1, 0, 0))
+        # Long paths of many parts would have more folders that nobody named than fit into memory.
+        while path.strip(b"/") and (path := os.path.dirname(path)) not in found and spare >= 0:
+            found[path] = Row(path, stat.S_IFDIR | 0o755, UNKNOWN_TIME, 0, 0)
+            spare -= len(path)
     every = [found[path] for path in sorted(found)]
     files = sum(row.is_record for row in every)
-    if packing.more.get("source") == "folder" and files != n:
+    if more.get("source") == "folder" and files != n:
         raise CorruptedError(f"{n} records for {files} names of files", path=dataset)
-    return every if files == n and all(map(_is_possible, every)) and misplaced(every) is None else None
+    return every if spare >= 0 and files == n and misplaced(every) is None else None
 
 
 # -- tars --------------------------------------------------------------------------------------------------------------
 
 
-def tar_ranges(part: bytes, records: int) -> np.ndarray:
-    """i64[m, 3], the part `members`: record, offset in the tar, bytes. Raises ValueError."""
-    return np.frombuffer(inflated(part, 24 * records), "<i8").reshape(-1, 3)
+def tar_ranges(part: bytes, sizes: np.ndarray) -> np.ndarray:
+    """i64[m, 3], the part `members`: record, offset in the tar, bytes. Raises ValueError if it does not fit them.
+
+    sizes : i64[n], of the records
+    """
+    records, offsets, nbytes = (ranges := np.frombuffer(inflated(part, 24 * len(sizes)), "<i8").reshape(-1, 3)).T
+    inside = ((records >= 0) & (records < len(sizes)) & (offsets >= 0)).all()
+    if not inside or (sizes[records] != nbytes).any() or (np.diff(offsets) < nbytes[:-1]).any():
+        raise ValueError("the table of the tar's members does not fit the records")
+    return ranges
 
 
-def _without_values(rest: bytes, ranges: np.ndarray) -> IO[bytes]:
-    """The tar again, with holes where the values were: the kernel keeps no memory for these. The caller closes it."""
-    file = open(os.memfd_create("pario-tar"), "w+b")  # noqa: SIM115
-    left, at = memoryview(rest), 0
-    for _, offset, nbytes in ranges.tolist():
-        file.write(left[: offset - at])
-        left, at = left[offset - at :], offset + nbytes
-        file.seek(at)
-    file.write(left)
-    file.seek(0)
-    return file
+class _Headers(io.BufferedRandom):
+    """A tar with holes where the values were: the kernel keeps no memory for these. tarfile would read as many bytes as
+    a header says, and read the same ones again and again; here it gets no more than there are."""
+
+    def __init__(self, rest: bytes, ranges: np.ndarray) -> None:
+        super().__init__(io.FileIO(os.memfd_create("pario-tar"), "r+"))
+        left, at = memoryview(rest), 0
+        for _, offset, nbytes in ranges.tolist():
+            self.write(left[: offset - at])
+            left, at = left[offset - at :], offset + nbytes
+            self.seek(at)
+        self.write(left)
+        self.seek(0)
+        # Before each header tarfile reads one more byte.
+        self._left = 2 * len(rest) + tarfile.RECORDSIZE
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= size or 0
+        if size is None or not 0 <= size <= min(_LONGEST_HEADER, self._left):
+            raise ValueError("a header that is too long, or one that leads back")
+        return super().read(size)
 
 
-def _tar_rows(rest: bytes, members: bytes, records: int) -> list[Row] | None:
+def _tar_rows(rest: bytes, members: bytes, sizes: np.ndarray, most: int) -> list[Row] | None:
     """Of each name the last member. None if it cannot be told."""
     found: dict[bytes, Row] = {}
     linked: dict[bytes, list[bytes]] = {}  # further names of each
     try:
-        holes = _without_values(inflated(rest, _most(rest, records)), tar_ranges(members, records))
+        holes = _Headers(inflated(rest, most), tar_ranges(members, sizes))
         with holes, tarfile.open(fileobj=holes, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
-            for member in tar:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined] # which would keep what all share once for each
+                if len(tar.pax_headers) > _SHARED:
+                    return None
                 path, first = (_raw(text.removeprefix("./")) for text in (member.name, member.linkname))
                 path = b"" if path == b"." else path
                 if not (member.isdir() or member.issym() or member.isreg() or (member.islnk() and first in found)):
@@ -200,7 +251,7 @@ def _tar_rows(rest: bytes, members: bytes, records: int) -> list[Row] | None:
                 found[path] = Row(path, mode, _nanoseconds(member), uid, gid, target)
     except (tarfile.TarError, OSError, EOFError, ArithmeticError, *DAMAGED):
         return None
-    return list(found.values())
+    return list(found.values()) if all(map(_is_possible, found.values())) else None
 
 
 def _raw(text: str) -> bytes:
@@ -208,4 +259,7 @@ def _raw(text: str) -> bytes:
 
 
 def _nanoseconds(member: tarfile.TarInfo) -> int:
-    return int(Decimal(member.pax_headers.get("mtime", member.mtime)) * 10**9)
+    time = Decimal(member.pax_headers.get("mtime", member.mtime))
+    if not time.is_finite() or time.adjusted() > 18:  # int() would write all its zeros
+        raise ValueError("a time that no file has")
+    return int(time * 10**9)

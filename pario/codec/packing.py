@@ -145,6 +145,8 @@ class Packing:
             first, length, how, dtype = said["sizes"]
             table, n = _part(parts, [first, length]), int(said["records"])
             named = {str(name): _part(parts, where) for name, where in said.get("parts", {}).items()}
+            if sum(map(len, named.values())) > len(parts):
+                raise ValueError("parts that overlap")
             if how != "deflate" or dtype not in ("<u4", "<u8") or n < 0:
                 raise ValueError(f"a table of sizes in the form {how} {dtype}")
         except DAMAGED as error:

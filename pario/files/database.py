@@ -109,6 +109,8 @@ class Database:
         """The names of the folder or tar that the database was packed from; None: the keys are all there is."""
         if self.name is not None or self.packed is None or "source" not in self.packed.packing.more:
             return None
+        if self.packed.packing.n > self._fetcher.nbytes >> 4:  # a record is a node of a page: it has more bytes
+            return None
         from pario.codec.listing import rows_of
         from pario.files.listed import Listed
 

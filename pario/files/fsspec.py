@@ -275,17 +275,17 @@ def _ranges(tree: Tree, node: Node, spans: dict[int, tuple[int, int]], gap: int)
 def _below(
     tree: Tree, folder: Node, above: str, depth: int | None, folders: bool, prefix: str = ""
 ) -> Iterator[tuple[str, Node]]:
-    for name, node in tree.names(folder):
-        if not name.startswith(prefix):
-            continue
-        if node.kind != FOLDER:
-            if reached(tree, node).kind != FOLDER:  # a link to a folder might lead round and round
+    left = [(folder, above, depth, prefix)]
+    while left:
+        folder, above, depth, prefix = left.pop()
+        for name, node in tree.names(folder):
+            if not name.startswith(prefix):
+                continue
+            # A link to a folder might lead round and round.
+            if folders if node.kind == FOLDER else reached(tree, node).kind != FOLDER:
                 yield above + name, node
-            continue
-        if folders:
-            yield above + name, node
-        if depth is None or depth > 1:
-            yield from _below(tree, node, f"{above}{name}/", None if depth is None else depth - 1, folders)
+            if node.kind == FOLDER and depth != 1:
+                left.append((node, f"{above}{name}/", depth and depth - 1, ""))
 
 
 def _info(path: str, tree: Tree, node: Node) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _AFTER_SLASH = b"0"
 class Listed:
     """Names by their numbers, in the order of their paths. Any thread.
 
-    paths : below the folder; modes : st_mode; times : i64, ns, -1 where it is not known
+    paths : below the folder; modes : st_mode; times : i64, ns, UNKNOWN_TIME of a folder that nobody named
     targets : of symbolic links; firsts : the number of the name that a further one is the same file as
     links : names of a file, where there are several, by the number of the first
     """

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from pario.codec.listing import UNKNOWN_TIME
 from pario.errors import ClosedError, CorruptedError, DatabaseError, OptionError
 from pario.fetch.posix import PosixFetcher
 from pario.fetch.resolve import open_dataset
@@ -360,7 +361,7 @@ def _listed_node(db: Database, i: int) -> Node:
 def _told(db: Database, listed: Listed, i: int) -> dict[str, Any]:
     """Mode and time. No file gets the rights of another user by what a packed file says."""
     mtime, mode = int(listed.times[i]), int(listed.modes[i]) & 0o1777
-    return {"mtime_ns": db.mtime_ns if mtime == -1 else mtime, "mode": 0o777 if i in listed.targets else mode}
+    return {"mtime_ns": db.mtime_ns if mtime == UNKNOWN_TIME else mtime, "mode": 0o777 if i in listed.targets else mode}
 
 
 def _number_in(db: Database, node: Node) -> int:

@@ -22,14 +22,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pario.codec.listing import LONGEST_KEY, Row, folder_rows
+from pario.codec.listing import LONGEST_KEY, Row, by_key, folder_rows
 from pario.errors import FileError, OptionError, SnapshotError
+from pario.machine import closing_fd
 from pario.packing.items import Items
 from pario.records import Records
 from pario.text import counted
 
 #: Names in a message.
 _NAMES = 5
+_KEEP = "Use --links keep, which leaves links that lead out of the folder links."
 
 
 class Tree(NamedTuple):
@@ -65,10 +67,7 @@ class Tree(NamedTuple):
 
     def part(self) -> bytes:
         """As it is kept in the reserved entry."""
-        rows = [
-            (*(os.fsdecode(row.path), *row[1:5]), None if row.target is None else os.fsdecode(row.target))
-            for row in self.rows
-        ]
+        rows = [(os.fsdecode(row.path), *row[1:5], row.target and os.fsdecode(row.target)) for row in self.rows]
         users: dict[int, str] = {}
         groups: dict[int, str] = {}
         for row in self.rows:
@@ -79,10 +78,12 @@ class Tree(NamedTuple):
         return zlib.compress(json.dumps({"rows": rows, "users": users, "groups": groups}).encode(), 6)
 
 
-def read_tree(folder: str, *, follow: bool = True, hashed: bool = False) -> Tree:
+def read_tree(folder: str, *, follow: bool = True, hashed: bool = False, most: int = 1 << 24) -> Tree:
     """All names below `folder`. Raises FileError, OptionError.
 
-    follow : symbolic links that lead out of it are; others stay links
+    follow : symbolic links that lead out of it to a file or a folder are; others stay links. In what one leads to no
+        folder is followed that was before: where folders link to each other, each would multiply all others
+    most : names behind links
     hashed : a path that is too long for a key is none, see `key_of`
     """
     root = os.fsencode(folder)
@@ -91,20 +92,29 @@ def read_tree(folder: str, *, follow: bool = True, hashed: bool = False) -> Tree
     first: dict[tuple[int, int], bytes] = {}  # of files with several names
     # With the folders that one is in by way of links.
     open_folders: list[tuple[bytes, tuple[bytes, ...]]] = [(b"", (os.path.realpath(root),))]
+    entered, behind = set[bytes](), 0  # folders and files that links lead to, and the names there
     while open_folders:
         below, above = open_folders.pop()
         try:
-            with os.scandir(os.path.join(root, below)) as entries:
-                names = sorted(entry.name for entry in entries)
+            # It may have become a link meanwhile.
+            at = tree.followed.get(below) or os.path.join(root, below)
+            with closing_fd(os.open(at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
+                names = sorted(map(os.fsencode, os.listdir(fd)))
+            behind += len(names) if len(above) > 1 else 0
+            if behind > most:
+                raise OptionError(f"links lead to more than {most:,} names", path=folder, hint=_KEEP)
             for name in names:
                 path = os.path.join(below, name)
                 status = os.lstat(os.path.join(root, path))
                 around, is_link = above, stat.S_ISLNK(status.st_mode)
                 real = os.path.realpath(os.path.join(root, path)) if is_link else b""
                 if is_link and not _is_below(real, above[-1]) and os.path.exists(real):
+                    kind = stat.S_IFMT((there := os.stat(real)).st_mode)
                     # To a folder that holds one of these it would lead round and round.
-                    if follow and not any(_is_below(each, real) for each in above):
-                        tree.followed[path], status, around = real, os.stat(real), (*above, real)
+                    again = any(_is_below(each, real) for each in above) or (len(above) > 1 and real in entered)
+                    if follow and kind in (stat.S_IFREG, stat.S_IFDIR) and not (kind == stat.S_IFDIR and again):
+                        tree.followed[path], status, around = real, there, (*above, real)
+                        entered.add(real)
                     else:
                         tree.kept.append(path)
                 if stat.S_ISDIR(status.st_mode):
@@ -119,17 +129,15 @@ def read_tree(folder: str, *, follow: bool = True, hashed: bool = False) -> Tree
                     first[which] = min(path, first.get(which, path))
                     found[-1] = (found[-1][0]._replace(target=b"%d/%d" % which), status.st_size)
         except OSError as e:
-            where = os.path.join(folder, os.fsdecode(below))
-            raise FileError(
-                f"cannot read it: {e.strerror}", path=(e.filename and os.fsdecode(e.filename)) or where
-            ) from e
+            where = os.fsdecode(e.filename if isinstance(e.filename, bytes) else os.path.join(root, below))
+            hint = _KEEP if len(above) > 1 else None
+            raise FileError(f"cannot read it: {e.strerror}", path=where, hint=hint) from e
     too_long = next((row.path for row, _ in found if row.is_record and len(row.path) > LONGEST_KEY), None)
     if too_long is not None and not hashed:
-        raise OptionError(
-            f"a path below it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}",
-            path=folder,
-            hint="Use --keys hash, pack the folder below, or shorten the names.",
-        )
+        told = f"a path in it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
+        raise OptionError(told, path=folder, hint="Use --keys hash, pack the folder below, or shorten the names.")
+    if too_long is not None:
+        by_key((row.path for row, _ in found if row.is_record), folder)
     names_of = {b"%d/%d" % which: path for which, path in first.items()}
     tree.rows.append(_row(b"", os.lstat(root + b"/"), None))
     for row, size in sorted(found):
@@ -183,11 +191,11 @@ class FileItems(Items):
                     content += more
                 status = os.fstat(file.fileno())
         except OSError as e:
-            raise FileError(f"cannot read it: {e.strerror}", path=os.fsdecode(path)) from e
+            hint = _KEEP if row.path in self._followed else None
+            raise FileError(f"cannot read it: {e.strerror}", path=os.fsdecode(path), hint=hint) from e
         if len(content) != size or status.st_mtime_ns != row.mtime_ns:
-            raise SnapshotError(
-                "the file was changed while the folder was packed", path=os.fsdecode(path), hint="Pack it again."
-            )
+            told = "the file was changed while the folder was packed"
+            raise SnapshotError(told, path=os.fsdecode(path), hint="Pack it again.")
         return bytes(content)
 
 
@@ -218,9 +226,8 @@ class Restorer:
     def write(self, row: Row, content: memoryview) -> None:
         """Content is not written for a further name of a file."""
         if row.target is None:
-            with open(
-                os.open(self._at(row), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb"
-            ) as file:
+            fd = os.open(self._at(row), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as file:
                 file.write(content)
 
     def finish(self) -> None:

@@ -140,11 +140,9 @@ class LmdbSource(Source):
         """Each database is opened by itself."""
         for _, items in opened.databases:
             if items.txnid not in (None, self._txnid):
-                raise SnapshotError(
-                    f"it was written to while it was opened: transaction {items.txnid} follows {self._txnid}",
-                    path=self._databases[0].path,
-                    hint="Give the command again when nobody writes to it.",
-                )
+                told = f"it was written to while it was opened: transaction {items.txnid} follows {self._txnid}"
+                hint = "Give the command again when nobody writes to it."
+                raise SnapshotError(told, path=self._databases[0].path, hint=hint)
 
 
 class FolderSource(Source):
@@ -203,10 +201,8 @@ class SeveralSources(Source):
         twice = [name for name in names if names.count(name) > 1]
         if prefix and twice:
             paths = [source.path for source in sources if source.name == twice[0]]
-            raise OptionError(
-                f"{paths[0]} and {paths[1]} have the same name, so that their keys would have the same prefix",
-                hint="Rename one, or use --no-prefix if no key is in both.",
-            )
+            told = f"{paths[0]} and {paths[1]} have the same name, so that their keys would have the same prefix"
+            raise OptionError(told, hint="Rename one, or use --no-prefix if no key is in both.")
 
     def warnings(self) -> list[str]:
         return [line for source in self._sources for line in source.warnings()]
@@ -262,7 +258,9 @@ def describe(
 
     follow, hashed : of folders and tars, see `read_tree`; dbs : of LMDBs, see `LmdbSource`
     """
-    sources = [_describe(path, follow, hashed, dbs) for path in paths]
+    sources = [_describe(path, follow, hashed, tuple(dict.fromkeys(dbs))) for path in paths]
+    if dbs and (other := next((source for source in sources if source.kind != "lmdb"), None)):
+        raise OptionError(f"--db names a database of an LMDB, and this is a {other.kind}", path=other.path)
     return sources[0] if len(sources) == 1 else SeveralSources(sources, prefix)
 
 
@@ -287,11 +285,8 @@ def _describe(path: str, follow: bool, hashed: bool, dbs: Sequence[str]) -> Sour
             return TarSource(path, hashed)
     except OSError as e:
         raise FileError(f"cannot read it: {e.strerror}", path=path) from e
-    raise InvalidError(
-        "neither an LMDB nor a tar",
-        path=path,
-        hint="SRC is an LMDB (a file, or a folder with data.mdb), a folder, or a tar, compressed or not.",
-    )
+    hint = "SRC is an LMDB (a file, or a folder with data.mdb), a folder, or a tar, compressed or not."
+    raise InvalidError("neither an LMDB nor a tar", path=path, hint=hint)
 
 
 def _refusal(database: Database, snapshot: Snapshot) -> OptionError | None:
@@ -359,11 +354,10 @@ class Merged(Items):
         twice = [(a, b) for a, b in pairwise(keyed) if a[0] == b[0]]
         if twice:
             (key, one, _), (_, other, _) = twice[0]
-            raise OptionError(
-                f"{counted(len(twice), 'key is', 'keys are')} in two sources: {key!r} is in {parts[one][0]} and in "
-                f"{parts[other][0]}",
-                hint="Leave --no-prefix out, so that the keys begin with the names of their sources.",
-            )
+            a, b = parts[one][0], parts[other][0]
+            told = f"{counted(len(twice), 'key is', 'keys are')} in two sources: {key!r} is in {a} and in {b}"
+            hint = "Leave --no-prefix out, so that the keys begin with the names of their sources."
+            raise OptionError(told, hint=hint)
         self.owners = np.fromiter((number for _, number, _ in keyed), np.uint32, len(keyed))
         self._ids = np.fromiter((record for _, _, record in keyed), np.int64, len(keyed))
 

@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from pario.codec.listing import LONGEST_KEY, key_of, tar_ranges
+from pario.codec.listing import LONGEST_KEY, by_key, tar_ranges
 from pario.errors import CorruptedError, FileError, InvalidError, OptionError
 from pario.fetch.file import FileFetcher
 from pario.packing.items import Items
@@ -74,10 +74,9 @@ def is_tar(path: str) -> bool:
     try:
         head = b""
         for piece in _pieces(path):
-            head += piece[: tarfile.BLOCKSIZE]
-            if len(head) >= tarfile.BLOCKSIZE:
+            head = (head + piece)[: tarfile.BLOCKSIZE]
+            if len(head) == tarfile.BLOCKSIZE:
                 break
-        head = head[: tarfile.BLOCKSIZE]
         if head == bytes(tarfile.BLOCKSIZE):
             return os.path.splitext(path)[1] == ".tar"  # an empty one
         tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
@@ -178,7 +177,7 @@ def read_members(path: str, hashed: bool = False) -> Members:
     if too_long is not None and not hashed:
         told = f"a name in it has {len(too_long)} bytes, and keys of an LMDB have at most {LONGEST_KEY}: {too_long!r}"
         raise OptionError(told, path=path, hint="Use --keys hash, or shorten the names.")
-    found = {key_of(key): at for key, at in found.items()}
+    found = {key: found[name] for key, name in by_key(found, path).items()}
     keys = sorted(found)
     taken: dict[int, tuple[int, int, int]] = {}  # by offset: two names may have one content
     for record, key in enumerate(keys):
@@ -246,18 +245,13 @@ class TarRestorer:
         self._items = items
         try:
             self._rest = parts["tar"]
-            self.ranges = tar_ranges(parts["members"], items.n)
+            self.ranges = tar_ranges(parts["members"], items.sizes)
         except (KeyError, ValueError) as e:
             raise CorruptedError(f"the parts that make the tar again are damaged: {e}", path=dataset) from e
-        records, offsets, nbytes = self.ranges.T
-        inside = ((records >= 0) & (records < items.n)).all()
-        if not inside or (items.sizes[records] != nbytes).any() or (np.diff(offsets) < nbytes[:-1]).any():
-            raise CorruptedError("the table of the tar's members does not fit the records", path=dataset)
 
     def write(self, file: IO[bytes]) -> None:
         inflate = zlib.decompressobj()
-        rest, at = self._rest, 0
-        ready = b""
+        rest, at, ready = self._rest, 0, b""
         for record, offset, nbytes in [*self.ranges.tolist(), (-1, -1, 0)]:
             while offset < 0 or at < offset:
                 if not ready:
