@@ -209,7 +209,7 @@ def transformers(args: argparse.Namespace) -> None:
     )
     with train, validation:
         assert (trainer.args.process_index, trainer.args.world_size) == (rank, ranks)
-        assert trainer.num_examples(train) == train.loader.records
+        assert trainer.num_examples(train) == train.records
         trainer.train(resume_from_checkpoint=args.resume)
         if not args.stop_after:
             trainer.evaluate()
