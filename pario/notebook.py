@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["html", "html_of_arrays", "pictures", "shown"]
-
 #: Pictures of a batch that are shown, and pixels of their longer side at most.
 _MOST, _SIDE = 8, 96
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from pario.errors import OptionError
 
-__all__ = ["BatchSampler", "Batches", "as_it_is"]
-
 
 class Batches:
     """The batches of an epoch, which can be taken one after the other only. len() is the number of its records."""

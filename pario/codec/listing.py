@@ -25,8 +25,6 @@ from pario.codec.packing import Packing
 from pario.errors import CorruptedError, OptionError
 from pario.text import DAMAGED, read_json
 
-__all__ = ["LONGEST_KEY", "UNKNOWN_TIME", "Row", "by_key", "folder_rows", "inflated", "key_of", "rows_of", "tar_ranges"]
-
 #: Bytes of a key, as LMDB is built everywhere.
 LONGEST_KEY = 511
 #: The time of a folder that nobody named; no file has it.

@@ -8,8 +8,6 @@ import numpy as np
 
 from pario.decode.base import extent
 
-__all__ = ["EXACT", "BadValue", "as_it_is", "check_exact", "converted", "holds", "single", "unrounded"]
-
 #: Below, float64 has every integer.
 EXACT = 1 << 53
 

@@ -43,8 +43,6 @@ from pario.records import Records
 from pario.stats.rank import RankStats
 from pario.tune.knobs import Knob
 
-__all__ = ["Ahead", "Context", "Parts", "Piece", "Source", "Supply"]
-
 
 @dataclass(frozen=True)
 class Context:

@@ -1,5 +1,5 @@
 """The keywords of `pario.Loader` as a type, for the loaders of frameworks, which pass them on; and those of other
-loaders, which it refuses with what to write instead. Nothing here is loaded unless one of them is given."""
+loaders, which it refuses with what to write instead. Loaded where a keyword is given that `pario.Loader` has not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, TypedDict
 
 from pario.errors import OptionError
 from pario.options import Options, Policy, Recipe, Shuffle
-
-__all__ = ["Keywords", "refuse", "refuse_number"]
 
 
 class Keywords(TypedDict, total=False):

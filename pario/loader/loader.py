@@ -108,9 +108,10 @@ class Loader(Generic[B]):
     if not TYPE_CHECKING:  # answers to what type checkers refuse
 
         def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-            from pario.loader.keywords import refuse
+            if keywords.keys() - Loader.__init__.__kwdefaults__.keys():  # a usual one needs no look
+                from pario.loader.keywords import refuse
 
-            refuse(cls, keywords)
+                refuse(cls, keywords)
             return super().__new__(cls)
 
         def __getitem__(self, number: int) -> None:
@@ -204,8 +205,8 @@ class Loader(Generic[B]):
         if not Loader._order_is_known:
             Loader._order_is_known = True
             if self.world.rank == 0:
-                path = self._life.reader.path
-                _log.warning('%s is read in key order: pass shuffle="global" to train, or shuffle=False', path)
+                what = 'is read in key order: pass shuffle="global" to train, or shuffle=False'
+                _log.warning("%s %s", self._life.reader.path, what)
         return cast("Iterator[B]", self._progress.begin())
 
     def peek(self) -> B:
