@@ -139,9 +139,16 @@ def test_folders(fs: RecordFileSystem, made: str) -> None:
     assert fs.du(made) == sum(len(value) for _, value in ITEMS)
     assert [name for _, _, files in fs.walk(made) for name in files][-1] == "x"
     assert fs.find(made, prefix="t") == [f"{made}/t.csv"]
-    assert fs.modified(made) == datetime.datetime.fromtimestamp(
-        os.stat(f"{made}/data.mdb").st_mtime, datetime.timezone.utc
-    )
+
+
+@pytest.mark.parametrize("nanoseconds", [1_795_737_291_143_391_999, 1_795_737_291_143_391_500, 5 * 10**9])
+def test_modified_is_exact(fs: RecordFileSystem, tmp_path: Path, nanoseconds: int) -> None:
+    path = write(tmp_path / "set.lmdb", ITEMS[:1])
+    os.utime(f"{path}/data.mdb", ns=(nanoseconds, nanoseconds))
+    modified = fs.modified(str(path))
+    assert modified.utcoffset() == datetime.timedelta(0)
+    assert modified.replace(microsecond=0).timestamp() == nanoseconds // 10**9
+    assert modified.microsecond == nanoseconds % 10**9 // 1000
 
 
 def test_what_is_not_there(fs: RecordFileSystem, made: str) -> None:

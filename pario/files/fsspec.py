@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from errno import EROFS
 from typing import Any
 
@@ -174,7 +174,8 @@ class RecordFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self.modified(path)
 
     def modified(self, path: str) -> datetime:
-        return datetime.fromtimestamp(self._find(path)[1].mtime_ns / 1e9, timezone.utc)
+        # in whole microseconds: as a float the last one would depend on how the sum was rounded
+        return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=self._find(path)[1].mtime_ns // 1000)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
