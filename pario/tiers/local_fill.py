@@ -84,6 +84,7 @@ class LocalFill:
         steady = math.ceil(share)
         shares = [share / steady] * steady + [0.0] * max(1, threads - steady)
         del shares[max(1, int((~memory.held()[used]).sum())) :]  # no more than there are chunks
+        memory.states.expect(len(used))
         self._threads = []
         with suppress(ParioError):  # fewer do the work
             for each in shares:
@@ -157,6 +158,7 @@ class LocalFill:
         if words[STATUS]:
             self._fail(self._found(int(words[STATUS]), int(words[WHERE])))
         memory.say_whole(self._used)
+        memory.states.expect(0)
         self._close()
 
     def _tell(self) -> None:

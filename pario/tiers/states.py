@@ -25,6 +25,7 @@ _NEWS = 0  # changes with every chunk that arrives, and when the next word chang
 _FILLING = 1  # chunks are on their way
 _GIVEN = 2  # how many chunks were given back
 _WHOLE = 3  # all chunks that hold records are there
+_USED = 4  # how many chunks hold records, if a fill from a file of this node has begun
 
 
 class ChunkStates:
@@ -95,17 +96,24 @@ class ChunkStates:
             check()
             futex.wait(self._address, news, every_s)
 
-    def wait_coming(self, chunks: np.ndarray, check: Callable[[], None], limit_s: float) -> None:
-        """Wait until none of these chunks (i64[n]) is just being copied, at most about `limit_s` seconds.
+    def wait_coming(
+        self, chunks: np.ndarray, check: Callable[[], None], limit_s: float, *, absent: bool = False
+    ) -> bool:
+        """Wait until none of these chunks (i64[n]) is just being copied, at most about `limit_s` seconds. Returns
+        whether that is so.
 
         check : called now and then; may raise
+        absent : wait for those, too, whose copy has not begun
         """
         end = time.monotonic() + limit_s
         while True:
             news = int(self._head[_NEWS])
             full_fence()
-            if not (self._coming[chunks] & ~self._states[chunks] & 1).any() or time.monotonic() > end:
-                return
+            coming = ~self._states[chunks] & 1
+            if not (coming if absent else coming & self._coming[chunks]).any():
+                return True
+            if time.monotonic() > end:
+                return False
             check()
             futex.wait(self._address, news, limit_s)
 
@@ -113,12 +121,20 @@ class ChunkStates:
         """Make all that wait call their `check`."""
         futex.wake_all(self._address)
 
+    def left(self) -> int:
+        """Chunks that a fill on this node has still to bring."""
+        return max(0, int(self._head[_USED]) - int(np.count_nonzero(self._states & 1)))
+
     # -- of the writer -------------------------------------------------------------------------------------------------
 
     def announce(self, filling: bool) -> None:
         """Whether chunks are on their way, so that waiting for them has a point."""
         self._head[_FILLING] = filling
         self._tell()
+
+    def expect(self, chunks: int) -> None:
+        """A fill begins, after which this many chunks will be there."""
+        self._head[_USED] = chunks
 
     def add(self, chunk: int) -> None:
         """The chunk's bytes are written."""
