@@ -62,17 +62,9 @@ class Attempt:
     copied: threading.Event = field(default_factory=threading.Event)  # this node's copy of another's part stands, or
     uncopied: bool = False  # there will be none; known on the node's first rank
     error: CheckpointError | None = None
-    staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
     straight: bool = False  # to the slow tier; known on the node's first rank when it is written
     # When this node's part was durable on the tier that it was written to first; the whole on the slow one, on rank 0.
     durable_at: dict[Tier, float] = field(default_factory=dict)
-
-    def await_staged(self, nbytes: int) -> None:
-        """Raises CheckpointError if the copy was given up."""
-        while 0 <= self.staged < nbytes:
-            time.sleep(1e-3)  # often enough: each look takes the interpreter from the rank that copies
-        if self.staged < 0:
-            raise CheckpointError(f"the tree of step {self.manifest.step} could not be copied")
 
     @property
     def name(self) -> Name:

@@ -223,19 +223,14 @@ class Checkpointer:
             self._board.fit(len(self._staging.file.blocks))
             self._template = Template(tree, flat, self.leaves)
         self._room()
+        manifest, staging = self._manifest(int(step), flat), self._staging
+        # Nobody writes before all have copied: threads that read the memory, too, made a copy take twice as long.
+        with together(self._world, "copying what is saved"):
+            staging.copy(flat)
         self._number += 1
-        staging = self._staging
-        attempt = Attempt(self._number, self._manifest(int(step), flat), staging.file, staging.memory, began)
+        attempt = Attempt(self._number, manifest, staging.file, staging.memory, began)
         self._attempts.append(attempt)
-        self._writer.submit(attempt)  # which begins with what is copied
-        try:
-            with together(self._world, "copying what is saved"):
-                self._staging.copy(flat, lambda nbytes: setattr(attempt, "staged", nbytes))
-        except BaseException:
-            attempt.staged = -1
-            self._until(attempt.written.is_set)
-            self._attempts.remove(attempt)  # all ranks know of it
-            raise
+        self._writer.submit(attempt)
         return Handle(attempt, time.monotonic() - began, self._wait)
 
     def _manifest(self, step: int, flat: Flat) -> Manifest:

@@ -60,8 +60,6 @@ LARGE = 1 << 20
 _SMALL_ALIGN = 64
 #: Kinds of NumPy dtypes that HDF5 has types for, bit by bit the same.
 _NATIVE = "biufc"
-#: Copies to the staging memory from this size on are announced to those who write at once.
-_TELL = 1 << 20
 
 
 # -- who writes what ---------------------------------------------------------------------------------------------------
@@ -422,21 +420,18 @@ class Staging:
         self._leaves = leaves
         self.file = NodeFile()
         self.memory = np.empty(0, np.uint8)
-        self._copies: list[tuple[int, Any, Callable[[Any, Any], None] | None, int]] = []
+        self._copies: list[tuple[int, Any, Callable[[Any, Any], None] | None]] = []
 
-    def copy(self, flat: Flat, staged: Callable[[int], None]) -> None:
-        """A tree of the structure that was laid out. staged(bytes) : this many from the beginning on are copied"""
+    def copy(self, flat: Flat) -> None:
+        """A tree of the structure that was laid out."""
         values = flat.values
         copyto = np.copyto
-        for k, (number, target, copy, end) in enumerate(self._copies):
+        for number, target, copy in self._copies:
             value = values[number]
             if copy is None and type(value) is np.ndarray:
                 copyto(target, value)
             else:
                 (copy or self._leaves.copy)(value, target)
-            if not k % 64 or target.nbytes >= _TELL:
-                staged(end)
-        staged(self.file.staging_bytes)
 
     def lay_out(self, world: AnyWorld, flat: Flat, owners: Mapping[int, int]) -> None:
         """A new structure, the same on all ranks: which rank writes what, and where. owners : of `share_out`.
@@ -460,8 +455,8 @@ class Staging:
             self.memory = private_bytes(self.file.staging_bytes)
             self._copies = list(self._copiers(flat))
 
-    def _copiers(self, flat: Flat) -> Iterator[tuple[int, Any, Callable[[Any, Any], None] | None, int]]:
-        """(array, target in staging memory, what copies to it if the leaf is no plain array, bytes copied then)"""
+    def _copiers(self, flat: Flat) -> Iterator[tuple[int, Any, Callable[[Any, Any], None] | None]]:
+        """(array, target in staging memory, what copies to it if the leaf is no plain array)"""
         leaves = self._leaves
         for array, box, start, stop, at, nbytes in self.file.copies:
             dtype = flat.specs[array].dtype
@@ -469,10 +464,10 @@ class Staging:
             if stop - start == prod(box[1]):
                 target, value = leaves.target(memory, dtype, box[1]), flat.values[array]
                 plain = type(value) is np.ndarray and bool(value.dtype == target.dtype)
-                yield array, target, None if plain else leaves.copy, at + nbytes
+                yield array, target, None if plain else leaves.copy
             else:
                 target = leaves.target(memory, dtype, (stop - start,))
-                yield array, target, _run_copier(leaves, start, stop), at + nbytes
+                yield array, target, _run_copier(leaves, start, stop)
 
 
 def _run_copier(leaves: Leaves, start: int, stop: int) -> Callable[[Any, Any], None]:

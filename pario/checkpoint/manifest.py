@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any, NamedTuple
@@ -127,8 +128,9 @@ class Manifest:
         return sum(spec.nbytes for spec in self.specs)
 
 
+@cache
 def pario_version() -> str:
-    """As it is installed; "" if it is not."""
+    """As it is installed; "" if it is not. Reading it takes as long as copying some MB."""
     try:
         return version("pario")
     except PackageNotFoundError:

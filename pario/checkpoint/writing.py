@@ -166,7 +166,6 @@ class WriteThread:
     def _prepared(self, attempt: Attempt) -> Shape:
         """Everything before the file can be made (varying.py). What comes back counts on the node's first rank."""
         board, varying, file = self._board, self._varying, attempt.file
-        attempt.await_staged(file.staging_bytes)
 
         def summed(number: int, at: int) -> None:
             varying.sum(number, attempt.staging[at : at + file.blocks[number][1]])
@@ -257,7 +256,6 @@ class WriteThread:
         put = self._put if shape is None else self._put_varying
         with Writer(self._file(folder)) as writer:
             puts = [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
-            attempt.await_staged(file.staging_bytes)  # json holds the interpreter: not while `save` copies
             try:
                 pieces, manifest = self._texts(attempt) if self._places.leads else ("", b"")  # meanwhile
             finally:
@@ -294,7 +292,6 @@ class WriteThread:
         number, at = put
         offset, nbytes = attempt.file.blocks[number]
         data = attempt.staging[at : at + nbytes]
-        attempt.await_staged(at + nbytes)
         self._board.sums[number] = sum_of(data)
         write(writer, data, offset)
         self._move(nbytes)
