@@ -63,6 +63,7 @@ class Attempt:
     uncopied: bool = False  # there will be none; known on the node's first rank
     error: CheckpointError | None = None
     straight: bool = False  # to the slow tier; known on the node's first rank when it is written
+    described: str = ""  # checksum of the description of the node's file, on its first rank when it is written
     # When this node's part was durable on the tier that it was written to first; the whole on the slow one, on rank 0.
     durable_at: dict[Tier, float] = field(default_factory=dict)
 

@@ -2,10 +2,10 @@
 
     the node's first rank                          every rank of the node
     makes the folder, reserves the file
-    says "opened"                                  writes its blocks, and notes their checksums
+    says "opened"
+    writes what HDF5 needs                         writes its blocks, and notes their checksums
                                                    says "written"
-    writes what HDF5 needs, syncs
-    describes the node's file
+    syncs, describes the node's file
     fast tier: commits by rename
     says "done": staging memory is free again
 
@@ -255,20 +255,22 @@ class WriteThread:
         write = self._write_slow if straight else Writer.write
         put = self._put if shape is None else self._put_varying
         with Writer(self._file(folder)) as writer:
-            puts = [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
+            rest = (file if shape is None else shape).rest if self._places.leads else []
+            calls = [self._writers.call(writer.write, np.frombuffer(data, np.uint8), at) for at, data in rest]
+            calls += [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
             try:
                 pieces, manifest = self._texts(attempt) if self._places.leads else ("", b"")  # meanwhile
             finally:
-                _all(puts)
+                _all(calls)
             board.mine(WRITTEN, attempt.number)
             if not self._places.leads:
                 return
             board.wait(LEADERS + WRITTEN, attempt.number, self, "the ranks of the node to write their parts")
-            for offset, data in file.rest if shape is None else shape.rest:
-                writer.write(np.frombuffer(data, np.uint8), offset)
             writer.sync()
         part = self._describe(attempt, shape)
-        write_small(folder, part_name(part.node) + ".json", part_text(part, pieces), straight)
+        described = part_text(part, pieces)
+        attempt.described = f"{sum_of(described):016x}"
+        write_small(folder, part_name(part.node) + ".json", described, straight)
         final = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(ATTEMPT) :])
         if shape is not None:
             self._varying.remember(file, part, shape, (folder, final))
@@ -421,7 +423,7 @@ class DrainThread:
         manifest = attempt.manifest
         if self._arrays[0] is not manifest.specs:
             self._arrays = manifest.specs, arrays_text(manifest.specs)
-        sums = [self._await_node(folder, node) for node in range(self._places.nodes)]
+        sums = [attempt.described, *(self._await_node(folder, node) for node in range(1, self._places.nodes))]
         write_small(folder, MANIFEST, manifest_text(replace(manifest, parts=sums), self._arrays[1]), False)
         commit(folder, os.path.join(self._tiers.slow, str(attempt.name)))
 
