@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, Protocol
@@ -34,8 +35,8 @@ from pario.text import DAMAGED, read_json
 
 __all__ = ["Foreign", "SafeTensors", "bring", "named", "opened_at", "to_safetensors", "under", "windows"]
 
-#: Bytes that are read at once, and then written.
-WINDOW = 64 << 20
+#: Bytes that are read at once, and then written; windows that are read or wait for that.
+WINDOW, _AHEAD = 32 << 20, 2
 #: The format's own limit.
 _MOST_HEADER = 100_000_000
 _TYPES = {
@@ -84,20 +85,25 @@ def named(node: Any, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def windows(opened: Opened, order: Sequence[int], most: int = WINDOW) -> Iterator[np.ndarray]:
-    """The bytes of these arrays, one after another, u8[up to `most`]. The next are read meanwhile, and the one after
-    those overwrites it."""
+    """The bytes of these arrays, one after another, u8[up to `most`]. The next ones are read meanwhile; who asks for
+    another one gives its memory back."""
+    buffers = [empty_bytes(most) for _ in range(_AHEAD)]
+    under_way: deque[tuple[Callable[[], None], np.ndarray]] = deque()
     with Ahead(opened) as ahead:
-        wait, before, buffers = None, empty_bytes(0), (empty_bytes(most), empty_bytes(most))
         for number, (nbytes, pieces) in enumerate(_cut(opened, order, most)):
-            buffer = buffers[number % 2]
-            follows = ahead.start([Wish(array, box, buffer[at : at + n]) for array, box, at, n in pieces])
-            if wait is not None:
-                wait()
-                yield before
-            wait, before = follows, buffer[:nbytes]
-        if wait is not None:
-            wait()
-            yield before
+            buffer = buffers[number % _AHEAD]
+            wait = ahead.start([Wish(array, box, buffer[at : at + n]) for array, box, at, n in pieces])
+            under_way.append((wait, buffer[:nbytes]))
+            if len(under_way) == _AHEAD:
+                yield from _read(under_way)
+        while under_way:
+            yield from _read(under_way)
+
+
+def _read(under_way: deque[tuple[Callable[[], None], np.ndarray]]) -> Iterator[np.ndarray]:
+    wait, data = under_way.popleft()
+    wait()
+    yield data
 
 
 def _cut(opened: Opened, order: Sequence[int], most: int) -> Iterator[tuple[int, list[tuple[int, Box, int, int]]]]:
