@@ -22,12 +22,12 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from pario.adapters.torch_checkpoint import TORCH, tensor_over, type_name
-from pario.checkpoint.dtypes import dtype_of, item_bytes
 from pario.checkpoint.exchange import WINDOW, under
 from pario.checkpoint.finding import Opened
-from pario.checkpoint.restoring import Ahead, Wish, empty_bytes
-from pario.checkpoint.store import whole_pages
-from pario.checkpoint.tree import Leaves, Spec, flatten, unflatten
+from pario.checkpoint.flat import flatten, unflatten
+from pario.checkpoint.restoring import Ahead, Wish
+from pario.checkpoint.store import empty_bytes, whole_pages
+from pario.checkpoint.tree import Leaves, Spec, dtype_of
 from pario.errors import CorruptedError, OptionError
 
 __all__ = ["Dcp", "to_dcp"]
@@ -63,7 +63,7 @@ class _Saved(dcp.DefaultSavePlanner):
         """(number of the array, bytes of the chunk)"""
         assert item.tensor_data is not None
         number = self._numbers[id(self.state_dict[item.index.fqn])]
-        return number, prod(item.tensor_data.chunk.sizes) * item_bytes(self._specs[number].dtype)
+        return number, prod(item.tensor_data.chunk.sizes) * self._specs[number].item
 
     def _chunks(self, item: WriteItem) -> list[WriteItem]:
         """Of at most WINDOW bytes, where the first axis can be cut."""

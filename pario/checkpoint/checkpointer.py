@@ -12,26 +12,31 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from pario.checkpoint.alike import Alike, check_same
-from pario.checkpoint.attempts import ALIKE, BUSY, CALLED, DRAINED, Attempt, Board, Budget, Handle, Tier, apart
+from pario.checkpoint.attempts import (
+    ALIKE,
+    BUSY,
+    CALLED,
+    DRAINED,
+    Attempt,
+    Board,
+    Budget,
+    FastTier,
+    Handle,
+    Places,
+    Tier,
+    Tiers,
+    apart,
+    check_options,
+    step_error,
+)
 from pario.checkpoint.finding import Finder
+from pario.checkpoint.flat import Alike, Flat, Template, check_same, flatten
 from pario.checkpoint.layout import Staging
 from pario.checkpoint.manifest import Manifest, pario_version
 from pario.checkpoint.partner import open_partner
 from pario.checkpoint.restoring import restored
-from pario.checkpoint.store import Claim
-from pario.checkpoint.tiers import (
-    FastTier,
-    Places,
-    Tiers,
-    check_options,
-    newest,
-    open_folders,
-    run_of,
-    step_error,
-    sweep,
-)
-from pario.checkpoint.tree import Flat, Leaves, Template, flatten
+from pario.checkpoint.store import Claim, newest, open_folders, run_of, sweep
+from pario.checkpoint.tree import Leaves
 from pario.checkpoint.varying import Varying
 from pario.checkpoint.writing import DrainThread, WriteThread
 from pario.comm.alive import roll_call

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pario.checkpoint.dtypes import dtype_of, item_bytes
 from pario.checkpoint.finding import DAMAGE, Finder, Found, Opened, PartReader, open_found
+from pario.checkpoint.flat import unflatten
 from pario.checkpoint.manifest import Manifest, Part
-from pario.checkpoint.store import PAGE, whole_pages
-from pario.checkpoint.tree import Box, Leaves, PerRank, Shard, Spec, meet, reaches_out, runs, slices, unflatten
+from pario.checkpoint.store import empty_bytes, whole_pages
+from pario.checkpoint.tree import Box, Leaves, PerRank, Shard, Spec, dtype_of, meet, reaches_out, runs, slices
 from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes, refusal, shared_parts
 from pario.comm.world import bcast_to_nodes, same_ranks
 from pario.errors import CorruptedError, MissingError, OptionError, PeerError, ReadError, StateError
 from pario.threads import Workers
 
-__all__ = ["Ahead", "Wish", "empty_bytes", "read_all", "restored"]
+__all__ = ["Ahead", "Wish", "read_all", "restored"]
 
 _log = logging.getLogger("pario")
 
@@ -101,7 +101,7 @@ def _tree(
     def wish(leaf: Any, number: int, path: str) -> None:
         spec = manifest.specs[number]
         box = _wanted(leaf, spec, leaves, path)
-        asked.append((number, box, prod(box[1]) * item_bytes(spec.dtype)))
+        asked.append((number, box, prod(box[1]) * spec.item))
 
     def built(leaf: Any, number: int, path: str = "") -> Any:
         spec, got = manifest.specs[number], next(results)
@@ -264,15 +264,6 @@ class Block(NamedTuple):
     moves: list[Move]
 
 
-def empty_bytes(nbytes: int) -> np.ndarray:
-    """u8[nbytes], page-aligned where that pays."""
-    if nbytes < 1 << 16:
-        return np.empty(nbytes, np.uint8)
-    raw = np.empty(nbytes + PAGE, np.uint8)
-    start = -raw.__array_interface__["data"][0] % PAGE  # `ctypes.data` took a tenth of restoring small arrays
-    return raw[start : start + nbytes]
-
-
 def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish], take: Callable[[int], None] | None = None) -> None:
     """Fill the memory of all wishes. Collective over `world`.
 
@@ -300,7 +291,7 @@ def _blocks(manifest: Manifest, parts: Sequence[Part], wishes: list[Wish]) -> It
         starts = [offset for offset, _ in part.blocks]
         moves: dict[int, list[Move]] = {}  # block -> of which pieces may follow
         for array, box, begin in sorted((each for each in part.pieces if each[0] in wanted), key=lambda each: each[2]):
-            item = item_bytes(manifest.specs[array].dtype)
+            item = manifest.specs[array].item
             end = begin + prod(box[1]) * item
             block = bisect_right(starts, begin) - 1
             for full in [each for each in moves if each < block]:
