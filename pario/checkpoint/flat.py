@@ -56,7 +56,7 @@ class Flat(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A PerRank. flat : this rank's value; everyones : in the description, where those of all ranks go (alike.py)"""
+    """A PerRank. flat : this rank's value; everyones : in the description, where those of all ranks go (`Alike`)"""
 
     path: str
     flat: Flat
