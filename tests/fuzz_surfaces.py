@@ -29,7 +29,8 @@ import numpy as np
 from checkpoints import rich_tree
 
 import pario
-from pario.checkpoint.manifest import read_manifest, read_part, sum_of
+from pario.checkpoint.manifest import read_manifest, read_part
+from pario.checkpoint.store import sum_of
 from pario.codec.packing import Packing, _sum
 from pario.codec.registry import CODECS, make
 from pario.decode import Image, Pickle

@@ -625,7 +625,7 @@ group(
 
 
 def described(text: bytes) -> bytes:
-    from pario.checkpoint.manifest import sum_of as whole_sum
+    from pario.checkpoint.store import sum_of as whole_sum
 
     rest = b' "body": ' + text + b"}\n"
     return b'{"xxh3": "%016x",\n' % whole_sum(rest) + rest

@@ -25,7 +25,7 @@ from checkpoints import equal, rich_tree
 import pario
 from pario.checkpoint import store, writing
 from pario.checkpoint.finding import problems
-from pario.checkpoint.tiers import sweep
+from pario.checkpoint.store import sweep
 
 HERE = Path(__file__).resolve().parent
 

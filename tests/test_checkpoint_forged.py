@@ -18,7 +18,7 @@ from fuzz_surfaces import spoil
 
 import pario
 from pario.checkpoint.finding import problems
-from pario.checkpoint.manifest import sum_of
+from pario.checkpoint.store import sum_of
 from pario.comm import memory
 
 pytestmark = pytest.mark.hostile

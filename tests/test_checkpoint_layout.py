@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pario.checkpoint import layout
 from pario.checkpoint.finding import Opened
+from pario.checkpoint.flat import Flat, flatten
 from pario.checkpoint.layout import arrange, finish, share_out, skeleton
 from pario.checkpoint.manifest import (
     Manifest,
@@ -28,11 +29,10 @@ from pario.checkpoint.manifest import (
     pieces_text,
     read_manifest,
     read_part,
-    sum_of,
 )
-from pario.checkpoint.restoring import Wish, empty_bytes, meet, read_all, runs, slices
-from pario.checkpoint.store import Writer
-from pario.checkpoint.tree import Bits, Box, Flat, Leaves, Shard, flatten
+from pario.checkpoint.restoring import Wish, read_all
+from pario.checkpoint.store import Writer, empty_bytes, sum_of
+from pario.checkpoint.tree import Bits, Box, Leaves, Shard, dtype_of, meet, runs, slices
 from pario.comm.solo import Solo
 
 LEAVES = Leaves()
@@ -88,8 +88,7 @@ def saved(folder: Path, nodes: list[list[int]]) -> Opened:
     parts = []
     for node, own in enumerate(nodes):
         arranged = arrange(share_out(specs, shards, nodes)[node], len(own))
-        large = [(specs[piece.array], piece.box) for piece in arranged.large]
-        made = skeleton(large, [piece.nbytes for piece in arranged.large], arranged.rows(specs), arranged.packed_bytes)
+        made = skeleton(arranged, specs)
         path = str(folder / (part_name(node) + ".h5"))
         writer = Writer(path, made.size)
         done: dict[int, int] = {}
@@ -97,9 +96,9 @@ def saved(folder: Path, nodes: list[list[int]]) -> Opened:
             file = finish(arranged, specs, made, seat, len(own))
             memory = np.zeros(file.staging_bytes, np.uint8)
             for array, box, start, stop, at, nbytes in file.copies:
-                target = LEAVES.target(memory[at : at + nbytes], specs[array].dtype, (stop - start,))
+                target = memory[at : at + nbytes].view(dtype_of(specs[array].dtype))
                 assert flats[rank].boxes[array] == box
-                LEAVES.copy_run(flats[rank].values[array], start, stop, target)
+                LEAVES.copy(flats[rank].values[array], target, slice(start, stop))
             for block, at in file.puts:
                 offset, nbytes = file.blocks[block]
                 writer.write(memory[at : at + nbytes], offset)
@@ -168,12 +167,7 @@ def test_alike_arrays_are_divided_fairly_and_written_once() -> None:
     loads = [sum(piece.nbytes for piece in own) for own in shared]
     assert max(loads) < 1.1 * min(loads)
     arranged = arrange(shared[0], 2)
-    made = skeleton(
-        [(flat.specs[p.array], p.box) for p in arranged.large],
-        [p.nbytes for p in arranged.large],
-        arranged.rows(flat.specs),
-        arranged.packed_bytes,
-    )
+    made = skeleton(arranged, flat.specs)
     staged = [finish(arranged, flat.specs, made, seat, 2).staging_bytes for seat in (0, 1)]
     assert abs(staged[0] - staged[1]) <= 2 * layout.LEAST_BLOCK
 

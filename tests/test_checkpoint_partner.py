@@ -18,8 +18,8 @@ import pytest
 from launch import run_job
 
 import pario
+from pario.checkpoint.attempts import Places
 from pario.checkpoint.partner import _BYTES, _WHICH, DESCRIBE, READ, Offers
-from pario.checkpoint.tiers import Places
 from pario.wire.client import Client
 from pario.wire.frames import Word
 

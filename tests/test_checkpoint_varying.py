@@ -14,7 +14,7 @@ import pytest
 from checkpoints import equal, rich_tree
 
 import pario
-from pario.checkpoint import store, tiers, varying
+from pario.checkpoint import finding, store, varying
 from pario.checkpoint.finding import described, problems
 from pario.cli import main
 
@@ -174,7 +174,7 @@ def test_a_store_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ckpt.save(1, tree).wait()
         assert own_bytes(step_folder(tmp_path, 1)) > 12_000_000
         monkeypatch.undo()
-        monkeypatch.setattr(tiers.os, "link", refuse)  # the same module: of the slow tier's folder only, if fast
+        monkeypatch.setattr(finding.os, "link", refuse)  # the same module: of the slow tier's folder only, if fast
     shutil.rmtree(tmp_path / "fast", ignore_errors=True)
     with checkpointer(tmp_path) as ckpt:
         assert equal(tree, ckpt.restore())

@@ -14,7 +14,7 @@ import pytest
 from checkpoints import equal
 
 import pario
-from pario.checkpoint import alike, layout, tree
+from pario.checkpoint import flat, layout, tree
 
 pytestmark = pytest.mark.mpi
 
@@ -143,16 +143,16 @@ def test_a_large_tree_is_looked_at_in_parts_and_what_differs_is_found_all_the_sa
     """One byte in a page of a large array: found in the first save, or by the time all pages have had their turn."""
     if world.size == 1:
         return
-    monkeypatch.setattr(alike, "_BYTES", 1 << 20)
+    monkeypatch.setattr(flat, "_BYTES", 1 << 20)
     array = np.zeros(4 << 20, np.uint8)
     read = []
-    real = alike.Alike._digests
+    real = flat.Alike._digests
 
     def counted(self, flat, step):
         read.append(step)
         return real(self, flat, step)
 
-    monkeypatch.setattr(alike.Alike, "_digests", counted)
+    monkeypatch.setattr(flat.Alike, "_digests", counted)
     with pario.Checkpointer(world, slow=folder, keep=1, differing="rank0") as ckpt:
         ckpt.save(0, {"a": array})
         array[tree.PAGE * 197 + 5] = world.rank

@@ -120,10 +120,10 @@ def test_a_failure_in_the_background_reaches_all_ranks(world, folder, monkeypatc
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_copy_that_fails_on_one_rank_fails_on_all_and_is_forgotten(world, folder, monkeypatch, fast):
     class Leaf(Leaves):
-        def copy(self, leaf, target):
+        def copy(self, leaf, target, run):
             if fails and world.rank == world.size - 1:
                 raise TypeError("its memory is gone")
-            super().copy(leaf, target)
+            super().copy(leaf, target, run)
 
     monkeypatch.setattr(pario.Checkpointer, "leaves", Leaf())
     fails = False

@@ -9,6 +9,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,12 +22,12 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from pario.adapters.torch_checkpoint import TORCH, tensor_over, type_name
-from pario.checkpoint.dtypes import dtype_of, item_bytes
 from pario.checkpoint.exchange import WINDOW, under
 from pario.checkpoint.finding import Opened
-from pario.checkpoint.restoring import Ahead, Wish, empty_bytes
-from pario.checkpoint.store import whole_pages
-from pario.checkpoint.tree import Leaves, Spec, flatten, unflatten
+from pario.checkpoint.flat import flatten, unflatten
+from pario.checkpoint.restoring import Ahead, Wish
+from pario.checkpoint.store import empty_bytes, whole_pages
+from pario.checkpoint.tree import Leaves, Spec, dtype_of
 from pario.errors import CorruptedError, OptionError
 
 __all__ = ["Dcp", "to_dcp"]
@@ -62,7 +63,7 @@ class _Saved(dcp.DefaultSavePlanner):
         """(number of the array, bytes of the chunk)"""
         assert item.tensor_data is not None
         number = self._numbers[id(self.state_dict[item.index.fqn])]
-        return number, prod(item.tensor_data.chunk.sizes) * item_bytes(self._specs[number].dtype)
+        return number, prod(item.tensor_data.chunk.sizes) * self._specs[number].item
 
     def _chunks(self, item: WriteItem) -> list[WriteItem]:
         """Of at most WINDOW bytes, where the first axis can be cut."""
@@ -88,10 +89,14 @@ class _Saved(dcp.DefaultSavePlanner):
             _, wait, self._read = self._next if self._next[0] == group else self._begin(group)
             wait()
             self._next = self._begin(group + 1)  # while this one is written
-            for path in Path(self._dst).glob("*.distcp"):  # the device begins to write now, and not at the last fsync
-                with path.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            self._ahead.aside(self._flush)
         return self._read.pop(write_item.index)
+
+    def _flush(self) -> None:
+        """The device begins to write now, and not at the last fsync."""
+        for path in Path(self._dst).glob("*.distcp"):
+            with suppress(OSError), path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _begin(self, group: int) -> tuple[int, Callable[[], None], dict[MetadataIndex, torch.Tensor]]:
         wishes, made, at = [], {}, 0
@@ -193,6 +198,7 @@ class Dcp:
         self.description, self.specs = flat.description, flat.specs
         self._names = [leaf.name for leaf in flat.values]
         self._last: dict[int, np.ndarray] = {}
+        self._memory = empty_bytes(WINDOW)  # of what was read last: fresh memory for each took as long as reading
 
     def _load(self, state: dict[str, Any]) -> None:
         planner = _Loaded()
@@ -207,13 +213,15 @@ class Dcp:
     def read(self, number: int, begin: int, out: np.ndarray) -> None:
         if number not in self._last:
             wanted: dict[str, torch.Tensor] = {}
-            self._last, left = {}, WINDOW
+            self._last, at = {}, 0
+            if self.specs[number].nbytes > self._memory.size:
+                self._memory = empty_bytes(self.specs[number].nbytes)
             for k in range(number, len(self.specs)):  # it and those that follow
                 spec = self.specs[k]
-                left -= spec.nbytes
-                if wanted and left < 0:
+                if at + spec.nbytes > self._memory.size:
                     break
-                memory = self._last[k] = empty_bytes(spec.nbytes)
+                memory = self._last[k] = self._memory[at : at + spec.nbytes]
+                at += whole_pages(spec.nbytes)
                 array = memory.view(dtype_of(spec.dtype)).reshape(spec.shape)
                 wanted[self._names[k]] = tensor_over(array, TORCH[spec.dtype])
             self._load(wanted)

@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from pario.checkpoint.checkpointer import Checkpointer as NumpyCheckpointer
-from pario.checkpoint.dtypes import dtype_name
-from pario.checkpoint.tree import Leaves
+from pario.checkpoint.tree import Leaves, dtype_name
 from pario.errors import OptionError, StateError
 
 __all__ = ["Checkpointer"]

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from pario.checkpoint.checkpointer import Checkpointer as NumpyCheckpointer
-from pario.checkpoint.dtypes import FOREIGN, dtype_name, dtype_of
-from pario.checkpoint.tree import PAGE, Leaves, Shard
+from pario.checkpoint.tree import FOREIGN, PAGE, Leaves, Shard, dtype_name, dtype_of
 from pario.errors import OptionError
 
 __all__ = ["TORCH", "Checkpointer", "tensor_over", "type_name"]
@@ -56,17 +55,12 @@ class _Tensors(Leaves):
             raise OptionError(f"a tensor of layout {leaf.layout} on {leaf.device} cannot be saved")
         return type_name(leaf.dtype), tuple(leaf.shape)
 
-    def copy(self, leaf: Any, target: Any) -> None:
+    def copy(self, leaf: Any, target: np.ndarray, run: slice | None) -> None:
         if isinstance(leaf, torch.Tensor):
-            tensor_over(target, leaf.dtype).copy_(leaf.detach())
+            whole = leaf.detach()
+            tensor_over(target, leaf.dtype).copy_(whole if run is None else whole.reshape(-1)[run])
         else:
-            super().copy(leaf, target)
-
-    def copy_run(self, leaf: Any, start: int, stop: int, target: Any) -> None:
-        if isinstance(leaf, torch.Tensor):
-            tensor_over(target, leaf.dtype).copy_(leaf.detach().reshape(-1)[start:stop])
-        else:
-            super().copy_run(leaf, start, stop, target)
+            super().copy(leaf, target, run)
 
     def held(self, leaf: Any, begin: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(leaf, torch.Tensor):

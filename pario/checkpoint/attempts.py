@@ -1,5 +1,5 @@
-"""A checkpoint under way: what a rank knows of it, what `save` returns, how long it will take, and what the ranks of a
-node tell each other about it, by words in their shared memory.
+"""A checkpoint under way: what a rank knows of it, what `save` returns, how long it will take, where it goes to, and
+what the ranks of a node tell each other about it, by words in their shared memory.
 
 Threads in the background must not call MPI. Every word has one writer and holds the number of an attempt, which only
 grows: `written[rank]` says that this rank has written all its blocks of that attempt.
@@ -7,24 +7,31 @@ grows: `written[rank]` says that this rank has written all its blocks of that at
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from pario.checkpoint.layout import NodeFile
 from pario.checkpoint.manifest import Manifest
-from pario.checkpoint.store import Name
+from pario.checkpoint.store import Name, discard, listed, order_of
+from pario.codec.base import Codec
+from pario.codec.registry import parse
 from pario.comm import futex
 from pario.comm.base import AnyWorld
 from pario.comm.memory import shared_parts
-from pario.errors import CheckpointError, OptionError
+from pario.errors import CheckpointError, OptionError, ReadError
 
-__all__ = ["ALIKE", "TAKEN", "Attempt", "Board", "Budget", "Handle", "Limits", "Tier", "apart"]
+__all__ = [
+    "ALIKE", "TAKEN", "Attempt", "Board", "Budget", "FastTier", "Handle", "Limits", "Places", "Tier", "Tiers", "apart",
+    "check_options", "step_error",
+]  # fmt: skip
 
 Tier = Literal["fast", "slow"]
 
@@ -62,17 +69,10 @@ class Attempt:
     copied: threading.Event = field(default_factory=threading.Event)  # this node's copy of another's part stands, or
     uncopied: bool = False  # there will be none; known on the node's first rank
     error: CheckpointError | None = None
-    staged: int = 0  # bytes of the staging memory that hold the tree; -1: it could not be copied
     straight: bool = False  # to the slow tier; known on the node's first rank when it is written
+    described: str = ""  # checksum of the description of the node's file, on its first rank when it is written
     # When this node's part was durable on the tier that it was written to first; the whole on the slow one, on rank 0.
     durable_at: dict[Tier, float] = field(default_factory=dict)
-
-    def await_staged(self, nbytes: int) -> None:
-        """Raises CheckpointError if the copy was given up."""
-        while 0 <= self.staged < nbytes:
-            time.sleep(1e-3)  # often enough: each look takes the interpreter from the rank that copies
-        if self.staged < 0:
-            raise CheckpointError(f"the tree of step {self.manifest.step} could not be copied")
 
     @property
     def name(self) -> Name:
@@ -164,6 +164,122 @@ class Budget:
             self._steps.append(now - self._asked)
         self._asked = now
         return max(self._steps, default=0.0)
+
+
+# -- the tiers that it goes to -----------------------------------------------------------------------------------------
+
+
+def check_options(
+    keep: Any, rate: Any, full: Any, pending: Any, compress: Any, differing: Any, timeout_s: Any, alone: bool
+) -> Codec | None:
+    """The codec. alone : partner copies without a fast tier. Raises OptionError, also where a codec's package is
+    missing."""
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise OptionError(f"keep must be a whole number from 1 on, or None, got {keep!r}")
+    if rate is not None and not (isinstance(rate, int | float) and rate > 0):
+        raise OptionError(f"rate must be bytes per second above 0, or None, got {rate!r}")
+    if full not in ("wait", "slow"):
+        raise OptionError(f'full must be "wait" or "slow", got {full!r}')
+    if type(pending) is not int or pending < 1:
+        raise OptionError(f"pending must be a whole number from 1 on, got {pending!r}")
+    if differing not in ("rank0", "raise"):
+        raise OptionError(f'differing must be "rank0" or "raise", got {differing!r}')
+    if not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        raise OptionError(f"timeout_s must be seconds above 0, got {timeout_s!r}")
+    if alone:
+        raise OptionError("partner=True copies what is on the nodes' fast tiers, and there are none", hint="Give fast=")
+    if compress is not None and not isinstance(compress, str):
+        raise OptionError(f"compress must be a codec and its level, as in 'zstd:3', or None, got {compress!r}")
+    return None if compress is None else parse(compress)
+
+
+def step_error(step: Any) -> OptionError | None:
+    """What is wrong with it."""
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or not 0 <= step < 10**12:
+        return OptionError(f"step must be a whole number from 0 to 10^12 - 1, got {step!r}")
+    return None
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where this node stands: node of nodes, rank `seat` of `ranks` on it; first : rank 0 of the job."""
+
+    node: int
+    nodes: int
+    seat: int
+    ranks: int
+    first: bool
+
+    @property
+    def leads(self) -> bool:
+        return self.seat == 0
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """slow : folder. full : "wait" or "slow", for a full fast tier. limit_s : without a byte moved. keep : of
+    the slow tier, None: all. take(bytes) : returns when this many may be written to the slow tier"""
+
+    slow: str
+    fast: FastTier | None
+    full: str
+    limit_s: float
+    keep: int | None
+    take: Callable[[int], None]
+
+
+class FastTier:
+    """The node's fast folder, and what of it may not be deleted: what this job still has to drain. keeps_copies : this
+    job makes copies of another node's parts there"""
+
+    def __init__(self, folder: str, slow: str, keeps_copies: bool = False) -> None:
+        self.folder, self._slow, self._keeps_copies = folder, slow, keeps_copies
+        self._lock = threading.Lock()
+        self._under_way: set[tuple[int, str]] = set()
+
+    def begin(self, name: Name) -> None:
+        with self._lock:
+            self._under_way.add((name.step, name.id))
+
+    def end(self, name: Name) -> None:
+        """It is drained, or given up."""
+        with self._lock:
+            self._under_way.discard((name.step, name.id))
+        self.prune()
+
+    def prune(self, all_of_them: bool = False) -> bool:
+        """Delete what the slow tier has, or has a newer one than. The newest stays, for a fast restart, and the newest
+        copy, from which the next one may take files over, unless `all_of_them`. Returns whether anything was deleted.
+        Best effort."""
+        with self._lock:
+            try:
+                own = listed(self.folder)
+                safe = {(name.step, name.id) for name in listed(self._slow) if not name.nodes}
+            except ReadError:
+                return False
+            oldest = (-1, -1)
+            newest = max((order_of(*each) for each in safe), default=oldest)
+            last = max((name.order for name in own if not (name.copy and self._keeps_copies)), default=oldest)
+            last_copy = max((name.order for name in own if name.copy), default=oldest) if self._keeps_copies else last
+            gone = [
+                name
+                for name in own
+                if (name.step, name.id) not in self._under_way
+                and ((name.step, name.id) in safe or name.order < newest)
+                and (all_of_them or name.order < (last_copy if name.copy else last))
+            ]
+            for name in gone:
+                discard(os.path.join(self.folder, str(name)))
+        return bool(gone)
+
+    def give_up(self, ids: Sequence[str]) -> bool:
+        """Delete these, which jobs have left that were killed before their drain. Returns whether there were any."""
+        with self._lock, suppress(ReadError):
+            found = [name for name in listed(self.folder) if name.id in ids]
+            for name in (gone := [each for each in found if (each.step, each.id) not in self._under_way]):
+                discard(os.path.join(self.folder, str(name)))
+            return bool(gone)
+        return False
 
 
 # -- among the ranks of a node -----------------------------------------------------------------------------------------

@@ -12,26 +12,31 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from pario.checkpoint.alike import Alike, check_same
-from pario.checkpoint.attempts import ALIKE, BUSY, CALLED, DRAINED, Attempt, Board, Budget, Handle, Tier, apart
+from pario.checkpoint.attempts import (
+    ALIKE,
+    BUSY,
+    CALLED,
+    DRAINED,
+    Attempt,
+    Board,
+    Budget,
+    FastTier,
+    Handle,
+    Places,
+    Tier,
+    Tiers,
+    apart,
+    check_options,
+    step_error,
+)
 from pario.checkpoint.finding import Finder
+from pario.checkpoint.flat import Alike, Flat, Template, check_same, flatten
 from pario.checkpoint.layout import Staging
 from pario.checkpoint.manifest import Manifest, pario_version
 from pario.checkpoint.partner import open_partner
 from pario.checkpoint.restoring import restored
-from pario.checkpoint.store import Claim
-from pario.checkpoint.tiers import (
-    FastTier,
-    Places,
-    Tiers,
-    check_options,
-    newest,
-    open_folders,
-    run_of,
-    step_error,
-    sweep,
-)
-from pario.checkpoint.tree import Flat, Leaves, Template, flatten
+from pario.checkpoint.store import Claim, newest, open_folders, run_of, sweep
+from pario.checkpoint.tree import Leaves
 from pario.checkpoint.varying import Varying
 from pario.checkpoint.writing import DrainThread, WriteThread
 from pario.comm.alive import roll_call
@@ -223,19 +228,14 @@ class Checkpointer:
             self._board.fit(len(self._staging.file.blocks))
             self._template = Template(tree, flat, self.leaves)
         self._room()
+        manifest, staging = self._manifest(int(step), flat), self._staging
+        # Nobody writes before all have copied: threads that read the memory, too, made a copy take twice as long.
+        with together(self._world, "copying what is saved"):
+            staging.copy(flat)
         self._number += 1
-        staging = self._staging
-        attempt = Attempt(self._number, self._manifest(int(step), flat), staging.file, staging.memory, began)
+        attempt = Attempt(self._number, manifest, staging.file, staging.memory, began)
         self._attempts.append(attempt)
-        self._writer.submit(attempt)  # which begins with what is copied
-        try:
-            with together(self._world, "copying what is saved"):
-                self._staging.copy(flat, lambda nbytes: setattr(attempt, "staged", nbytes))
-        except BaseException:
-            attempt.staged = -1
-            self._until(attempt.written.is_set)
-            self._attempts.remove(attempt)  # all ranks know of it
-            raise
+        self._writer.submit(attempt)
         return Handle(attempt, time.monotonic() - began, self._wait)
 
     def _manifest(self, step: int, flat: Flat) -> Manifest:

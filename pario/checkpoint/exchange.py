@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, Protocol
@@ -22,20 +23,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from pario.checkpoint import layout, manifest, store
-from pario.checkpoint.dtypes import item_bytes
 from pario.checkpoint.finding import Opened, described
-from pario.checkpoint.manifest import part_name, sum_of
-from pario.checkpoint.restoring import Ahead, Wish, empty_bytes
-from pario.checkpoint.store import Name, Reader, Writer
-from pario.checkpoint.tree import Box, Spec, runs, unflatten
+from pario.checkpoint.flat import unflatten
+from pario.checkpoint.manifest import part_name
+from pario.checkpoint.restoring import Ahead, Wish
+from pario.checkpoint.store import Name, Reader, Writer, empty_bytes, sum_of
+from pario.checkpoint.tree import Box, Spec, runs
 from pario.errors import CorruptedError, FileError, OptionError
 from pario.machine import replaced
 from pario.text import DAMAGED, read_json
 
 __all__ = ["Foreign", "SafeTensors", "bring", "named", "opened_at", "to_safetensors", "under", "windows"]
 
-#: Bytes that are read at once, and then written.
-WINDOW = 64 << 20
+#: Bytes that are read at once, and then written; windows that are read or wait for that.
+WINDOW, _AHEAD = 32 << 20, 2
 #: The format's own limit.
 _MOST_HEADER = 100_000_000
 _TYPES = {
@@ -84,20 +85,25 @@ def named(node: Any, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def windows(opened: Opened, order: Sequence[int], most: int = WINDOW) -> Iterator[np.ndarray]:
-    """The bytes of these arrays, one after another, u8[up to `most`]. The next are read meanwhile, and the one after
-    those overwrites it."""
+    """The bytes of these arrays, one after another, u8[up to `most`]. The next ones are read meanwhile; who asks for
+    another one gives its memory back."""
+    buffers = [empty_bytes(most) for _ in range(_AHEAD)]
+    under_way: deque[tuple[Callable[[], None], np.ndarray]] = deque()
     with Ahead(opened) as ahead:
-        wait, before, buffers = None, empty_bytes(0), (empty_bytes(most), empty_bytes(most))
         for number, (nbytes, pieces) in enumerate(_cut(opened, order, most)):
-            buffer = buffers[number % 2]
-            follows = ahead.start([Wish(array, box, buffer[at : at + n]) for array, box, at, n in pieces])
-            if wait is not None:
-                wait()
-                yield before
-            wait, before = follows, buffer[:nbytes]
-        if wait is not None:
-            wait()
-            yield before
+            buffer = buffers[number % _AHEAD]
+            wait = ahead.start([Wish(array, box, buffer[at : at + n]) for array, box, at, n in pieces])
+            under_way.append((wait, buffer[:nbytes]))
+            if len(under_way) == _AHEAD:
+                yield from _read(under_way)
+        while under_way:
+            yield from _read(under_way)
+
+
+def _read(under_way: deque[tuple[Callable[[], None], np.ndarray]]) -> Iterator[np.ndarray]:
+    wait, data = under_way.popleft()
+    wait()
+    yield data
 
 
 def _cut(opened: Opened, order: Sequence[int], most: int) -> Iterator[tuple[int, list[tuple[int, Box, int, int]]]]:
@@ -106,7 +112,7 @@ def _cut(opened: Opened, order: Sequence[int], most: int) -> Iterator[tuple[int,
     used = 0
     for number in order:
         spec = opened.manifest.specs[number]
-        item, start, stop = item_bytes(spec.dtype), 0, prod(spec.shape)
+        item, start, stop = spec.item, 0, prod(spec.shape)
         if pieces and used + spec.nbytes > most:  # a block that two windows have parts of is read twice
             yield used, pieces
             used, pieces = 0, []
@@ -140,7 +146,7 @@ def to_safetensors(opened: Opened, dst: str, keys: Sequence[str] = ()) -> int:
     text = json.dumps(read_json(json.dumps(node), said))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "pario": text}}
     # Each begins aligned, most of them at a page: what lies so is written past the page cache.
-    order = sorted(names, key=lambda k: (-item_bytes(specs[k].dtype), specs[k].nbytes % store.PAGE != 0, k))
+    order = sorted(names, key=lambda k: (-specs[k].item, specs[k].nbytes % store.PAGE != 0, k))
     at = 0
     for number in order:
         spec = specs[number]
@@ -213,9 +219,10 @@ class SafeTensors:
                 raise ValueError(f"{name[:80]!r} has type {str(each['dtype'])[:20]}, which pario does not read")
             if any(type(n) is not int or n < 0 for n in (*shape, first, last)) or len(shape) > 64:
                 raise ValueError(f"{name[:80]!r} has a shape or a place that is none")
-            if first != at or last - first != prod(shape) * item_bytes(dtype) or 8 + length + last > size:
+            spec = Spec(name, dtype, shape, "array")
+            if first != at or last - first != spec.nbytes or 8 + length + last > size:
                 raise ValueError(f"{name[:80]!r} lies at {first:,} to {last:,}")
-            self.specs.append(Spec(name, dtype, shape, "array"))
+            self.specs.append(spec)
             self._places.append((reader, 8 + length + first))
             at = last
         return said
@@ -279,10 +286,7 @@ def _write(foreign: Foreign, folder: str, name: Name, progress: Callable[[int], 
     """The node's file and its description, whose checksum it returns."""
     specs = foreign.specs
     arranged = layout.arrange(layout.share_out(specs, [{}], [[0]])[0], 1)
-    large = [(specs[piece.array], piece.box) for piece in arranged.large]
-    sizes = [piece.nbytes for piece in arranged.large]
-    made = layout.skeleton(large, sizes, arranged.rows(specs), arranged.packed_bytes)
-    file = layout.finish(arranged, specs, made, 0, 1)
+    file = layout.finish(arranged, specs, layout.skeleton(arranged, specs), 0, 1)
     store.make_folder(folder)
     memory = empty_bytes(max((store.whole_pages(nbytes) for _, nbytes in file.blocks), default=store.PAGE))
     pieces, k = sorted(file.pieces, key=lambda each: each[2]), 0

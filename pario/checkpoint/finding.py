@@ -1,4 +1,5 @@
-"""Checkpoints that are complete: which there are, what they say of themselves, and their blocks, read and checked.
+"""Checkpoints that are complete: which there are, what they say of themselves, and their blocks: read, checked, and
+copied to another tier or to another node.
 
 Rank 0 looks at the slow store, each node's first rank at its fast tier, and rank 0's answer counts for all. (On a
 parallel file system two ranks that look at the same moment may see different things.)
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, suppress
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,15 +26,18 @@ from pario.checkpoint.manifest import (
     part_name,
     read_manifest,
     read_part,
-    sum_of,
+    taken_name,
 )
-from pario.checkpoint.store import Name, Reader, listed, next_id, order_of, read_small, whole_pages
+from pario.checkpoint.store import Name, Reader, Writer, listed, next_id, order_of, read_small, sum_of, whole_pages
 from pario.codec.registry import make
 from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes
-from pario.errors import ChecksumError, CorruptedError, DecodeError, FileError
+from pario.errors import CheckpointError, ChecksumError, CorruptedError, DecodeError, FileError, ReadError
 
-__all__ = ["DAMAGE", "Finder", "Found", "Opened", "PartReader", "described", "open_found", "problems"]
+__all__ = [
+    "DAMAGE", "Finder", "Folder", "Found", "Opened", "PartReader", "Source", "Write", "carry_over", "copy_blocks",
+    "described", "open_found", "problems", "write_limited",
+]  # fmt: skip
 
 _log = logging.getLogger("pario")
 
@@ -327,3 +332,109 @@ def problems(folder: str, progress: Callable[[int], None] = lambda nbytes: None)
         except DAMAGE as e:
             found.append(str(e))
     return found
+
+
+# -- on their way to another tier or node ------------------------------------------------------------------------------
+
+
+#: Writes this many bytes at an offset, as fast as is allowed.
+Write = Callable[[Writer, np.ndarray, int], None]
+#: Bytes that are copied, or asked for where a rate is limited, at once.
+_GRAIN = 4 << 20
+
+
+def write_limited(
+    writer: Writer, data: np.ndarray, offset: int, take: Callable[[int], None], stop: Callable[[], bool]
+) -> None:
+    """In steps that the rate limit lets through. Raises OSError, CheckpointError if `stop`."""
+    for begin in range(0, data.size, _GRAIN):
+        if stop():
+            raise CheckpointError("given up: the checkpointer was closed before the checkpoint was written")
+        piece = data[begin : begin + _GRAIN]
+        take(piece.size)
+        writer.write(piece, offset + begin)
+
+
+class Readable(Protocol):
+    """An open file. path : for errors"""
+
+    path: str
+
+    def read(self, block: np.ndarray, offset: int) -> None:
+        """Fill `block`, u8[n]. Raises OSError, ParioError."""
+
+
+class Source(Protocol):
+    """Where the files of a part are read."""
+
+    def open(self, name: str, size: int) -> AbstractContextManager[Readable]:
+        """size : that it must have. Raises OSError, ParioError."""
+
+
+class Folder:
+    """A source on a tier of this node."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def open(self, name: str, size: int) -> Reader:
+        return Reader(os.path.join(self._path, name), size)
+
+
+def copy_blocks(part: Part, source: Source, target: str, write: Write) -> None:
+    """The node's own file to the folder `target`, each block checked on its way. Raises OSError, ParioError."""
+    blocks = [each for each in map(part.where, range(len(part.blocks))) if each.file == 0]
+    pieces = [(each.offset, each.nbytes, each.sum) for each in blocks]
+    _copy(source, (part.file, part.size), os.path.join(target, part.file), pieces, write)
+
+
+def _copy(
+    source: Source, file: tuple[str, int], path: str, pieces: Sequence[tuple[int, int, int | None]], write: Write
+) -> None:
+    """file : (name, size); pieces : (offset, bytes, checksum, if one is known)"""
+    memory = private_bytes(max((nbytes for _, nbytes, _ in pieces), default=0))
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    with Writer(path, file[1]) as writer, source.open(*file) as reader:
+        for offset, nbytes, total in pieces:
+            block = memory[:nbytes]
+            reader.read(block, offset)
+            if total is not None and sum_of(block) != total:
+                raise ChecksumError(f"the block at {offset} of the fast tier's file is damaged", path=reader.path)
+            write(writer, block, offset)
+        writer.sync()
+
+
+def carry_over(
+    node: int, file: tuple[str, int], source: Source, target: str, write: Write, copies: bool = False
+) -> None:
+    """An older checkpoint's file to the folder `target` of the slow tier, or with `copies` to that of a partner's copy.
+
+    file : (checkpoint that wrote it, size)
+    Raises OSError, ParioError.
+    """
+    id_, size = file
+    name = taken_name(node, id_)
+    path = os.path.join(target, name)
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # of a drain that was interrupted
+    for there in _candidates(node, id_, os.path.dirname(target), copies):
+        with suppress(OSError):
+            status = os.lstat(there)
+            if stat.S_ISREG(status.st_mode) and status.st_size == size and status.st_uid in (os.geteuid(), 0):
+                os.link(there, path, follow_symlinks=False)
+                return
+    pieces = [(begin, min(_GRAIN, size - begin), None) for begin in range(0, size, _GRAIN)]
+    _copy(source, (name, size), path, pieces, write)
+
+
+def _candidates(node: int, id_: str, tier: str, copies: bool) -> list[str]:
+    """Where a tier may have a file: in the checkpoint that wrote it, and in those that use it."""
+    found: list[Name] = []
+    with suppress(ReadError):
+        found = listed(tier)[::-1]
+    return [
+        os.path.join(tier, str(name), f"{part_name(node)}.h5" if name.id == id_ else taken_name(node, id_))
+        for name in found
+        if (name.copy and name.node == node if copies else not name.nodes)
+    ]

@@ -26,9 +26,11 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from math import lcm, prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,10 +38,10 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from pario.checkpoint.dtypes import FOREIGN, dtype_of, item_bytes
-from pario.checkpoint.manifest import cover
+from pario.checkpoint.flat import Flat
+from pario.checkpoint.manifest import arrays_text, cover, pieces_text
 from pario.checkpoint.store import PAGE, whole_pages
-from pario.checkpoint.tree import Box, Flat, Leaves, Spec
+from pario.checkpoint.tree import FOREIGN, Box, Leaves, Spec, dtype_of
 from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes
 from pario.errors import OptionError
@@ -60,8 +62,6 @@ LARGE = 1 << 20
 _SMALL_ALIGN = 64
 #: Kinds of NumPy dtypes that HDF5 has types for, bit by bit the same.
 _NATIVE = "biufc"
-#: Copies to the staging memory from this size on are announced to those who write at once.
-_TELL = 1 << 20
 
 
 # -- who writes what ---------------------------------------------------------------------------------------------------
@@ -125,6 +125,29 @@ class NodeFile:
     specs: Sequence[Spec] = ()
     groups: list[range] = field(default_factory=list)  # blocks
 
+    @cached_property
+    def compact(self) -> tuple[list[tuple[int, Box, int]], list[tuple[int, int]]]:
+        """(pieces, blocks) with offsets as if the blocks lay one after another."""
+        offsets = [offset for offset, _ in self.blocks]
+        begins = list(accumulate((nbytes for _, nbytes in self.blocks), initial=0))
+        pieces = []
+        for array, box, offset in self.pieces:
+            block = bisect_right(offsets, offset) - 1
+            pieces.append((array, box, begins[block] + offset - offsets[block]))
+        return pieces, [(begin, nbytes) for begin, (_, nbytes) in zip(begins, self.blocks, strict=False)]
+
+    @cached_property
+    def compact_text(self) -> str:
+        return pieces_text(self.compact[0])
+
+    @cached_property
+    def pieces_text(self) -> str:
+        return pieces_text(self.pieces)
+
+    @cached_property
+    def arrays_text(self) -> str:
+        return arrays_text(self.specs)
+
 
 def share_out(
     specs: Sequence[Spec],
@@ -143,7 +166,6 @@ def share_out(
     load = [0] * len(nodes)
     alike = []
     for number, spec in enumerate(specs):
-        item = item_bytes(spec.dtype)
         held: dict[Box, int] = {}
         if spec.kind == "shard":
             for rank, boxes in enumerate(shards):
@@ -154,10 +176,10 @@ def share_out(
         elif number in owners:
             held[(0,) * len(spec.shape), spec.shape] = owners[number]
         else:
-            alike.append((prod(spec.shape) * item, number))
+            alike.append((spec.nbytes, number))
         for box, rank in held.items():
             node, seat = seats[rank]
-            nbytes = prod(box[1]) * item
+            nbytes = prod(box[1]) * spec.item
             pieces[node].append(Piece(number, box, nbytes, seat))
             load[node] += nbytes
     for nbytes, number in sorted(alike, key=lambda each: (-each[0], each[1])):
@@ -226,7 +248,7 @@ def finish(arranged: Arranged, specs: Sequence[Spec], made: Skeleton, seat: int,
     todo: list[tuple[int, int, int, Piece | None, int]] = []  # offset, bytes, writer, piece, its first element
     for piece, offset in zip(arranged.large, made.offsets, strict=True):
         file.pieces.append((piece.array, piece.box, offset))
-        item = item_bytes(specs[piece.array].dtype)
+        item = specs[piece.array].item
         unit = lcm(item, PAGE) if lcm(item, PAGE) <= MOST_BLOCK else item
         if item > _MOST_ITEM:
             raise OptionError(f"an element of {specs[piece.array].path!r} has {item:,} bytes: at most {_MOST_ITEM:,}")
@@ -249,7 +271,7 @@ def finish(arranged: Arranged, specs: Sequence[Spec], made: Skeleton, seat: int,
             file.puts.append((number, file.staging_bytes))
         if whole is not None:
             if writer == seat:
-                _add(file, whole, start, nbytes, item_bytes(specs[whole.array].dtype))
+                _add(file, whole, start, nbytes, specs[whole.array].item)
         else:
             while following is not None and made.packed + following[1] < offset + nbytes:
                 one, at = following
@@ -300,22 +322,19 @@ class Skeleton(NamedTuple):
     rest: list[tuple[int, bytes]]
 
 
-def skeleton(
-    large: Sequence[tuple[Spec, Box]], nbytes: Sequence[int], rows: Sequence[Row], packed: int,
-    links: Sequence[tuple[str, str]] = (),
-) -> Skeleton:  # fmt: skip
-    """Lays out a file. large, nbytes : the large pieces and their sizes; rows : the small ones; packed : bytes of
-    /packed; links : (name, file in the same folder that has it under this name)"""
+def skeleton(arranged: Arranged, specs: Sequence[Spec], links: Sequence[tuple[str, str]] = ()) -> Skeleton:
+    """Lays out a file. links : (name, file in the same folder that has it under this name)"""
+    packed, rows = arranged.packed_bytes, arranged.rows(specs)
     with _memory() as memory:
         with _file(memory) as file:
-            offsets = [_dataset(file, spec, box) for spec, box in large]
+            offsets = [_dataset(file, specs[piece.array], piece.box) for piece in arranged.large]
             begin = _contiguous(file, "packed", (packed,), np.dtype(np.uint8)).id.get_offset() if packed else 0
             if rows:
                 file["packed_index"] = _index(rows)
             for name, other in links:
                 file[name] = h5py.ExternalLink(other, name)
-        data = [*zip(offsets, nbytes, strict=True), *([(begin, packed)] if packed else [])]
-        size, rest = _between(memory, data)
+        data = [(offset, piece.nbytes) for offset, piece in zip(offsets, arranged.large, strict=True)]
+        size, rest = _between(memory, [*data, *([(begin, packed)] if packed else [])])
     return Skeleton(size, offsets, begin, rest)
 
 
@@ -422,21 +441,17 @@ class Staging:
         self._leaves = leaves
         self.file = NodeFile()
         self.memory = np.empty(0, np.uint8)
-        self._copies: list[tuple[int, Any, Callable[[Any, Any], None] | None, int]] = []
+        self._copies: list[tuple[int, Any, slice | None]] = []  # array, target in the memory, its elements or all
 
-    def copy(self, flat: Flat, staged: Callable[[int], None]) -> None:
-        """A tree of the structure that was laid out. staged(bytes) : this many from the beginning on are copied"""
-        values = flat.values
-        copyto = np.copyto
-        for k, (number, target, copy, end) in enumerate(self._copies):
+    def copy(self, flat: Flat) -> None:
+        """A tree of the structure that was laid out."""
+        values, copyto, copy = flat.values, np.copyto, self._leaves.copy
+        for number, target, run in self._copies:
             value = values[number]
-            if copy is None and type(value) is np.ndarray:
+            if run is None and type(value) is np.ndarray and value.dtype == target.dtype:
                 copyto(target, value)
             else:
-                (copy or self._leaves.copy)(value, target)
-            if not k % 64 or target.nbytes >= _TELL:
-                staged(end)
-        staged(self.file.staging_bytes)
+                copy(value, target, run)
 
     def lay_out(self, world: AnyWorld, flat: Flat, owners: Mapping[int, int]) -> None:
         """A new structure, the same on all ranks: which rank writes what, and where. owners : of `share_out`.
@@ -451,29 +466,15 @@ class Staging:
             pieces = share_out(flat.specs, [each[1] for each in everyones], nodes, owners)[world.node]
             arranged = arrange(pieces, world.node_size)
             if world.is_leader:
-                large = [(flat.specs[piece.array], piece.box) for piece in arranged.large]
-                nbytes = [piece.nbytes for piece in arranged.large]
-                made = skeleton(large, nbytes, arranged.rows(flat.specs), arranged.packed_bytes)
+                made = skeleton(arranged, flat.specs)
         made = world.node_bcast(made)
         with together(world, "laying out a checkpoint"):
             self.file = finish(arranged, flat.specs, made, world.node_rank, world.node_size)
             self.memory = private_bytes(self.file.staging_bytes)
-            self._copies = list(self._copiers(flat))
+            self._copies = list(self._targets(flat))
 
-    def _copiers(self, flat: Flat) -> Iterator[tuple[int, Any, Callable[[Any, Any], None] | None, int]]:
-        """(array, target in staging memory, what copies to it if the leaf is no plain array, bytes copied then)"""
-        leaves = self._leaves
+    def _targets(self, flat: Flat) -> Iterator[tuple[int, np.ndarray, slice | None]]:
         for array, box, start, stop, at, nbytes in self.file.copies:
-            dtype = flat.specs[array].dtype
-            memory = self.memory[at : at + nbytes]
-            if stop - start == prod(box[1]):
-                target, value = leaves.target(memory, dtype, box[1]), flat.values[array]
-                plain = type(value) is np.ndarray and bool(value.dtype == target.dtype)
-                yield array, target, None if plain else leaves.copy, at + nbytes
-            else:
-                target = leaves.target(memory, dtype, (stop - start,))
-                yield array, target, _run_copier(leaves, start, stop), at + nbytes
-
-
-def _run_copier(leaves: Leaves, start: int, stop: int) -> Callable[[Any, Any], None]:
-    return lambda leaf, target: leaves.copy_run(leaf, start, stop, target)
+            whole = stop - start == prod(box[1])
+            memory = self.memory[at : at + nbytes].view(dtype_of(flat.specs[array].dtype))
+            yield array, memory.reshape(box[1] if whole else -1), None if whole else slice(start, stop)

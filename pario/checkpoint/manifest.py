@@ -21,23 +21,23 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
-from pario.checkpoint.dtypes import item_bytes
-from pario.checkpoint.store import ID, MOST_SMALL, Name, read_small
-from pario.checkpoint.tree import Box, Spec, reaches_out, unflatten
+from pario.checkpoint.flat import unflatten
+from pario.checkpoint.store import ID, MOST_SMALL, Name, read_small, sum_of
+from pario.checkpoint.tree import Box, Spec, reaches_out
 from pario.codec.registry import CODECS
 from pario.errors import CheckpointError, ChecksumError, CorruptedError, ParioError
 from pario.text import DAMAGED, read_json
 
 __all__ = [
     "Manifest", "Part", "Stored", "arrays_text", "branch_of", "check_parts", "cover", "manifest_text", "parents_of",
-    "pario_version", "part_name", "part_text", "pieces_text", "read_manifest", "read_part", "sum_of", "taken_name",
+    "pario_version", "part_name", "part_text", "pieces_text", "read_manifest", "read_part", "taken_name",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
@@ -127,8 +127,9 @@ class Manifest:
         return sum(spec.nbytes for spec in self.specs)
 
 
+@cache
 def pario_version() -> str:
-    """As it is installed; "" if it is not."""
+    """As it is installed; "" if it is not. Reading it takes as long as copying some MB."""
     try:
         return version("pario")
     except PackageNotFoundError:
@@ -143,11 +144,6 @@ def part_name(node: int) -> str:
 def taken_name(node: int, id_: str) -> str:
     """A node's file of the older checkpoint `id_`, in the folder of one that uses it."""
     return f"{part_name(node)}.from-{id_}.h5"
-
-
-def sum_of(data: Any) -> int:
-    """XXH3 with 64 bits of anything with a buffer."""
-    return int(xxhash.xxh3_64_intdigest(data))
 
 
 def pieces_text(pieces: list[tuple[int, Box, int]]) -> str:
@@ -167,7 +163,7 @@ def part_text(part: Part, pieces: str) -> bytes:
     return _text_of({"format": "pario checkpoint part", "layout": layout, "file": part.file, **body}, "pieces", pieces)
 
 
-def arrays_text(specs: list[Spec]) -> str:
+def arrays_text(specs: Sequence[Spec]) -> str:
     """The long part of a manifest, the same for all checkpoints of one structure."""
     return json.dumps(specs)
 
@@ -239,7 +235,7 @@ def _spec(value: Any) -> Spec:
     if kind not in ("array", "shard", "scalar"):
         raise ValueError(f"{str(kind)[:40]!r} is no kind of array")
     spec = Spec(_text(path), _text(dtype), _shape(shape), kind)
-    _number(prod(spec.shape) * max(1, item_bytes(spec.dtype)))
+    _number(prod(spec.shape) * max(1, spec.item))
     return spec
 
 
@@ -384,7 +380,7 @@ def check_parts(manifest: Manifest, parts: list[Part], path: str) -> None:
             last, end = 0, sum(part.blocks[-1]) if part.blocks else 0
             for number, box, offset in sorted(part.pieces, key=lambda each: each[2]):
                 spec = manifest.specs[number]
-                nbytes = prod(box[1]) * item_bytes(spec.dtype)
+                nbytes = prod(box[1]) * spec.item
                 if offset < last or offset + nbytes > end:
                     raise ValueError(f"a piece of {spec.path!r} lies at {offset} in node {part.node}'s file")
                 last = offset + nbytes

@@ -26,17 +26,18 @@ import struct
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 import numpy as np
 
-from pario.checkpoint.attempts import COPYING, Attempt, Board
+from pario.checkpoint.attempts import COPYING, Attempt, Board, Places, Tiers
+from pario.checkpoint.finding import carry_over, copy_blocks
 from pario.checkpoint.manifest import MANIFEST, Part, part_name, read_manifest, read_part
 from pario.checkpoint.store import ATTEMPT, Name, Reader, Writer, commit, discard, make_folder, read_small, write_small
-from pario.checkpoint.tiers import Places, Tiers, carry_over, check_apart, copy_blocks
 from pario.comm.base import AnyWorld, together
 from pario.comm.launcher import own_addresses
 from pario.comm.memory import private_bytes
-from pario.errors import CheckpointError, CorruptedError, MissingError
+from pario.errors import CheckpointError, CorruptedError, MissingError, OptionError
 from pario.threads import Workers
 from pario.wire import frames
 from pario.wire.client import Address, Client, Request
@@ -73,7 +74,7 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board) ->
             _log.warning("partner=True copies nothing: this job has only one node")
         return None
     assert tiers.fast is not None
-    check_apart(world, tiers.fast.folder)
+    _check_apart(world, tiers.fast.folder)
     secret = world.bcast(secrets.token_bytes(32))
     offers: Offers | None = None
     try:
@@ -90,6 +91,28 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board) ->
     before = (places.node - 1) % places.nodes
     address = dict(each for each in addresses if each is not None)[before]
     return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s))
+
+
+def _check_apart(world: AnyWorld, fast: str) -> None:
+    """Whether each node has a fast folder of its own, as partner copies need it. Collective; raises on all ranks."""
+    mark = world.bcast(f"{ATTEMPT}step-{secrets.token_hex(8)}-")  # `_sweep_folder` deletes what a kill leaves
+    mine = os.path.join(fast, f"{mark}{world.node}")
+    try:
+        with together(world, "comparing the nodes' fast tiers"):
+            if world.is_leader:
+                os.mkdir(mine)
+        with together(world, "comparing the nodes' fast tiers"):
+            seen = sum(name.startswith(mark) for name in os.listdir(fast)) if world.is_leader else 1
+            if seen > 1:
+                raise OptionError(
+                    f"partner=True needs a fast tier of each node's own, and {seen} nodes have this one in common",
+                    path=fast,
+                    hint="Name a folder on the nodes' disks or in their memory, or leave partner out",
+                )
+    finally:
+        if world.is_leader:
+            with suppress(OSError):
+                os.rmdir(mine)
 
 
 class Offers:

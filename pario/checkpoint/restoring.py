@@ -9,24 +9,25 @@ into memory that the ranks of a node share; what several nodes need, one reads a
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pario.checkpoint.dtypes import dtype_of, item_bytes
 from pario.checkpoint.finding import DAMAGE, Finder, Found, Opened, PartReader, open_found
+from pario.checkpoint.flat import unflatten
 from pario.checkpoint.manifest import Manifest, Part
-from pario.checkpoint.store import PAGE, whole_pages
-from pario.checkpoint.tree import Box, Leaves, PerRank, Shard, Spec, meet, reaches_out, runs, slices, unflatten
+from pario.checkpoint.store import empty_bytes, whole_pages
+from pario.checkpoint.tree import Box, Leaves, PerRank, Shard, Spec, dtype_of, meet, reaches_out, runs, slices
 from pario.comm.base import AnyWorld, together
 from pario.comm.memory import private_bytes, refusal, shared_parts
 from pario.comm.world import bcast_to_nodes, same_ranks
 from pario.errors import CorruptedError, MissingError, OptionError, PeerError, ReadError, StateError
 from pario.threads import Workers
 
-__all__ = ["Ahead", "Wish", "empty_bytes", "read_all", "restored"]
+__all__ = ["Ahead", "Wish", "read_all", "restored"]
 
 _log = logging.getLogger("pario")
 
@@ -100,7 +101,7 @@ def _tree(
     def wish(leaf: Any, number: int, path: str) -> None:
         spec = manifest.specs[number]
         box = _wanted(leaf, spec, leaves, path)
-        asked.append((number, box, prod(box[1]) * item_bytes(spec.dtype)))
+        asked.append((number, box, prod(box[1]) * spec.item))
 
     def built(leaf: Any, number: int, path: str = "") -> Any:
         spec, got = manifest.specs[number], next(results)
@@ -263,15 +264,6 @@ class Block(NamedTuple):
     moves: list[Move]
 
 
-def empty_bytes(nbytes: int) -> np.ndarray:
-    """u8[nbytes], page-aligned where that pays."""
-    if nbytes < 1 << 16:
-        return np.empty(nbytes, np.uint8)
-    raw = np.empty(nbytes + PAGE, np.uint8)
-    start = -raw.__array_interface__["data"][0] % PAGE  # `ctypes.data` took a tenth of restoring small arrays
-    return raw[start : start + nbytes]
-
-
 def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish], take: Callable[[int], None] | None = None) -> None:
     """Fill the memory of all wishes. Collective over `world`.
 
@@ -284,36 +276,38 @@ def read_all(world: AnyWorld, opened: Opened, wishes: list[Wish], take: Callable
             ahead.start(wishes)()
         else:
             with together(world, "preparing to restore"):
-                blocks = list(_blocks(manifest, parts, wishes))
+                mine = {block[:2]: block for block in _blocks(manifest, parts, wishes)}
+                every = [(p, n, nbytes) for p, part in enumerate(parts) for n, (_, nbytes) in enumerate(part.blocks)]
+                blocks = [mine.get(each[:2]) or Block(*each, []) for each in every]
             _Together(world, manifest, wishes, blocks, [list(folders) for folders in where]).read(ahead)
 
 
 def _blocks(manifest: Manifest, parts: Sequence[Part], wishes: list[Wish]) -> Iterator[Block]:
-    """All blocks of all parts, also those that this rank takes nothing from."""
+    """Those that this rank takes something from, in order."""
     wanted: dict[int, list[int]] = {}
     for k, wish in enumerate(wishes):
         wanted.setdefault(wish.array, []).append(k)
     for number, part in enumerate(parts):
-        pieces = sorted(part.pieces, key=lambda each: each[2])
-        at = 0  # the first piece that may reach into the block
-        for block, (offset, nbytes) in enumerate(part.blocks):
-            moves: list[Move] = []
-            k = at
-            while k < len(pieces) and pieces[k][2] < offset + nbytes:
-                array, box, begin = pieces[k]
-                item = item_bytes(manifest.specs[array].dtype)
-                end = begin + prod(box[1]) * item
+        starts = [offset for offset, _ in part.blocks]
+        moves: dict[int, list[Move]] = {}  # block -> of which pieces may follow
+        for array, box, begin in sorted((each for each in part.pieces if each[0] in wanted), key=lambda each: each[2]):
+            item = manifest.specs[array].item
+            end = begin + prod(box[1]) * item
+            block = bisect_right(starts, begin) - 1
+            for full in [each for each in moves if each < block]:
+                yield Block(number, full, part.blocks[full][1], moves.pop(full))
+            while block < len(starts) and starts[block] < end:
+                offset, nbytes = part.blocks[block]
                 first, last = max(begin, offset), min(end, offset + nbytes)
-                if last > first:
-                    if item and ((first - begin) % item or (last - begin) % item):
-                        raise CorruptedError(f"a block at {offset} cuts an element of {manifest.specs[array].path!r}")
-                    span = (first - begin) // item, (last - begin) // item
-                    for number_of_wish in wanted.get(array, ()):
-                        moves += _move(wishes, number_of_wish, box, span, first - offset, item)
-                if end <= offset + nbytes and k == at:
-                    at += 1
-                k += 1
-            yield Block(number, block, nbytes, moves)
+                if (first - begin) % item or (last - begin) % item:
+                    raise CorruptedError(f"a block at {offset} cuts an element of {manifest.specs[array].path!r}")
+                span = (first - begin) // item, (last - begin) // item
+                for number_of_wish in wanted[array]:
+                    if made := _move(wishes, number_of_wish, box, span, first - offset, item):
+                        moves.setdefault(block, []).extend(made)
+                block += 1
+        for full in moves:
+            yield Block(number, full, part.blocks[full][1], moves[full])
 
 
 def _move(wishes: list[Wish], wish: int, box: Box, span: tuple[int, int], at: int, item: int) -> list[Move]:
@@ -380,8 +374,7 @@ class Ahead:
     def start(self, wishes: list[Wish], blocks: Iterable[Block] | None = None) -> Callable[[], None]:
         """Begin to fill the memory of all wishes, of these blocks or of all; returns what waits for the end, and raises
         what went wrong."""
-        every = (block for block in _blocks(self._manifest, self._parts, wishes) if block.moves)
-        found = every if blocks is None else blocks  # it reads while it still plans
+        found = _blocks(self._manifest, self._parts, wishes) if blocks is None else blocks  # it reads while it plans
         calls = [self._workers.call(self._read, self._reader(block.part), block, wishes) for block in found]
 
         def wait() -> None:
@@ -389,6 +382,10 @@ class Ahead:
                 call.result()
 
         return wait
+
+    def aside(self, work: Callable[[], None]) -> None:
+        """Let one of the threads do this, too; it must not raise."""
+        self._workers.call(work)
 
     def _read(self, reader: PartReader, block: Block, wishes: list[Wish]) -> None:
         only = block.moves[0]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -30,13 +31,16 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import xxhash
 
+from pario.comm.base import AnyWorld
 from pario.comm.launcher import job_name
 from pario.errors import CheckpointError, CorruptedError, MissingError, ReadError
 
 __all__ = [
-    "MOST_SMALL", "PAGE", "Claim", "Name", "Reader", "Writer", "commit", "discard", "failed", "listed", "make_folder",
-    "next_id", "order_of", "read_small", "sync_folder", "whole_pages", "write_small",
+    "MOST_SMALL", "PAGE", "Claim", "Name", "Reader", "Writer", "commit", "discard", "empty_bytes", "failed", "listed",
+    "make_folder", "newest", "next_id", "open_folders", "order_of", "read_small", "run_of", "sum_of", "sweep",
+    "sync_folder", "whole_pages", "write_small",
 ]  # fmt: skip
 
 #: An id, as a pattern.
@@ -79,6 +83,20 @@ class Name(NamedTuple):
 def whole_pages(nbytes: int) -> int:
     """This many bytes, rounded up to pages."""
     return -(-nbytes // PAGE) * PAGE
+
+
+def sum_of(data: Any) -> int:
+    """XXH3 with 64 bits of anything with a buffer."""
+    return int(xxhash.xxh3_64_intdigest(data))
+
+
+def empty_bytes(nbytes: int) -> np.ndarray:
+    """u8[nbytes], page-aligned where that pays."""
+    if nbytes < 1 << 16:
+        return np.empty(nbytes, np.uint8)
+    raw = np.empty(nbytes + PAGE, np.uint8)
+    start = -raw.__array_interface__["data"][0] % PAGE  # `ctypes.data` took a tenth of restoring small arrays
+    return raw[start : start + nbytes]
 
 
 def order_of(step: int, id_: str) -> tuple[int, int]:
@@ -399,3 +417,57 @@ def failed(error: BaseException, what: str, path: str) -> CheckpointError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "Make room there, or keep fewer; the last complete checkpoint is untouched"
     return CheckpointError(f"{what}: {said}", path=path, hint=hint)
+
+
+# -- the folders of a job's tiers --------------------------------------------------------------------------------------
+
+
+def run_of(slow: str) -> str:
+    """Of the run that saves into this folder: a name on the fast tier."""
+    return f"run-{hashlib.sha256(os.path.realpath(slow).encode(errors='surrogateescape')).hexdigest()[:16]}"
+
+
+def newest(slow: str, fast: str | None) -> str:
+    """In words: the folders, and the newest step that this node sees there."""
+    tiers = {"slow": slow} | ({} if fast is None else {"fast": fast})
+    found: list[tuple[tuple[int, int], str]] = []
+    for tier, folder in tiers.items():
+        with suppress(ReadError):
+            found += [(name.order, f"newest step {name.step} on the {tier} tier") for name in listed(folder)]
+    named = [f"{tier}={folder!r}" for tier, folder in tiers.items()]
+    return ", ".join([*named, max(found)[1] if found else "no step"])
+
+
+def open_folders(world: AnyWorld, slow: str, fast: str | None) -> None:
+    """Rank 0 makes the slow tier's, each node's first rank its fast one. Raises CheckpointError."""
+    if world.rank == 0:
+        _make(slow)
+    if fast is not None and world.is_leader:
+        _make(fast)
+        status = os.lstat(fast)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+            raise CheckpointError("this is not a folder of yours", path=fast, hint="Name another fast=")
+
+
+def sweep(world: AnyWorld, slow: str, fast: str | None) -> None:
+    """Delete what killed jobs have left; not before this one saves, since it may only read what another one saves.
+    Collective calls come between this and the first new attempt."""
+    if world.rank == 0:
+        _sweep_folder(slow)
+    if fast is not None and world.is_leader:
+        _sweep_folder(fast)
+
+
+def _make(folder: str) -> None:
+    try:
+        make_folder(folder)
+    except OSError as e:
+        raise CheckpointError(f"cannot make the folder for checkpoints: {e.strerror}", path=folder) from e
+
+
+def _sweep_folder(folder: str) -> None:
+    """Delete what killed jobs have left. Best effort."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.startswith((f"{ATTEMPT}step-", f"{TRASH}step-")):
+                discard(os.path.join(folder, name))

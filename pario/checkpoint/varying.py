@@ -18,20 +18,17 @@ not taken over, so the files of a checkpoint have at most twice its bytes; what 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pario.checkpoint.attempts import TAKEN, Board
-from pario.checkpoint.layout import NodeFile, Skeleton, coded_skeleton, cut_up, dataset_name, skeleton
-from pario.checkpoint.manifest import Part, Stored, sum_of, taken_name
-from pario.checkpoint.store import whole_pages
-from pario.checkpoint.tree import Box
+from pario.checkpoint.layout import Arranged, NodeFile, Skeleton, coded_skeleton, cut_up, dataset_name, skeleton
+from pario.checkpoint.manifest import Part, Stored, taken_name
+from pario.checkpoint.store import sum_of, whole_pages
 from pario.codec.base import Codec
 
 #: What a codec makes of a block must be smaller by at least one part in this many: otherwise it is written as it is.
@@ -76,7 +73,6 @@ class Varying:
         self._node, self._board, self._incremental, self._codec = node, board, incremental, codec
         self._last: _Last | None = None
         self._skeleton: tuple[NodeFile, Any, Skeleton] | None = None  # the last one, and what it was made for
-        self._compact: tuple[NodeFile, list[tuple[int, Box, int]], list[tuple[int, int]]] | None = None
 
     def __bool__(self) -> bool:
         return self._incremental or self._codec is not None
@@ -166,19 +162,16 @@ class Varying:
             links += [(name, self._name_of(shape.others[source - 1])) for name in of_group]
         key = large, packs, links
         if self._skeleton is None or self._skeleton[0] is not file or self._skeleton[1] != key:
-            pieces = [arranged.large[k] for k in large]
-            made = skeleton(
-                [(specs[piece.array], piece.box) for piece in pieces], [piece.nbytes for piece in pieces],
-                arranged.rows(specs) if packs else [], arranged.packed_bytes if packs else 0, links,
-            )  # fmt: skip
-            self._skeleton = file, key, made
+            packed = (arranged.packed, arranged.groups, arranged.packed_bytes) if packs else ()
+            anew = Arranged([arranged.large[k] for k in large], *packed)
+            self._skeleton = file, key, skeleton(anew, specs, links)
         return self._skeleton[2]
 
     def described(self, step: int, id_: str, file: NodeFile, shape: Shape) -> Part:
         """What was written, and what was taken over."""
         board, last = self._board, self._last
-        pieces, blocks = self.compact(file)
-        blocks, sums = list(blocks), board.sums[: len(blocks)].tolist()
+        pieces, blocks = file.compact[0], list(file.compact[1])
+        sums = board.sums[: len(blocks)].tolist()
         stored = [
             Stored(0, int(board.places[block]), self.stored_bytes(block, nbytes), int(board.coded[block]), int(total))
             for block, ((_, nbytes), total) in enumerate(zip(file.blocks, board.stored, strict=False))
@@ -196,19 +189,6 @@ class Varying:
         others = [(source.id, source.size) for source in shape.others]
         codec = "" if self._codec is None else self._codec.name
         return Part(step, id_, self._node, shape.size, pieces, blocks, sums, stored, others, codec)
-
-    def compact(self, file: NodeFile) -> tuple[list[tuple[int, Box, int]], list[tuple[int, int]]]:
-        """(pieces, blocks) of a file with offsets as if its blocks lay one after another."""
-        if self._compact is None or self._compact[0] is not file:
-            offsets = [offset for offset, _ in file.blocks]
-            begins = list(accumulate((nbytes for _, nbytes in file.blocks), initial=0))
-            pieces = []
-            for array, box, offset in file.pieces:
-                block = bisect_right(offsets, offset) - 1
-                pieces.append((array, box, begins[block] + offset - offsets[block]))
-            blocks = [(begin, nbytes) for begin, (_, nbytes) in zip(begins, file.blocks, strict=False)]
-            self._compact = file, pieces, blocks
-        return self._compact[1:]
 
     def remember(self, file: NodeFile, part: Part, shape: Shape, folders: Sequence[str]) -> None:
         """That this checkpoint was written, into the first of the folders; the others are where it will be."""

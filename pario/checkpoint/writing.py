@@ -2,10 +2,10 @@
 
     the node's first rank                          every rank of the node
     makes the folder, reserves the file
-    says "opened"                                  writes its blocks, and notes their checksums
+    says "opened"
+    writes what HDF5 needs                         writes its blocks, and notes their checksums
                                                    says "written"
-    writes what HDF5 needs, syncs
-    describes the node's file
+    syncs, describes the node's file
     fast tier: commits by rename
     says "done": staging memory is free again
 
@@ -45,20 +45,20 @@ from pario.checkpoint.attempts import (
     WRITTEN,
     Attempt,
     Board,
+    Places,
+    Tiers,
 )
+from pario.checkpoint.finding import Folder, Write, carry_over, copy_blocks, write_limited
 from pario.checkpoint.layout import NodeFile, cut_up
 from pario.checkpoint.manifest import (
     MANIFEST,
     Part,
-    arrays_text,
     branch_of,
     manifest_text,
     parents_of,
     part_name,
     part_text,
-    pieces_text,
     read_part,
-    sum_of,
 )
 from pario.checkpoint.store import (
     ATTEMPT,
@@ -70,11 +70,10 @@ from pario.checkpoint.store import (
     listed,
     make_folder,
     read_small,
+    sum_of,
     whole_pages,
     write_small,
 )
-from pario.checkpoint.tiers import Folder, Places, Tiers, Write, carry_over, copy_blocks, write_limited
-from pario.checkpoint.tree import Spec
 from pario.checkpoint.varying import Shape, Varying
 from pario.errors import CheckpointError, MissingError, ParioError, ReadError
 from pario.threads import Workers
@@ -102,7 +101,6 @@ class WriteThread:
         self._writers = Workers("pario-checkpoint-write", _THREADS)
         self._stopped = False
         self._moved = 0
-        self._pieces: tuple[NodeFile | None, str, str] = None, "", ""  # the texts of the last structure
         self._lock = threading.Lock()
 
     def submit(self, attempt: Attempt) -> None:
@@ -125,7 +123,7 @@ class WriteThread:
         folder = ""
         try:
             try:
-                shape = self._prepared(attempt) if self._varying else None
+                shape = self._prepared(attempt)
                 if self._places.leads:
                     folder, straight = self._open(attempt, shape)
                 else:
@@ -166,7 +164,8 @@ class WriteThread:
     def _prepared(self, attempt: Attempt) -> Shape:
         """Everything before the file can be made (varying.py). What comes back counts on the node's first rank."""
         board, varying, file = self._board, self._varying, attempt.file
-        attempt.await_staged(file.staging_bytes)
+        if not varying:
+            return Shape(file.size, file.rest)
 
         def summed(number: int, at: int) -> None:
             varying.sum(number, attempt.staging[at : at + file.blocks[number][1]])
@@ -201,26 +200,25 @@ class WriteThread:
         name = attempt.name._replace(node=self._places.node, nodes=self._places.nodes)
         return os.path.join(self._tiers.fast.folder, f"{ATTEMPT}{name}")
 
-    def _open(self, attempt: Attempt, shape: Shape | None) -> tuple[str, bool]:
+    def _open(self, attempt: Attempt, shape: Shape) -> tuple[str, bool]:
         """Make the folder and the file; (folder, whether it lies on the slow tier)."""
-        size = attempt.file.size if shape is None else shape.size
         straight = self._tiers.fast is None
         folder = self._attempt_folder(attempt, straight)
         began = time.monotonic()
         while True:
             try:
                 make_folder(folder)
-                Writer(self._file(folder), size, direct=False).close()
+                Writer(self._file(folder), shape.size, direct=False).close()
                 break
             except OSError as e:
                 with suppress(OSError):
                     os.unlink(self._file(folder))
                 if straight or e.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                if not self._room_on_fast(attempt, size, began):
+                if not self._room_on_fast(attempt, shape.size, began):
                     straight = True
                     before, folder = folder, self._attempt_folder(attempt, True)
-                    for other in shape.others if shape is not None else ():
+                    for other in shape.others:
                         make_folder(folder)
                         carry_over(self._places.node, (other.id, other.size), Folder(before), folder, self._write_slow)
                     discard(before)
@@ -251,50 +249,44 @@ class WriteThread:
     def _file(self, folder: str) -> str:
         return os.path.join(folder, part_name(self._places.node) + ".h5")
 
-    def _write(self, attempt: Attempt, folder: str, straight: bool, shape: Shape | None) -> None:
+    def _write(self, attempt: Attempt, folder: str, straight: bool, shape: Shape) -> None:
         file, board = attempt.file, self._board
         write = self._write_slow if straight else Writer.write
-        put = self._put if shape is None else self._put_varying
+        put = self._put_varying if self._varying else self._put
         with Writer(self._file(folder)) as writer:
-            puts = [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
-            attempt.await_staged(file.staging_bytes)  # json holds the interpreter: not while `save` copies
+            rest = shape.rest if self._places.leads else []
+            calls = [self._writers.call(writer.write, np.frombuffer(data, np.uint8), at) for at, data in rest]
+            calls += [self._writers.call(put, attempt, writer, each, write) for each in file.puts]
             try:
-                pieces, manifest = self._texts(attempt) if self._places.leads else ("", b"")  # meanwhile
+                pieces = self._pieces(attempt.file) if self._places.leads else ""  # meanwhile
             finally:
-                _all(puts)
+                _all(calls)
             board.mine(WRITTEN, attempt.number)
             if not self._places.leads:
                 return
             board.wait(LEADERS + WRITTEN, attempt.number, self, "the ranks of the node to write their parts")
-            for offset, data in file.rest if shape is None else shape.rest:
-                writer.write(np.frombuffer(data, np.uint8), offset)
             writer.sync()
         part = self._describe(attempt, shape)
-        write_small(folder, part_name(part.node) + ".json", part_text(part, pieces), straight)
+        described = part_text(part, pieces)
+        attempt.described = f"{sum_of(described):016x}"
+        write_small(folder, part_name(part.node) + ".json", described, straight)
         final = os.path.join(os.path.dirname(folder), os.path.basename(folder)[len(ATTEMPT) :])
-        if shape is not None:
+        if self._varying:
             self._varying.remember(file, part, shape, (folder, final))
         if not straight:
             assert self._tiers.fast is not None
-            write_small(folder, MANIFEST, manifest, False)
+            write_small(folder, MANIFEST, manifest_text(attempt.manifest, attempt.file.arrays_text), False)
             self._tiers.fast.begin(attempt.name)
             commit(folder, final)
             self._tiers.fast.prune()
 
-    def _texts(self, attempt: Attempt) -> tuple[str, bytes]:
-        """The long ones of what describes the checkpoint."""
-        fast = self._tiers.fast is not None
-        if self._pieces[0] is not attempt.file:
-            arrays = arrays_text(attempt.manifest.specs) if fast else ""
-            pieces = self._varying.compact(attempt.file)[0] if self._varying else attempt.file.pieces
-            self._pieces = attempt.file, pieces_text(pieces), arrays
-        return self._pieces[1], manifest_text(attempt.manifest, self._pieces[2]) if fast else b""
+    def _pieces(self, file: NodeFile) -> str:
+        return file.compact_text if self._varying else file.pieces_text
 
     def _put(self, attempt: Attempt, writer: Writer, put: tuple[int, int], write: Write) -> None:
         number, at = put
         offset, nbytes = attempt.file.blocks[number]
         data = attempt.staging[at : at + nbytes]
-        attempt.await_staged(at + nbytes)
         self._board.sums[number] = sum_of(data)
         write(writer, data, offset)
         self._move(nbytes)
@@ -317,9 +309,9 @@ class WriteThread:
             self._moved += nbytes
             self._board.mine(MOVED, self._moved)
 
-    def _describe(self, attempt: Attempt, shape: Shape | None) -> Part:
+    def _describe(self, attempt: Attempt, shape: Shape) -> Part:
         file, manifest = attempt.file, attempt.manifest
-        if shape is not None:
+        if self._varying:
             return self._varying.described(manifest.step, manifest.id, file, shape)
         blocks = [(*block, int(total)) for block, total in zip(file.blocks, self._board.sums, strict=False)]
         blocks += [(offset, len(data), sum_of(data)) for offset, data in cut_up(file.rest)]
@@ -348,7 +340,6 @@ class DrainThread:
         self._moved = 0
         self._parents: dict[str, list[str]] = {}
         self._failed: list[str] = []  # folders, which another node may have made again
-        self._arrays: tuple[list[Spec] | None, str] = None, ""  # the text of the last structure
 
     def submit(self, attempt: Attempt, straight: bool) -> None:
         """straight : the node's file lies on the slow tier already"""
@@ -421,11 +412,9 @@ class DrainThread:
 
     def _commit(self, attempt: Attempt, folder: str) -> None:
         """Wait for all nodes, then commit. Raises OSError, ParioError."""
-        manifest = attempt.manifest
-        if self._arrays[0] is not manifest.specs:
-            self._arrays = manifest.specs, arrays_text(manifest.specs)
-        sums = [self._await_node(folder, node) for node in range(self._places.nodes)]
-        write_small(folder, MANIFEST, manifest_text(replace(manifest, parts=sums), self._arrays[1]), False)
+        sums = [attempt.described, *(self._await_node(folder, node) for node in range(1, self._places.nodes))]
+        manifest = replace(attempt.manifest, parts=sums)
+        write_small(folder, MANIFEST, manifest_text(manifest, attempt.file.arrays_text), False)
         commit(folder, os.path.join(self._tiers.slow, str(attempt.name)))
 
     def _await_node(self, folder: str, node: int) -> str:

@@ -150,9 +150,10 @@ def restore_to_npz(folder: str, dst: str, step: int | None) -> int:
     """
     import numpy as np
 
-    from pario.checkpoint.dtypes import dtype_of
     from pario.checkpoint.exchange import opened_at
-    from pario.checkpoint.restoring import Wish, empty_bytes, read_all
+    from pario.checkpoint.restoring import Wish, read_all
+    from pario.checkpoint.store import empty_bytes
+    from pario.checkpoint.tree import dtype_of
     from pario.comm.solo import Solo
 
     opened = opened_at(os.path.join(folder, str(_all(folder, step)[0])))
