@@ -6,7 +6,6 @@ well.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,10 +53,6 @@ def readable(axis: Any, low: float, high: float) -> None:
     few = high < 30 * low
     axis.set_minor_locator(LogLocator(subs=(0.2, 0.3, 0.5, 0.7) if few else (0.5,)))
     axis.set_minor_formatter(plain if few else NullFormatter())
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
 
 
 def errors(found: Sequence[dict[str, float]]) -> list[list[float]]:

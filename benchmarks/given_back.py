@@ -27,9 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compare import interval
 from benchmarks.in_memory import make
-from benchmarks.measure import save_facts
+from benchmarks.measure import interval, save_facts
 from benchmarks.stores.latency import LatencyStore, latency_store
 
 SIZE, RECORDS, BATCH, EPOCHS = 201_728, 600, 16, 4

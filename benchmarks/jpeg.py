@@ -23,10 +23,8 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from benchmarks.measure import ROOT, Section, WorkerError, mpiexec, save
+from benchmarks.measure import ROOT, Row, Section, WorkerError, job_environment, kill_tree, mpiexec, ratios, save
 from benchmarks.sides import compare
-from benchmarks.study.jobs import job_environment, kill_tree
-from benchmarks.study.numbers import Row, ratios
 
 PIXELS = 256
 QUALITY = 90

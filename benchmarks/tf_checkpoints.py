@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, errors
-from benchmarks.measure import Row, Section
+from benchmarks.measure import Row, Section, spread
 from benchmarks.micro.checkpoint import Training, run_way, ways_here
 from benchmarks.stores.latency import latency_store
-from benchmarks.study.numbers import spread
 
 __all__ = ["figure", "plan", "section"]
 

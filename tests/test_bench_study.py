@@ -23,6 +23,7 @@ pytest.importorskip("tqdm")
 from launch import tree
 
 from benchmarks.cache import Unavailable
+from benchmarks.measure import ratios, spread
 from benchmarks.study import __main__ as study_main
 from benchmarks.study import plots, stores, tables
 from benchmarks.study.__main__ import _tell, chosen, main
@@ -30,7 +31,6 @@ from benchmarks.study.by_hand import HandLoop
 from benchmarks.study.cells import LOOPS, PRESETS, RECIPES, STORES, Cell, Preset
 from benchmarks.study.headline import headline
 from benchmarks.study.jobs import Launcher
-from benchmarks.study.numbers import ratios, spread
 from benchmarks.study.run import Study, Watcher
 from benchmarks.study.sets import held, record_digest
 from benchmarks.study.verdicts import BARS, best_loop, best_other, title, verdicts, worst

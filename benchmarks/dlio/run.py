@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.dlio.samples import FORMATS
-from benchmarks.measure import ROOT, WorkerError, kill_tree, mpiexec
-from benchmarks.study.jobs import job_environment
+from benchmarks.measure import ROOT, WorkerError, job_environment, kill_tree, mpiexec
 
 __all__ = ["SIDES", "Side", "Workload", "run"]
 

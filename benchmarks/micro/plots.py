@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, spread, write_figures
+from benchmarks.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, write_figures
+from benchmarks.measure import spread
 
 _LINES = ("-", "--", ":", "-.")
 

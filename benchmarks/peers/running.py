@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ROOT, WorkerError, mpiexec
+from benchmarks.measure import ROOT, WorkerError, job_environment, kill_tree, mpiexec
 from benchmarks.peers.table import Variant
-from benchmarks.study.jobs import job_environment, kill_tree
 
 __all__ = ["Running"]
 

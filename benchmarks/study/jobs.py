@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,49 +18,19 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-__all__ = ["Job", "Launcher", "WorkerError", "job_environment", "kill_tree"]
+from benchmarks.measure import ROOT, WorkerError, job_environment, kill_tree
+
+__all__ = ["Job", "Launcher"]
 
 #: Seconds from starting mpiexec until rank 0 connects: imports and MPI, on a machine that may be busy.
 START_S = 120.0
 
 
-class WorkerError(RuntimeError):
-    """A worker failed or exceeded its time; the message ends with its output."""
-
-
-def job_environment(ranks: int, nodes: int) -> dict[str, str]:
-    """Environment of a job with this many ranks and emulated nodes (MPICH: cliques share no memory)."""
-    environment = dict(os.environ)
-    if nodes > 1:
-        environment["MPIR_CVAR_NUM_CLIQUES"] = str(nodes)
-    if ranks > len(os.sched_getaffinity(0)):  # MPICH polls; with more ranks than cores it must yield the core
-        environment["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
-        environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    return environment
-
-
 def _path() -> str:
     """For a worker, wherever the study was started: benchmarks/ is a folder of the checkout, not of the package."""
-    return os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants. MPICH gives every rank its own session, so killing a process group is not
-    enough."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    todo = [pid]
-    while todo:
-        victim = todo.pop()
-        todo += children.get(victim, [])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @dataclass(frozen=True)

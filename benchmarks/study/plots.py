@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, write_figures
+from benchmarks.measure import spread
 from benchmarks.study.cells import RECIPES, STATES, STORES
-from benchmarks.study.numbers import spread
 from benchmarks.study.tables import gain, per_record, speculated
 from benchmarks.study.verdicts import rates
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.measure import Row, spread
 from benchmarks.study.cells import LOOPS, RECIPES, Cell
-from benchmarks.study.numbers import Row, spread
 from pario.options import MOST_INFLIGHT
 
 __all__ = ["BARS", "MUST", "best_loop", "best_other", "rates", "title", "verdicts", "worst"]
