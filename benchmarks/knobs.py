@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run of consumer and cost")
     options = parser.parse_args()
     held = data.make(options.data, "197k", options.records)
-    Bench(options.data, 1, False, False, []).index(held.path)
+    Bench(options.data, 1, False).index(held.path)
     parts = options.parts.split(",")
     if "consumer" in parts:
         consumer(held, options.seconds)

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import data, measure
 from benchmarks.measure import ROOT
-from benchmarks.sides import BATCH
+from benchmarks.sides import BATCH, SMALL
 from benchmarks.tuning import STORES, Cell, cells, mounted
 
 EPOCHS = 4
@@ -73,7 +73,7 @@ def main() -> None:
         if cell.store != STORE or options.only not in cell.name or (cell.which, cell.shuffle) == ("3k", "global"):
             continue
         held = data.make(options.data, cell.which, cell.records)
-        small = data.make(options.data, cell.which, {"3k": 4000, "197k": 100}[cell.which])
+        small = data.make(options.data, cell.which, SMALL[cell.which])
         with mounted(STORES[STORE], held) as folder:
             sides = {
                 side: partial(run, root, folder, small.path, cell, held.record_bytes)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.tuning --data DIR [--rounds 5] [--only TEXT] [--stores NAME,NAME] [--out DIR/tuning.json]
                                 [--hand 1,2,4 or none] [--times 4]
-    python -m benchmarks.tuning --data DIR --design [--resume] [--limit SECONDS]     36 cells (benchmarks/design.py)
-    python -m benchmarks.tuning --data DIR --laws [--resume] [--limit SECONDS]       laws (benchmarks/law_runs.py)
+    python -m benchmarks.tuning --data DIR --design [--resume]       36 cells (benchmarks/design.py)
+    python -m benchmarks.tuning --data DIR --laws [--resume]         laws (benchmarks/law_runs.py)
 
 Each cell is a store, a set, an order and a number of nodes. First one run per depth of `HAND` finds the best one by
 hand; then that depth and "auto" run in turns. A run is a new process that reads EPOCHS epochs from a store without a
@@ -17,11 +17,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cache, data, design, law_runs
-from benchmarks.measure import ROOT, Row, Section, interleave, machine, save
-from benchmarks.sides import BATCH, SHUFFLES, Bench, epoch_seconds
+from benchmarks.measure import Row, Section, finish, interleave, parser_of, save_facts
+from benchmarks.sides import BATCH, SHUFFLES, SMALL, Bench, epoch_seconds
 from benchmarks.stores.latency import latency_store
 
 EPOCHS = 2
@@ -122,12 +119,6 @@ def measure(
         return {"hand": hand, "search": tried, "runs": interleave(sides, bench.rounds)}
 
 
-def _row(case: str, found: list[float], ours: str = "", theirs: str = "", bar: float | None = None) -> Row:
-    return Row(
-        case, statistics.median(found), min(found), max(found), ">=" if bar else "", bar, ours=ours, theirs=theirs
-    )
-
-
 def add(cell: Cell, held: data.DataSet, found: dict[str, Any], section: Section) -> None:
     runs, kind = found["runs"], STORES[cell.store]
     section.raw[cell.name] = found
@@ -143,66 +134,47 @@ def add(cell: Cell, held: data.DataSet, found: dict[str, Any], section: Section)
         if "hand" in runs:
             hand = [run["seconds"][epoch] for run in runs["hand"]]
             ratio = [theirs / ours for ours, theirs in zip(auto, hand, strict=True)]
-            section.add(_row(case, ratio, said, f"inflight={found['hand']}", 0.95))
+            section.add(Row.of(case, ratio, ">=", 0.95, ours=said, theirs=f"inflight={found['hand']}"))
         elif kind.bytes_per_s:
-            section.add(_row(f"{case}, of the store's", [rate / kind.bytes_per_s for rate in rates], said, "", 0.95))
+            parts = [rate / kind.bytes_per_s for rate in rates]
+            section.add(Row.of(f"{case}, of the store's", parts, ">=", 0.95, ours=said))
 
 
 def _in_pieces(options: argparse.Namespace) -> int:
     """Measure what the JSON does not have yet, unit by unit, and print the tables."""
-    name = "design" if options.design else "laws"
-    out = Path(options.out or Path(options.data) / f"{name}.json")
+    out = Path(options.out or Path(options.data) / f"{'design' if options.design else 'laws'}.json")
     found: dict[str, Any] = json.loads(out.read_text())["units"] if options.resume and out.exists() else {}
     units: dict[str, Callable[[], Any]]
     if options.design:
         units = {cell.name: partial(design.measure, cell, options.data, options.rounds) for cell in design.cells()}
     else:
         units = law_runs.units(options.data, options.rounds)
-    begin = time.monotonic()
     for unit, measured in units.items():
-        if unit in found or options.only not in unit:
-            continue
-        if options.limit and time.monotonic() - begin > options.limit:
-            print(f"stopped at {unit}: go on with --resume", file=sys.stderr)
-            break
-        found[unit] = {**measured(), "commit": _commit()}
-        new = out.with_suffix(".new")
-        new.write_text(json.dumps({"format": 1, "machine": machine(), "units": found}) + "\n")
-        os.replace(new, out)
-        print(f"{time.monotonic() - begin:6.1f} s  {unit}", file=sys.stderr, flush=True)
+        if unit not in found and options.only in unit:
+            found[unit] = measured()
+            save_facts(out, units=found)
+            print(unit, file=sys.stderr, flush=True)
     print(design.summary(found) if options.design else law_runs.summary(found))
     if options.figures:
         law_runs.plot(found, options.figures)
     return 0
 
 
-def _commit() -> str:
-    words = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of("tuning", __doc__, 5)
     parser.add_argument("--only", default="", help="cells whose name has this text")
     parser.add_argument("--stores", default=",".join(STORES).replace(", ", " "), help="names without commas")
-    parser.add_argument("--whole", action="store_true", help="all records of the sets: epochs of ten seconds or more")
     parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand; none: only auto")
     parser.add_argument("--tiers", default="", help="as in PARIO_TIERS, or default: what people get who set nothing")
     parser.add_argument("--times", type=int, default=1, help="epochs of so many times the usual records")
-    parser.add_argument("--out", help="JSON file (default: tuning.json in the data folder)")
-    parser.add_argument("--smoke", action="store_true", help="tiny data, one store, once: does it run at all?")
     parser.add_argument("--design", action="store_true", help="the pairwise design of benchmarks/design.py")
     parser.add_argument("--laws", action="store_true", help="the control laws, benchmarks/law_runs.py")
     parser.add_argument("--resume", action="store_true", help="keep what the JSON has (design, laws)")
-    parser.add_argument("--limit", type=float, help="begin nothing after so many seconds (design, laws)")
     parser.add_argument("--figures", help="a folder for the figure of --laws, as SVG")
     options = parser.parse_args()
     if options.design or options.laws:
         return _in_pieces(options)
-    bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
+    bench = Bench.of(options)
     names = [name for name in STORES if name.replace(", ", " ") in options.stores.split(",")]
     chosen = [cell for cell in cells() if cell.store in names and options.only in cell.name]
     search = () if options.hand == "none" else tuple(int(depth) for depth in options.hand.split(","))
@@ -210,25 +182,19 @@ def main() -> int:
         chosen, search = [Cell("disk, cold", "197k", "global", 1)], (1, 8)
     if not chosen:
         parser.error("no such cell")
-    for which, n in {"3k": 4000, "197k": 100}.items():
-        bench.small[which] = data.make(options.data, which, n)
+    for which in {cell.which for cell in chosen}:
+        bench.small[which] = data.make(options.data, which, SMALL[which])
         bench.index(bench.small[which].path)
     sections = []
     for store in dict.fromkeys(cell.store for cell in chosen):
-        section = Section(store, f"{store}: best depth by hand ÷ auto, of times", "no page cache, or dropped")
-        begin = time.monotonic()
+        sections.append(Section(store, f"{store}: best depth by hand ÷ auto, of times", "no page cache, or dropped"))
         for cell in (cell for cell in chosen if cell.store == store):
-            held = (
-                bench.small[cell.which]
-                if options.smoke
-                else data.make(options.data, cell.which, None if options.whole else options.times * cell.records)
-            )
-            bench.index(held.path)
-            add(cell, held, measure(bench, cell, held, search, options.tiers), section)
-        section.seconds = time.monotonic() - begin
-        sections.append(section)
-    out = options.out or Path(options.data) / "tuning.json"
-    save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH, cores=os.cpu_count())
+            held = bench.small[cell.which]
+            if not options.smoke:
+                held = data.make(options.data, cell.which, options.times * cell.records)
+                bench.index(held.path)
+            add(cell, held, measure(bench, cell, held, search, options.tiers), sections[-1])
+    finish("tuning", options, sections, batch=BATCH)
     return 0
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.peers.judging import PIXELS, Truth, judge, numbers_of
 from benchmarks.worker import memory
 
-__all__ = ["Job", "Reader", "Source", "cpu_seconds", "decode_into", "main", "meet"]
+__all__ = ["MEAN", "STD", "Job", "Reader", "Source", "cpu_seconds", "decode_into", "main", "meet"]
 
 #: A timed turn begins with an epoch off the clock if that takes less than this: what a loader has prepared in idle time
 #: before its turn must not count.
@@ -37,6 +37,10 @@ _DISTRIBUTIONS = (
     "pario", "lmdb", "torch", "ffcv", "nvidia-dali-cuda120", "litdata", "grain", "array_record", "mosaicml-streaming",
     "webdataset", "tensorflow-cpu", "datasets", "spdl", "simplejpeg", "numpy",
 )  # fmt: skip
+
+
+#: of the variant "crop", as parts of 255
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Source:

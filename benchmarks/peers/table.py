@@ -15,6 +15,8 @@ _COMMON = ("numpy", "lmdb>=1.4", "simplejpeg>=1.7")
 
 #: pario's variants that behaviour.py reads, too
 _MORE = {"skip": 'pario, `on_error="skip"`', "verify": "pario, `verify=True`"}
+#: A random resized crop of 224 pixels, flipped or not, and normalised: of these peers, only where it is asked for.
+_CROPS = ("pario:crop", "ffcv:crop")
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,6 @@ PEERS = (
             "global": 'pario, "global"',
             "block": 'pario, "block"',
             "memory": 'pario, "global", memory tier',
-            "lmm": "LMDBIO's LMM as pario's recipe, key order",
-            "dio": "LMDBIO's DIO as pario's recipe, key order",
-            "coal": "LMDBIO's COAL as pario's recipe, key order",
-            "stag": "LMDBIO's STAG as pario's recipe, key order",
         },
     ),
     Peer("bare_lmdb", "py-lmdb, a tight loop", own_format=False),
@@ -96,4 +94,7 @@ PEERS = (
 def variants(names: list[str] | None = None) -> list[Variant]:
     """All rows, or those of these peers or variants ("pario", "pario:block")."""
     found = [Variant(peer, name) for peer in PEERS for name in (peer.variants or ("",))]
-    return [one for one in found if names is None or one.key in names or one.peer.module in names]
+    if names is None:
+        return found
+    found += [one for one in (Variant(peer, "crop") for peer in PEERS) if one.key in _CROPS and one.key in names]
+    return [one for one in found if one.key in names or one.peer.module in names]
