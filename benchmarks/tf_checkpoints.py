@@ -39,7 +39,7 @@ def plan(folder: Path, rounds: int) -> Iterator[tuple[str, Callable[[], dict[str
             return run_way(way, TRAINING, store.folder, str(fast), number)
 
     for number in range(rounds):
-        for way in ways_here(str(fast))[0]:
+        for way in ways_here(str(fast)):
             if number >= 2 and way not in BARS:
                 continue
             yield f"d3 {number} {way}", lambda w=way, n=number: run(w, n)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import design, law_runs, worker_laws
 from benchmarks.laws import LAWS, Held, Prisma, line, replayed, told
 from pario.tune.knobs import START_DEPTH, Setting
-from pario.tune.tuner import FastProbe
+from pario.tune.tuner import FastProbe, Window
 
 TRACES = sorted((Path(__file__).parent / "data" / "traces").glob("*.jsonl"))
 

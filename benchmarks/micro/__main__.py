@@ -107,11 +107,10 @@ def threads(
 @arguments.number("-b", "--batch-size", "batch", help="Items per batch.", default=32)
 @arguments.number("--threads", "numbers", help="Threads that read.", default=16, kind=click.IntRange(1, 512))
 @arguments.number("--batches", help="Batches of a run.", default=50, kind=click.IntRange(2))
-@click.option("--network", is_flag=True, help="Compute with a small network (torch) instead of a sleep.")
 @_rounds
 @_results
 def overlap(
-    batch: int, numbers: int, batches: int, network: bool, rounds: int, seed: int, out: str | None, **options: Any
+    batch: int, numbers: int, batches: int, rounds: int, seed: int, out: str | None, **options: Any
 ) -> int:
     """Measure what input costs beside computing, and how much computing hides it.
 
@@ -122,10 +121,10 @@ def overlap(
     \b
     Examples:
       python -m benchmarks.micro overlap train.lmdb --decoder image --batch-size 64
-      python -m benchmarks.micro overlap --store /scratch/me --bytes 12288 --network
+      python -m benchmarks.micro overlap --store /scratch/me --bytes 12288
     """
     what = Application(batch, numbers, batches, rounds=rounds, seed=seed)
-    return commands.overlap(commands.Data(**options), what, network, out)
+    return commands.overlap(commands.Data(**options), what, out)
 
 
 @group.command(name="checkpoint")
@@ -144,8 +143,7 @@ def checkpoint(
     """Measure how long checkpoints stop a training.
 
     A loop that sleeps in place of computing saves checkpoints: not at all, straight to the slow store, in the
-    background, to the fast device alone, and through it as a burst buffer; beside these torch.distributed.checkpoint
-    and Orbax, if they are installed. What was saved is removed.
+    background, to the fast device alone, and through it as a burst buffer. What was saved is removed.
 
     \b
     Example:
