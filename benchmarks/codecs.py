@@ -1,7 +1,7 @@
 """The codecs of packed databases: ratio and speed by kind of record, ways to call their libraries, and choices tried.
 
     python -m benchmarks.codecs table     ratio, unpacking, packing
-    python -m benchmarks.codecs ways      unpacking through kernels beside Python packages (cramjam, imagecodecs)
+    python -m benchmarks.codecs ways      unpacking through kernels beside the fastest Python packages
     python -m benchmarks.codecs live      the chosen codec keeps up, the next better ratio does not
     python -m benchmarks.codecs bars      ratios with dictionaries
     python -m benchmarks.codecs all [--rounds 3] [--out FILE.json] [--into measurements/packing.md]
@@ -238,36 +238,14 @@ def _ways(spec: str, values: list[bytes]) -> Iterator[tuple[str, Callable[[np.nd
     yield "the same with headers and checksums", lambda out: packing.unpack(stored, out, starts, nbytes)
     rows = list(zip(starts.tolist(), sizes, strict=True))
 
-    def into(function: Callable[..., Any], given: list[bytes]) -> Callable[[np.ndarray], Any]:
-        def call(out: np.ndarray) -> None:
-            for value, (start, size) in zip(given, rows, strict=True):
-                function(value, out[start : start + size])
-
-        return call
-
     try:
         import cramjam
-        import imagecodecs
-        import lz4.block
         import zstandard
     except ImportError as error:
         print(error, file=sys.stderr)
         return
     if spec.startswith("zstd"):
         frames = [zstandard.ZstdCompressor(3).compress(value) for value in values]
-        yield "cramjam decompress_into", into(cramjam.zstd.decompress_into, frames)
-        yield "imagecodecs zstd_decode(out=)", into(lambda v, out: imagecodecs.zstd_decode(v, out=out), frames)
-        lengths = np.array([len(frame) for frame in frames], np.uint64)
-        segments = np.stack([np.cumsum(lengths) - lengths, lengths], 1)
-        joined = zstandard.BufferWithSegments(b"".join(frames), segments.tobytes())
-        wanted = nbytes.astype(np.uint64).tobytes()
-
-        def batch(out: np.ndarray) -> None:
-            got = zstandard.ZstdDecompressor().multi_decompress_to_buffer(joined, decompressed_sizes=wanted, threads=1)
-            for k, (start, size) in enumerate(rows):
-                out[start : start + size] = np.frombuffer(got[k], np.uint8)
-
-        yield "zstandard multi_decompress_to_buffer, copied", batch
 
         def single(out: np.ndarray) -> None:
             engine = zstandard.ZstdDecompressor()
@@ -276,17 +254,12 @@ def _ways(spec: str, values: list[bytes]) -> Iterator[tuple[str, Callable[[np.nd
 
         yield "zstandard decompress, copied", single
     else:
-        yield (
-            "cramjam decompress_block_into",
-            into(lambda v, out: cramjam.lz4.decompress_block_into(v, out, output_len=len(out)), packed),
-        )
-        yield "imagecodecs lz4_decode(out=)", into(lambda v, out: imagecodecs.lz4_decode(v, out=out), packed)
 
         def blocks(out: np.ndarray) -> None:
             for value, (start, size) in zip(packed, rows, strict=True):
-                out[start : start + size] = np.frombuffer(lz4.block.decompress(value, uncompressed_size=size), np.uint8)
+                cramjam.lz4.decompress_block_into(value, out[start : start + size], output_len=size)
 
-        yield "lz4.block decompress, copied", blocks
+        yield "cramjam decompress_block_into", blocks
 
 
 _OUT = np.zeros(32 << 20, np.uint8)

@@ -26,10 +26,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import pario
 from benchmarks import data
+from benchmarks.measure import middle_interval
 from benchmarks.stores.latency import LatencyStore, latency_store
 from pario.options import Recipe
 from pario.stats.trace import Recorder
@@ -85,12 +84,9 @@ def _epoch(loader: pario.Loader) -> tuple[float, float]:
     return time.perf_counter() - begin, time.process_time() - work
 
 
-def _ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
+def _ratio(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
     """Of the second side to the first, less 1: median of the pairs and bounds of 95 %."""
-    found = np.array([b / a - 1 for a, b in pairs])
-    draws = np.median(found[np.random.default_rng(0).integers(0, len(found), (4000, len(found)))], axis=1)
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return {"median": float(np.median(found)), "low": float(low), "high": float(high)}
+    return middle_interval([b / a - 1 for a, b in pairs])
 
 
 def cost(path: str, case: str, limit_s: float) -> dict[str, Any]:
@@ -177,8 +173,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _line(said: dict[str, Any]) -> str:
     def words(name: str) -> str:
-        ratio = said[name]
-        return f"{ratio['median']:+.1%} ({ratio['low']:+.1%} ... {ratio['high']:+.1%})"
+        return "{:+.1%} ({:+.1%} ... {:+.1%})".format(*said[name])
 
     numbers = said["counts"]
     off = [
