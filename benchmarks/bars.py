@@ -66,7 +66,7 @@ def content(bench: Bench, section: Section) -> None:
                 once = np.bincount(ids, minlength=held.records) if len(ids) else np.zeros(held.records, int)
                 wrong = int((once != 1).sum()) + int((hashes != truth[ids]).sum())
                 case = f"{held.name}, {name}, {ranks} ranks on {nodes} nodes: records missing, repeated or wrong"
-                section.add(Row(case, wrong, wrong, wrong, "<=", 0, unit="records"))
+                section.add(Row.of(case, [wrong], "<=", 0, unit="records"))
 
 
 def redundancy(bench: Bench, section: Section) -> None:
@@ -91,7 +91,7 @@ def redundancy(bench: Bench, section: Section) -> None:
                     case = f"{held.name}, {SHUFFLES[shuffle]}, {ranks} ranks on {nodes} nodes"
                     words = f"{device / MB:.1f} MB at the device, {asked / MB:.1f} MB asked for"
                     worst = max(device, asked) / held.record_bytes
-                    section.add(Row(case, worst, worst, worst, "<=", 1.02, ours=words))
+                    section.add(Row.of(case, [worst], "<=", 1.02, ours=words))
 
 
 def index(bench: Bench, section: Section) -> None:

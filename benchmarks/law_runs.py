@@ -107,8 +107,7 @@ def jain(values: Sequence[float]) -> float:
 def _sets(folder: str, store: str) -> tuple[data.DataSet, data.DataSet]:
     held, small = data.make(folder, "197k", RECORDS.get(store, MANY)), data.make(folder, "197k", 100)
     for one in (held, small):
-        if not list(Path(one.path).glob("*.pario.h5")):
-            launch("benchmarks.worker_pario", [one.path, "--index-only"])
+        launch("benchmarks.worker_pario", [one.path, "--index-only"])
     return held, small
 
 

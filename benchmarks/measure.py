@@ -231,19 +231,17 @@ def launch(
     group: Group | None = None,
     timeout_s: float = 300,
     python: str = sys.executable,
-    root: str | Path = ROOT,
 ) -> dict[str, Any]:
     """Run a worker module and return its JSON line.
 
     ranks : 1 runs without a launcher and without MPI
     python : the interpreter of another environment, for what cannot live in this one
-    root : another checkout, whose pario and benchmarks run
     nodes : emulated nodes (MPICH's MPIR_CVAR_NUM_CLIQUES: ranks of different cliques share no memory)
     """
     command = _command([python, "-m", module, *arguments], ranks)
     child = subprocess.Popen(
         group.command(command) if group else command,
-        cwd=root,
+        cwd=ROOT,
         env=job_environment(ranks, nodes),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -4,8 +4,7 @@
     python -m benchmarks.micro overlap train.lmdb --decoder image --batch-size 64
     python -m benchmarks.micro checkpoint --slow /scratch/me --fast /local/nvme
 
-Each prints a table and sentences, and saves them with single runs and a figure. They need `pip install -e
-".[cli,image]"`, for figures `".[figures]"`.
+Each prints a table and sentences, and saves them with single runs. They need `pip install -e ".[cli,image]"`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _rounds = click.option(
 )
 _results = _all_of(
     click.option(
-        "--out", metavar="DIR", help="Save figure, table and JSON here. Default: pario-NAME. (With --json nothing.)"
+        "--out", metavar="DIR", help="Save table and JSON here. Default: pario-NAME. (With --json nothing.)"
     ),
     arguments.as_json,
 )

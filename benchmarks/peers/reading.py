@@ -35,7 +35,7 @@ __all__ = ["MEAN", "STD", "Job", "Reader", "Source", "cpu_seconds", "decode_into
 _LEAD_S = 0.4
 _DISTRIBUTIONS = (
     "pario", "lmdb", "torch", "ffcv", "nvidia-dali-cuda120", "litdata", "grain", "array_record", "mosaicml-streaming",
-    "webdataset", "tensorflow-cpu", "datasets", "spdl", "simplejpeg", "numpy",
+    "webdataset", "tensorflow-cpu", "datasets", "simplejpeg", "numpy",
 )  # fmt: skip
 
 

@@ -87,7 +87,6 @@ PEERS = (
     Peer("webdataset", "WebDataset", (*_COMMON, "webdataset==1.0.2")),
     Peer("tfdata", "tf.data over TFRecord", (*_COMMON, "tensorflow-cpu")),
     Peer("hf", "HF datasets over Arrow", (*_COMMON, "datasets")),
-    Peer("spdl", "SPDL, threads over py-lmdb", (*_COMMON, "spdl==0.8.0"), own_format=False),
 )
 
 
