@@ -13,6 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,9 +25,9 @@ from benchmarks.facts import ROOT, machine
 from benchmarks.stores.throttled import Group
 
 __all__ = [
-    *("ROOT", "Row", "Section", "Standing", "WorkerError", "finish", "interleave", "interval", "job_environment"),
-    *("kill_tree", "launch", "machine", "middle_interval", "missed", "mpiexec", "parser_of", "ratios", "save"),
-    *("save_facts", "spread", "told"),
+    *("ROOT", "Pieces", "Row", "Section", "Standing", "WorkerError", "finish", "interleave", "interval"),
+    *("job_environment", "kill_tree", "launch", "machine", "middle_interval", "missed", "mpiexec", "parser_of"),
+    *("ratios", "save", "save_facts", "spread", "told"),
 ]
 
 
@@ -155,6 +156,36 @@ def save_facts(path: str | Path, **facts: Any) -> None:
     new = Path(path).with_suffix(".new")
     new.write_text(json.dumps(document, indent=1) + "\n")
     os.replace(new, path)
+
+
+class Pieces:
+    """Results by name, each measured once and kept in a file at once: a further call goes on from there.
+
+    seconds : after which nothing more is to begin
+    sections : makes the rows of what there is so far
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        seconds: float = float("inf"),
+        sections: Callable[[dict[str, Any]], Sequence[Section]] = lambda runs: (),
+    ) -> None:
+        self._path, self._until, self._sections = path, time.monotonic() + seconds, sections
+        self.runs: dict[str, dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else {}
+
+    def get(self, name: str, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Raises TimeoutError if nothing more is to begin."""
+        if name not in self.runs:
+            if time.monotonic() > self._until:
+                raise TimeoutError
+            self.runs[name] = measured()
+            self.keep()
+            print(f"{name}: {json.dumps(self.runs[name])[:200]}", flush=True)
+        return self.runs[name]
+
+    def keep(self, **facts: Any) -> None:
+        save(self._path, self._sections(self.runs), runs=self.runs, **facts)
 
 
 def parser_of(name: str, doc: str, rounds: int, data: bool = True) -> argparse.ArgumentParser:

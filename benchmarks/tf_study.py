@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import tables, tf_checkpoints
 from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, bars, legend_below, points, write_figures
 from benchmarks.marked import fill_marked
-from benchmarks.measure import Row, Section, save, spread
+from benchmarks.measure import Pieces, Row, Section, spread
 from benchmarks.micro.items import Decoding, FileItems
 from benchmarks.micro.made import make_files
 from benchmarks.micro.overlap import Application, input_seconds, pipeline
@@ -53,29 +53,23 @@ TITLES = {
 Run = tuple[str, Callable[[], dict[str, Any]]]
 
 
-class Bench:
+class Bench(Pieces):
     """Runs by name, each measured once: name -> result. path : where they are kept"""
 
-    def __init__(self, path: Path, until: float) -> None:
-        self._path, self._until = path, until
-        self.runs: dict[str, dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else {}
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__(path, seconds, lambda runs: [one for one in (d1(runs), d2(runs), d3(runs)) if one.rows])
 
     def measure(self, planned: Iterator[Run]) -> bool:
         """Measure what is missing; False if the time was over before the end."""
-        for name, run in planned:
-            if name in self.runs:
-                continue
-            if time.monotonic() > self._until:
-                return False
-            self.runs[name] = run()
-            self.keep()
-            print(f"{name}: {json.dumps(self.runs[name])}", flush=True)
+        try:
+            for name, run in planned:
+                self.get(name, run)
+        except TimeoutError:
+            return False
         return True
 
-    def keep(self) -> None:
-        sections = [section for section in (d1(self.runs), d2(self.runs), d3(self.runs)) if section.rows]
-        rounds = max((int(name.split()[1]) for name in self.runs), default=-1) + 1
-        save(self._path, sections, rounds=rounds, runs=self.runs)
+    def keep(self, **facts: Any) -> None:
+        super().keep(rounds=max((int(name.split()[1]) for name in self.runs), default=-1) + 1, **facts)
 
 
 # -- the experiments ---------------------------------------------------------------------------------------------------
@@ -294,7 +288,7 @@ def main() -> int:
     parser.add_argument("--into", action="append", default=[])
     parser.add_argument("--figures", default="")
     options = parser.parse_args()
-    bench = Bench(options.out, time.monotonic() + options.seconds)
+    bench = Bench(options.out, options.seconds)
     done = True
     if not options.fill:
         if options.data is None:

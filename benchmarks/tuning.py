@@ -2,21 +2,21 @@
 
     python -m benchmarks.tuning --data DIR [--rounds 5] [--only TEXT] [--stores NAME,NAME] [--out DIR/tuning.json]
                                 [--hand 1,2,4 or none] [--times 4]
-    python -m benchmarks.tuning --data DIR --design [--resume]       36 cells (benchmarks/design.py)
-    python -m benchmarks.tuning --data DIR --laws [--resume]         laws (benchmarks/law_runs.py)
+    python -m benchmarks.tuning --data DIR --design     36 cells (benchmarks/design.py)
+    python -m benchmarks.tuning --data DIR --laws       laws (benchmarks/law_runs.py)
 
 Each cell is a store, a set, an order and a number of nodes. First one run per depth of `HAND` finds the best one by
 hand; then that depth and "auto" run in turns. A run is a new process that reads EPOCHS epochs from a store without a
 page cache (the disk: its pages are dropped before): in the first, "auto" begins with two reads in flight. The table has
 the best by hand ÷ "auto", of times, and the rate of "auto" as a part of the store's bandwidth; with `--hand none` that
-part alone. Needs root, fuse3 and mfusepy, but for the disk.
+part alone. What --design and --laws have measured is in their JSON at once, and a further call goes on from there.
+Needs root, fuse3 and mfusepy, but for the disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cache, data, design, law_runs
-from benchmarks.measure import Row, Section, finish, interleave, parser_of, save_facts
+from benchmarks.measure import Pieces, Row, Section, finish, interleave, parser_of
 from benchmarks.sides import BATCH, SHUFFLES, SMALL, Bench, epoch_seconds
 from benchmarks.stores.latency import latency_store
 
@@ -142,21 +142,16 @@ def add(cell: Cell, held: data.DataSet, found: dict[str, Any], section: Section)
 
 def _in_pieces(options: argparse.Namespace) -> int:
     """Measure what the JSON does not have yet, unit by unit, and print the tables."""
-    out = Path(options.out or Path(options.data) / f"{'design' if options.design else 'laws'}.json")
-    found: dict[str, Any] = json.loads(out.read_text())["units"] if options.resume and out.exists() else {}
-    units: dict[str, Callable[[], Any]]
-    if options.design:
-        units = {cell.name: partial(design.measure, cell, options.data, options.rounds) for cell in design.cells()}
-    else:
-        units = law_runs.units(options.data, options.rounds)
-    for unit, measured in units.items():
-        if unit not in found and options.only in unit:
-            found[unit] = measured()
-            save_facts(out, units=found)
-            print(unit, file=sys.stderr, flush=True)
-    print(design.summary(found) if options.design else law_runs.summary(found))
+    pieces = Pieces(Path(options.out or Path(options.data) / f"{'design' if options.design else 'laws'}.json"))
+    units: dict[str, Callable[[], Any]] = {
+        cell.name: partial(design.measure, cell, options.data, options.rounds) for cell in design.cells()
+    }
+    for unit, measured in (units if options.design else law_runs.units(options.data, options.rounds)).items():
+        if options.only in unit:
+            pieces.get(unit, measured)
+    print(design.summary(pieces.runs) if options.design else law_runs.summary(pieces.runs))
     if options.figures:
-        law_runs.plot(found, options.figures)
+        law_runs.plot(pieces.runs, options.figures)
     return 0
 
 
@@ -169,7 +164,6 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1, help="epochs of so many times the usual records")
     parser.add_argument("--design", action="store_true", help="the pairwise design of benchmarks/design.py")
     parser.add_argument("--laws", action="store_true", help="the control laws, benchmarks/law_runs.py")
-    parser.add_argument("--resume", action="store_true", help="keep what the JSON has (design, laws)")
     parser.add_argument("--figures", help="a folder for the figure of --laws, as SVG")
     options = parser.parse_args()
     if options.design or options.laws:

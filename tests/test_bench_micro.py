@@ -339,13 +339,13 @@ def test_bench_checkpoint_measures_all_ways_and_leaves_nothing(call, tmp_path):
 
 def test_what_is_saved_is_durable_and_whole_when_the_loop_has_ended(tmp_path, monkeypatch):
     """Looked at just before it is removed: every checkpoint is on its store, with the values of its step."""
-    what, seen = checkpoint.Training(4000, 2, 2, 1, 0.0), []
+    what, seen, rmtree = checkpoint.Training(4000, 2, 2, 1, 0.0), [], shutil.rmtree
 
     def look(path: str, **_: object) -> None:
         with Checkpointer("self", slow=path, keep=None) as saved:
             if (step := saved.latest()) is not None:
                 seen.append((Path(path).parent.name, step, saved.restore(step), saved.restore(1)))
-        shutil.rmtree(path)
+        rmtree(path)
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", look)
     for name in ("slow", "fast"):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.cache import Unavailable
-from benchmarks.stores.throttled import fio_jobs
+from benchmarks.stores.throttled import fio_jobs, require_fio
 from pario.text import counted, decimal_bytes, seconds
 
 #: bytes of a long read, and of a block
@@ -161,6 +161,7 @@ def measure_ceiling(files: Sequence[str], read_bytes: float, seconds: float) -> 
     read_bytes : of one item; rounded up to whole blocks
     seconds : each of the two measurements may take
     """
+    require_fio()
     least = min(os.path.getsize(file) for file in files) // _BLOCK * _BLOCK
     if not least:
         raise Unavailable(f"the files are too small for fio: less than {_BLOCK} bytes")

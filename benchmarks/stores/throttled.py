@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.cache import Unavailable, drop_file
 
-__all__ = ["Disk", "Group", "device_of", "fio", "fio_jobs", "throttled_disk"]
+__all__ = ["Disk", "Group", "device_of", "fio", "fio_jobs", "require_fio", "throttled_disk"]
 
 UNLIMITED = 1 << 40  # bytes/s; the controller counts only for devices that have a rule
 
@@ -37,7 +37,7 @@ def _require_root(what: str) -> None:
         raise Unavailable(f"{what} needs root (this is user id {os.geteuid()})")
 
 
-def _require_fio() -> str:
+def require_fio() -> str:
     found = shutil.which("fio")
     if found is None:
         raise Unavailable("fio is not installed (Debian: apt-get install fio)")
@@ -220,7 +220,7 @@ def fio_jobs(
     words: Sequence[str], files: Sequence[str], *, group: Group | None = None, timeout_s: float = 900
 ) -> list[dict[str, Any]]:
     """What fio says of its jobs. files : which it must not change; then it runs with --readonly"""
-    command = [_require_fio(), *(["--readonly"] if files else []), "--thread", "--direct=1", "--output-format=json"]
+    command = [require_fio(), *(["--readonly"] if files else []), "--thread", "--direct=1", "--output-format=json"]
     command += words
     before = [os.stat(file) for file in files]
     try:
