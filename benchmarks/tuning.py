@@ -1,16 +1,14 @@
-"""The prefetch depth that pario finds by itself against the best one found by hand, on slow stores and on the disk.
+"""The rate that pario's prefetch depth reaches by itself, on slow stores and on the disk.
 
     python -m benchmarks.tuning --data DIR [--rounds 5] [--only TEXT] [--stores NAME,NAME] [--out DIR/tuning.json]
-                                [--hand 1,2,4 or none] [--times 4]
-    python -m benchmarks.tuning --data DIR --design     36 cells (benchmarks/design.py)
+                                [--times 4] [--tiers default]
+    python -m benchmarks.tuning --data DIR --design     beside the best by hand: 36 cells (benchmarks/design.py)
     python -m benchmarks.tuning --data DIR --laws       laws (benchmarks/law_runs.py)
 
-Each cell is a store, a set, an order and a number of nodes. First one run per depth of `HAND` finds the best one by
-hand; then that depth and "auto" run in turns. A run is a new process that reads EPOCHS epochs from a store without a
-page cache (the disk: its pages are dropped before): in the first, "auto" begins with two reads in flight. The table has
-the best by hand ÷ "auto", of times, and the rate of "auto" as a part of the store's bandwidth; with `--hand none` that
-part alone. What --design and --laws have measured is in their JSON at once, and a further call goes on from there.
-Needs root, fuse3 and mfusepy, but for the disk.
+Each cell is a store, a set, an order and a number of nodes. A run is a new process that reads EPOCHS epochs from a
+store without a page cache (the disk: its pages are dropped before): the first begins with two reads in flight. The
+table has the rate as a part of the store's bandwidth. What --design and --laws have measured is in their JSON at once,
+and a further call goes on from there. Needs root, fuse3 and mfusepy, but for the disk.
 """
 
 from __future__ import annotations
@@ -27,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cache, data, design, law_runs
-from benchmarks.measure import Pieces, Row, Section, finish, interleave, parser_of
+from benchmarks.measure import Pieces, Row, Section, finish, parser_of
 from benchmarks.sides import BATCH, SHUFFLES, SMALL, Bench, epoch_seconds
 from benchmarks.stores.latency import latency_store
 
 EPOCHS = 2
-HAND = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -89,55 +86,37 @@ def mounted(kind: Kind, held: data.DataSet) -> Iterator[str]:
             yield store.folder
 
 
-def measure(
-    bench: Bench, cell: Cell, held: data.DataSet, search: tuple[int, ...], tiers: str = ""
-) -> dict[str, Any]:
-    """Seconds of every epoch: {"hand": depth, "search": {depth: seconds}, "runs": {side: [run]}}. With tiers, of the
-    first one: later ones need not read."""
+def measure(bench: Bench, cell: Cell, held: data.DataSet, tiers: str = "") -> list[dict[str, Any]]:
+    """Runs: seconds of every epoch. With tiers, of the first one: later ones need not read."""
     kind = STORES[cell.store]
+    epochs = EPOCHS if kind.read_s is not None and not tiers else 1
     with mounted(kind, held) as folder:
 
-        def run(inflight: int | str) -> dict[str, Any]:
+        def run() -> dict[str, Any]:
             if kind.read_s is None:
                 cache.drop_file(held.file)
-            epochs = EPOCHS if kind.read_s is not None and not tiers else 1
             more = ["--epochs", str(epochs), "--warmup", bench.small[cell.which].path, "--tiers", tiers]
-            if inflight != "auto":
-                more += ["--set", f"inflight={inflight}"]
             found = bench.pario(folder, cell.which, cell.shuffle, *more, ranks=cell.nodes, nodes=cell.nodes)
-            readers = [rank["stats"] for rank in found["ranks"]]
             return {
                 "seconds": [epoch_seconds(found, epoch) for epoch in range(epochs)],
-                "depth": [rank["depth"] for rank in readers],
-                "reads": sum(rank["reads"] for rank in readers),
+                "depth": [rank["stats"]["depth"] for rank in found["ranks"]],
             }
 
-        tried = {depth: run(depth)["seconds"][-1] for depth in search}
-        hand = min(tried, key=tried.__getitem__, default=0)
-        sides = {"hand": partial(run, hand)} if hand else {}
-        sides["auto"] = partial(run, "auto")
-        return {"hand": hand, "search": tried, "runs": interleave(sides, bench.rounds)}
+        return [run() for _ in range(bench.rounds)]
 
 
-def add(cell: Cell, held: data.DataSet, found: dict[str, Any], section: Section) -> None:
-    runs, kind = found["runs"], STORES[cell.store]
-    section.raw[cell.name] = found
-    depths = sorted({depth for run in runs["auto"] for depth in run["depth"]})
-    for epoch in range(len(runs["auto"][0]["seconds"])):
-        auto = [run["seconds"][epoch] for run in runs["auto"]]
-        rates = [held.file_bytes / seconds for seconds in auto]
-        ours = f"{statistics.median(rates) / 1e6:,.0f} MB/s"
-        if kind.bytes_per_s:
-            ours += f", {statistics.median(rates) / kind.bytes_per_s:.2f} of the store's"
-        said = f"{ours}, depth {depths[0]} to {depths[-1]} at the end"
+def add(cell: Cell, held: data.DataSet, runs: list[dict[str, Any]], section: Section) -> None:
+    section.raw[cell.name] = runs
+    depths = sorted({depth for run in runs for depth in run["depth"]})
+    full = STORES[cell.store].bytes_per_s
+    for epoch in range(len(runs[0]["seconds"])):
+        rates = [held.file_bytes / run["seconds"][epoch] for run in runs]
+        said = f"{statistics.median(rates) / 1e6:,.0f} MB/s, depth {depths[0]} to {depths[-1]} at the end"
         case = f"{cell.name}, epoch {epoch}"
-        if "hand" in runs:
-            hand = [run["seconds"][epoch] for run in runs["hand"]]
-            ratio = [theirs / ours for ours, theirs in zip(auto, hand, strict=True)]
-            section.add(Row.of(case, ratio, ">=", 0.95, ours=said, theirs=f"inflight={found['hand']}"))
-        elif kind.bytes_per_s:
-            parts = [rate / kind.bytes_per_s for rate in rates]
-            section.add(Row.of(f"{case}, of the store's", parts, ">=", 0.95, ours=said))
+        if full:
+            section.add(Row.of(f"{case}, of the store's", [rate / full for rate in rates], ">=", 0.95, ours=said))
+        else:
+            section.add(Row.of(case, [rate / 1e6 for rate in rates], unit="MB/s", ours=said))
 
 
 def _in_pieces(options: argparse.Namespace) -> int:
@@ -159,7 +138,6 @@ def main() -> int:
     parser = parser_of("tuning", __doc__, 5)
     parser.add_argument("--only", default="", help="cells whose name has this text")
     parser.add_argument("--stores", default=",".join(STORES).replace(", ", " "), help="names without commas")
-    parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand; none: only auto")
     parser.add_argument("--tiers", default="", help="as in PARIO_TIERS, or default: what people get who set nothing")
     parser.add_argument("--times", type=int, default=1, help="epochs of so many times the usual records")
     parser.add_argument("--design", action="store_true", help="the pairwise design of benchmarks/design.py")
@@ -171,9 +149,8 @@ def main() -> int:
     bench = Bench.of(options)
     names = [name for name in STORES if name.replace(", ", " ") in options.stores.split(",")]
     chosen = [cell for cell in cells() if cell.store in names and options.only in cell.name]
-    search = () if options.hand == "none" else tuple(int(depth) for depth in options.hand.split(","))
     if options.smoke:
-        chosen, search = [Cell("disk, cold", "197k", "global", 1)], (1, 8)
+        chosen = [Cell("disk, cold", "197k", "global", 1)]
     if not chosen:
         parser.error("no such cell")
     for which in {cell.which for cell in chosen}:
@@ -181,13 +158,13 @@ def main() -> int:
         bench.index(bench.small[which].path)
     sections = []
     for store in dict.fromkeys(cell.store for cell in chosen):
-        sections.append(Section(store, f"{store}: best depth by hand ÷ auto, of times", "no page cache, or dropped"))
+        sections.append(Section(store, f"{store}: the rate ÷ the store's", "no page cache, or dropped"))
         for cell in (cell for cell in chosen if cell.store == store):
             held = bench.small[cell.which]
             if not options.smoke:
                 held = data.make(options.data, cell.which, options.times * cell.records)
                 bench.index(held.path)
-            add(cell, held, measure(bench, cell, held, search, options.tiers), sections[-1])
+            add(cell, held, measure(bench, cell, held, options.tiers), sections[-1])
     finish("tuning", options, sections, batch=BATCH)
     return 0
 
