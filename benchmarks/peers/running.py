@@ -22,12 +22,6 @@ __all__ = ["Running"]
 _START_S = 120.0
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Running:
     """A context manager: the processes are gone afterwards. `ready` waits until all ranks have loaded their library."""
 
@@ -39,8 +33,7 @@ class Running:
         self._listener.bind(address)
         self._listener.listen(ranks)
         command = [python, "-m", f"benchmarks.peers.{variant.peer.module}", "serve", address]
-        environment = job_environment(ranks, 1)
-        environment |= {"PEERS_PORT": str(_free_port()), "PEERS_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
+        environment = job_environment(ranks, 1) | {"PEERS_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
         starts = [(command, {**environment, "PEERS_RANK": str(rank)}) for rank in range(ranks)]
         if variant.peer.mpi and ranks > 1:
             starts = [([mpiexec(), "-n", str(ranks), *command], environment)]
