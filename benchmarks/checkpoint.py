@@ -1,14 +1,12 @@
-"""Checkpoints beside a copy in memory and fio. Beside DCP and Orbax: checkpoint_beside.py.
+"""Checkpoints beside a copy in memory and fio. Beside DCP and Orbax: checkpoint_beside.py; burst buffers: tf_study.py.
 
-    python -m benchmarks.checkpoint FOLDER [--rounds 5] [--only WORD ...] [--json F]
-    python -m benchmarks.checkpoint --table F [F ...]          the table of measurements/checkpoints.md, from such files
+    python -m benchmarks.checkpoint FOLDER [--rounds 5] [--only WORD ...] [--out F]
 
     stall      seconds of `save` (second save on) / of a bare copy of the same arrays (bar: at most 1.3)
                / of writing them to a store of 100 MB/s, as `save(); wait()` does there (bar: at least 50 times less)
     write      bytes per second from `save` until the checkpoint is complete / fio, sequential direct writes and fsync
     read       bytes per second of `restore` / fio, sequential direct reads (bars: 0.9 few large, 0.8 many small arrays)
     cost       time of 50 steps of 100 ms with a checkpoint of 100 MB every 10 / without (bar: at most 1.03)
-    burst      the same loop through a burst buffer, the slow store at 200 MB/s / on the fast tier alone (at most 1.05)
     nodes      bytes that a restore on 4 emulated nodes reads from the store / bytes of the checkpoint (at most 1.02)
 
 FOLDER lies on the device to measure. Each round takes all measures in turns. The table has medians, min and max. All
@@ -17,23 +15,20 @@ sides read with a page cache that holds none of it.
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import pario
-from benchmarks.measure import launch
+from benchmarks.measure import Row, Section, finish, launch, parser_of
 from benchmarks.stores.latency import latency_store
+from benchmarks.stores.throttled import fio_jobs
 
 SLOW_RATE = 100e6
 BLOCK = "4m"
@@ -64,13 +59,11 @@ def seconds(call: Callable[[], Any]) -> float:
 def fio(folder: Path, mode: str, nbytes: int) -> float:
     """Bytes per second. One job of 4 MiB requests, two in flight."""
     file = folder / "fio.bin"
-    words = ["fio", "--name=x", f"--filename={file}", f"--rw={mode}", f"--bs={BLOCK}", f"--size={nbytes}", "--direct=1"]
-    words += ["--ioengine=libaio", "--iodepth=2", "--end_fsync=1", "--output-format=json", "--fallocate=posix"]
+    words = ["--name=x", f"--filename={file}", f"--rw={mode}", f"--bs={BLOCK}", f"--size={nbytes}"]
+    words += ["--ioengine=libaio", "--iodepth=2", "--end_fsync=1", "--fallocate=posix"]
     if mode == "write":
         file.unlink(missing_ok=True)
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
-    job = json.loads(done.stdout)["jobs"][0]
-    return nbytes / (job["job_runtime"] / 1000)
+    return nbytes / (fio_jobs(words, [])[0]["job_runtime"] / 1000)
 
 
 def stall(folder: Path, tree: dict[str, np.ndarray]) -> dict[str, float]:
@@ -133,24 +126,6 @@ def cost(folder: Path, steps: int) -> dict[str, float]:
         return {"with_s": loop(steps, lambda k: ckpt.save(k, tree)), "without_s": without}
 
 
-def burst(folder: Path, steps: int) -> dict[str, float]:
-    """Seconds of a loop with checkpoints through a burst buffer, and on the fast tier alone."""
-    tree, found = few_large(100 << 20), {}
-    sides: dict[str, dict[str, Any]] = {
-        "fast_s": {"slow": folder / "alone"},
-        "burst_s": {"slow": folder / "slow", "fast": folder / "fast", "rate": 200e6},
-    }
-    for name, options in sides.items():
-        with pario.Checkpointer("self", keep=2, **options) as ckpt:
-            ckpt.save(0, tree).wait()
-            found[name] = loop(steps, partial(_saved, ckpt, tree))
-    return found
-
-
-def _saved(ckpt: pario.Checkpointer, tree: dict[str, np.ndarray], step: int) -> None:
-    ckpt.save(step, tree)
-
-
 def nodes(folder: Path, mib: int) -> list[dict[str, float]]:
     """Bytes that the store gives to a restore on four nodes of one rank."""
     (folder / "behind").mkdir()
@@ -164,10 +139,7 @@ def nodes(folder: Path, mib: int) -> list[dict[str, float]]:
 
 def measure(folder: Path, nbytes: int, rounds: int, only: list[str]) -> dict[str, Any]:
     trees = {"few large": few_large(nbytes), "many small": many_small(nbytes)}
-    kinds: dict[str, Callable[[Path], dict[str, float]]] = {
-        "cost": lambda where: cost(where, 50),
-        "burst": lambda where: burst(where, 30),
-    }
+    kinds: dict[str, Callable[[Path], dict[str, float]]] = {"cost": lambda where: cost(where, 50)}
     for name, tree in trees.items():
         kinds[f"stall, {name}"] = lambda where, tree=tree: stall(where, tree)
         kinds[f"speed, {name}"] = lambda where, tree=tree: speed(where, tree)
@@ -190,44 +162,26 @@ def measure(folder: Path, nbytes: int, rounds: int, only: list[str]) -> dict[str
     return found
 
 
+#: ratio -> what is divided by what, and the bar; of reading and writing it depends on the arrays
 RATIOS = {
     "save ÷ copy": ("save_s", "copy_s", "<=", 1.3),
     "slow store ÷ save": ("slow_s", "save_s", ">=", 50.0),
     "write ÷ fio": ("write", "fio_write", ">=", None),
     "read ÷ fio": ("read", "fio_read", ">=", None),
     "with ÷ without": ("with_s", "without_s", "<=", 1.03),
-    "burst ÷ fast": ("burst_s", "fast_s", "<=", 1.05),
     "read ÷ checkpoint": ("store_bytes", "own_bytes", "<=", 1.02),
 }
 
 
-def told(found: dict[str, list[dict[str, float]]]) -> list[tuple[str, str, str, str, str]]:
-    """(case, ratio, figure, bar, median of what it is divided by) of every ratio."""
-    lines = []
+def rows(found: dict[str, list[dict[str, float]]]) -> Iterator[Row]:
     for name, rounds in found.items():
         for title, (over, under, sense, bar) in RATIOS.items():
             if rounds and over in rounds[0]:
-                values = sorted(one[over] / one[under] for one in rounds)
-                bar = (0.9 if "large" in name else 0.8) if bar is None else bar
-                middle = statistics.median(values)
-                met = middle <= bar if sense == "<=" else middle >= bar
+                values = [one[over] / one[under] for one in rounds]
                 below = statistics.median(one[under] for one in rounds)
-                unit = f"{below / 1e6:.0f} MB{'/s' * ('fio' in under)}" if below > 1e4 else f"{below:.3f} s"
-                sign = {"<=": "≤", ">=": "≥"}.get(sense)
-                verdict = f"{sign} {bar:g}, {'met' if met else 'NOT MET'}" if sign else "stated"
-                figure = f"{middle:.2f} ({values[0]:.2f} … {values[-1]:.2f})"
-                lines.append((name, title, figure, verdict, unit))
-    return lines
-
-
-def table(paths: list[Path]) -> str:
-    """In Markdown; the rounds of a case that several files have count together."""
-    found: dict[str, list[dict[str, float]]] = {}
-    for path in paths:
-        for name, rounds in json.loads(path.read_text()).items():
-            found.setdefault(name, []).extend(rounds)
-    lines = ["| case | ratio | median (range) | bar | divided by |", "|---|---|---|---|---|"]
-    return "\n".join([*lines, *(f"| {' | '.join(line)} |" for line in told(found))])
+                theirs = f"{below / 1e6:.0f} MB{'/s' * ('fio' in under)}" if below > 1e4 else f"{below:.3f} s"
+                bar = bar or (0.9 if "large" in name else 0.8)
+                yield Row.of(f"{name}, {title}", values, sense, bar, theirs=theirs)
 
 
 def restore(folder: str) -> None:
@@ -239,29 +193,20 @@ def restore(folder: str) -> None:
         print("{}")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     if sys.argv[1:2] == ["--restore"]:
         restore(sys.argv[2])
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--table", type=Path, nargs="+", help="of what --json has written; nothing is measured")
-    parser.add_argument("--mib", type=int, default=640)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=[], help="words of: stall, speed, cost, burst, nodes")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
-    if args.table:
-        print(table(args.table))
-        return 0
-    if args.folder is None:
-        parser.error("FOLDER is missing")
-    found = measure(args.folder, args.mib << 20, args.rounds, args.only)
-    for name, title, figure, verdict, unit in told(found):
-        print(f"{name:28s} {title:18s} {figure:26s} {verdict:18s} ({unit})")
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
-    return 0
+    parser = parser_of("checkpoint", __doc__, 5, data=False)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*", default=[], help="words of: stall, speed, cost, nodes")
+    options = parser.parse_args()
+    nbytes, rounds = (16 << 20, 1) if options.smoke else (640 << 20, options.rounds)
+    found = measure(options.folder, nbytes, rounds, options.only)
+    section = Section("checkpoint", "Checkpoints ÷ a copy, fio, a loop without", "none of it cached", raw=found)
+    for row in rows(found):
+        section.add(row)
+    return finish("checkpoint", options, [section])
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from benchmarks.checkpoint import few_large, many_small
 from benchmarks.marked import fill_marked
 from benchmarks.measure import launch, machine, ratios, save_facts
 from benchmarks.stores.latency import latency_store
+from benchmarks.worker import Team
 
 Tree = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -58,31 +59,17 @@ FAST, KEEPS, ALONE = "pario, fast tier", "DCP keeps", "DCP alone"
 # -- a rank of a job ---------------------------------------------------------------------------------------------------
 
 
-class Job:
+class Job(Team):
     """The ranks."""
 
-    def __init__(self) -> None:
-        self.comm: Any = None
-        if "PMI_RANK" in os.environ:
-            from mpi4py import MPI
-
-            self.comm = MPI.COMM_WORLD
-        self.rank = self.comm.rank if self.comm else 0
-        self.size = self.comm.size if self.comm else 1
-
-    def barrier(self) -> None:
-        if self.comm:
-            self.comm.Barrier()
-
     def most(self, value: float) -> float:
-        return max(self.comm.allgather(value)) if self.comm else value
+        return float(max(self.gather(value)))
 
     def port(self) -> int:
         """A free one, the same on all ranks."""
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
-            found = int(one.getsockname()[1])
-        return int(self.comm.bcast(found)) if self.comm else found
+            return int(self.gather(one.getsockname()[1])[0])
 
     def mine(self, array: np.ndarray) -> slice:
         """This rank's rows: equal parts."""

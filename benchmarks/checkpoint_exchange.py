@@ -22,6 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
+from benchmarks.measure import interleave, told
 from pario.adapters.dcp import Dcp, to_dcp
 from pario.adapters.torch import Checkpointer
 from pario.checkpoint.exchange import SafeTensors, bring, opened_at, to_safetensors
@@ -127,22 +129,23 @@ def measure(folder: Path, name: str, rounds: int) -> None:
         "restore": (lambda: restored(folder / "run"), folder),
         "their DCP": (lambda: dcp.save({"model": state}, checkpoint_id=their_dcp, no_dist=True), their_dcp),
     }
-    took: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(rounds + 1):
-        for side, (call, made) in sides.items():
-            if made != folder:
-                shutil.rmtree(made, ignore_errors=True)
-                made.unlink(missing_ok=True)
-            took[side].append(timed(call, made))
-        if not number:
-            took = {side: [] for side in sides}  # warming up
-            check(folder, state, ours, their_dcp, our_dcp)
+
+    def once(call: Callable[[], Any], made: Path) -> float:
+        if made != folder:
+            shutil.rmtree(made, ignore_errors=True)
+            made.unlink(missing_ok=True)
+        return timed(call, made)
+
+    calls = {side: partial(once, *how) for side, how in sides.items()}
+    interleave(calls, 1)  # warms up
+    check(folder, state, ours, their_dcp, our_dcp)
+    took = interleave(calls, rounds)
     cells = []
     for side in ("safetensors", "DCP"):
         for more in ([0.0] * rounds, took["restore"]):
             triples = zip(took[side], took[f"their {side}"], more, strict=True)
             ratio = [ours / (theirs + before) for ours, theirs, before in triples]
-            cells.append(f"{statistics.median(ratio):.2f} ({min(ratio):.2f} … {max(ratio):.2f})")
+            cells.append(told(ratio))
         cells.append(" / ".join(f"{statistics.median(took[each]):.2f}" for each in (side, f"their {side}")))
     nbytes = sum(each.nbytes for each in state.values())
     print(f"| {name} | {len(state)}, {nbytes / 1e6:,.0f} MB | {' | '.join(cells)} |", flush=True)

@@ -1,7 +1,7 @@
 """The codecs of packed databases: ratio and speed by kind of record, ways to call their libraries, and choices tried.
 
     python -m benchmarks.codecs table     ratio, unpacking, packing
-    python -m benchmarks.codecs ways      unpacking through kernels beside Python packages (cramjam, imagecodecs)
+    python -m benchmarks.codecs ways      unpacking through kernels beside the fastest Python packages
     python -m benchmarks.codecs live      the chosen codec keeps up, the next better ratio does not
     python -m benchmarks.codecs bars      ratios with dictionaries
     python -m benchmarks.codecs all [--rounds 3] [--out FILE.json] [--into measurements/packing.md]
@@ -43,6 +43,8 @@ SPECS = (
 #: bytes of the numbers that blosc2 regroups
 NUMBERS = {"int16 1.2 KB": 2, "float32 2.4 KB": 4}
 SMALL = 16 << 10
+#: of a measurement, at most
+SECONDS = 0.15
 BARS: dict[str, float | None] = {"JSON 419 B": 3.3, "int16 1.2 KB": 1.9}
 
 
@@ -102,20 +104,16 @@ def _text(rng: np.random.Generator, n: int, nbytes: int) -> list[bytes]:
     return [b" ".join(words[k] for k in row)[:nbytes] for row in ranks]
 
 
-def kinds(scale: float = 1.0) -> dict[str, list[bytes]]:
+def kinds() -> dict[str, list[bytes]]:
     rng = np.random.default_rng(14)
-
-    def count(n: int) -> int:
-        return max(4, int(n * scale))
-
     return {
-        "JSON 419 B": _json(rng, count(6000)),
-        "int16 1.2 KB": _signals(rng, count(3000), 600, "pulses"),
-        "float32 2.4 KB": _signals(rng, count(1500), 600, "waves"),
-        "Datum 3 KB": _images(rng, count(1200), 32),
-        "Datum 197 KB": _images(rng, count(24), 256),
-        "text 400 KB": _text(rng, count(12), 400_000),
-        "random 3 KB": [rng.bytes(3072) for _ in range(count(1200))],
+        "JSON 419 B": _json(rng, 6000),
+        "int16 1.2 KB": _signals(rng, 3000, 600, "pulses"),
+        "float32 2.4 KB": _signals(rng, 1500, 600, "waves"),
+        "Datum 3 KB": _images(rng, 1200, 32),
+        "Datum 197 KB": _images(rng, 24, 256),
+        "text 400 KB": _text(rng, 12, 400_000),
+        "random 3 KB": [rng.bytes(3072) for _ in range(1200)],
     }
 
 
@@ -139,10 +137,10 @@ def _spec(name: str, kind: str) -> tuple[str, bool] | None:
     return base, dictionary
 
 
-def measured(rounds: int, scale: float, seconds: float) -> dict[tuple[str, str], dict[str, float]]:
+def measured(rounds: int) -> dict[tuple[str, str], dict[str, float]]:
     """By (codec, kind): ratio; us, of processor time to unpack a record; pack, bytes per second of processor time."""
     out: dict[tuple[str, str], dict[str, float]] = {}
-    for kind, values in kinds(scale).items():
+    for kind, values in kinds().items():
         learnt, held = values[::2], values[1::2]
         dictionary = train(learnt, 32 << 10)
         for _ in range(rounds):
@@ -155,7 +153,7 @@ def measured(rounds: int, scale: float, seconds: float) -> dict[tuple[str, str],
                 except OptionError as error:
                     print(error, file=sys.stderr)
                     continue
-                ratio, spent, rate = _figures(packing, held, seconds)
+                ratio, spent, rate = _figures(packing, held, SECONDS)
                 row = out.setdefault((name, kind), {"ratio": ratio, "us": spent * 1e6, "pack": rate})
                 row["us"], row["pack"] = min(row["us"], spent * 1e6), max(row["pack"], rate)
     return out
@@ -210,11 +208,11 @@ def _short(number: float) -> str:
 # -- ways to call a library --------------------------------------------------------------------------------------------
 
 
-def ways(rounds: int, scale: float) -> str:
+def ways(rounds: int) -> str:
     """Microseconds of processor time per record, which other work on the machine changes less than elapsed time."""
     lines = ["| records | library | way | us |", "|---|---|---|---|"]
     for kind in ("JSON 419 B", "Datum 3 KB", "Datum 197 KB"):
-        values = kinds(scale)[kind]
+        values = kinds()[kind]
         for spec in ("zstd:3", "lz4hc:9"):
             calls = dict(_ways(spec, values))
             best: dict[str, float] = {}
@@ -238,36 +236,14 @@ def _ways(spec: str, values: list[bytes]) -> Iterator[tuple[str, Callable[[np.nd
     yield "the same with headers and checksums", lambda out: packing.unpack(stored, out, starts, nbytes)
     rows = list(zip(starts.tolist(), sizes, strict=True))
 
-    def into(function: Callable[..., Any], given: list[bytes]) -> Callable[[np.ndarray], Any]:
-        def call(out: np.ndarray) -> None:
-            for value, (start, size) in zip(given, rows, strict=True):
-                function(value, out[start : start + size])
-
-        return call
-
     try:
         import cramjam
-        import imagecodecs
-        import lz4.block
         import zstandard
     except ImportError as error:
         print(error, file=sys.stderr)
         return
     if spec.startswith("zstd"):
         frames = [zstandard.ZstdCompressor(3).compress(value) for value in values]
-        yield "cramjam decompress_into", into(cramjam.zstd.decompress_into, frames)
-        yield "imagecodecs zstd_decode(out=)", into(lambda v, out: imagecodecs.zstd_decode(v, out=out), frames)
-        lengths = np.array([len(frame) for frame in frames], np.uint64)
-        segments = np.stack([np.cumsum(lengths) - lengths, lengths], 1)
-        joined = zstandard.BufferWithSegments(b"".join(frames), segments.tobytes())
-        wanted = nbytes.astype(np.uint64).tobytes()
-
-        def batch(out: np.ndarray) -> None:
-            got = zstandard.ZstdDecompressor().multi_decompress_to_buffer(joined, decompressed_sizes=wanted, threads=1)
-            for k, (start, size) in enumerate(rows):
-                out[start : start + size] = np.frombuffer(got[k], np.uint8)
-
-        yield "zstandard multi_decompress_to_buffer, copied", batch
 
         def single(out: np.ndarray) -> None:
             engine = zstandard.ZstdDecompressor()
@@ -276,17 +252,12 @@ def _ways(spec: str, values: list[bytes]) -> Iterator[tuple[str, Callable[[np.nd
 
         yield "zstandard decompress, copied", single
     else:
-        yield (
-            "cramjam decompress_block_into",
-            into(lambda v, out: cramjam.lz4.decompress_block_into(v, out, output_len=len(out)), packed),
-        )
-        yield "imagecodecs lz4_decode(out=)", into(lambda v, out: imagecodecs.lz4_decode(v, out=out), packed)
 
         def blocks(out: np.ndarray) -> None:
             for value, (start, size) in zip(packed, rows, strict=True):
-                out[start : start + size] = np.frombuffer(lz4.block.decompress(value, uncompressed_size=size), np.uint8)
+                cramjam.lz4.decompress_block_into(value, out[start : start + size], output_len=size)
 
-        yield "lz4.block decompress, copied", blocks
+        yield "cramjam decompress_block_into", blocks
 
 
 _OUT = np.zeros(32 << 20, np.uint8)
@@ -312,7 +283,7 @@ class Bucket:
 _LIVE_BYTES, _LIVE_TIMES = 2e5, 10
 
 
-def live(rounds: int, scale: float) -> tuple[str, bool]:
+def live(rounds: int) -> tuple[str, bool]:
     """C2 of fanstore.md. The store's rate makes the uncompressed read take most of an iteration; the iteration is as
     long as lets a codec in the middle pass, and not the next better one."""
     lines = [
@@ -320,7 +291,7 @@ def live(rounds: int, scale: float) -> tuple[str, bool]:
         "|---|---|---|---|---|---|---|---|",
     ]
     fine = True
-    every = kinds(scale)
+    every = kinds()
     for kind in ("JSON 419 B", "Datum 3 KB", "text 400 KB"):
         values = every[kind]
         found = [
@@ -427,10 +398,10 @@ def _run(values: list[bytes], candidate: Candidate | None, app: Application, rat
 # -- bars --------------------------------------------------------------------------------------------------------------
 
 
-def bars(scale: float) -> tuple[str, bool]:
+def bars() -> tuple[str, bool]:
     """Ratios of held-out records with a dictionary of 32 KiB, the dictionary itself not counted."""
     lines, fine = ["| records | codec | ratio | bar | |", "|---|---|---|---|---|"], True
-    every = kinds(scale)
+    every = kinds()
     every["int16 1.2 KB, drift"] = _signals(np.random.default_rng(15), len(every["int16 1.2 KB"]), 600, "drift")
     bars_of = BARS | {"int16 1.2 KB, drift": None}
     for kind, bar in bars_of.items():
@@ -452,11 +423,11 @@ def bars(scale: float) -> tuple[str, bool]:
     return "\n".join(lines), fine
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], tuple[str, bool]]] = {
-    "bars": lambda given: bars(given.scale),
-    "ways": lambda given: (ways(5 * given.rounds, given.scale), True),
-    "table": lambda given: (tables(measured(given.rounds, given.scale, given.seconds)), True),
-    "live": lambda given: live(given.rounds, given.scale),
+PARTS: dict[str, Callable[[int], tuple[str, bool]]] = {
+    "bars": lambda rounds: bars(),
+    "ways": lambda rounds: (ways(5 * rounds), True),
+    "table": lambda rounds: (tables(measured(rounds)), True),
+    "live": live,
 }
 
 
@@ -464,15 +435,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=[*PARTS, "all", "none"])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of records")
-    parser.add_argument("--seconds", type=float, default=0.15, help="per measurement")
     parser.add_argument("--out", type=Path, help="keep the parts' tables in this JSON file, beside those it has")
     parser.add_argument("--into", type=Path, help="a page with marks <!-- codecs: PART -->")
     given = parser.parse_args()
     texts: dict[str, str] = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
     fine = True
     for part in [one for one in PARTS if given.what in (one, "all")]:
-        texts[part], good = PARTS[part](given)
+        texts[part], good = PARTS[part](given.rounds)
         fine &= good
         print(texts[part], end="\n\n", flush=True)
         if given.out:

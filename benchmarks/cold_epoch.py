@@ -13,24 +13,21 @@ Exit status 1 if the geometric mean over an order's cells, or a whole 95 % inter
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import mmap
 import os
-import subprocess
+import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.cache import drop_file
-from benchmarks.compare import interval
-from benchmarks.in_memory import BATCH, ORDERS, make, numbers
-from benchmarks.measure import ROOT, save_facts
+from benchmarks.in_memory import BATCH, ORDERS, add_means, make, numbers
+from benchmarks.measure import Row, Section, finish, interleave, interval, launch, parser_of
 
 BARS = {"key": 0.9, "block": 0.9, "global": 0.7}
 #: of the values: what an epoch's beginning costs, some 40 ms, is to count as it does in an epoch of a second
@@ -67,57 +64,39 @@ def pario_side(path: str, order: str, size: int) -> dict[str, float]:
     return {"seconds": seconds}
 
 
-def turn(*words: str) -> dict[str, Any]:
-    drop_file(words[1])
-    command = [sys.executable, "-m", "benchmarks.cold_epoch", "side", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def turn(path: str, *words: str) -> float:
+    """MB/s of the file, in a new process."""
+    drop_file(path)
+    seconds: float = launch("benchmarks.cold_epoch", ["side", path, *words])["seconds"]
+    return os.path.getsize(path) / seconds / 1e6
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_epoch", description=__doc__.split("\n")[0])
+    parser = parser_of("cold_epoch", __doc__, 7, data=False)
     parser.add_argument("folder")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sizes", type=numbers, default=[3072, 201_728])
-    parser.add_argument("--out")
     options = parser.parse_args()
     folder = Path(options.folder) / "cold"
     folder.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
-    for size in options.sizes:
-        path = str(make(folder, size, BYTES // size))
-        nbytes = os.path.getsize(path)
-        turn("pario", path, "key", str(size))  # saves the index, and compiles
-        rates: dict[str, list[float]] = {name: [] for name in ("loop", *ORDERS)}
-        for number in range(options.rounds):
-            names = list(rates)
-            for name in names[number % 4 :] + names[: number % 4]:
-                words = ("loop", path) if name == "loop" else ("pario", path, name, str(size))
-                rates[name].append(nbytes / turn(*words)["seconds"] / 1e6)
-        for order in ORDERS:
-            ratio = interval(np.divide([rates[order]], [rates["loop"]]))
-            found.append({"size": size, "order": order, "ratio": ratio, "rates": rates[order], "loop": rates["loop"]})
-            middle = [sorted(rates[name])[options.rounds // 2] for name in (order, "loop")]
-            print(
-                f"{size} B, {order}: {ratio[0]:.2f} ({ratio[1]:.2f} … {ratio[2]:.2f}) of the loop; "
-                f"{middle[0]:,.0f} against {middle[1]:,.0f} MB/s",
-                flush=True,
-            )
+    section = Section("cold_epoch", "The first epoch of a cold file ÷ a bare loop into new shared memory", "cold")
     wrong = False
-    for order, bar in BARS.items():
-        ratios = [row["ratio"] for row in found if row["order"] == order]
-        mean = math.exp(sum(math.log(each[0]) for each in ratios) / len(ratios))
-        wrong |= mean < bar or any(each[2] < bar for each in ratios)
-        print(f"{order}: geometric mean {mean:.2f}, bar {bar}")
-    if options.out:
-        save_facts(options.out, rounds=options.rounds, cells=found)
-    return int(wrong)
+    for size in options.sizes:
+        path = str(make(folder, size, (BYTES >> 6 if options.smoke else BYTES) // size))
+        turn(path, "key", str(size))  # saves the index, and compiles
+        sides = {"loop": partial(turn, path), **{order: partial(turn, path, order, str(size)) for order in ORDERS}}
+        rates = section.raw[str(size)] = interleave(sides, 1 if options.smoke else options.rounds)
+        for order in ORDERS:
+            mean, low, high = interval(np.divide([rates[order]], [rates["loop"]]))
+            wrong |= high < BARS[order]
+            ours, theirs = (f"{statistics.median(rates[name]):,.0f} MB/s" for name in (order, "loop"))
+            section.add(Row(f"{size} B, {order}", mean, low, high, ours=f"pario {ours}", theirs=f"loop {theirs}"))
+    add_means(section, BARS)
+    return finish("cold_epoch", options, [section]) or int(wrong and not options.smoke)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["side"]:
-        _, _, side, path, *rest = sys.argv
-        print(json.dumps(loop_side(path) if side == "loop" else pario_side(path, rest[0], int(rest[1]))))
+        path, *rest = sys.argv[2:]
+        print(json.dumps(pario_side(path, rest[0], int(rest[1])) if rest else loop_side(path)))
     else:
         sys.exit(main())

@@ -7,7 +7,6 @@ is what the kernel counts for its process (/proc/PID/io), in windows of one seco
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.control_plane import end, plane
-from benchmarks.measure import ROOT
+from benchmarks.control_plane import plane
+from benchmarks.measure import Standing
 from benchmarks.stores.throttled import Group
 
 #: bytes per second
@@ -35,7 +34,7 @@ def work(path: str, nbytes: int) -> int:
     from pario import Loader, Options
     from pario.options import Recipe
 
-    options = Options(slot_bytes=2 << 20, slots=4)
+    options = Options(slot_bytes=2 << 20, slots=4, tiers=())
     recipe = Recipe(fetch="direct")
     with Loader(path, 16, shuffle="global", options=options, recipe=recipe, comm="self") as loader:
         print("ready", flush=True)
@@ -58,28 +57,18 @@ def jobs(path: str, folder: Path, device: str, policy: str, total: float, stagge
     epochs = sum(each for _, each in JOBS)
     with ExitStack() as stack:
         group = stack.enter_context(Group(device, int(STORE)))
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env: dict[str, str] = {}
         if policy:
             address, _ = stack.enter_context(plane(folder, rules))
-            env |= {"PARIO_CONTROL": str(address), "PARIO_CONTROL_TOKEN": str(folder / "token")}
-        children: list[subprocess.Popen[str]] = []
+            env = {"PARIO_CONTROL": str(address), "PARIO_CONTROL_TOKEN": str(folder / "token")}
+        children = []
         for k, (_, each) in enumerate(JOBS):
-            command = [sys.executable, "-m", "benchmarks.control_jobs", path, str(int(total * each / epochs))]
-            child = subprocess.Popen(
-                group.command(command),
-                cwd=ROOT,
-                env=env | {"PARIO_JOB": f"job{k}"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.callback(end, child)
-            children.append(child)
+            words = ("-m", "benchmarks.control_jobs", path, str(int(total * each / epochs)))
+            child = Standing(*words, more=env | {"PARIO_JOB": f"job{k}"}, prefix=group.command)
+            children.append(stack.enter_context(child))
         for child in children:
-            assert child.stdout is not None
-            if child.stdout.readline() != "ready\n":
-                raise RuntimeError("a job did not start")
-        return _watch(children, stagger_s)
+            assert child.line() == "ready"
+        return _watch([child.child for child in children], stagger_s)
 
 
 def _watch(children: list[subprocess.Popen[str]], stagger_s: float) -> dict[str, Any]:
@@ -130,7 +119,7 @@ def windows(run: dict[str, Any]) -> list[list[float]]:
 def met(run: dict[str, Any]) -> float:
     """The part of all windows in which a job got what is guaranteed to it. All jobs want more than that."""
     good = [rate >= MET * part * STORE for (part, _), rates in zip(JOBS, windows(run), strict=True) for rate in rates]
-    return sum(good) / len(good)
+    return sum(good) / max(1, len(good))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def plane(folder: Path, rules: str) -> Iterator[tuple[PlaneAddress, int]]:
     (folder / "rules.toml").write_text(rules + f'\n[[user]]\nname = "{USER}"\ntoken = "token"\n')
     told = folder / "address"
     told.unlink(missing_ok=True)
-    words = ["control", "--rules", str(folder / "rules.toml"), "--at", "127.0.0.1:0", "--tell", str(told)]
+    words = ["plane", "serve", "--rules", str(folder / "rules.toml"), "--at", "127.0.0.1:0", "--tell", str(told)]
     child = subprocess.Popen(
         [sys.executable, "-m", "pario", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
@@ -46,9 +46,3 @@ def plane(folder: Path, rules: str) -> Iterator[tuple[PlaneAddress, int]]:
 def processor_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def end(child: subprocess.Popen[str]) -> None:
-    if child.poll() is None:
-        child.kill()
-    child.communicate()

@@ -7,8 +7,6 @@ What is counted are the opens that arrive at the store, per job and second.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -19,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.control_plane import end, plane
-from benchmarks.measure import ROOT
+from benchmarks.control_plane import plane
+from benchmarks.measure import Standing
 from benchmarks.stores.latency import LatencyStore, latency_store
 from pario.errors import FileError
 from pario.fetch.limited import open_limited
@@ -90,34 +88,28 @@ def storm(source: Path, folder: Path, opens: int, with_plane: bool, alone_s: flo
     )
     with ExitStack() as stack:
         store = stack.enter_context(latency_store(source, read_s=0.002, metadata_s=0.002, bytes_per_s=None, cache_s=0))
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        env.pop("PARIO_CONTROL", None)
+        env: dict[str, str] = {"PARIO_CONTROL": ""}
         if with_plane:
             address, _ = stack.enter_context(plane(folder, rules))
-            env |= {"PARIO_CONTROL": str(address), "PARIO_CONTROL_TOKEN": str(folder / "token")}
-        children: dict[str, subprocess.Popen[str]] = {}
+            env = {"PARIO_CONTROL": str(address), "PARIO_CONTROL_TOKEN": str(folder / "token")}
+        children: dict[str, Standing] = {}
         for name, threads in THREADS.items():
-            arguments = [f"{store.folder}/{name}", str(threads), str(opens if name == "storm" else 0)]
-            child = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.control_storm", *arguments],
-                cwd=ROOT, env=env | {"PARIO_JOB": name}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
-            stack.callback(end, child)
-            children[name] = child
-            if _line(child) != "ready":
-                raise RuntimeError(f"the job {name} did not start")
+            words = (f"{store.folder}/{name}", str(threads), str(opens if name == "storm" else 0))
+            child = Standing("-m", "benchmarks.control_storm", *words, more=env | {"PARIO_JOB": name})
+            children[name] = stack.enter_context(child)
+            assert child.line() == "ready", name
         samples = [_sample(store)]
         begin = time.monotonic()
-        _go(children["quiet"])
+        children["quiet"].tell()
         _watch(store, samples, lambda: time.monotonic() >= begin + alone_s)
         first = len(samples) - 1
-        _go(children["storm"])
+        children["storm"].tell()
         ended = threading.Event()
-        threading.Thread(target=lambda: (_line(children["storm"]), ended.set()), daemon=True).start()
+        threading.Thread(target=lambda: (children["storm"].line(), ended.set()), daemon=True).start()
         _watch(store, samples, ended.is_set)
         last = len(samples) - 1
-        _go(children["quiet"])
-        _line(children["quiet"])
+        children["quiet"].tell()
+        children["quiet"].line()
     found = np.array(samples)
     rates = np.diff(found[:, 1:], axis=0) / np.diff(found[:, :1], axis=0)
     # The second in which the storm begins, and the one in which it ends, are left out.
@@ -126,17 +118,6 @@ def storm(source: Path, folder: Path, opens: int, with_plane: bool, alone_s: flo
         "storm": rates[first + 1 : last - 1].tolist(),
         "seconds": found[last, 0] - found[first, 0],
     }
-
-
-def _go(child: subprocess.Popen[str]) -> None:
-    assert child.stdin is not None
-    child.stdin.write("go\n")
-    child.stdin.flush()
-
-
-def _line(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
 
 
 def _sample(store: LatencyStore) -> list[float]:

@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 from benchmarks import data
@@ -93,8 +92,7 @@ def measure(cell: Cell, folder: str, rounds: int) -> dict[str, Any]:
     held = data.make(folder, "197k", cell.records)
     small = data.make(folder, "197k", 100)
     for one in (held, small):
-        if not list(Path(one.path).glob("*.pario.h5")):
-            launch("benchmarks.worker_pario", [one.path, "--index-only"])
+        launch("benchmarks.worker_pario", [one.path, "--index-only"])
     with opened(cell.store, held) as store:
         how = ["--rounds", str(rounds), "--compute", str(cell.compute_s), "--shuffle", cell.shuffle]
         more = ["--drop", store.file] if store.file else []

@@ -6,7 +6,6 @@ well.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,10 +55,21 @@ def readable(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(plain if few else NullFormatter())
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
-
-
 def errors(found: Sequence[dict[str, float]]) -> list[list[float]]:
     """Error bars of spreads: from the smallest to the largest."""
     return [[one["median"] - one["min"] for one in found], [one["max"] - one["median"] for one in found]]
+
+
+def points(axes: Any, xs: Sequence[float], found: Sequence[dict[str, float]], **style: Any) -> None:
+    """Spreads as a line: medians, with bars from the smallest to the largest. style : label, color, marker, ..."""
+    style = {"markersize": 4, "linewidth": 1, "capsize": 2, **style}
+    axes.errorbar(xs, [one["median"] for one in found], yerr=errors(found), **style)
+
+
+def bars(axes: Any, xs: Sequence[float], found: Sequence[dict[str, float]], width: float = 0.6, **style: Any) -> None:
+    """The same as columns."""
+    axes.bar(xs, [one["median"] for one in found], width, yerr=errors(found), capsize=2, **style)
+
+
+def legend_below(figure: Any, axes: Any, columns: int) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)

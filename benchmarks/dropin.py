@@ -13,22 +13,18 @@ a second pass of the same process over the same keys.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import lmdb
-
 from benchmarks import cache, data
-from benchmarks.measure import Row, Section, WorkerError, interleave, launch, ratios, save
+from benchmarks.measure import Row, Section, WorkerError, finish, interleave, launch, parser_of
+from benchmarks.sides import SMALL
 
-SMALL = "small-100b"
-SMALL_RECORDS, SMALL_BYTES = 300_000, 100
+SMALL_RECORDS = 300_000  # of 100 bytes
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Case:
 
     name: str
     what: str
-    which: str  # a set of benchmarks.data, or SMALL
+    which: str  # a set of benchmarks.data, or "100b"
     count: int
     bar: float | None
     cold: bool = False
@@ -58,26 +54,11 @@ CASES = (
     Case("warm random get, 3 KB", "get", "3k", 100_000, 0.4, passes=2),
     Case("warm random get, 197 KB, cached by random reads", "get", "197k", 10_000, 0.9, passes=2, scattered=True),
     Case("warm random get, 3 KB, cached by random reads", "get", "3k", 400_000, 0.4, passes=2, scattered=True),
-    Case("warm random get, 100 B", "get", SMALL, 100_000, 0.25, passes=2),
+    Case("warm random get, 100 B", "get", "100b", 100_000, 0.25, passes=2),
     Case("warm getmulti of 1,000 keys, 3 KB", "getmulti", "3k", 100_000, 1.5, passes=2),
     Case("warm scan with values, 3 KB", "scan", "3k", 100_000, 0.5, readahead=True, passes=2),
     Case("warm keys-only scan, 3 KB", "keys", "3k", 100_000, None, passes=2),
 )
-
-
-def small_set(folder: str, records: int) -> str:
-    """The set of 100-byte records, made once."""
-    path = Path(folder) / f"{SMALL}-{records}"
-    if not (path / "data.mdb").exists():
-        half = path.with_suffix(".half")
-        rng = os.urandom
-        with lmdb.open(str(half), map_size=records * 4 * SMALL_BYTES + (1 << 24), sync=False, lock=False) as env:
-            with env.begin(write=True) as txn:
-                for i in range(records):
-                    txn.put(b"%08d" % i, rng(SMALL_BYTES), append=True)
-            env.sync(True)
-        half.rename(path)
-    return str(path)
 
 
 def scatter(file: str) -> None:
@@ -115,53 +96,34 @@ def measure(case: Case, path: str, records: int, warmup: str, rounds: int, secti
         rates = {
             name: [run["records"] / run["seconds"][number] for run in runs] for name, runs in found.items()
         }  # records/s
-        ratio = ratios(rates["pario"], rates["lmdb"])
+        pairs = [ours / theirs for ours, theirs in zip(rates["pario"], rates["lmdb"], strict=True)]
         spent = {name: 1e6 / statistics.median(values) for name, values in rates.items()}
-        first = number == 0
-        section.add(
-            Row(
-                case.name + ("" if first else ", again"),
-                ratio["median"],
-                ratio["min"],
-                ratio["max"],
-                ">=" if case.bar is not None and first else "",
-                case.bar if first else None,
-                ours=f"pario {spent['pario']:.3g} us per record",
-                theirs=f"py-lmdb {spent['lmdb']:.3g} us",
-            )
-        )
+        words = {"ours": f"pario {spent['pario']:.3g} us per record", "theirs": f"py-lmdb {spent['lmdb']:.3g} us"}
+        name, bar = (f"{case.name}, again", None) if number else (case.name, case.bar)
+        section.add(Row.of(name, pairs, ">=", bar, **words))
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dropin", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
+def main() -> int:
+    parser = parser_of("dropin", __doc__, 5)
     parser.add_argument("--only", action="append", help="part of a case's name; may be given several times")
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds (default 5, --quick 1)")
-    parser.add_argument("--out", default="", help="JSON file (default: dropin.json in the data folder)")
-    parser.add_argument("--quick", action="store_true", help="tiny data sets, one round: does it run at all?")
-    options = parser.parse_args(argv)
-    rounds = options.rounds or (1 if options.quick else 5)
-    small = {"3k": data.make(options.data, "3k", 4000), "197k": data.make(options.data, "197k", 100)}
+    options = parser.parse_args()
+    small = {which: data.make(options.data, which, few) for which, few in {**SMALL, "100b": 3000}.items()}
     section = Section("dropin", "pario.lmdb beside py-lmdb", "cold or warm, per case")
-    failed = False
+    failed = bad = 0
     for case in CASES:
         if options.only and not any(part in case.name for part in options.only):
             continue
-        if case.which == SMALL:
-            records = 3000 if options.quick else SMALL_RECORDS
-            path = small_set(options.data, records)
-        else:
-            held = small[case.which] if options.quick else data.make(options.data, case.which)
-            path, records = held.path, held.records
+        held = small[case.which]
+        if not options.smoke:
+            held = data.make(options.data, case.which, SMALL_RECORDS if case.which == "100b" else None)
+        warmup = small["3k" if case.which == "197k" else "197k"].path
         try:
-            measure(case, path, records, small["3k" if path == small["197k"].path else "197k"].path, rounds, section)
+            measure(case, held.path, held.records, warmup, 1 if options.smoke else options.rounds, section)
         except (cache.Unavailable, WorkerError) as problem:
-            failed = True
+            failed = 1
             section.note(f"NOT MEASURED: {case.name}: {problem}")
-        save(options.out or Path(options.data) / "dropin.json", [section], command=sys.argv, rounds=rounds)
-    missed = [row.case for row in section.rows if row.met is False]
-    print(f"{sum(row.met is True for row in section.rows)} bars met, {len(missed)} not met")
-    return 1 if missed and not options.quick else 3 if failed else 0
+        bad = finish("dropin", options, [section])
+    return bad or 3 * failed
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ page cache, and 1, 2 or 4 processes of `pario.lmdb` read it under a rule: bytes 
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
-import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +24,21 @@ import numpy as np
 import pario
 import pario.lmdb
 from benchmarks import cache, data
-from pario.plane.joining import user_name
-from pario.plane.plane import Plane
-from pario.plane.rules import Rules
-from pario.plane.words import PlaneAddress
+from benchmarks.control_plane import plane
+from benchmarks.measure import interleave, parser_of, told
 
 RULE = 20e6
-SECRET = bytes(range(32))
 
 
 @contextmanager
-def plane(rules: Rules) -> Iterator[None]:
-    """Processes that open a dataset inside belong to it."""
-    with tempfile.TemporaryDirectory() as folder:
-        token = Path(folder, "token")
-        token.touch(0o600)
-        token.write_bytes(SECRET)
-        made = Plane(PlaneAddress("127.0.0.1", 0), rules)
-        thread = threading.Thread(target=made.run, daemon=True)
-        thread.start()
-        os.environ |= {"PARIO_CONTROL": str(made.address), "PARIO_CONTROL_TOKEN": str(token)}
+def inside(rules: str) -> Iterator[None]:
+    """Processes that open a dataset inside belong to a plane."""
+    with tempfile.TemporaryDirectory() as folder, plane(Path(folder), rules) as (address, _):
+        os.environ |= {"PARIO_CONTROL": str(address), "PARIO_CONTROL_TOKEN": f"{folder}/token"}
         try:
             yield
         finally:
             del os.environ["PARIO_CONTROL"]
-            made.stop()
-            thread.join(5)
-
-
-def say(case: str, ratios: list[float]) -> None:
-    print(f"{case}: {statistics.median(ratios):.3f} ({min(ratios):.3f} ... {max(ratios):.3f})", flush=True)
 
 
 def epoch_of(loader: pario.Loader) -> Callable[[], int]:
@@ -84,20 +67,20 @@ def sides(path: str, keys: list[bytes]) -> dict[str, Callable[[], int]]:
 
 def warm(path: str, keys: list[bytes], rounds: int) -> None:
     without = sides(path, keys)
-    rules = Rules((1e12, None), secrets={user_name(): SECRET})
-    with plane(rules):
+    with inside("[store]\nbytes_per_s = 1e12\n"):
         under = sides(path, keys)
         for name in under:
-            ratios = []
-            for turn in range(rounds + 2):
-                took = {}
-                for side in (without, under) if turn % 2 else (under, without):
-                    begun = time.perf_counter()
-                    side[name]()
-                    took[side is under] = time.perf_counter() - begun
-                ratios.append(took[False] / took[True])
-            ratios = ratios[2:]  # an index, kernels, the fill
-            say(f"warm, {name}", ratios)
+            both = {"with": partial(seconds, under[name]), "without": partial(seconds, without[name])}
+            interleave(both, 2)  # an index, kernels, the fill
+            found = interleave(both, rounds)
+            pairs = [a / b for a, b in zip(found["without"], found["with"], strict=True)]
+            print(f"warm, {name}: {told(pairs, '.3f')}", flush=True)
+
+
+def seconds(call: Callable[[], int]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def _reads(path: str, keys: list[bytes], ready: Any, go: Any, done: Any) -> None:
@@ -117,7 +100,7 @@ def _reads(path: str, keys: list[bytes], ready: Any, go: Any, done: Any) -> None
 
 def limited(held: data.DataSet, keys: list[bytes], rounds: int) -> None:
     context = multiprocessing.get_context("fork")
-    with plane(Rules((RULE, None), lease_s=2.0, secrets={user_name(): SECRET})):
+    with inside(f"lease_s = 2.0\n[store]\nbytes_per_s = {RULE}\n"):
         for workers in (1, 2, 4):
             ratios = []
             for _ in range(rounds):
@@ -136,19 +119,17 @@ def limited(held: data.DataSet, keys: list[bytes], rounds: int) -> None:
                 ratios.append(used / (time.perf_counter() - begun) / RULE)
                 for each in running:
                     each.join()
-            say(f"limited, {workers} processes", ratios)
+            print(f"limited, {workers} processes: {told(ratios, '.3f')}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.idle_plane", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
-    held = data.make(options.data, "3k", 60_000)
+    options = parser_of("idle_plane", __doc__, 9).parse_args()
+    rounds, records = (1, 4000) if options.smoke else (options.rounds, 60_000)
+    held = data.make(options.data, "3k", records)
     with pario.Reader(held.path, comm="self") as reader:
         keys = reader.keys(np.random.default_rng(0).permutation(len(reader)))
-    limited(held, keys, max(1, options.rounds // 3))
-    warm(held.path, keys, options.rounds)
+    limited(held, keys, max(1, rounds // 3))
+    warm(held.path, keys, rounds)
 
 
 if __name__ == "__main__":

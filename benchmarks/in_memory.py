@@ -11,23 +11,22 @@ turn the second of two epochs counts. Exit status 1 if the geometric mean over t
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
-import subprocess
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import numpy as np
 
-from benchmarks.compare import interval
-from benchmarks.measure import ROOT, mpiexec, save_facts
-from benchmarks.study.jobs import job_environment
+from benchmarks.measure import Row, Section, Standing, finish, interleave, interval, parser_of
 from benchmarks.worker import Team, on_request
 
 BATCH = {100: 1024, 3072: 256, 201_728: 64}
@@ -37,8 +36,13 @@ ORDERS: dict[str, Any] = {"key": False, "block": "block", "global": "global"}
 BARS = {"one array": 0.9, "two arrays": 1.0}
 
 
+def numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
 def make(folder: Path, size: int, count: int = 0) -> Path:
-    path = folder / f"raw-{size}.lmdb"
+    """An LMDB of `count` values; by default 200 MB of them."""
+    path = folder / f"raw-{size}{f'-{count}' if count else ''}.lmdb"
     count = count or min(BYTES // size, 1_000_000)
     if not path.exists():
         rng = np.random.default_rng(size)
@@ -88,104 +92,67 @@ def bare_side(team: Team, path: str, arrays: int, size: int, ids: str) -> None:
         on_request(team, epoch)
 
 
-class Side:
-    """Processes that run an epoch whenever they are asked."""
-
-    def __init__(self, ranks: int, *words: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.in_memory", "side", *words]
-        command = command if ranks == 1 else [mpiexec(), "-n", str(ranks), *command]
-        pipe = subprocess.PIPE
-        self._job = subprocess.Popen(
-            command, cwd=ROOT, env=job_environment(ranks, 1), stdin=pipe, stdout=pipe, text=True, start_new_session=True
-        )
-
-    def epoch(self) -> float:
-        """Records/s of all ranks together."""
-        assert self._job.stdin is not None
-        assert self._job.stdout is not None
-        self._job.stdin.write("epoch\n")
-        self._job.stdin.flush()
-        line = self._job.stdout.readline()
-        if not line.startswith("{"):
-            raise RuntimeError(f"a side has ended with {self._job.wait(60)}")
-        ranks = json.loads(line)["ranks"]
-        return sum(rank["records"] for rank in ranks) / max(rank["seconds"] for rank in ranks)
-
-    def close(self) -> None:
-        try:
-            self._job.communicate(timeout=60)
-        finally:
-            self._job.kill()
-
-
 def cell(path: Path, order: str, size: int, ranks: int, rounds: int) -> dict[str, list[float]]:
     """Rates of each side, in records/s, round by round."""
-    sides: dict[str, Side] = {}
-    with tempfile.TemporaryDirectory(prefix="pario-order-") as ids:
-        try:
-            sides["pario"] = Side(ranks, "pario", str(path), order, str(size), ids)
-            for _ in range(3):  # the memory tier is filled behind them
-                sides["pario"].epoch()
-            for arrays, name in enumerate(BARS, 1):
-                sides[name] = Side(ranks, str(arrays), str(path), order, str(size), ids)
-                sides[name].epoch()
-            rates: dict[str, list[float]] = {name: [] for name in sides}
-            names = list(sides)
-            for turn in range(rounds):
-                for name in names[turn % 3 :] + names[: turn % 3]:
-                    sides[name].epoch()
-                    rates[name].append(sides[name].epoch())
-            return rates
-        finally:
-            for side in sides.values():
-                side.close()
+    sides: dict[str, Callable[[], float]] = {}
+    with ExitStack() as stack:
+        ids = stack.enter_context(tempfile.TemporaryDirectory(prefix="pario-order-"))
+        for number, name in enumerate(("pario", *BARS)):
+            words = ("side", str(number), str(path), order, str(size), ids)
+            side = stack.enter_context(Standing("-m", "benchmarks.in_memory", *words, ranks=ranks))
+            for _ in range(1 if number else 3):  # the memory tier is filled behind them
+                side.ask()
+            sides[name] = partial(second, side)
+        return interleave(sides, rounds)
 
 
-def numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+def second(side: Standing) -> float:
+    """Records/s of all ranks together in the second of two epochs."""
+    side.ask()
+    ranks = side.ask()["ranks"]
+    return sum(rank["records"] for rank in ranks) / max(rank["seconds"] for rank in ranks)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.in_memory", description=__doc__.split("\n")[0])
+    parser = parser_of("in_memory", __doc__, 9, data=False)
     parser.add_argument("folder")
-    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--ranks", type=numbers, default=[1, 2, 4])
     parser.add_argument("--sizes", type=numbers, default=list(BATCH))
-    parser.add_argument("--out")
     options = parser.parse_args()
-    folder = Path(options.folder)
+    folder, rounds = Path(options.folder), 1 if options.smoke else options.rounds
     folder.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
+    section = Section("tiers", "Later epochs, all records in memory ÷ the tightest py-lmdb loops", "in memory")
     wrong = False
-    for size in options.sizes:
-        path = make(folder, size)
-        for order in ORDERS:
-            for ranks in options.ranks:
-                rates = cell(path, order, size, ranks, options.rounds)
-                row: dict[str, Any] = {"size": size, "order": order, "ranks": ranks, "rates": rates}
-                for name, bar in BARS.items():
-                    row[name] = interval(np.divide([rates["pario"]], [rates[name]]))
-                    wrong |= row[name][2] < bar
-                words = ", ".join(
-                    f"÷ {name} {row[name][0]:.2f} ({row[name][1]:.2f} … {row[name][2]:.2f})" for name in BARS
-                )
-                middle = sorted(rates["pario"])[options.rounds // 2]
-                print(f"{size} B, {order}, {ranks} ranks: {words}; {middle / 1e3:,.1f} k/s", flush=True)
-                found.append(row)
-    for name, bar in BARS.items():
-        mean = math.exp(sum(math.log(row[name][0]) for row in found) / len(found))
-        wrong |= mean < bar
-        print(f"÷ {name}: geometric mean of {len(found)} cells {mean:.3f}, bar {bar}")
-    if options.out:
-        save_facts(options.out, rounds=options.rounds, cells=found)
-    return int(wrong)
+    for size in [3072] if options.smoke else options.sizes:
+        path = make(folder, size, 2000 if options.smoke else 0)
+        for order, ranks in product(ORDERS, [2] if options.smoke else options.ranks):
+            rates = section.raw[f"{size} {order} {ranks}"] = cell(path, order, size, ranks, rounds)
+            for name, bar in BARS.items():
+                mean, low, high = interval(np.divide([rates["pario"]], [rates[name]]))
+                wrong |= high < bar
+                ours, theirs = (f"{statistics.median(rates[side]) / 1e3:,.1f} k/s" for side in ("pario", name))
+                case = f"{size} B, {order}, {ranks} ranks ÷ {name}"
+                section.add(Row(case, mean, low, high, ours=f"pario {ours}", theirs=f"py-lmdb {theirs}"))
+    add_means(section, BARS)
+    return finish("in_memory", options, [section]) or int(wrong and not options.smoke)
+
+
+def add_means(section: Section, bars: Mapping[str, float]) -> None:
+    """Rows with the geometric means of those whose case ends with a name of `bars`."""
+    rows = list(section.rows)
+    for name, bar in bars.items():
+        means = [math.log(row.figure) for row in rows if row.case.endswith(f" {name}")]
+        mean = math.exp(statistics.fmean(means))
+        section.add(Row(f"geometric mean of {len(means)} cells, {name}", mean, mean, mean, ">=", bar))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["side"]:
-        side, path, order, size, ids = sys.argv[2:]
-        made: Callable[..., None] = pario_side if side == "pario" else bare_side
-        made(Team(), path, order if side == "pario" else int(side), int(size), ids)
+        arrays, path, order, size, ids = sys.argv[2:]
+        if arrays == "0":
+            pario_side(Team(), path, order, int(size), ids)
+        else:
+            bare_side(Team(), path, int(arrays), int(size), ids)
     else:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         sys.exit(main())

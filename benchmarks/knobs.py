@@ -1,6 +1,6 @@
 """The knobs: what they settle on, and what they cost.
 
-    python -m benchmarks.knobs --data DIR [--parts consumer,cost] [--records N]
+    python -m benchmarks.knobs --data DIR [--parts consumer,cost]
 
 consumer   197 KB records in "global" order from the store of 20 ms and 200 MB/s, one rank, a step that takes so many
            milliseconds per sample: reads in flight at the end, and seconds that the step waited
@@ -12,7 +12,6 @@ Needs root, fuse3 and mfusepy.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import threading
@@ -23,7 +22,7 @@ from typing import Any
 
 import pario
 from benchmarks import data
-from benchmarks.sides import Bench
+from benchmarks.measure import parser_of
 from benchmarks.stores.latency import latency_store
 from pario.feed.decode_step import DecodeStep
 from pario.feed.ring_writer import RingWriter
@@ -31,6 +30,8 @@ from pario.tune.depth import Depth
 
 #: seconds of a read, bytes/s of all
 STORE = 0.020, 200e6
+#: of each run
+SECONDS = 30.0
 STEPS_MS = (40.0, 12.0, 2.0, 0.0)
 BATCH = 8
 #: everything that runs for the knobs alone
@@ -140,19 +141,17 @@ def _cost(clock: Clock, name: str, run: Callable[[], dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.knobs", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
+    parser = parser_of("knobs", __doc__, 1)
     parser.add_argument("--parts", default="consumer,cost")
-    parser.add_argument("--records", type=int, default=1000, help="of 197 KB")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each run of consumer and cost")
     options = parser.parse_args()
-    held = data.make(options.data, "197k", options.records)
-    Bench(options.data, 1, False, False, []).index(held.path)
+    held = data.make(options.data, "197k", 1000)
+    pario.Reader(held.path, comm="self").close()  # saves the index
+    seconds = 2.0 if options.smoke else SECONDS
     parts = options.parts.split(",")
     if "consumer" in parts:
-        consumer(held, options.seconds)
+        consumer(held, seconds)
     if "cost" in parts:
-        cost(held, options.seconds)
+        cost(held, seconds)
     return 0
 
 

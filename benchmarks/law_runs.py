@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import data
+from benchmarks.drawing import write_figures
 from benchmarks.laws import LAWS
-from benchmarks.measure import launch
+from benchmarks.measure import launch, told
 from benchmarks.stores.kinds import STORES, Opened, opened
 from benchmarks.worker_laws import BIN_S
 
@@ -106,8 +107,7 @@ def jain(values: Sequence[float]) -> float:
 def _sets(folder: str, store: str) -> tuple[data.DataSet, data.DataSet]:
     held, small = data.make(folder, "197k", RECORDS.get(store, MANY)), data.make(folder, "197k", 100)
     for one in (held, small):
-        if not list(Path(one.path).glob("*.pario.h5")):
-            launch("benchmarks.worker_pario", [one.path, "--index-only"])
+        launch("benchmarks.worker_pario", [one.path, "--index-only"])
     return held, small
 
 
@@ -206,10 +206,6 @@ def units(folder: str, rounds: int) -> dict[str, Callable[[], Any]]:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _middle(values: Sequence[float], form: str = ".2f") -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} … {max(values):{form}})"
-
-
 def _seconds(value: float | None) -> str:
     return "never" if value is None else f"{value:.1f} s"
 
@@ -239,7 +235,7 @@ def _steady_table(found: dict[str, Any]) -> str:
             worst = None if None in times else max(times)  # type: ignore[type-var]
             depths = [mean_depth(run["settings"], SETTLED_S, LAW_S) for run in runs]
             depth = statistics.median(depths)
-            said = f"{_middle(part)} | ≤ {_seconds(worst)} | {depth:.1f}; {depth / few:.1f}"
+            said = f"{told(part)} | ≤ {_seconds(worst)} | {depth:.1f}; {depth / few:.1f}"
             lines.append(f"| {first} | {law} | {said} |")
             first = " | "
     return "\n".join(lines) if len(lines) > 2 else ""
@@ -285,19 +281,17 @@ def _shared_table(found: dict[str, Any]) -> str:
             if alone:
                 one = statistics.median(latency(run["bins"], SETTLED_S, LAW_S) for run in alone["runs"][law])
                 base = f"{max(late) / one:.1f}"
-            said = f"{_middle(fair)} | {_middle(sums, '.0f')} | {base} | {min(depths):.0f} to {max(depths):.0f}"
+            said = f"{told(fair)} | {told(sums, '.0f')} | {base} | {min(depths):.0f} to {max(depths):.0f}"
             lines.append(f"| {unit.removeprefix('shared ')} | {law} | {said} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def plot(found: dict[str, Any], folder: str) -> None:
     """Depth and rate over time while the store changes: FOLDER/tuning.svg."""
-    import matplotlib
+    write_figures(lambda pyplot: [("tuning", _changes(pyplot, found))], folder, ("svg",))
 
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "pario"
-    from matplotlib import pyplot
 
+def _changes(pyplot: Any, found: dict[str, Any]) -> Any:
     shown = [unit for unit in found if unit.split(" ")[0] in CHANGES]
     figure, axes = pyplot.subplots(2, len(shown), figsize=(4.5 * len(shown), 4.5), sharex="col", squeeze=False)
     titles = {"bandwidth": "bandwidth ÷ 3 and back", "latency": "latency × 5 and back"}
@@ -325,4 +319,4 @@ def plot(found: dict[str, Any], folder: str) -> None:
     axes[1][0].set_ylabel("reads in flight")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(Path(folder) / "tuning.svg", metadata={"Date": None})
+    return figure

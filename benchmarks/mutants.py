@@ -3,8 +3,6 @@
     python -m benchmarks.mutants --record              once, and after tests have changed: which test reaches which line
     python -m benchmarks.mutants                       all defects that have no result yet
     python -m benchmarks.mutants --only comm --again   those of a room (or file, or name), anew
-    python -m benchmarks.mutants --survivors --most 600     what nothing noticed, anew, by all tests that reach it
-    python -m benchmarks.mutants --list                the defects, and how many tests reach each of them
     python -m benchmarks.mutants --table               measurements/mutants.md from the results so far
 
 A defect is noticed when a test fails, crashes or does not end, and passes in the sound tree right afterwards. Tests run
@@ -77,8 +75,7 @@ def _within(tests: Sequence[Witness], seconds: float) -> list[Witness]:
 class Worker:
     """Tries defects in a copy of its own."""
 
-    def __init__(self, folder: Path, reach: Reach, most_s: float) -> None:
-        self._most_s = most_s
+    def __init__(self, folder: Path, reach: Reach) -> None:
         self.copy = Copy(ROOT, folder)
         self.reach = reach
         self.kernels = Kernels(self.copy.root)
@@ -91,7 +88,7 @@ class Worker:
         tests, rooms = self.reach.of(defect, self.copy.root, self.kernels)
         done = {"tests": len(tests), "run": 0, "left": 0, "suite": "", "unsteady": []}
         for suite, setting, wanted in phases(tests, rooms):
-            kept = _within(wanted, self._most_s)
+            kept = _within(wanted, MOST_S)
             done["left"] += len(wanted) - len(kept)
             notice = self._run(defect, setting, kept, done)
             if notice is not None:
@@ -156,7 +153,7 @@ class Results:
             part.replace(self._path)
 
 
-def try_all(defects: Sequence[Defect], data: Path, jobs: int, results: Results, most_s: float) -> None:
+def try_all(defects: Sequence[Defect], data: Path, jobs: int, results: Results) -> None:
     todo: queue.SimpleQueue[Defect] = queue.SimpleQueue()
     for defect in defects:
         todo.put(defect)
@@ -165,7 +162,7 @@ def try_all(defects: Sequence[Defect], data: Path, jobs: int, results: Results, 
 
     def work(number: int) -> None:
         try:
-            worker = Worker(data / f"worker{number}", reach, most_s)
+            worker = Worker(data / f"worker{number}", reach)
             while not errors:
                 defect = todo.get_nowait()
                 result = worker.try_out(defect)
@@ -195,14 +192,14 @@ def said(defect: Defect, result: Result) -> str:
     return f"{defect.name}: {result['suite']} suite, {result['how']} {result['test']} ({count}): {result['text']}"
 
 
-def record_all(files: Sequence[str], data: Path, settings: Sequence[Setting], again: bool) -> None:
+def record_all(files: Sequence[str], data: Path, again: bool) -> None:
     copy = Copy(ROOT, data / "recorder")
     folder = data / "reach"
     for file in files or sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_*.py")):
         mpi = Path(file).name.startswith("test_mpi_")
         if not files and not mpi and _NOT_RECORDED.match(file):
             continue
-        for setting in settings if mpi else [SERIAL]:
+        for setting in (*QUICK, *OTHERS) if mpi else [SERIAL]:
             if again or not is_recorded(ROOT / file, setting, folder):
                 print(record(copy, setting, file, folder), flush=True)
 
@@ -255,27 +252,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT / "build" / "mutants", help="recordings and results")
     parser.add_argument("--record", nargs="*", metavar="FILE", help="record these test files, or all that matter")
-    parser.add_argument("--ranks", choices=["quick", "others", "all"], default="all", help="of what is recorded")
     parser.add_argument("--only", default="", metavar="ROOM", help="defects of this room, file or name")
     parser.add_argument("--again", action="store_true", help="also what has a result already")
-    parser.add_argument("--survivors", action="store_true", help="what no test has noticed so far, anew")
     parser.add_argument("--jobs", type=int, default=2, help="defects that are tried side by side")
-    parser.add_argument("--most", type=float, default=MOST_S, help="seconds of tests per defect and setting")
-    parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     given.data = given.data.absolute()  # processes with other working directories get it
     defects = chosen(read_all(), given.only)
     results = Results(given.data / "results.json")
     if given.record is not None:
-        settings = {"quick": QUICK, "others": OTHERS, "all": (*QUICK, *OTHERS)}[given.ranks]
-        record_all(given.record, given.data, settings, given.again)
-    elif given.list:
-        reach, kernels = Reach(given.data / "reach"), Kernels(ROOT)
-        for defect in defects:
-            tests, _ = reach.of(defect, ROOT, kernels)
-            quick = sum(test.quick for test in tests)
-            print(f"{defect.name}: {defect.reason} ({quick} tests of the default suite, {len(tests) - quick} others)")
+        record_all(given.record, given.data, given.again)
     elif given.table:
         PAGE.write_text(fill_marked(PAGE.read_text(), "mutants", {"": table(defects, results.all)}))
     else:
@@ -283,14 +269,10 @@ def main() -> int:
         os.nice(5)
         for defect in defects:
             defect.spoilt(ROOT)  # before the first hour is spent
-        todo = [
-            defect for defect in defects
-            if given.again or defect.name not in results.all
-            or (given.survivors and not results.all[defect.name]["suite"])
-        ]  # fmt: skip
+        todo = [defect for defect in defects if given.again or defect.name not in results.all]
         # In the order of their digests: what a run that is interrupted has tried is a fair sample of all.
         todo.sort(key=lambda defect: defect.name.rpartition(":")[2])
-        try_all(todo, given.data, given.jobs, results, given.most)
+        try_all(todo, given.data, given.jobs, results)
     return 0
 
 

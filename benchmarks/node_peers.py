@@ -8,7 +8,6 @@ Exit status 1 if a bar is not met.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import socket
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Row, Section, interleave, missed, save
+from benchmarks.measure import Row, Section, finish, interleave, parser_of
 from benchmarks.sides import compare
 from pario.fetch.base import Fetcher
 from pario.plan.placement import Placement
@@ -145,11 +144,7 @@ def records(read: Callable[[np.ndarray, np.ndarray, np.ndarray], object], out: n
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.node_peers", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", default="node_peers.json")
-    parser.add_argument("--smoke", action="store_true", help="once, no bars: does it run at all?")
-    options = parser.parse_args()
+    options = parser_of("node_peers", __doc__, 9, data=False).parse_args()
     rounds = 1 if options.smoke else options.rounds
     pipe, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
@@ -185,10 +180,9 @@ def main() -> int:
         sock.close()
     pipe.send("idle")
     busy = pipe.recv()
-    section.add(Row("idle service, of one core", busy, busy, busy, "<=", 0.01))
+    section.add(Row.of("idle service, of one core", [busy], "<=", 0.01))
     pipe.send("end")
-    save(options.out, [section], command=sys.argv, rounds=rounds, quick=options.smoke)
-    return int(not options.smoke and missed([section]))
+    return finish("node_peers", options, [section])
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ the time is that of all epochs, the bytes are those that the store counted. Exit
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Row, Section, interleave, missed, save
-from benchmarks.sides import BATCH, SHUFFLES, Bench, epoch_seconds
+from benchmarks.measure import Row, Section, finish, interleave, parser_of
+from benchmarks.sides import BATCH, SHUFFLES, SMALL, Bench, epoch_seconds
 from benchmarks.stores.latency import LatencyStore, latency_store
 
 EPOCHS = 5
@@ -54,10 +52,6 @@ def _unevenness(run: dict[str, Any]) -> float:
     return max(served) / max(1.0, statistics.mean(served))
 
 
-def row_below(case: str, found: list[float], bar: float | None, ours: str = "") -> Row:
-    return Row(case, statistics.median(found), min(found), max(found), "<=" if bar is not None else "", bar, ours=ours)
-
-
 def job(bench: Bench, store: LatencyStore, which: str, shuffle: str, nodes: int, sections: list[Section]) -> None:
     read, taken, spread = sections
     size = os.path.getsize(bench.sets[which].file)
@@ -69,44 +63,36 @@ def job(bench: Bench, store: LatencyStore, which: str, shuffle: str, nodes: int,
     found = interleave(sides, 1 if (which, shuffle) == ("3k", "global") else bench.rounds)
     name = f"{bench.sets[which].name}, {SHUFFLES[shuffle]}"
     without = [run["seconds"] for run in found["none"]]
-    read.add(row_below(f"{name}, no tiers", [run["store_bytes"] / size for run in found["none"]], None))
+    read.add(Row.of(f"{name}, no tiers", [run["store_bytes"] / size for run in found["none"]]))
     for part, bar in QUOTAS.items():
         runs = found[str(part)]
-        read.add(row_below(f"{name}, quota {part}", [run["store_bytes"] / size for run in runs], bar))
+        read.add(Row.of(f"{name}, quota {part}", [run["store_bytes"] / size for run in runs], "<=", bar))
         ratio = [run["seconds"] / base for run, base in zip(runs, without, strict=True)]
         bytes_bar = TIME_BAR if part > 0.2 else None
         seconds = statistics.median(run["seconds"] for run in runs)
         detail = f"{seconds:.2f} s, without tiers {statistics.median(without):.2f} s"
-        taken.add(row_below(f"{name}, quota {part}", ratio, bytes_bar, detail))
+        taken.add(Row.of(f"{name}, quota {part}", ratio, "<=", bytes_bar, ours=detail))
         if part in (0.5, 0.3):
-            spread.add(row_below(f"{name}, quota {part}: busiest node ÷ mean", [_unevenness(run) for run in runs], 1.2))
+            case = f"{name}, quota {part}: busiest node ÷ mean"
+            spread.add(Row.of(case, [_unevenness(run) for run in runs], "<=", 1.2))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.nodes", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of("nodes", __doc__, 5)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--only", choices=sorted(RECORDS))
-    parser.add_argument("--out", help="JSON file (default: nodes.json in the data folder)")
-    parser.add_argument("--smoke", action="store_true", help="tiny data, once, no bars: does it run at all?")
     options = parser.parse_args()
-    bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
-    bench.make({"3k": 4000, "197k": 100}, RECORDS)
+    bench = Bench.of(options)
+    bench.make(SMALL, RECORDS)
     sections = [
         Section("nodes_bytes", f"{options.nodes} nodes, {EPOCHS} epochs: bytes at the store ÷ the data", "cold store"),
         Section("nodes_time", f"{options.nodes} nodes, {EPOCHS} epochs: time ÷ without tiers", "cold store"),
         Section("nodes_served", "Bytes served to other nodes", "cold store"),
     ]
-    begin = time.monotonic()
-    for which in [options.only] if options.only else RECORDS:
+    for which in RECORDS:
         with latency_store(Path(bench.sets[which].path)) as store:
-            for shuffle in SHUFFLES:
+            for shuffle in ["block"] if options.smoke else SHUFFLES:
                 job(bench, store, which, shuffle, options.nodes, sections)
-    sections[0].seconds = time.monotonic() - begin
-    out = options.out or Path(options.data) / "nodes.json"
-    save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH)
-    return int(not options.smoke and missed(sections))
+    return finish("nodes", options, sections, batch=BATCH)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -31,6 +31,7 @@ import numpy as np
 
 import pario
 from benchmarks.codecs import kinds
+from benchmarks.measure import interleave, launch, ratios
 from benchmarks.stores.latency import latency_store
 from benchmarks.study.sets import varint
 from pario.codec.packing import Packing, reserved_key
@@ -130,20 +131,14 @@ def loader_rate(loader: pario.Loader) -> float:
     return n / (time.perf_counter() - begin)
 
 
-def interleaved(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    for side in sides.values():
-        side()  # compiles, and warms
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for k in range(rounds):
-        for name in list(sides)[:: 1 if k % 2 else -1]:
-            found[name].append(sides[name]())
-    return found
+def turns(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    interleave(sides, 1)  # compiles, and warms
+    return interleave(sides, rounds)
 
 
-def ratios(found: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
+def against(found: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
     """Median, least and greatest of the ratio, round by round."""
-    each = [a / b for a, b in zip(found[one], found[other], strict=True)]
-    return {"median": round(median(each), 3), "least": round(min(each), 3), "greatest": round(max(each), 3)}
+    return {name: round(value, 3) for name, value in ratios(found[one], found[other]).items()}
 
 
 def bare(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
@@ -162,13 +157,13 @@ def bare(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
                     "raw": lambda plain=plain: loader_rate(plain),
                     "codec": bare_rate(packed, _THREADS),
                 }
-                found = interleaved(sides, rounds)
+                found = turns(sides, rounds)
                 print(ours.report(all_ranks=True), file=sys.stderr)
             told.append({
                 "section": "bare", "set": which, "shuffle": shuffle, "codec": codec, "threads": _THREADS,
                 "rates": {name: round(median(rates)) for name, rates in found.items()},
-                "packed / codec": ratios(found, "packed", "codec"), "packed / raw": ratios(found, "packed", "raw"),
-                "met": ratios(found, "packed", "codec")["median"] >= BARS["bare"],
+                "packed / codec": against(found, "packed", "codec"), "packed / raw": against(found, "packed", "raw"),
+                "met": against(found, "packed", "codec")["median"] >= BARS["bare"],
             })  # fmt: skip
             print(json.dumps(told[-1]), flush=True)
     return told
@@ -177,25 +172,26 @@ def bare(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
 # -- a slow store ------------------------------------------------------------------------------------------------------
 
 
+def cold_rate(path: Path, which: str) -> float:
+    with (
+        latency_store(os.fspath(path), **STORE) as mounted,
+        pario.Loader(mounted.folder, BATCH[which], Datum(), comm="self", save_index=False) as loader,
+    ):
+        return loader_rate(loader)
+
+
 def store(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
     """Cold epochs from a store of 20 ms and 200 MB/s: a mount of its own for each set and round."""
     told = []
     for which in SETS:
         raw, packed = made(folder, which, codec)
         sizes = [os.path.getsize(path / "data.mdb") for path in (raw, packed)]
-        found: dict[str, list[float]] = {"raw": [], "packed": []}
-        for _ in range(rounds):
-            for name, path in (("raw", raw), ("packed", packed)):
-                with (
-                    latency_store(os.fspath(path), **STORE) as mounted,
-                    pario.Loader(mounted.folder, BATCH[which], Datum(), comm="self", save_index=False) as loader,
-                ):
-                    found[name].append(loader_rate(loader))
+        found = interleave({"raw": partial(cold_rate, raw, which), "packed": partial(cold_rate, packed, which)}, rounds)
         told.append({
             "section": "store", "set": which, "codec": codec, "file bytes raw / packed": round(sizes[0] / sizes[1], 2),
             "rates": {name: round(median(rates)) for name, rates in found.items()},
-            "packed / raw": ratios(found, "packed", "raw"),
-            "met": ratios(found, "packed", "raw")["median"] >= BARS["store"],
+            "packed / raw": against(found, "packed", "raw"),
+            "met": against(found, "packed", "raw")["median"] >= BARS["store"],
         })  # fmt: skip
         print(json.dumps(told[-1]), flush=True)
     return told
@@ -206,15 +202,8 @@ def store(folder: Path, rounds: int, codec: str) -> list[dict[str, Any]]:
 
 def job(path: Path, nodes: int, quota: int, epochs: int, step_s: float) -> dict[str, Any]:
     """A job with one rank on each of so many emulated nodes (MPICH's cliques), see `rank`."""
-    words = [sys.executable, "-m", "benchmarks.packed", "--rank", os.fspath(path), str(quota), str(epochs), str(step_s)]
-    environment = {**os.environ, "MPIR_CVAR_NUM_CLIQUES": str(nodes), "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
-    mpiexec = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    done = subprocess.run(
-        [mpiexec, "-n", str(nodes), *words],
-        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    words = ["--rank", os.fspath(path), str(quota), str(epochs), str(step_s)]
+    return launch("benchmarks.packed", words, ranks=nodes, nodes=nodes)
 
 
 def rank(path: str, quota: int, epochs: int, step_s: float) -> None:

@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import pario
-from benchmarks.measure import launch
+from benchmarks.measure import launch, told
 
 SLOW_RATE = 100e6
 
@@ -69,7 +68,7 @@ def rank_of_the_job(folder: Path, mib: int, rounds: int) -> None:
 
 
 def line(name: str, values: list[float], unit: str) -> str:
-    return f"| {name} | {statistics.median(values):.3g} ({min(values):.3g} … {max(values):.3g}) {unit} |"
+    return f"| {name} | {told(values, '.3g', unit)} |"
 
 
 def main() -> None:
@@ -89,11 +88,11 @@ def main() -> None:
     print(f"{options.nodes} nodes, {options.mib} MiB in all, {options.rounds} rounds; median (range)", file=sys.stderr)
     for name in ("stall", "fast", "drained"):
         print(line(f"{name}, with ÷ without", [w[name] / wo[name] for wo, w in rounds], ""))
-        print(line(f"{name}, without", [wo[name] for wo, _ in rounds], "s"))
-        print(line(f"{name}, with", [w[name] for _, w in rounds], "s"))
-    print(line("copied", [w["copied"] for _, w in rounds], "s"))
+        print(line(f"{name}, without", [wo[name] for wo, _ in rounds], " s"))
+        print(line(f"{name}, with", [w[name] for _, w in rounds], " s"))
+    print(line("copied", [w["copied"] for _, w in rounds], " s"))
     share = options.mib / options.nodes * 2**20 / 1e6
-    print(line("copied, of one node", [share / (w["copied"] - w["fast"]) for _, w in rounds], "MB/s"))
+    print(line("copied, of one node", [share / (w["copied"] - w["fast"]) for _, w in rounds], " MB/s"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """PRISMA's experiment: records of 112 KiB in random order from a slow store, a consumer that sleeps in place of
 computing, and whoever reads for it.
 
-    python -m benchmarks.prisma --data DIR [--rounds 5] [--compute MS,MS] [--sides TEXT,TEXT] [--stores NAME,NAME]
+    python -m benchmarks.prisma --data DIR [--rounds 5] [--compute MS,MS] [--sides NAME,NAME]
                                 [--python PYTHON with torch and tensorflow] [--out DIR/prisma.json]
 
 Each round runs every side once, in turn; each run is a new process, and its time begins with its first epoch. Printed
@@ -13,16 +13,16 @@ geometric mean with its 95 % interval. Needs root, fuse3 and mfusepy.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.design import interval
-from benchmarks.measure import Section, launch, save
+from benchmarks.measure import Section, finish, interleave, launch, parser_of
 from benchmarks.stores.latency import LatencyStore, latency_store
 
 RECORDS, NBYTES = 512, 112 << 10
@@ -97,44 +97,31 @@ def one_read(path: Path, cached: bool) -> float:
     return statistics.median(times)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
+def main() -> int:
+    parser = parser_of("prisma", __doc__, 5)
     parser.add_argument("--compute", default="2,6,12,40")
-    parser.add_argument("--sides", default="")
-    parser.add_argument("--stores", default=",".join(STORES))
+    parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    path = make(options.data)
-    wanted = [text for text in options.sides.split(",") if text]
-    names = [name for name in SIDES if not wanted or any(text == name for text in wanted)]
+    path = make(Path(options.data))
+    names = ["plain loop", "Loader"] if options.smoke else options.sides.split(",")
     sections = []
-    for store in options.stores.split(","):
-        cached = STORES[store]
+    for store, cached in STORES.items():
         r = one_read(path, cached)
-        for ms in map(int, options.compute.split(",")):
-            section = Section(f"{store}, {ms} ms", f"{ms} ms of computing, one read {r * 1e3:.1f} ms", store)
-            section.raw = {"r": r, "runs": measured(path, cached, ms, names, options)}
-            show(section, r, ms)
-            sections.append(section)
-            if options.out:
-                save(options.out, sections)
+        for ms in [40] if options.smoke else map(int, options.compute.split(",")):
+            sections.append(Section(f"{store}, {ms} ms", f"{ms} ms of computing, one read {r * 1e3:.1f} ms", store))
+            sides = {name: partial(measured, path, cached, ms, SIDES[name], options.python) for name in names}
+            sections[-1].raw = {"r": r, "runs": interleave(sides, 1 if options.smoke else options.rounds)}
+            show(sections[-1], r, ms)
+            finish("prisma", options, sections)
+    return 0
 
 
-def measured(path: Path, cached: bool, ms: int, names: list[str], options: Any) -> dict[str, list[dict[str, Any]]]:
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for _ in range(options.rounds):
-        for name in names:
-            # A store of its own, so that no run finds what another has left in the page cache. Epochs after the first
-            # would find all of it.
-            with latency_store(path.parent, read_s=READ_S, bytes_per_s=BYTES_PER_S, page_cache=cached) as store:
-                plain = "lmdb" if cached else "pread"
-                found = run(store, SIDES[name], ms, plain, options.python, 1 if cached else None)
-                results[name].append(found)
-                print(f"    {name}, {ms} ms: {found}", flush=True)
-    return results
+def measured(path: Path, cached: bool, ms: int, side: tuple[str, str, int], python: str) -> dict[str, Any]:
+    """A store of its own, so that no run finds what another has left in the page cache. Epochs after the first would
+    find all of it."""
+    with latency_store(path.parent, read_s=READ_S, bytes_per_s=BYTES_PER_S, page_cache=cached) as store:
+        return run(store, side, ms, "lmdb" if cached else "pread", python, 1 if cached else None)
 
 
 def show(section: Section, r: float, ms: int) -> None:
@@ -162,4 +149,4 @@ def show(section: Section, r: float, ms: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

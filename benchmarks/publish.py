@@ -22,7 +22,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Command = tuple[str, ...]
 
-_TIERS = ("{dir}/tiers.json", "{dir}/nodes.json", "{dir}/jobs.json", "{dir}/node_peers.json")
+
+def _bars(page: str, names: Sequence[str], *measures: str) -> tuple[Command, Command]:
+    """What `measures`, with its JSON in DIR, and benchmarks.tables, which fills a page from that of all `names`."""
+    module = measures[0].removeprefix("benchmarks.")
+    fill = ("benchmarks.tables", *(f"{{dir}}/{name}.json" for name in names), "--into", f"measurements/{page}.md")
+    return (*measures, "--out", f"{{dir}}/{module}.json"), fill
+
+
+_BARS, _TIERS = ("bars", "dropin"), ("in_memory", "tiers", "nodes", "jobs", "node_peers")
 
 #: part -> (what measures it, what fills the pages from its JSON); {dir} is DIR
 PARTS: dict[str, tuple[Command, Command]] = {
@@ -33,33 +41,13 @@ PARTS: dict[str, tuple[Command, Command]] = {
             *("--into", "README.md", "--into", "measurements/study.md", "--into", "measurements/first-epoch.md"),
         ),
     ),
-    "bars": (
-        ("benchmarks.bars", "--data", "{dir}", "--out", "{dir}/bars.json"),
-        ("benchmarks.tables", "{dir}/bars.json", "{dir}/dropin.json", "--into", "measurements/benchmarks.md"),
-    ),
-    "dropin": (
-        ("benchmarks.dropin", "--data", "{dir}", "--out", "{dir}/dropin.json"),
-        ("benchmarks.tables", "{dir}/bars.json", "{dir}/dropin.json", "--into", "measurements/benchmarks.md"),
-    ),
-    "tiers": (
-        ("benchmarks.tiers", "--data", "{dir}", "--out", "{dir}/tiers.json"),
-        ("benchmarks.tables", *_TIERS, "--into", "measurements/tiers.md"),
-    ),
-    "node-peers": (
-        ("benchmarks.node_peers", "--out", "{dir}/node_peers.json"),
-        ("benchmarks.tables", *_TIERS, "--into", "measurements/tiers.md"),
-    ),
+    **{name: _bars("benchmarks", _BARS, f"benchmarks.{name}", "--data", "{dir}") for name in _BARS},
+    "in-memory": _bars("tiers", _TIERS, "benchmarks.in_memory", "{dir}"),
+    **{name: _bars("tiers", _TIERS, f"benchmarks.{name}", "--data", "{dir}") for name in ("tiers", "nodes", "jobs")},
+    "node-peers": _bars("tiers", _TIERS, "benchmarks.node_peers"),
     "peers": (
         ("benchmarks.peers", "--out", "{dir}/peers"),
         ("benchmarks.peers", "--out", "{dir}/peers", "--part", "fill"),
-    ),
-    "nodes": (
-        ("benchmarks.nodes", "--data", "{dir}", "--out", "{dir}/nodes.json"),
-        ("benchmarks.tables", *_TIERS, "--into", "measurements/tiers.md"),
-    ),
-    "jobs": (
-        ("benchmarks.jobs", "--data", "{dir}", "--out", "{dir}/jobs.json"),
-        ("benchmarks.tables", *_TIERS, "--into", "measurements/tiers.md"),
     ),
     "startup": (
         ("benchmarks.startup", "--json", "{dir}/startup.json"),

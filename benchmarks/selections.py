@@ -1,6 +1,6 @@
 """What `select=` costs: an epoch on a slow store, and a start with many keys; the tables of measurements/costs.md.
 
-    python -m benchmarks.selections --data DIR [--rounds 5] [--quick]
+    python -m benchmarks.selections --data DIR [--rounds 5]
 
 Needs /dev/fuse. The store answers each read after 20 ms and carries 200 MB/s; one rank reads it past the page cache.
 The starts are with a saved index, in memory. Medians (min ... max) of interleaved rounds, as two Markdown tables.
@@ -8,7 +8,6 @@ The starts are with a saved index, in memory. Medians (min ... max) of interleav
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import re
@@ -16,14 +15,13 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any
 
 import lmdb
 import numpy as np
 
 import pario
-from benchmarks.measure import interleave, machine
+from benchmarks.measure import interleave, machine, parser_of, told
 from benchmarks.stores.latency import LatencyStore, latency_store
 from pario.options import Recipe
 
@@ -81,11 +79,7 @@ def epochs(folder: str, n: int, rounds: int) -> None:
 
 
 def _told(runs: list[tuple[float, int, float]]) -> str:
-    return f"{runs[0][1]:,} reads, {_seconds([run[0] for run in runs])}"
-
-
-def _seconds(found: list[float]) -> str:
-    return f"{median(found):.2f} ({min(found):.2f} … {max(found):.2f}) s"
+    return f"{runs[0][1]:,} reads, {told([run[0] for run in runs], unit=' s')}"
 
 
 def starts(folder: str, n: int, rounds: int) -> None:
@@ -104,20 +98,16 @@ def starts(folder: str, n: int, rounds: int) -> None:
     found = interleave({name: partial(start, path, select) for name, select in chosen.items()}, rounds)
     print(f"\n| `select=`, {n:,} keys | the Loader is there after |\n|---|---|")
     for name, seconds in found.items():
-        print(f"| {name} | {_seconds(seconds)} |", flush=True)
+        print(f"| {name} | {told(seconds, unit=' s')} |", flush=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.selections", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder for the data sets; made there if missing")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="tiny data sets: does it run at all?")
-    given = parser.parse_args()
+    given = parser_of("selections", __doc__, 5).parse_args()
     logging.getLogger("pario").setLevel(logging.ERROR)
     os.makedirs(given.data, exist_ok=True)
     print(machine(), file=sys.stderr)
-    epochs(given.data, 600 if given.quick else 12_000, given.rounds)
-    starts(given.data, 20_000 if given.quick else 1_000_000, given.rounds)
+    epochs(given.data, 600 if given.smoke else 12_000, given.rounds)
+    starts(given.data, 20_000 if given.smoke else 1_000_000, given.rounds)
     return 0
 
 

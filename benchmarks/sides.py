@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import cache, data
-from benchmarks.measure import Row, Section, launch, ratios
+from benchmarks.measure import Row, Section, launch
 from benchmarks.stores import throttled
 
 GB = 1e9
 BATCH = {"100b": 1024, "3k": 256, "197k": 64}  # records per rank and step
+#: records of the small sets, which are read before a clock starts
+SMALL = {"3k": 4000, "197k": 100}
+#: of rates in `compare`
+UNIT: dict[str, Any] = {"unit": 1e3, "name": "k records/s"}
 SHUFFLES = {"none": "shuffle=False", "block": '"block"', "global": '"global"'}
 
 
@@ -25,10 +30,13 @@ class Bench:
     folder: str
     rounds: int
     quick: bool
-    baselines: bool
-    knobs: list[str]
     sets: dict[str, data.DataSet] = field(default_factory=dict)
     small: dict[str, data.DataSet] = field(default_factory=dict)  # read before a clock starts
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Bench:
+        """As the command line of a script says (`measure.parser_of`)."""
+        return cls(options.data, 1 if options.smoke else options.rounds, options.smoke)
 
     def make(self, small: dict[str, int], records: dict[str, int]) -> None:
         """Make the sets, each beside a small one of so many records, and index them. Those that `records` does not name
@@ -42,8 +50,7 @@ class Bench:
 
     def pario(self, path: str, which: str, shuffle: str, *more: str, **how: Any) -> dict[str, Any]:
         """One run of worker_pario. how: ranks, nodes, group."""
-        knobs = [word for knob in self.knobs for word in ("--set", knob)]
-        arguments = [path, "--shuffle", shuffle, "--batch", str(BATCH[which]), *knobs, *more]
+        arguments = [path, "--shuffle", shuffle, "--batch", str(BATCH[which]), *more]
         return launch("benchmarks.worker_pario", arguments, **how)
 
     def cold(self, path: str, which: str, shuffle: str, **how: Any) -> dict[str, Any]:
@@ -57,15 +64,11 @@ class Bench:
 
     def index(self, path: str) -> None:
         """Build the index and save the side-car (untimed)."""
-        if not self.baselines:
-            launch("benchmarks.worker_pario", [path, "--index-only"])
+        launch("benchmarks.worker_pario", [path, "--index-only"])
 
     @contextmanager
     def order(self, which: str, shuffle: str, ranks: int = 1) -> Iterator[str]:
-        """A folder with the Loader's order, for the other side's loop; with --baselines a stand-in's name."""
-        if self.baselines:
-            yield shuffle
-            return
+        """A folder with the Loader's order, for the other side's loop."""
         with tempfile.TemporaryDirectory(prefix="pario-order-") as folder:
             self.pario(self.sets[which].path, which, shuffle, "--ids", folder, ranks=ranks)
             yield folder
@@ -97,6 +100,16 @@ def from_cold(
     raise cache.Unavailable(f"{read} of {needed:.0f} bytes of {file} came from the device: who else reads it?")
 
 
+def rate_of(run: dict[str, Any], first: bool = False) -> float:
+    """Records/s of the middle one of the epochs after the first, or of the first."""
+    epochs = range(1) if first else range(1, len(run["ranks"][0]["epochs"]))
+    return statistics.median(records_of(run, i) / epoch_seconds(run, i) for i in epochs)
+
+
+def fastest(rates: dict[str, list[float]], among: Sequence[str]) -> str:
+    return max(among, key=lambda name: statistics.median(rates[name]))
+
+
 def epoch_seconds(run: dict[str, Any], epoch: int = -1) -> float:
     """From a common start to the end of the last rank."""
     return max(rank["epochs"][epoch]["seconds"] for rank in run["ranks"])
@@ -122,17 +135,7 @@ def compare(
     us: str = "pario",
 ) -> None:
     """Rates of both sides (per second), pair by pair."""
-    found = ratios(ours, theirs)
+    pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
     section.raw.setdefault("rates", {})[case] = {"ours": ours, "theirs": theirs, "against": what}
-    section.add(
-        Row(
-            case,
-            found["median"],
-            found["min"],
-            found["max"],
-            ">=" if bar is not None else "",
-            bar,
-            ours=f"{us} {rate(ours, unit, name)}",
-            theirs=f"{what} {rate(theirs, unit, name)}",
-        )
-    )
+    words = {"ours": f"{us} {rate(ours, unit, name)}", "theirs": f"{what} {rate(theirs, unit, name)}"}
+    section.add(Row.of(case, pairs, ">=", bar, **words))

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, errors
-from benchmarks.measure import Row, Section
+from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, bars
+from benchmarks.measure import Row, Section, spread
 from benchmarks.micro.checkpoint import Training, run_way, ways_here
 from benchmarks.stores.latency import latency_store
-from benchmarks.study.numbers import spread
 
 __all__ = ["figure", "plan", "section"]
 
@@ -40,13 +39,13 @@ def plan(folder: Path, rounds: int) -> Iterator[tuple[str, Callable[[], dict[str
             return run_way(way, TRAINING, store.folder, str(fast), number)
 
     for number in range(rounds):
-        for way in ways_here(str(fast))[0]:
+        for way in ways_here(str(fast)):
             if number >= 2 and way not in BARS:
                 continue
             yield f"d3 {number} {way}", lambda w=way, n=number: run(w, n)
 
 
-def section(runs: Runs, into: Section, pick: Pick, ratio: Callable[..., dict[str, float] | None]) -> Section:
+def section(runs: Runs, into: Section, pick: Pick, ratio: Callable[..., list[float]]) -> Section:
     """The ratios of whole loops and of stalls, with the bars."""
     of = {way: pick(runs, "d3", *way.split()) for way in _ways(runs)}
     if "burst buffer" not in of:
@@ -56,18 +55,13 @@ def section(runs: Runs, into: Section, pick: Pick, ratio: Callable[..., dict[str
     def add(way: str, value: str, sense: str, bar: float | None, turned: bool = False) -> None:
         above, below = (burst, of[way]) if turned else (of[way], burst)
         found = ratio(above, below, value)
-        if found is None:
+        if not found:
             return
         words = {"total": "whole loop", "stall": "stall per checkpoint", "durable": "all durable"}[value]
         case = f"{words}: " + (f"burst buffer ÷ {way}" if turned else f"{way} ÷ burst buffer")
         ours, theirs = (statistics.median(run[value] for run in which.values()) for which in (burst, of[way]))
         paper = "; paper: 2.6 ×" if (way, value) == ("direct", "total") else ""
-        into.rows.append(
-            Row(
-                case, found["median"], found["min"], found["max"], sense, bar, ours=f"{ours:.3f} s",
-                theirs=f"{theirs:.3f} s{paper}",
-            )
-        )  # fmt: skip
+        into.rows.append(Row.of(case, found, sense, bar, ours=f"{ours:.3f} s", theirs=f"{theirs:.3f} s{paper}"))
 
     for way in of:
         if way == "direct":
@@ -91,10 +85,7 @@ def figure(pyplot: Any, runs: Runs, pick: Pick, paper: float) -> Any:
     ways = _ways(runs)
     for axes, value, title in zip(panels, ("total", "stall"), ("whole loop (s)", "stall (s)"), strict=True):
         found = [spread([run[value] for run in pick(runs, "d3", *way.split()).values()]) for way in ways]
-        axes.bar(
-            range(len(ways)), [one["median"] for one in found], 0.6, yerr=errors(found), capsize=2,
-            color=[COLOURS[5] if way == "burst buffer" else COLOURS[2] for way in ways],
-        )  # fmt: skip
+        bars(axes, range(len(ways)), found, color=[COLOURS[5 if way == "burst buffer" else 2] for way in ways])
         axes.set_xticks(range(len(ways)), ways, rotation=30, ha="right")
         axes.set_ylabel(title)
     if "direct" in ways and "burst buffer" in ways:

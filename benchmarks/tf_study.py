@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import tables, tf_checkpoints
-from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, errors, write_figures
+from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, bars, legend_below, points, write_figures
 from benchmarks.marked import fill_marked
-from benchmarks.measure import Row, Section, save, spread
+from benchmarks.measure import Pieces, Row, Section, spread
 from benchmarks.micro.items import Decoding, FileItems
 from benchmarks.micro.made import make_files
 from benchmarks.micro.overlap import Application, input_seconds, pipeline
@@ -53,29 +53,23 @@ TITLES = {
 Run = tuple[str, Callable[[], dict[str, Any]]]
 
 
-class Bench:
+class Bench(Pieces):
     """Runs by name, each measured once: name -> result. path : where they are kept"""
 
-    def __init__(self, path: Path, until: float) -> None:
-        self._path, self._until = path, until
-        self.runs: dict[str, dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else {}
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__(path, seconds, lambda runs: [one for one in (d1(runs), d2(runs), d3(runs)) if one.rows])
 
     def measure(self, planned: Iterator[Run]) -> bool:
         """Measure what is missing; False if the time was over before the end."""
-        for name, run in planned:
-            if name in self.runs:
-                continue
-            if time.monotonic() > self._until:
-                return False
-            self.runs[name] = run()
-            self.keep()
-            print(f"{name}: {json.dumps(self.runs[name])}", flush=True)
+        try:
+            for name, run in planned:
+                self.get(name, run)
+        except TimeoutError:
+            return False
         return True
 
-    def keep(self) -> None:
-        sections = [section for section in (d1(self.runs), d2(self.runs), d3(self.runs)) if section.rows]
-        rounds = max((int(name.split()[1]) for name in self.runs), default=-1) + 1
-        save(self._path, sections, rounds=rounds, runs=self.runs)
+    def keep(self, **facts: Any) -> None:
+        super().keep(rounds=max((int(name.split()[1]) for name in self.runs), default=-1) + 1, **facts)
 
 
 # -- the experiments ---------------------------------------------------------------------------------------------------
@@ -141,10 +135,9 @@ def pick(runs: dict[str, dict[str, Any]], first: str, *rest: str) -> dict[int, d
     return {int(w[1]): runs[" ".join(w)] for w in wanted if w[0] == first and " ".join(w[2:]) == " ".join(rest)}
 
 
-def ratio(above: dict[int, dict[str, Any]], below: dict[int, dict[str, Any]], value: str) -> dict[str, float] | None:
-    """Round by round; None if no round has both."""
-    found = [above[k][value] / below[k][value] for k in sorted(above.keys() & below.keys())]
-    return spread(found) if found else None
+def ratio(above: dict[int, dict[str, Any]], below: dict[int, dict[str, Any]], value: str) -> list[float]:
+    """Round by round; empty if no round has both."""
+    return [above[k][value] / below[k][value] for k in sorted(above.keys() & below.keys())]
 
 
 def d1(runs: dict[str, dict[str, Any]]) -> Section:
@@ -154,24 +147,19 @@ def d1(runs: dict[str, dict[str, Any]]) -> Section:
             of = {threads: pick(runs, "d1", store, variant, str(threads)) for threads in THREADS}
             for threads, than in ((8, 1), (8, 4)):
                 found = ratio(of[threads], of[than], "bytes_per_s")
-                if found is None:
+                if not found:
                     continue
-                bars: list[tuple[str, float | None]] = [("", None)]
+                limits: list[tuple[str, float | None]] = [("", None)]
                 if variant == "read" and than == 1:
-                    bars = [(">=", 6.5)] if store == "Lustre-like" else [(">=", 2.0), ("<=", 2.8)]
+                    limits = [(">=", 6.5)] if store == "Lustre-like" else [(">=", 2.0), ("<=", 2.8)]
                 elif variant == "read" and store == "HDD-like":
-                    bars = [("<=", 1.15)]
+                    limits = [("<=", 1.15)]
                 rates = [statistics.median(run["bytes_per_s"] for run in of[n].values()) / 1e6 for n in (threads, than)]
                 busy = statistics.median(run["cpu"] for run in of[threads].values())
                 told = f"{rates[0]:.1f} MB/s" + (f", {busy:.0%} of the cores busy" if variant == "decoded" else "")
                 paper = f"; paper: {PAPER[store]} ×" if than == 1 and variant == "read" else ""
-                for sense, bar in bars:
-                    section.rows.append(
-                        Row(
-                            f"{store}, {variant}, {threads} threads ÷ {than}", found["median"], found["min"],
-                            found["max"], sense, bar, ours=told, theirs=f"{rates[1]:.1f} MB/s{paper}",
-                        )
-                    )  # fmt: skip
+                case, beside = f"{store}, {variant}, {threads} threads ÷ {than}", f"{rates[1]:.1f} MB/s{paper}"
+                section.rows += [Row.of(case, found, sense, bar, ours=told, theirs=beside) for sense, bar in limits]
     return section
 
 
@@ -185,25 +173,18 @@ def d2(runs: dict[str, dict[str, Any]]) -> Section:
                     continue
                 hidden = prefetch > 0
                 # Without prefetching the sum of both is expected.
-                found = spread(
-                    [run["seconds"] / (run["only"] + (0.0 if hidden else run["input"])) for run in of.values()]
-                )
-                bars: list[tuple[str, float | None]] = [("", None)]
+                found = [run["seconds"] / (run["only"] + (0.0 if hidden else run["input"])) for run in of.values()]
+                limits: list[tuple[str, float | None]] = [("", None)]
                 if not hidden:
-                    bars = [(">=", 0.9), ("<=", 1.1)]
+                    limits = [(">=", 0.9), ("<=", 1.1)]
                 elif factor >= 1:
-                    bars = [("<=", 1.05)]
+                    limits = [("<=", 1.05)]
                 took, only, alone = (
                     statistics.median(run[name] for run in of.values()) * 1e3 for name in ("seconds", "only", "input")
                 )
                 beside = f"computing {only:.1f} ms" + ("" if hidden else f" + input {alone:.1f} ms")
-                for sense, bar in bars:
-                    section.rows.append(
-                        Row(
-                            f"{store}, computing {factor:g} × input, prefetch {prefetch}", found["median"],
-                            found["min"], found["max"], sense, bar, ours=f"{took:.1f} ms", theirs=beside,
-                        )
-                    )  # fmt: skip
+                case, mine = f"{store}, computing {factor:g} × input, prefetch {prefetch}", f"{took:.1f} ms"
+                section.rows += [Row.of(case, found, sense, bar, ours=mine, theirs=beside) for sense, bar in limits]
     return section
 
 
@@ -242,14 +223,12 @@ def _threads(pyplot: Any, runs: dict[str, dict[str, Any]]) -> Any:
         for variant, line in (("read", "-"), ("decoded", "--")):
             of = {threads: pick(runs, "d1", store, variant, str(threads)) for threads in THREADS}
             found = [(threads, ratio(of[threads], of[1], "bytes_per_s")) for threads in THREADS]
-            points = [(threads, one) for threads, one in found if one is not None]
-            if points:
-                axes.errorbar(
-                    [threads for threads, _ in points],
-                    [one["median"] for _, one in points],
-                    yerr=errors([one for _, one in points]),
+            measured = [(threads, spread(one)) for threads, one in found if one]
+            if measured:
+                points(
+                    axes, [threads for threads, _ in measured], [one for _, one in measured],
                     label=f"{store}, {'read only' if variant == 'read' else 'decoded'}",
-                    color=colour, linestyle=line, marker="o", markersize=4, linewidth=1, capsize=2,
+                    color=colour, linestyle=line, marker="o",
                 )  # fmt: skip
         axes.plot([8], [PAPER[store]], marker="*", markersize=10, color=colour, markerfacecolor="none", linestyle="",
                   label=f"the paper's {'Lustre' if store == 'Lustre-like' else 'hard disk'}, 8 threads")  # fmt: skip
@@ -258,7 +237,7 @@ def _threads(pyplot: Any, runs: dict[str, dict[str, Any]]) -> Any:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("reading threads")
     axes.set_ylabel("bandwidth ÷ one thread's (×)")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, axes, 3)
     return figure
 
 
@@ -270,11 +249,8 @@ def _overlap(pyplot: Any, runs: dict[str, dict[str, Any]]) -> Any:
             for factor in FACTORS:
                 of = pick(runs, "d2", store, f"{factor:g}", str(prefetch))
                 found.append(spread([run["seconds"] * 1e3 for run in of.values()] or [0.0]))
-            axes.bar(
-                [k + (number - 1) * 0.27 for k in range(len(FACTORS))], [one["median"] for one in found], 0.27,
-                yerr=errors(found), color=(COLOURS[0], COLOURS[2], COLOURS[5])[number], capsize=2,
-                label=f"prefetch {prefetch}",
-            )  # fmt: skip
+            xs, colour = [k + (number - 1) * 0.27 for k in range(len(FACTORS))], COLOURS[(0, 2, 5)[number]]
+            bars(axes, xs, found, 0.27, color=colour, label=f"prefetch {prefetch}")
         for k, factor in enumerate(FACTORS):
             of = pick(runs, "d2", store, f"{factor:g}", "1")
             if of:
@@ -285,7 +261,7 @@ def _overlap(pyplot: Any, runs: dict[str, dict[str, Any]]) -> Any:
         axes.set_xticks(range(len(FACTORS)), [f"{factor:g} × input" for factor in FACTORS])
         axes.set_xlabel("computing per batch")
     panels[0].set_ylabel("time per batch (ms)")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    legend_below(figure, panels[0], 4)
     return figure
 
 
@@ -312,7 +288,7 @@ def main() -> int:
     parser.add_argument("--into", action="append", default=[])
     parser.add_argument("--figures", default="")
     options = parser.parse_args()
-    bench = Bench(options.out, time.monotonic() + options.seconds)
+    bench = Bench(options.out, options.seconds)
     done = True
     if not options.fill:
         if options.data is None:

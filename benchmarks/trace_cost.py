@@ -1,4 +1,4 @@
-"""What a trace costs, and whether its requests and bytes are those of the kernel.
+"""What a trace costs.
 
     python -m benchmarks.trace_cost DIR [--seconds 30] [--only NAME]
 
@@ -8,8 +8,7 @@ processor's; the median of all turns, with bounds of 95 % (bootstrap). Beside it
 traced, which shows what that can tell. Cases: 3 KB and 197 KB records in a warm page cache, through the node's ring and
 straight, and a store that answers after 20 ms (FUSE). Writing the file comes at the end, and is said apart.
 
-Counts: during the epochs of a traced loader nothing else reads in the process, so the requests and bytes of the trace
-are compared with /proc/self/io, and on the slow store with what the store itself has counted.
+Requests and bytes are compared with strace's and a store's in tests/test_loader_trace.py.
 """
 
 from __future__ import annotations
@@ -26,16 +25,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import pario
 from benchmarks import data
-from benchmarks.stores.latency import LatencyStore, latency_store
+from benchmarks.measure import middle_interval
+from benchmarks.stores.latency import latency_store
 from pario.options import Recipe
-from pario.stats.trace import Recorder
-from pario.stats.trace_file import read_head, write_part
-from pario.stats.trace_summary import read_ranks
-from pario.stats.tracing import recorder_of
 
 #: case -> (set, order, recipe, slow store)
 CASES = {
@@ -51,18 +45,13 @@ RECORDS = {"3k": 40_000, "197k": 1_500}
 SLOW_RECORDS = {"3k": 40_000, "197k": 600}
 
 
-def _io() -> dict[str, int]:
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return {name: int(value) for name, value in (line.split(": ") for line in lines)}
-
-
 @contextmanager
-def _folder(path: Path, slow: bool) -> Iterator[tuple[str, LatencyStore | None]]:
+def _folder(path: Path, slow: bool) -> Iterator[str]:
     if not slow:
-        yield str(path), None
+        yield str(path)
         return
     with latency_store(str(path), read_s=0.020, metadata_s=0.002, bytes_per_s=200_000_000) as store:
-        yield store.folder, store
+        yield store.folder
 
 
 def _loader(path: str, case: str, trace: str | None) -> pario.Loader:
@@ -85,12 +74,9 @@ def _epoch(loader: pario.Loader) -> tuple[float, float]:
     return time.perf_counter() - begin, time.process_time() - work
 
 
-def _ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
+def _ratio(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
     """Of the second side to the first, less 1: median of the pairs and bounds of 95 %."""
-    found = np.array([b / a - 1 for a, b in pairs])
-    draws = np.median(found[np.random.default_rng(0).integers(0, len(found), (4000, len(found)))], axis=1)
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return {"median": float(np.median(found)), "low": float(low), "high": float(high)}
+    return middle_interval([b / a - 1 for a, b in pairs])
 
 
 def cost(path: str, case: str, limit_s: float) -> dict[str, Any]:
@@ -120,40 +106,6 @@ def cost(path: str, case: str, limit_s: float) -> dict[str, Any]:
     return said
 
 
-def counts(path: str, case: str, store: LatencyStore | None) -> dict[str, Any]:
-    """Requests and bytes of an epoch by the trace, by the kernel and by the store."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/trace.json"
-        loader = _loader(path, case, file)
-        recorder = recorder_of(file)
-        assert recorder is not None
-        for _ in range(2):  # in which compiled functions are loaded
-            _epoch(loader)
-        begun, sent = _counted(recorder), store.counts() if store else {}
-        looks, before = _io(), _io()
-        for _ in range(3):
-            _epoch(loader)
-        after, now, ended = _io(), store.counts() if store else {}, _counted(recorder)
-        loader.close()
-    said: dict[str, Any] = {
-        "trace": [ended[0] - begun[0], ended[1] - begun[1]],
-        # without one look at these counters
-        "kernel": [after[name] - 2 * before[name] + looks[name] for name in ("syscr", "rchar")],
-    }
-    if store is not None:
-        mine, earlier = now["/data.mdb"], sent.get("/data.mdb", {})
-        said["store"] = [mine.get(name, 0) - earlier.get(name, 0) for name in ("read", "bytes")]
-    return said
-
-
-def _counted(recorder: Recorder) -> tuple[int, int]:
-    """Requests and bytes so far, as the file says."""
-    write_part(recorder)
-    (rank,) = read_ranks(read_head(recorder.path), recorder.path)
-    requests = sum(file.reads + file.meta_reads + file.probes for file in rank.files)
-    return requests, sum(file.nbytes + file.meta_bytes for file in rank.files)
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trace_cost", description=__doc__.split("\n")[0])
     parser.add_argument("folder", help="where the data sets of benchmarks.data are, or are made")
@@ -166,8 +118,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.only and options.only not in case:
             continue
         made = data.make(options.folder, which)
-        with _folder(Path(made.path), slow) as (path, store):
-            said = {**cost(path, case, options.seconds), "counts": counts(path, case, store)}
+        with _folder(Path(made.path), slow) as path:
+            said = cost(path, case, options.seconds)
         found.append(said)
         print(_line(said), flush=True)
     if options.json:
@@ -177,20 +129,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _line(said: dict[str, Any]) -> str:
     def words(name: str) -> str:
-        ratio = said[name]
-        return f"{ratio['median']:+.1%} ({ratio['low']:+.1%} ... {ratio['high']:+.1%})"
+        return "{:+.1%} ({:+.1%} ... {:+.1%})".format(*said[name])
 
-    numbers = said["counts"]
-    off = [
-        f"{who} {numbers['trace'][0] / max(1, numbers[who][0]) - 1:+.2%} requests, "
-        f"{numbers['trace'][1] / max(1, numbers[who][1]) - 1:+.2%} bytes"
-        for who in ("kernel", "store")
-        if who in numbers
-    ]
     return (
         f"{said['case']}: {said['pairs']} epochs of {said['epoch_s']:.2f} s; trace {words('trace_wall')}, processor "
         f"{words('trace_work')}; nothing {words('nothing_wall')}, processor {words('nothing_work')}; "
-        f"{said['events']:,} lines, closing {said['close_s']:.2f} s; trace against {'; '.join(off)}"
+        f"{said['events']:,} lines, closing {said['close_s']:.2f} s"
     )
 
 

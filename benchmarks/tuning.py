@@ -1,27 +1,22 @@
-"""The prefetch depth that pario finds by itself against the best one found by hand, on slow stores and on the disk.
+"""The rate that pario's prefetch depth reaches by itself, on slow stores and on the disk.
 
     python -m benchmarks.tuning --data DIR [--rounds 5] [--only TEXT] [--stores NAME,NAME] [--out DIR/tuning.json]
-                                [--hand 1,2,4 or none] [--times 4]
-    python -m benchmarks.tuning --data DIR --design [--resume] [--limit SECONDS]     36 cells (benchmarks/design.py)
-    python -m benchmarks.tuning --data DIR --laws [--resume] [--limit SECONDS]       laws (benchmarks/law_runs.py)
+                                [--times 4] [--tiers default]
+    python -m benchmarks.tuning --data DIR --design     beside the best by hand: 36 cells (benchmarks/design.py)
+    python -m benchmarks.tuning --data DIR --laws       laws (benchmarks/law_runs.py)
 
-Each cell is a store, a set, an order and a number of nodes. First one run per depth of `HAND` finds the best one by
-hand; then that depth and "auto" run in turns. A run is a new process that reads EPOCHS epochs from a store without a
-page cache (the disk: its pages are dropped before): in the first, "auto" begins with two reads in flight. The table has
-the best by hand ÷ "auto", of times, and the rate of "auto" as a part of the store's bandwidth; with `--hand none` that
-part alone. Needs root, fuse3 and mfusepy, but for the disk.
+Each cell is a store, a set, an order and a number of nodes. A run is a new process that reads EPOCHS epochs from a
+store without a page cache (the disk: its pages are dropped before): the first begins with two reads in flight. The
+table has the rate as a part of the store's bandwidth. What --design and --laws have measured is in their JSON at once,
+and a further call goes on from there. Needs root, fuse3 and mfusepy, but for the disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cache, data, design, law_runs
-from benchmarks.measure import ROOT, Row, Section, interleave, machine, save
-from benchmarks.sides import BATCH, SHUFFLES, Bench, epoch_seconds
+from benchmarks.measure import Pieces, Row, Section, finish, parser_of
+from benchmarks.sides import BATCH, SHUFFLES, SMALL, Bench, epoch_seconds
 from benchmarks.stores.latency import latency_store
 
 EPOCHS = 2
-HAND = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -92,143 +86,86 @@ def mounted(kind: Kind, held: data.DataSet) -> Iterator[str]:
             yield store.folder
 
 
-def measure(
-    bench: Bench, cell: Cell, held: data.DataSet, search: tuple[int, ...], tiers: str = ""
-) -> dict[str, Any]:
-    """Seconds of every epoch: {"hand": depth, "search": {depth: seconds}, "runs": {side: [run]}}. With tiers, of the
-    first one: later ones need not read."""
+def measure(bench: Bench, cell: Cell, held: data.DataSet, tiers: str = "") -> list[dict[str, Any]]:
+    """Runs: seconds of every epoch. With tiers, of the first one: later ones need not read."""
     kind = STORES[cell.store]
+    epochs = EPOCHS if kind.read_s is not None and not tiers else 1
     with mounted(kind, held) as folder:
 
-        def run(inflight: int | str) -> dict[str, Any]:
+        def run() -> dict[str, Any]:
             if kind.read_s is None:
                 cache.drop_file(held.file)
-            epochs = EPOCHS if kind.read_s is not None and not tiers else 1
             more = ["--epochs", str(epochs), "--warmup", bench.small[cell.which].path, "--tiers", tiers]
-            if inflight != "auto":
-                more += ["--set", f"inflight={inflight}"]
             found = bench.pario(folder, cell.which, cell.shuffle, *more, ranks=cell.nodes, nodes=cell.nodes)
-            readers = [rank["stats"] for rank in found["ranks"]]
             return {
                 "seconds": [epoch_seconds(found, epoch) for epoch in range(epochs)],
-                "depth": [rank["depth"] for rank in readers],
-                "reads": sum(rank["reads"] for rank in readers),
+                "depth": [rank["stats"]["depth"] for rank in found["ranks"]],
             }
 
-        tried = {depth: run(depth)["seconds"][-1] for depth in search}
-        hand = min(tried, key=tried.__getitem__, default=0)
-        sides = {"hand": partial(run, hand)} if hand else {}
-        sides["auto"] = partial(run, "auto")
-        return {"hand": hand, "search": tried, "runs": interleave(sides, bench.rounds)}
+        return [run() for _ in range(bench.rounds)]
 
 
-def _row(case: str, found: list[float], ours: str = "", theirs: str = "", bar: float | None = None) -> Row:
-    return Row(
-        case, statistics.median(found), min(found), max(found), ">=" if bar else "", bar, ours=ours, theirs=theirs
-    )
-
-
-def add(cell: Cell, held: data.DataSet, found: dict[str, Any], section: Section) -> None:
-    runs, kind = found["runs"], STORES[cell.store]
-    section.raw[cell.name] = found
-    depths = sorted({depth for run in runs["auto"] for depth in run["depth"]})
-    for epoch in range(len(runs["auto"][0]["seconds"])):
-        auto = [run["seconds"][epoch] for run in runs["auto"]]
-        rates = [held.file_bytes / seconds for seconds in auto]
-        ours = f"{statistics.median(rates) / 1e6:,.0f} MB/s"
-        if kind.bytes_per_s:
-            ours += f", {statistics.median(rates) / kind.bytes_per_s:.2f} of the store's"
-        said = f"{ours}, depth {depths[0]} to {depths[-1]} at the end"
+def add(cell: Cell, held: data.DataSet, runs: list[dict[str, Any]], section: Section) -> None:
+    section.raw[cell.name] = runs
+    depths = sorted({depth for run in runs for depth in run["depth"]})
+    full = STORES[cell.store].bytes_per_s
+    for epoch in range(len(runs[0]["seconds"])):
+        rates = [held.file_bytes / run["seconds"][epoch] for run in runs]
+        said = f"{statistics.median(rates) / 1e6:,.0f} MB/s, depth {depths[0]} to {depths[-1]} at the end"
         case = f"{cell.name}, epoch {epoch}"
-        if "hand" in runs:
-            hand = [run["seconds"][epoch] for run in runs["hand"]]
-            ratio = [theirs / ours for ours, theirs in zip(auto, hand, strict=True)]
-            section.add(_row(case, ratio, said, f"inflight={found['hand']}", 0.95))
-        elif kind.bytes_per_s:
-            section.add(_row(f"{case}, of the store's", [rate / kind.bytes_per_s for rate in rates], said, "", 0.95))
+        if full:
+            section.add(Row.of(f"{case}, of the store's", [rate / full for rate in rates], ">=", 0.95, ours=said))
+        else:
+            section.add(Row.of(case, [rate / 1e6 for rate in rates], unit="MB/s", ours=said))
 
 
 def _in_pieces(options: argparse.Namespace) -> int:
     """Measure what the JSON does not have yet, unit by unit, and print the tables."""
-    name = "design" if options.design else "laws"
-    out = Path(options.out or Path(options.data) / f"{name}.json")
-    found: dict[str, Any] = json.loads(out.read_text())["units"] if options.resume and out.exists() else {}
-    units: dict[str, Callable[[], Any]]
-    if options.design:
-        units = {cell.name: partial(design.measure, cell, options.data, options.rounds) for cell in design.cells()}
-    else:
-        units = law_runs.units(options.data, options.rounds)
-    begin = time.monotonic()
-    for unit, measured in units.items():
-        if unit in found or options.only not in unit:
-            continue
-        if options.limit and time.monotonic() - begin > options.limit:
-            print(f"stopped at {unit}: go on with --resume", file=sys.stderr)
-            break
-        found[unit] = {**measured(), "commit": _commit()}
-        new = out.with_suffix(".new")
-        new.write_text(json.dumps({"format": 1, "machine": machine(), "units": found}) + "\n")
-        os.replace(new, out)
-        print(f"{time.monotonic() - begin:6.1f} s  {unit}", file=sys.stderr, flush=True)
-    print(design.summary(found) if options.design else law_runs.summary(found))
+    pieces = Pieces(Path(options.out or Path(options.data) / f"{'design' if options.design else 'laws'}.json"))
+    units: dict[str, Callable[[], Any]] = {
+        cell.name: partial(design.measure, cell, options.data, options.rounds) for cell in design.cells()
+    }
+    for unit, measured in (units if options.design else law_runs.units(options.data, options.rounds)).items():
+        if options.only in unit:
+            pieces.get(unit, measured)
+    print(design.summary(pieces.runs) if options.design else law_runs.summary(pieces.runs))
     if options.figures:
-        law_runs.plot(found, options.figures)
+        law_runs.plot(pieces.runs, options.figures)
     return 0
 
 
-def _commit() -> str:
-    words = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of `python -m benchmarks.data`; made there if missing")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of("tuning", __doc__, 5)
     parser.add_argument("--only", default="", help="cells whose name has this text")
     parser.add_argument("--stores", default=",".join(STORES).replace(", ", " "), help="names without commas")
-    parser.add_argument("--whole", action="store_true", help="all records of the sets: epochs of ten seconds or more")
-    parser.add_argument("--hand", default=",".join(map(str, HAND)), help="depths to try by hand; none: only auto")
     parser.add_argument("--tiers", default="", help="as in PARIO_TIERS, or default: what people get who set nothing")
     parser.add_argument("--times", type=int, default=1, help="epochs of so many times the usual records")
-    parser.add_argument("--out", help="JSON file (default: tuning.json in the data folder)")
-    parser.add_argument("--smoke", action="store_true", help="tiny data, one store, once: does it run at all?")
     parser.add_argument("--design", action="store_true", help="the pairwise design of benchmarks/design.py")
     parser.add_argument("--laws", action="store_true", help="the control laws, benchmarks/law_runs.py")
-    parser.add_argument("--resume", action="store_true", help="keep what the JSON has (design, laws)")
-    parser.add_argument("--limit", type=float, help="begin nothing after so many seconds (design, laws)")
     parser.add_argument("--figures", help="a folder for the figure of --laws, as SVG")
     options = parser.parse_args()
     if options.design or options.laws:
         return _in_pieces(options)
-    bench = Bench(options.data, 1 if options.smoke else options.rounds, options.smoke, False, [])
+    bench = Bench.of(options)
     names = [name for name in STORES if name.replace(", ", " ") in options.stores.split(",")]
     chosen = [cell for cell in cells() if cell.store in names and options.only in cell.name]
-    search = () if options.hand == "none" else tuple(int(depth) for depth in options.hand.split(","))
     if options.smoke:
-        chosen, search = [Cell("disk, cold", "197k", "global", 1)], (1, 8)
+        chosen = [Cell("disk, cold", "197k", "global", 1)]
     if not chosen:
         parser.error("no such cell")
-    for which, n in {"3k": 4000, "197k": 100}.items():
-        bench.small[which] = data.make(options.data, which, n)
+    for which in {cell.which for cell in chosen}:
+        bench.small[which] = data.make(options.data, which, SMALL[which])
         bench.index(bench.small[which].path)
     sections = []
     for store in dict.fromkeys(cell.store for cell in chosen):
-        section = Section(store, f"{store}: best depth by hand ÷ auto, of times", "no page cache, or dropped")
-        begin = time.monotonic()
+        sections.append(Section(store, f"{store}: the rate ÷ the store's", "no page cache, or dropped"))
         for cell in (cell for cell in chosen if cell.store == store):
-            held = (
-                bench.small[cell.which]
-                if options.smoke
-                else data.make(options.data, cell.which, None if options.whole else options.times * cell.records)
-            )
-            bench.index(held.path)
-            add(cell, held, measure(bench, cell, held, search, options.tiers), section)
-        section.seconds = time.monotonic() - begin
-        sections.append(section)
-    out = options.out or Path(options.data) / "tuning.json"
-    save(out, sections, command=sys.argv, rounds=bench.rounds, quick=bench.quick, batch=BATCH, cores=os.cpu_count())
+            held = bench.small[cell.which]
+            if not options.smoke:
+                held = data.make(options.data, cell.which, options.times * cell.records)
+                bench.index(held.path)
+            add(cell, held, measure(bench, cell, held, options.tiers), sections[-1])
+    finish("tuning", options, sections, batch=BATCH)
     return 0
 
 

@@ -14,14 +14,15 @@ from typing import Any
 
 from benchmarks.worker import Team, run
 
+#: depths to try first; then twice and half of the best, up to the most
+COARSE, MOST = (1, 4, 16, 64), 64
+EPOCHS = 2
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path")
-    parser.add_argument("--coarse", default="1,4,16,64", help="depths to try first; then twice and half of the best")
-    parser.add_argument("--most", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--compute", type=float, default=0.0, help="seconds per record")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--shuffle", default="none")
@@ -66,16 +67,16 @@ def main() -> None:
             del batch
     side("auto", 1)  # builds the index, if there is none
     tried: dict[int, float] = {}
-    for depth in map(int, options.coarse.split(",")):
+    for depth in COARSE:
         tried[depth] = side(depth, 1)["seconds"][0]
     best = min(tried, key=tried.__getitem__)
-    for depth in {max(1, best // 2), min(options.most, best * 2)} - set(tried):
+    for depth in {max(1, best // 2), min(MOST, best * 2)} - set(tried):
         tried[depth] = side(depth, 1)["seconds"][0]
     best = min(tried, key=tried.__getitem__)
     runs: dict[str, list[Any]] = {"hand": [], "auto": []}
     for _ in range(options.rounds):
-        runs["hand"].append(side(best, options.epochs))
-        runs["auto"].append(side("auto", options.epochs))
+        runs["hand"].append(side(best, EPOCHS))
+        runs["auto"].append(side("auto", EPOCHS))
     found = {"hand": best, "search": tried, "runs": runs}
     team.report(found, {"side": "design", "version": pario.__version__})
 

@@ -90,6 +90,7 @@ class Noting(Depth):
 
 STARTED = time.perf_counter()
 BIN_S = 0.1
+MOST = 64
 
 
 def bins(ends: list[tuple[float, float, int, int]], begin: float, seconds: float) -> list[tuple[int, int, float]]:
@@ -107,12 +108,8 @@ def main() -> None:
     parser.add_argument("path")
     parser.add_argument("--law", choices=[*LAWS, "by hand"], required=True)
     parser.add_argument("--pin", type=int, help="the depth by hand")
-    parser.add_argument("--most", type=int, default=64)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--begin-at", type=float, help="of the monotonic clock; default: now")
-    parser.add_argument("--compute", type=float, default=0.0, help="seconds per record")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--shuffle", default="global")
     parser.add_argument("--warmup", required=True)
     parser.add_argument("--drop", help="a file whose pages are dropped before each epoch")
     parser.add_argument("--trace", help="a file for it")
@@ -124,9 +121,8 @@ def main() -> None:
     from pario.fetch import pool
 
     # Through the pool of reading threads on every store: what the depth is about.
-    choice = pario.Options(inflight=options.pin or (1, options.most), tiers=())
-    shuffle = False if options.shuffle == "none" else options.shuffle
-    arguments: dict[str, Any] = {"batch_size": options.batch, "shuffle": shuffle, "seed": 1}
+    choice = pario.Options(inflight=options.pin or (1, MOST), tiers=())
+    arguments: dict[str, Any] = {"batch_size": 8, "shuffle": "global", "seed": 1}
     arguments |= {"comm": "self", "recipe": "ring"}
 
     def loader(path: str) -> Any:
@@ -161,8 +157,6 @@ def main() -> None:
                 records += len(batch.ids)
                 buffer.taken += batch["data"].nbytes
                 buffer.look()
-                if options.compute:
-                    time.sleep(options.compute * len(batch.ids))
                 if time.perf_counter() >= begin + options.seconds:
                     break
     noting = max(made, key=lambda one: len(one.ends))
@@ -175,7 +169,7 @@ def main() -> None:
             "begin": begin,
             "records": records,
             "bins": bins(noting.ends, begin, options.seconds),
-            "settings": [(round(when - begin, 4), max(1, min(said, options.most))) for when, said in recorder.settings],
+            "settings": [(round(when - begin, 4), max(1, min(said, MOST))) for when, said in recorder.settings],
             "pinned": options.pin,
         },
         {"side": "laws", "version": pario.__version__},

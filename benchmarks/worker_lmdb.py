@@ -1,8 +1,8 @@
 """The reader that everybody would write: py-lmdb's `get`, record by record, into one batch array. One JSON line.
 
-`array` is the loop of training scripts: `batch[i] = np.frombuffer(txn.get(key), ...)`. The others are as tight as
-Python allows: `whole` copies the value as it is into a memoryview, `slice` only its pixels; `join` makes a new batch of
-each step instead of filling one. Values come as bytes or, with `-buffers`, as views of the mapping.
+`array` is the loop of training scripts: `batch[i] = np.frombuffer(txn.get(key), ...)`. `slice` is as tight as Python
+allows: it copies the pixels into a memoryview, `whole` the value as it is. Values come as bytes or, with `-buffers`, as
+views of the mapping.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 
 from benchmarks.worker import Team, memory, run
 
-VARIANTS = ("array", "array-buffers", "whole", "slice", "join", "whole-buffers", "slice-buffers", "join-buffers")
 BARE = ("array", "array-buffers")
-REUSING = tuple(name for name in VARIANTS if not name.startswith("join"))
+TIGHT = ("slice-buffers", "whole-buffers")
 
 
 def loop(variant: str, get: Callable[[bytes], bytes], keys: list[bytes], batch: int, head: int, pixels: int) -> None:
@@ -26,10 +25,6 @@ def loop(variant: str, get: Callable[[bytes], bytes], keys: list[bytes], batch: 
     if not keys:
         return
     kind = variant.removesuffix("-buffers")
-    if kind == "join":
-        for start in range(0, len(keys), batch):
-            np.frombuffer(b"".join(map(get, keys[start : start + batch])), np.uint8)
-        return
     if kind == "array":
         rows = np.empty((batch, pixels), np.uint8)
         for start in range(0, len(keys), batch):
@@ -51,42 +46,21 @@ def loop(variant: str, get: Callable[[bytes], bytes], keys: list[bytes], batch: 
                 at += row
 
 
-def numpy_order(kind: str, n: int, neighbours: int) -> np.ndarray:
-    """A stand-in for the Loader's order where no file gives it."""
-    rng = np.random.default_rng(1)
-    if kind == "global":
-        return rng.permutation(n)
-    if kind == "block":
-        blocks = [np.arange(i, min(n, i + neighbours)) for i in range(0, n, neighbours)]
-        rng.shuffle(blocks)
-        mixed = [np.concatenate(blocks[i : i + 32]) for i in range(0, len(blocks), 32)]
-        return np.concatenate([rng.permutation(part) for part in mixed])
-    return np.arange(n)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path")
-    parser.add_argument("--order", default="none", help="none, global, block, or a folder with ids-RANK.npy")
-    parser.add_argument("--variant", default="whole", choices=VARIANTS)
+    parser.add_argument("--order", required=True, help="a folder with ids-RANK.npy")
+    parser.add_argument("--variant", default="whole-buffers", choices=BARE + TIGHT)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--limit", type=int, default=0, help="records of all ranks together; 0 = all")
     parser.add_argument("--head", type=int, required=True, help="bytes of a value before the pixels")
     parser.add_argument("--pixels", type=int, required=True, help="bytes of pixels in a value")
-    parser.add_argument("--readahead", type=int, default=0)
     options = parser.parse_args()
 
     team = Team()
-    env = lmdb.open(options.path, readonly=True, lock=False, readahead=bool(options.readahead))
-    n = env.stat()["entries"]
-    if options.order in ("none", "global", "block"):
-        neighbours = max(1, (2 << 20) // (-(-(options.pixels + 30) // 4096) * 4096))
-        steps = numpy_order(options.order, n, neighbours)
-        starts = range(team.rank * options.batch, n, team.size * options.batch)
-        mine = np.concatenate([np.empty(0, np.int64), *(steps[i : i + options.batch] for i in starts)])
-    else:
-        mine = np.load(f"{options.order}/ids-{team.rank}.npy")
+    env = lmdb.open(options.path, readonly=True, lock=False, readahead=False)
+    mine = np.load(f"{options.order}/ids-{team.rank}.npy")
     if options.limit:
         mine = mine[: options.limit // team.size]
     keys = [b"%08d" % i for i in mine]  # the benchmark sets' keys, in key order

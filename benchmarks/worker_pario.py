@@ -30,7 +30,6 @@ def main() -> None:
     parser.add_argument("--warmup", help="a small data set of the same kind, read before the clock starts")
     parser.add_argument("--index-only", action="store_true", help="open (and so build) the index, read no record")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of pario.Options")
-    parser.add_argument("--recipe", default="auto")
     what = "as in PARIO_TIERS, for what is read on the clock; default: the Loader's own choice"
     parser.add_argument("--tiers", default="", help=what)
     parser.add_argument("--service", help="as in PARIO_SERVICE, instead of tiers")
@@ -72,7 +71,6 @@ def main() -> None:
         "shuffle": False if options.shuffle == "none" else options.shuffle,
         "seed": options.seed,
         "comm": "self" if options.jobs else team.comm,
-        "recipe": options.recipe,
         "options": choice,
     }
     if options.differ:
@@ -85,11 +83,9 @@ def main() -> None:
     team.barrier()
     if options.differ:
         time.sleep(start_s)
-    asked_first = bytes_asked()
     begin = started = time.perf_counter()
     loader = loader_class(options.path, decoder=decoder, **arguments)
     construct_seconds = time.perf_counter() - begin
-    asked_construct = bytes_asked() - asked_first
 
     epochs, ids, hashes = [], [], []
     steps_of_all = len(loader)
@@ -97,15 +93,13 @@ def main() -> None:
         if not options.jobs:
             team.barrier()
         asked = bytes_asked()
-        records = steps = nbytes = 0
+        records = 0
         first = None
         start = time.perf_counter()
-        for batch in loader:
+        for steps, batch in enumerate(loader, 1):
             if first is None:
                 first = time.perf_counter() - start
             records += len(batch.ids)
-            nbytes += batch["data"].nbytes
-            steps += 1
             if options.compute:
                 time.sleep(options.compute / steps_of_all)
             if options.ids or options.check:
@@ -121,8 +115,6 @@ def main() -> None:
                 "seconds": seconds,
                 "first_batch": first,
                 "records": records,
-                "steps": steps,
-                "bytes": nbytes,
                 "asked": bytes_asked() - asked,
                 "memory": memory(),
             }
@@ -142,7 +134,6 @@ def main() -> None:
         {
             "import": import_seconds,
             "construct": construct_seconds,
-            "asked_construct": asked_construct,
             "epochs": epochs,
             "total": total,
             "stats": numbers,

@@ -55,14 +55,16 @@ class File:
 
 
 class House:
-    """All files below a folder, the package `pario`."""
+    """All files below a folder, the package `pario` or another one."""
 
-    def __init__(self, files: Mapping[str, str]) -> None:
+    def __init__(self, files: Mapping[str, str], top: str = "pario") -> None:
+        self.top = top
         self.files = {name: File(name, text) for name, text in sorted(files.items())}
 
     @classmethod
     def at(cls, folder: Path) -> House:
-        return cls({str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")})
+        files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
+        return cls(files, folder.name)
 
     def file_of(self, module: str) -> str | None:
         """pario.format.page -> format/page.py, pario.format -> format/__init__.py; None if there is no such file."""
@@ -73,12 +75,12 @@ class House:
         return None
 
     def imported(self, file: File) -> Iterator[tuple[str, str | None]]:
-        """(file of the house or None, what `file` says) for every import of a pario module, lazy ones too."""
+        """(file of the house or None, what `file` says) for every import of its modules, lazy ones too."""
         for module, taken in imports(file):
-            if module.split(".")[0] == "pario":
+            if module.split(".")[0] == self.top:
                 found = (self.file_of(f"{module}.{taken}") if taken else None) or self.file_of(module)
                 yield found, f"{module}, {taken}" if taken else module
-        for module in named_modules(file):
+        for module in named_modules(file) if self.top == "pario" else ():
             found = self.file_of(module)
             # A string like this need not be a module; and a file's own package is always there before it.
             if found is not None and found != f"{Path(file.name).parent}/__init__.py":

@@ -99,7 +99,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 HELD: Any = SimpleNamespace(which="3k", folder="/data/set", file_bytes=1000)
 
 
-@pytest.mark.parametrize("name", ["disk", "throttled", "latency", "latency-cached"])
+@pytest.mark.parametrize("name", ["disk", "throttled", "latency"])
 def test_a_store_counts_what_reached_it_since(opened, name: str) -> None:
     context, made = opened(name)
     with context as store:
@@ -116,7 +116,7 @@ def test_a_store_counts_what_reached_it_since(opened, name: str) -> None:
 
 def test_each_recipe_opens_the_set_where_it_should(opened) -> None:
     found = {}
-    for name in ("disk", "throttled", "latency", "latency-cached"):
+    for name in ("disk", "throttled", "latency"):
         with opened(name)[0] as store:
             found[name] = [store.folder(HELD, recipe) for recipe in RECIPES]
     mapped, explicit = "/mapped/set", "/explicit/set"
@@ -124,7 +124,6 @@ def test_each_recipe_opens_the_set_where_it_should(opened) -> None:
         "disk": ["/data/set"] * 4,
         "throttled": ["/throttled/set"] * 4,
         "latency": [mapped, mapped, explicit, explicit],  # a file cannot be mapped where every read reaches the store
-        "latency-cached": [mapped] * 4,
     }
 
 

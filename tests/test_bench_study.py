@@ -23,6 +23,7 @@ pytest.importorskip("tqdm")
 from launch import tree
 
 from benchmarks.cache import Unavailable
+from benchmarks.measure import ratios, spread
 from benchmarks.study import __main__ as study_main
 from benchmarks.study import plots, stores, tables
 from benchmarks.study.__main__ import _tell, chosen, main
@@ -30,7 +31,6 @@ from benchmarks.study.by_hand import HandLoop
 from benchmarks.study.cells import LOOPS, PRESETS, RECIPES, STORES, Cell, Preset
 from benchmarks.study.headline import headline
 from benchmarks.study.jobs import Launcher
-from benchmarks.study.numbers import ratios, spread
 from benchmarks.study.run import Study, Watcher
 from benchmarks.study.sets import held, record_digest
 from benchmarks.study.verdicts import BARS, best_loop, best_other, title, verdicts, worst
@@ -274,28 +274,25 @@ def test_figures(tmp_path):
 # -- what is measured --------------------------------------------------------------------------------------------------
 
 
-def test_presets_hold_what_they_promise():
-    full = PRESETS["full"]
-    disk = [cell for cell in full.cells if cell.store == "disk"]
-    assert {cell.ranks for cell in disk} == {1, 2, 4, 8, 16}
-    assert {cell.nodes for cell in disk} == {1, 2, 4}
-    assert {cell.store for cell in full.cells} == set(STORES)
-    for preset in (full, PRESETS["small"]):
-        assert preset.rounds >= 5
-        assert {cell.dataset for cell in preset.cells} == {"3k", "197k", "variable"}
-        assert {cell.state for cell in preset.cells} == {"cold", "warm", "first"}
-        assert len(set(preset.cells)) == len(preset.cells)
+def test_the_preset_holds_what_it_promises():
+    small = PRESETS["small"]
+    assert {cell.store for cell in small.cells} == set(STORES)
+    assert small.ranks == [1, 2, 4]
+    assert small.rounds >= 5
+    assert {cell.dataset for cell in small.cells} == {"3k", "197k", "variable"}
+    assert {cell.state for cell in small.cells} == {"cold", "warm", "first"}
+    assert len(set(small.cells)) == len(small.cells)
 
 
 def test_loops_are_in_the_cells_whose_order_they_read():
-    for cell in (*PRESETS["small"].cells, *PRESETS["full"].cells):
+    for cell in PRESETS["small"].cells:
         loops = [name for name in cell.recipes if name in LOOPS]
         if cell.dataset == "variable" or cell.state == "first" or cell.order == "block":
             assert loops == []
         elif cell.order == "global":
             assert loops == ["get"]
         else:
-            assert loops == (["shard", "shard-8M"] if cell.store.startswith("latency") else ["shard"])
+            assert loops == (["shard", "shard-8M"] if cell.store == "latency" else ["shard"])
 
 
 @pytest.mark.parametrize(("which", "batch"), [("3k", 16), ("197k", 32)])  # joined; filled value by value
@@ -315,12 +312,12 @@ def test_a_loop_written_by_hand_delivers_every_record_once(tmp_path, which, batc
 
 
 def test_a_part_of_a_preset():
-    part = PRESETS["full"].only(recipes=("auto", "plain"), stores=("disk",), ranks=(4,), rounds=2)
+    part = PRESETS["small"].only(recipes=("auto", "plain"), stores=("disk",), ranks=(4,), rounds=2)
     assert {(cell.store, cell.ranks) for cell in part.cells} == {("disk", 4)}
     assert all(set(cell.recipes) <= {"plain", "auto"} for cell in part.cells)
     assert not part.group_cells  # staggering is a matter of "stag"
     assert part.rounds == 2
-    assert not PRESETS["full"].only(stores=("latency",)).requests
+    assert not PRESETS["small"].only(stores=("latency",)).requests
 
 
 def test_cells_in_words():

@@ -132,6 +132,8 @@ LARGE = {
 
 #: what only goes down: code lines of the package, and files and code lines that the Loader's file loads
 MOST_LINES = 48_000
+#: The same of benchmarks/.
+MOST_BENCHMARK_LINES = 14_570
 LOADERS_FILES, LOADERS_LINES = 102, 13_370
 #: options; sources and ways that the default chooses from; kinds of threads; private names that tests patch
 MOST_OPTIONS, MOST_SOURCES, MOST_WAYS, MOST_THREAD_KINDS, MOST_PATCHES = 15, 2, 3, 31, 127
@@ -302,6 +304,14 @@ def test_the_house_does_not_grow() -> None:
     files = [file for file in files if file.code_lines]  # most folders have a docstring alone
     assert len(files) <= LOADERS_FILES, "\n".join(sorted(file.name for file in files))
     assert sum(file.code_lines for file in files) <= LOADERS_LINES
+
+
+def test_the_benchmarks_neither_grow_nor_go_in_circles() -> None:
+    house = House.at(Path(__file__).parent.parent / "benchmarks")
+    assert sum(file.code_lines for file in house.files.values()) <= MOST_BENCHMARK_LINES
+    assert circles(house) == {}
+    bad = {"a.py": "from benchmarks import b", "b.py": "def late():\n    from benchmarks.a import x"}
+    assert circles(House(bad, "benchmarks")), "a circle is not seen"
 
 
 def test_the_ways_do_not_multiply() -> None:

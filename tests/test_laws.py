@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated_store import Job, Store
 
 from benchmarks import design, law_runs, worker_laws
-from benchmarks.laws import LAWS, Bbr, Held, Prisma, line, replayed, told
-from pario.tune.depth import Depth
-from pario.tune.knobs import START_DEPTH, Knob, Setting
+from benchmarks.laws import LAWS, Held, Prisma, line, replayed, told
+from pario.tune.knobs import START_DEPTH, Setting
 from pario.tune.tuner import FastProbe, Window
 
 TRACES = sorted((Path(__file__).parent / "data" / "traces").glob("*.jsonl"))
@@ -48,42 +46,7 @@ def test_a_window_survives_its_line() -> None:
     assert window.latency == pytest.approx(1 / 3, rel=1e-5)
 
 
-# -- BBR's way ---------------------------------------------------------------------------------------------------------
-
-
-def test_bbr_finds_the_product() -> None:
-    """20 ms and 1,015 reads per second: about 21 reads in flight without a queue."""
-    store = Store(0.020, 200e6)
-    job = Job(store, 197_000, Depth(Knob("reads in flight", 1, 64, START_DEPTH), Bbr()))
-    job.start()
-    store.run(8)
-    assert job.time_to(0.9 * 200e6, 0) <= 2
-    assert job.rate(3, 8) >= 0.85 * 200e6
-    assert 15 <= job.mean_depth(3, 8) <= 30
-
-
 QUIET = Window(1, 0.25, latency=0.02, nbytes=1e5, most=64, in_flight=64, rate=1000)
-
-
-def test_bbr_probes_bandwidth_and_latency() -> None:
-    law, depth = Bbr(), 2
-    for _ in range(1 + Bbr.WITHOUT):
-        depth = law.step(depth, QUIET).value
-    assert not law.hurried
-    assert depth == math.ceil(0.75 * 20) + 1  # 1,000 reads per second times 20 ms; what the start queued is drained
-    found = [law.step(depth, QUIET).value for _ in range(16)]
-    assert found == [21, 21, 21, 21, 21, 21, 26, 16] * 2
-    slower = replace(QUIET, latency=0.1)
-    for _ in range(Bbr.LATENCIES):
-        said = law.step(20, slower)
-        if law.drains:
-            break
-    assert said == (10, "half as many, to measure a read without a queue")
-    assert law.step(10, replace(QUIET, latency=0.08)).value == 81
-
-
-def test_bbr_heeds_the_consumer() -> None:
-    assert Bbr().step(20, replace(QUIET, full=True, in_flight=2.0)).value == 3
 
 
 # -- PRISMA's rule -----------------------------------------------------------------------------------------------------

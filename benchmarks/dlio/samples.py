@@ -1,4 +1,4 @@
-"""The same samples in DLIO's own formats and as an LMDB, laid out as DLIO expects its files.
+"""The same samples in DLIO's fastest format and as an LMDB, laid out as DLIO expects its files.
 
 Sample i is a square image of random bytes whose first eight are i, little-endian. DLIO has no format for LMDBs and
 takes the files whose names end with the format's: the LMDB is called x.npz.
@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["FORMATS", "files_of", "make", "number_of", "sample"]
+__all__ = ["files_of", "make", "number_of", "sample"]
 
-#: format -> whether each sample is a file of its own
-FORMATS = {"lmdb": False, "npz": True, "npy": True, "hdf5": False, "indexed_binary": False}
 SEED = 17
 
 
@@ -33,9 +30,9 @@ def number_of(image: np.ndarray) -> int:
     return int(struct.unpack("<q", image.reshape(-1)[:8].tobytes())[0])
 
 
-def make(folder: Path, samples: int, side: int, formats: list[str] | None = None) -> None:
+def make(folder: Path, samples: int, side: int) -> None:
     """Write FOLDER/<format>/train/...; what is complete is kept."""
-    for name in FORMATS if formats is None else formats:
+    for name, write in _WRITERS.items():
         note, wanted = folder / f"{name}.json", {"samples": samples, "side": side}
         if note.exists() and json.loads(note.read_text()) == wanted:
             continue
@@ -43,16 +40,12 @@ def make(folder: Path, samples: int, side: int, formats: list[str] | None = None
         train = folder / name / "train"
         train.mkdir(parents=True)
         (folder / name / "valid").mkdir()  # DLIO looks into it, whatever it is to do
-        _WRITERS[name](train, samples, side)
+        write(train, samples, side)
         note.write_text(json.dumps(wanted))
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
     return sorted(path for path in (folder / name / "train").iterdir() if path.is_file())
-
-
-def _images(samples: int, side: int) -> Iterator[tuple[int, np.ndarray]]:
-    return ((i, sample(i, side)) for i in range(samples))
 
 
 def _lmdb(train: Path, samples: int, side: int) -> None:
@@ -68,33 +61,13 @@ def _lmdb(train: Path, samples: int, side: int) -> None:
         env.sync(True)
 
 
-def _npz(train: Path, samples: int, side: int) -> None:
-    for i, image in _images(samples, side):
-        np.savez(train / f"img_{i:08d}_of_{samples}.npz", x=image[..., None], y=[0])
-
-
-def _npy(train: Path, samples: int, side: int) -> None:
-    for i, image in _images(samples, side):
-        np.save(train / f"img_{i:08d}_of_{samples}.npy", image[..., None])
-
-
-def _hdf5(train: Path, samples: int, side: int) -> None:
-    import h5py
-
-    with h5py.File(train / "img_0_of_1.hdf5", "w") as file:
-        records = file.create_dataset("records", (samples, side, side), np.uint8)
-        for i, image in _images(samples, side):
-            records[i] = image
-        file.create_dataset("labels", data=np.zeros(samples, np.int64))
-
-
 def _indexed(train: Path, samples: int, side: int) -> None:
     path = train / "img_0_of_1.indexed_binary"
     with path.open("wb") as file:
-        for _, image in _images(samples, side):
-            file.write(image.tobytes())
+        for i in range(samples):
+            file.write(sample(i, side).tobytes())
     (train / f"{path.name}.off.idx").write_bytes((np.arange(samples, dtype=np.int64) * side * side).tobytes())
     (train / f"{path.name}.sz.idx").write_bytes(np.full(samples, side * side, np.int64).tobytes())
 
 
-_WRITERS: dict[str, Any] = {"lmdb": _lmdb, "npz": _npz, "npy": _npy, "hdf5": _hdf5, "indexed_binary": _indexed}
+_WRITERS: dict[str, Any] = {"lmdb": _lmdb, "indexed_binary": _indexed}

@@ -21,14 +21,14 @@ MODEL, LAYERS = 300_000, [1_000, 50_000]
 
 def smoke(folder: Path) -> None:
     """Raises AssertionError or WorkerError."""
-    samples.make(folder / "data", LOAD.samples, LOAD.side, ["lmdb", "hdf5"])
+    samples.make(folder / "data", LOAD.samples, LOAD.side)
     reader = SIDES["pario reader"]
-    _check(folder, "stock", SIDES["hdf5 1"])
+    _check(folder, "stock", SIDES["indexed_binary 1"])
     _check(folder, "reader", Side(reader.data, reader.reader, threads=2), checkpoints="all_ranks")
     orders = _check(folder, "loader", SIDES["pario loader"], checkpoints="rank_zero")
     # DLIO's list of files names something else.
     named = {"PARIO_LMDB": str(samples.files_of(folder / "data", "lmdb")[0])}
-    _check(folder, "named", Side("hdf5", loader=SIDES["pario loader"].loader, threads=0), environment=named)
+    _check(folder, "named", Side("indexed_binary", loader=SIDES["pario loader"].loader, threads=0), environment=named)
     # Over the whole dataset, and another order in each epoch: DLIO's own DataLoader keeps each rank to its own half.
     assert all(min(order) < LOAD.samples // 2 <= max(order) for order in orders.values()), orders
     assert orders[0, 1] != orders[0, 2]

@@ -15,8 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from benchmarks import cache
 from benchmarks.dlio import samples
 from benchmarks.dlio.run import SIDES, Side, Workload, run
 from benchmarks.marked import fill_marked
-from benchmarks.measure import Row, Section, save
+from benchmarks.measure import Pieces, Row, Section
 from benchmarks.stores.latency import latency_store
 
 __all__ = ["balance", "best", "measure", "needs", "publish", "tables"]
@@ -58,50 +57,31 @@ PLACES = {
     "disk": Place(
         "local disk, page cache dropped",
         Workload(SAMPLES, IMAGE, batch=64),
-        tuple(name for name in SIDES if name[-2:] in (" 0", " 1")),
+        ("indexed_binary 0", "indexed_binary 1"),
     ),
     "large": Place(
         "local disk, page cache dropped, batches of 128",
         Workload(SAMPLES, IMAGE, batch=128),
-        ("hdf5 0", "indexed_binary 0", "hdf5 1", "indexed_binary 1"),
+        ("indexed_binary 0", "indexed_binary 1"),
     ),
     # Where a reader waits for the store, more workers than cores pay off: DLIO's readers get them here.
     "slow": Place(
         "emulated store: 20 ms per read, 200 MB/s, no page cache",
         Workload(SAMPLES // 3, IMAGE, batch=16),
-        ("npy 4", "hdf5 1", "hdf5 4", "indexed_binary 4"),
+        ("indexed_binary 4",),
         ("pario loader", "pario loader tier", "pario reader"),
         "slow",
     ),
 }
 
 
-class Runs:
-    """Results by name, each measured once and kept in a file at once."""
-
-    def __init__(self, path: Path, until: float) -> None:
-        self.path, self._until = path, until
-        self.held: dict[str, dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else {}
-
-    def get(self, name: str, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Raises TimeoutError if nothing more is to begin."""
-        if name not in self.held:
-            if time.monotonic() > self._until:
-                raise TimeoutError
-            self.held[name] = measured()
-            save(self.path, sections(self.held), runs=self.held)
-            print(f"{name}: {json.dumps(self.held[name])}", flush=True)
-        return self.held[name]
-
-
 def measure(out: Path, parts: list[str], rounds: int, seconds: float) -> None:
     """What is missing in OUT/dlio.json, until the time is over."""
-    until = time.monotonic() + seconds
     data = out / "data"
     print("making the samples", flush=True)
     for place in PLACES.values():
         samples.make(data / place.data, place.load.samples, IMAGE)
-    runs = Runs(out / "dlio.json", until)
+    runs = Pieces(out / "dlio.json", seconds, sections)
     try:
         for part in parts:
             if part == "checkpoint":
@@ -115,7 +95,7 @@ def measure(out: Path, parts: list[str], rounds: int, seconds: float) -> None:
         print("the time is over; call again to go on", flush=True)
 
 
-def _place(runs: Runs, part: str, data: Path, out: Path, rounds: int, factors: Sequence[float]) -> None:
+def _place(runs: Pieces, part: str, data: Path, out: Path, rounds: int, factors: Sequence[float]) -> None:
     place = PLACES[part]
     for name in place.pario:  # untimed: compiles the kernels, saves the index
         warm = Workload(place.load.samples, IMAGE, 16, steps=4)
@@ -175,7 +155,7 @@ def best(found: dict[str, float]) -> str:
     return min(found, key=lambda name: found[name])
 
 
-def _checkpoints(runs: Runs, data: Path, out: Path, rounds: int) -> None:
+def _checkpoints(runs: Pieces, data: Path, out: Path, rounds: int) -> None:
     """A state of 100 MB after every 4th of 12 steps: torch.save by DLIO, and pario."""
     for number in range(rounds):
         for name, mechanism in (("torch.save", ""), ("pario", "benchmarks.dlio.checkpoint.ParioCheckpointing")):
@@ -218,8 +198,7 @@ def sections(runs: dict[str, Any]) -> list[Section]:
         for name in place.pario:
             values = [told["au"] for told in _of(runs, part, "round").get(name, [])]
             if values:
-                middle = statistics.median(values)
-                section.rows.append(Row(name, middle, min(values), max(values), ">=", BAR))
+                section.rows.append(Row.of(name, values, ">=", BAR))
         made.append(section)
     return made
 

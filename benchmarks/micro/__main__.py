@@ -4,8 +4,7 @@
     python -m benchmarks.micro overlap train.lmdb --decoder image --batch-size 64
     python -m benchmarks.micro checkpoint --slow /scratch/me --fast /local/nvme
 
-Each prints a table and sentences, and saves them with single runs and a figure. They need `pip install -e
-".[cli,image]"`, for figures `".[figures]"`.
+Each prints a table and sentences, and saves them with single runs. They need `pip install -e ".[cli,image]"`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _rounds = click.option(
 )
 _results = _all_of(
     click.option(
-        "--out", metavar="DIR", help="Save figure, table and JSON here. Default: pario-NAME. (With --json nothing.)"
+        "--out", metavar="DIR", help="Save table and JSON here. Default: pario-NAME. (With --json nothing.)"
     ),
     arguments.as_json,
 )
@@ -107,11 +106,10 @@ def threads(
 @arguments.number("-b", "--batch-size", "batch", help="Items per batch.", default=32)
 @arguments.number("--threads", "numbers", help="Threads that read.", default=16, kind=click.IntRange(1, 512))
 @arguments.number("--batches", help="Batches of a run.", default=50, kind=click.IntRange(2))
-@click.option("--network", is_flag=True, help="Compute with a small network (torch) instead of a sleep.")
 @_rounds
 @_results
 def overlap(
-    batch: int, numbers: int, batches: int, network: bool, rounds: int, seed: int, out: str | None, **options: Any
+    batch: int, numbers: int, batches: int, rounds: int, seed: int, out: str | None, **options: Any
 ) -> int:
     """Measure what input costs beside computing, and how much computing hides it.
 
@@ -122,10 +120,10 @@ def overlap(
     \b
     Examples:
       python -m benchmarks.micro overlap train.lmdb --decoder image --batch-size 64
-      python -m benchmarks.micro overlap --store /scratch/me --bytes 12288 --network
+      python -m benchmarks.micro overlap --store /scratch/me --bytes 12288
     """
     what = Application(batch, numbers, batches, rounds=rounds, seed=seed)
-    return commands.overlap(commands.Data(**options), what, network, out)
+    return commands.overlap(commands.Data(**options), what, out)
 
 
 @group.command(name="checkpoint")
@@ -144,8 +142,7 @@ def checkpoint(
     """Measure how long checkpoints stop a training.
 
     A loop that sleeps in place of computing saves checkpoints: not at all, straight to the slow store, in the
-    background, to the fast device alone, and through it as a burst buffer; beside these torch.distributed.checkpoint
-    and Orbax, if they are installed. What was saved is removed.
+    background, to the fast device alone, and through it as a burst buffer. What was saved is removed.
 
     \b
     Example:

@@ -1,8 +1,7 @@
 """A training loop that saves checkpoints: straight to a slow store, to a fast one, through a burst buffer, and not.
 
 After section 5.4 of the study (threads.py): this many iterations, a checkpoint after every so many of them; the time of
-the whole loop, and how long each checkpoint stops it. torch.distributed.checkpoint and Orbax save the same tree to the
-slow store, where they are installed.
+the whole loop, and how long each checkpoint stops it. Beside DCP and Orbax: benchmarks/checkpoint_beside.py.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cache import Unavailable
 from pario.checkpoint.checkpointer import Checkpointer
 from pario.machine import closing_fd
 
@@ -31,8 +28,6 @@ WAYS = {
     "background": "Checkpointer(slow=...): copied in memory, written in the background",
     "fast only": "Checkpointer on the fast device alone, and wait()",
     "burst buffer": "Checkpointer(slow=..., fast=...): drained in the background",
-    "torch DCP": "torch.distributed.checkpoint.save to the slow store",
-    "Orbax": "orbax.checkpoint to the slow store, and wait",
 }
 
 Save = Callable[[int, dict[str, np.ndarray]], object]
@@ -58,24 +53,16 @@ def tree_of(what: Training, seed: int = 0) -> dict[str, np.ndarray]:
     return {f"layer{k:03d}": rng.standard_normal(size, dtype=np.float32) for k in range(what.arrays)}
 
 
-def ways_here(fast: str | None) -> tuple[list[str], dict[str, str]]:
-    """(the ways that can be measured here, why the others cannot)"""
-    missing: dict[str, str] = {}
-    if fast is None:
-        missing |= dict.fromkeys(("fast only", "burst buffer"), "no fast folder is given")
-    for way, make in (("torch DCP", _torch_save), ("Orbax", _orbax_save)):
-        try:
-            make("")
-        except Unavailable as e:
-            missing[way] = str(e)
-    return [way for way in WAYS if way not in missing], missing
+def ways_here(fast: str | None) -> list[str]:
+    """The ways that can be measured: some need a fast folder."""
+    return [way for way in WAYS if fast is not None or way not in ("fast only", "burst buffer")]
 
 
 def run_way(way: str, what: Training, slow: str, fast: str | None, seed: int = 0) -> dict[str, float]:
     """One loop: {"total": seconds of it, "stall": seconds per checkpoint in which it stood still, "durable": seconds
     until the last checkpoint was on the slow store, or on the fast one if that is all}. What was saved is removed.
 
-    Raises CheckpointError, OSError, Unavailable.
+    Raises CheckpointError, OSError.
     """
     tree = tree_of(what, seed)
     with _folder(slow) as on_slow, _folder(fast or slow) as on_fast:
@@ -122,10 +109,6 @@ def _saving(way: str, what: Training, slow: str, fast: str) -> Iterator[Save | N
             yield None
         elif way == "plain write":
             yield lambda step, tree: _plain(os.path.join(slow, f"step-{step}"), tree)
-        elif way == "torch DCP":
-            yield _torch_save(slow)
-        elif way == "Orbax":
-            yield _orbax_save(slow)
         else:
             # Room for all: the loop shall not wait for the drain.
             folders: dict[str, Any] = {"slow": fast if way == "fast only" else slow}
@@ -143,34 +126,3 @@ def _plain(path: str, tree: dict[str, np.ndarray]) -> None:
             while left:
                 left = left[os.write(fd, left) :]
         os.fsync(fd)
-
-
-def _torch_save(folder: str) -> Save:
-    try:
-        import torch
-        import torch.distributed.checkpoint as dcp
-    except Exception as e:
-        raise Unavailable("torch is not installed") from e
-
-    def save(step: int, tree: dict[str, np.ndarray]) -> None:
-        state = {name: torch.from_numpy(array) for name, array in tree.items()}
-        dcp.save(state, checkpoint_id=str(Path(folder, f"step-{step}")), no_dist=True)
-
-    return save
-
-
-def _orbax_save(folder: str) -> Save:
-    try:
-        import orbax.checkpoint as orbax
-    except Exception as e:
-        raise Unavailable("orbax-checkpoint is not installed") from e
-    saver: list[Any] = []
-
-    def save(step: int, tree: dict[str, np.ndarray]) -> None:
-        if not saver:
-            saver.append(orbax.StandardCheckpointer())
-        saver[0].save(Path(folder, f"step-{step}").absolute(), tree)
-        with suppress(AttributeError):  # of older versions, which wait anyway
-            saver[0].wait_until_finished()
-
-    return save

@@ -1,4 +1,4 @@
-"""`threads | overlap | checkpoint`: progress, table, figure and sentences of the instruments."""
+"""`threads | overlap | checkpoint`: progress, table and sentences of the instruments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.cache import Unavailable
 from benchmarks.facts import machine
 from benchmarks.micro import checkpoint as checkpoints
-from benchmarks.micro import limits, made, plots
+from benchmarks.micro import limits, made
 from benchmarks.micro import overlap as overlaps
 from benchmarks.micro import threads as sweeps
 from benchmarks.micro.items import Items, open_items
@@ -108,25 +108,18 @@ def threads(data: Data, what: sweeps.Sweep, out: str | None) -> int:
     return _tell(document, _threads_table(rows, numbers, findings), _threads_words(document), out)
 
 
-def overlap(data: Data, what: overlaps.Application, network: bool, out: str | None) -> int:
-    """Exit status: 2 under a launcher, or if torch is missing."""
+def overlap(data: Data, what: overlaps.Application, out: str | None) -> int:
+    """Exit status: 2 under a launcher."""
     if _refused(data.store if data.path is None else None):
         return 2
     what = replace(what, decoder=data.found_decoder)
-    try:
-        if network:
-            overlaps.small_network()
-    except Unavailable as e:
-        screen.say(f"error: {e}; without --network computing is a sleep", err=True)
-        return 2
     with data.opened(12 << 10) as (sources, lmdb):
         items = sources[0]
         words = f"{items.words()}, batches of {what.batch}, {what.threads} threads"
         screen.say(words)
         with screen.bar(what.runs, "overlap", "run") as bar:
-            computes = overlaps.small_network if network else None
             tick = partial(bar.update, 1)
-            found = overlaps.overlap(items, what, loaded=lmdb, db=data.db, network=computes, tick=tick)
+            found = overlaps.overlap(items, what, loaded=lmdb, db=data.db, tick=tick)
     document = {
         "instrument": "overlap", "what": words, "rounds": what.rounds,
         "hides": overlaps.hides(found["rows"]), **found,
@@ -142,7 +135,7 @@ def checkpoint(
     slow, fast = folders
     if _refused(slow, fast):
         return 2
-    ways, missing = checkpoints.ways_here(fast)
+    ways = checkpoints.ways_here(fast)
     words = (
         f"{what.checkpoints} of {decimal_bytes(what.nbytes)}, one after every {what.every} iterations of "
         f"{seconds(what.step_s)}"
@@ -159,12 +152,9 @@ def checkpoint(
         {"way": way, **{name: [run[name] for run in runs] for name in ("total", "stall", "durable")}}
         for way, runs in found.items()
     ]
-    document = {
-        "instrument": "checkpoint", "what": words, "rounds": rounds, "rows": rows,
-        "missing": missing,
-    }  # fmt: skip
-    said = _checkpoint_words(rows, missing)
-    return _tell({**document, "sentences": said}, _checkpoint_table(rows), said, out)
+    said = [_checkpoint_words(rows)]
+    document = {"instrument": "checkpoint", "what": words, "rounds": rounds, "rows": rows, "sentences": said}
+    return _tell(document, _checkpoint_table(rows), said, out)
 
 
 def _refused(*folders: str | None) -> bool:
@@ -258,23 +248,22 @@ def _checkpoint_table(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]
     return lines
 
 
-def _checkpoint_words(rows: Sequence[Mapping[str, Any]], missing: Mapping[str, str]) -> list[str]:
+def _checkpoint_words(rows: Sequence[Mapping[str, Any]]) -> str:
     of = {row["way"]: {name: statistics.median(row[name]) for name in ("total", "stall")} for row in rows}
     best = "burst buffer" if "burst buffer" in of else "background"
     direct = of["direct"]
-    said = (
+    return (
         f"Straight to the slow store each checkpoint stops the loop for {seconds(direct['stall'])}; "
         f"{'through the burst buffer' if best == 'burst buffer' else 'written in the background'} for "
         f"{seconds(of[best]['stall'])}, and the whole loop takes {direct['total'] / of[best]['total']:.1f} × less "
         f"time, {of[best]['total'] / of['none']['total']:.2f} × that without checkpoints."
     )
-    return [said, *(f"Not measured: {way} ({why})." for way, why in missing.items())]
 
 
 def _tell(
     document: dict[str, Any], lines: Sequence[tuple[str, ...]], words: Sequence[str], out: str | None
 ) -> int:
-    """Show and save an instrument's document, table and sentences, and draw its figure."""
+    """Show and save an instrument's document, table and sentences."""
     document = {"format": 1, "instrument": document["instrument"], "machine": machine(), **document}
     if screen.json:
         screen.tell(document)
@@ -288,13 +277,6 @@ def _tell(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{document['instrument']}.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / f"{document['instrument']}.txt").write_text("\n".join([document["what"], "", text, "", *words, ""]))
-    why = ""
-    try:
-        figures: list[Path] = plots.plot(document, folder)
-    except Unavailable as e:
-        figures, why = [], f"No figure: {e}"
     screen.say()
     screen.say(f"Everything is in {folder}: " + ", ".join(sorted(one.name for one in folder.iterdir())))
-    if why:
-        screen.say(why)
-    return 0 if figures or why else 1
+    return 0

@@ -1,7 +1,7 @@
 """A mini-application reads batches and computes on each: what its input costs, with prefetching and without.
 
 After section 5.3 of the study (threads.py): read and decode with several threads, batch, prefetch 0, 1 or 4 batches.
-Computing is a sleep of a known length, or a real small network. A `Loader` feeds the same mini-application.
+Computing is a sleep of a known length. A `Loader` feeds the same mini-application.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cache import Unavailable
 from benchmarks.micro.items import Decoding, Items
 from pario.decode.base import Decoder
 from pario.loader.loader import Loader
@@ -111,7 +110,6 @@ def overlap(
     *,
     loaded: str | None = None,
     db: str | None = None,
-    network: Callable[[], Compute] | None = None,
     tick: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """{"input": seconds per batch of reading alone, batch by batch, "store": the same with four batches ahead, in which
@@ -119,17 +117,15 @@ def overlap(
     "seconds": [per batch, one per round], "only": [of computing alone]}]}. Caches are dropped before each run.
 
     loaded : the LMDB that a Loader reads, too; None: no Loader
-    network : makes what computes, in place of a sleep
     """
     decoding = Decoding(what.decoder, items) if what.decoder is not None else None
     needs, store = (input_seconds(items, what, prefetch) for prefetch in (0, 4))
-    factors: Sequence[float] = what.factors if network is None else (1.0,)
     ways: list[Any] = [*what.prefetch, *([LOADER] if loaded else [])]
     found: dict[tuple[float, Any], list[float]] = {}
     alone: dict[float, list[float]] = {}
     for number in range(what.rounds):
-        for factor in factors:
-            compute = _sleep(factor * needs) if network is None else network()
+        for factor in what.factors:
+            compute = _sleep(factor * needs)
             order = _order(items, what, what.batches, what.seed + number)
             alone.setdefault(factor, []).append(_alone(items, order, what, compute, decoding))
             for way in ways:
@@ -158,47 +154,6 @@ def hides(rows: Sequence[dict[str, Any]], part: float = 0.05) -> float | None:
         if row["way"] not in (0, LOADER) and statistics.median(row["seconds"]) <= (1 + part) * row["compute"]
     ]
     return min(enough, default=None)
-
-
-def small_network(seed: int = 0) -> Compute:
-    """One training step of a small convolutional network on each batch, with torch on this node's processor. Input
-    that is no picture is replaced by noise: the step costs the same.
-
-    Raises Unavailable.
-    """
-    try:
-        import torch
-    except Exception as e:
-        raise Unavailable(f"torch cannot be imported ({e!r})") from e
-    torch.manual_seed(seed)
-    # One core computes, so that the input has the other ones.
-    torch.set_num_threads(1)
-    layers = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 5, stride=2), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(16, 32, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(4),
-        torch.nn.Flatten(), torch.nn.Linear(512, 102),
-    )  # fmt: skip
-    optimiser = torch.optim.Adam(layers.parameters(), 1e-3)
-    labels = torch.arange(1 << 16) % 102
-
-    def step(batch: list[Any]) -> float:
-        images = np.stack([_picture(one) for one in batch])
-        optimiser.zero_grad()
-        loss = torch.nn.functional.cross_entropy(layers(torch.from_numpy(images)), labels[: len(batch)])
-        loss.backward()
-        optimiser.step()
-        return float(loss.detach())
-
-    return step
-
-
-def _picture(one: Any, side: int = 64) -> np.ndarray:
-    """f32[3, side, side], the middle of a picture; of other bytes the first ones."""
-    flat = np.frombuffer(one, np.uint8) if isinstance(one, memoryview) else next(iter(one.values()))[0]
-    if flat.ndim == 3 and flat.shape[2] == 3 and min(flat.shape[:2]) >= side:
-        top, left = ((size - side) // 2 for size in flat.shape[:2])
-        return np.ascontiguousarray(flat[top : top + side, left : left + side].transpose(2, 0, 1), np.float32) / 255
-    return np.resize(flat.reshape(-1)[: 3 * side * side], (3, side, side)).astype(np.float32) / 255
 
 
 def _order(items: Items, what: Application, batches: int, seed: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.study.jobs import job_environment, kill_tree
+from benchmarks.measure import job_environment, kill_tree
 
 __all__ = ["OTHERS", "QUICK", "SERIAL", "Copy", "Notice", "Ran", "Setting", "end_all", "run"]
 

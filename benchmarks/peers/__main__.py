@@ -40,14 +40,14 @@ def main() -> int:
     root, parts = environments.ROOT, options.part or list(PARTS)
     if options.smoke:
         with tempfile.TemporaryDirectory(prefix="pario-peers-") as folder:
-            command = [sys.executable, "-m", "benchmarks.peers.conduct", folder, "--smoke"]
+            command = [sys.executable, "-m", "benchmarks.peers.command", folder, "--smoke"]
             return subprocess.run(command, cwd=root, check=False, timeout=300).returncode
     out = Path(options.out).absolute()
     if "install" in parts:
         only = None if options.only is None else [one.peer.module for one in variants(options.only.split(","))]
         environments.install(out, only)
         parts = [part for part in parts if part != "install"]
-    command = [environments.own_python(out), "-m", "benchmarks.peers.conduct", str(out), *parts]
+    command = [environments.own_python(out), "-m", "benchmarks.peers.command", str(out), *parts]
     command += ["--rounds", str(options.rounds), "--limit", str(options.limit), "--cells", options.cells]
     command += ["--only", options.only] if options.only else []
     return subprocess.run(command, cwd=root, check=False).returncode if parts else 0

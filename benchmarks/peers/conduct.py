@@ -1,13 +1,11 @@
-"""Writes every set in every format, checks what is delivered, and lets the peers take turns. Started by __main__.py.
+"""Writes every set in every format, checks what is delivered, and lets the peers take turns. Started by command.py.
 
 results.json keeps every turn; a later call goes on where an earlier one stopped.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -30,16 +28,13 @@ from benchmarks.peers.running import Running
 from benchmarks.peers.table import Variant, variants
 from benchmarks.stores.latency import latency_store
 
-__all__ = ["CELLS", "Bench", "Cell", "check", "opened", "write"]
+__all__ = ["CELLS", "STATES", "Bench", "Cell", "check", "cpu_us", "rate", "speed", "write"]
 
 STATES = ("warm", "cold", "slow")
 #: seconds of a turn at most (on a slow store a batch alone may take longer than elsewhere an epoch) and, if warm, at
 #: least; of a turn that only warms up
 MOST_S, LEAST_S, WARM_UP_S = {"warm": 1.5, "cold": 1.5, "slow": 5.0}, 0.5, 1.0
 READ_S, BYTES_PER_S = 0.020, 200_000_000
-_RECIPES = ("lmm", "dio", "coal", "stag")
-#: the cell of a smoke test
-_SMOKE = "jpeg/cold/1x1"
 
 
 @dataclass(frozen=True)
@@ -54,9 +49,9 @@ class Cell:
         return f"{self.set}/{self.state}/{self.ranks}x{self.threads}"
 
     def has(self, variant: Variant) -> bool:
-        """LMDBIO's ways are about reading a store: on one rank, raw records. A memory tier is for what is warm."""
-        if variant.name in _RECIPES:
-            return self.set != "jpeg" and self.state != "warm" and self.ranks == self.threads == 1
+        """A memory tier is for what is warm, a crop of pictures."""
+        if variant.name == "crop":
+            return self.set == "jpeg"
         return variant.name != "memory" or self.state == "warm"
 
 
@@ -151,7 +146,7 @@ def check(bench: Bench, name: str, ranks: int) -> None:
     n = json.loads((path / "set.json").read_text())["records"]
     for variant in bench.variants:
         done = "error" not in held.get(variant.key, {"error": ""})
-        if bench.late() or done or (ranks > 1 and variant.name in _RECIPES):
+        if bench.late() or done:
             continue
         try:
             with bench.start(variant, ranks) as running:
@@ -262,14 +257,25 @@ def measure(bench: Bench, cell: Cell, running: dict[str, Running]) -> None:
             if variant.key in running:
                 with contextlib.suppress(WorkerError):
                     running[variant.key].ask(do="close")
-    rates = {key: [_rate(turn) for turn in turns] for key, turns in held.items() if turns}
-    told = ", ".join(f"{key} {np.median(values):,.0f}" for key, values in rates.items())
+    middle = np.median
+    told = ", ".join(
+        f"{key} {middle([rate(turn) for turn in turns]):,.0f}/s ({middle([cpu_us(turn) for turn in turns]):,.0f} us)"
+        for key, turns in held.items()
+        if turns
+    )
     print(f"{cell.name}: {told}", flush=True)
 
 
-def _rate(turn: dict[str, Any]) -> float:
+def rate(turn: dict[str, Any]) -> float:
+    """Records/s of all ranks together."""
     ranks = turn["ranks"]
-    return sum(rank["records"] for rank in ranks) / max(rank["seconds"] for rank in ranks)
+    return float(sum(rank["records"] for rank in ranks) / max(rank["seconds"] for rank in ranks))
+
+
+def cpu_us(turn: dict[str, Any]) -> float:
+    """Microseconds per record, of all threads and ranks."""
+    ranks = turn["ranks"]
+    return float(1e6 * sum(rank["cpu"] for rank in ranks) / max(1, sum(rank["records"] for rank in ranks)))
 
 
 def speed(bench: Bench, names: list[str]) -> None:
@@ -286,50 +292,3 @@ def speed(bench: Bench, names: list[str]) -> None:
             for one in running.values():
                 one.end()
             running.clear()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("parts", nargs="*")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=1e9)
-    parser.add_argument("--cells", default="")
-    parser.add_argument("--only")
-    parser.add_argument("--smoke", action="store_true")
-    options = parser.parse_args()
-    bench = Bench(
-        options.out, options.only.split(",") if options.only else None, 1 if options.smoke else options.rounds,
-        options.limit, options.smoke,
-    )  # fmt: skip
-    parts = options.parts or ["write", "check", "speed"]
-    if "write" in parts and not options.smoke:
-        write(bench, [bench.set(name) for name in sets.SETS])
-    if "check" in parts:
-        for name, ranks in (("3k", 1), ("3k", 2)) if options.smoke else itertools.product(sets.SETS, (1, 2)):
-            check(bench, name, ranks)
-    if "speed" in parts:
-        speed(bench, (_SMOKE if options.smoke else options.cells).split(","))
-    if "behaviour" in parts:
-        from benchmarks.peers.behaviour import behave
-
-        behave(bench)
-    if "fill" in parts:
-        from benchmarks.peers.report import fill
-
-        fill(bench.found, ROOT / "measurements")
-    broken = [*bench.found["errors"].items()] + [
-        (key, one)
-        for held in bench.found["checks"].values()
-        for key, one in held.items()
-        if not one.get("exactly_once")
-    ]
-    if options.smoke:
-        for name, why in broken:
-            print(f"FAILED: {name}: {why}", file=sys.stderr)
-        return 1 if broken else 0
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.judging import PIXELS
-from benchmarks.peers.reading import Job, Reader, Source, main
+from benchmarks.peers.reading import MEAN, STD, Job, Reader, Source, main
 
 
 class _Records:
@@ -33,7 +33,7 @@ class Ffcv(Reader):
     name = "ffcv"
 
     @staticmethod
-    def load(rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         import ffcv.loader  # noqa: F401
 
     @staticmethod
@@ -53,12 +53,19 @@ class Ffcv(Reader):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         from ffcv.fields.decoders import NDArrayDecoder, SimpleRGBImageDecoder
+        from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
         from ffcv.loader import Loader, OrderOption
+        from ffcv.transforms import NormalizeImage, RandomHorizontalFlip
 
+        pipeline: list[Any] = [SimpleRGBImageDecoder() if job.jpeg else NDArrayDecoder()]
+        if job.variant == "crop":
+            mean, std = (255 * np.array(one) for one in (MEAN, STD))
+            normalize = NormalizeImage(mean, std, np.float32)
+            pipeline = [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), normalize]
         self._loader = Loader(
             job.own("ffcv/set.beton"), job.batch, num_workers=job.threads, order=OrderOption.RANDOM, os_cache=True,
             indices=np.arange(job.rank, job.n, job.ranks), drop_last=False, seed=job.seed,
-            pipelines={"data": [SimpleRGBImageDecoder() if job.jpeg else NDArrayDecoder()]},
+            pipelines={"data": pipeline},
         )  # fmt: skip
 
     def epoch(self, epoch: int) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""pario's Loader over the unmodified LMDB, in its orders, and LMDBIO's ways as recipes (in key order, as LMDBIO)."""
+"""pario's Loader over the unmodified LMDB, in its orders."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.reading import Job, Reader, main
-
-RECIPES = ("lmm", "dio", "coal", "stag")
+from benchmarks.peers.reading import MEAN, STD, Job, Reader, main
 
 
 class Pario(Reader):
@@ -17,7 +15,7 @@ class Pario(Reader):
     resumes = True
 
     @staticmethod
-    def load(rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         import pario  # noqa: F401
 
     def __init__(self, job: Job) -> None:
@@ -30,17 +28,14 @@ class Pario(Reader):
 
             comm = MPI.COMM_WORLD
         self._comm = comm
-        recipe = job.variant in RECIPES
-        shuffle: Any = False if recipe else "block" if job.variant == "block" else "global"
-        # By default pario keeps a file of a shared file system in memory; LMDBIO's ways do not.
-        tiers: dict[str, Any] = {"tiers": ()} if recipe else {}
-        if job.variant == "memory":
-            tiers = {"tiers": (pario.Tier("memory", "4 GiB"),)}
+        shuffle: Any = "block" if job.variant == "block" else "global"
+        tiers: dict[str, Any] = {"tiers": (pario.Tier("memory", "4 GiB"),)} if job.variant == "memory" else {}
         # The fast transform, which FFCV's decoder uses, too.
         decoder = pario.decode.Image(fast=True) if job.jpeg else pario.decode.Raw(shape=job.shape)
+        if job.variant == "crop":
+            decoder = pario.decode.Image(224, crop="random", flip=True, mean=MEAN, std=STD, fast=True)
         self._loader = pario.Loader(
             job.own("source"), job.batch, decoder, shuffle=shuffle, seed=job.seed, comm=comm,
-            recipe=job.variant if recipe else "auto",
             on_error="skip" if job.variant == "skip" else "raise", verify=job.variant == "verify",
             options=pario.Options(decode_threads=job.threads, **tiers),
         )  # fmt: skip

@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.cache import Unavailable
 from benchmarks.drawing import COLOURS, HEIGHT, WIDTH, write_figures
 from benchmarks.marked import fill_marked
-from benchmarks.peers.conduct import CELLS, STATES, Cell
+from benchmarks.measure import told as words
+from benchmarks.peers.conduct import CELLS, STATES, Cell, cpu_us, rate
 from benchmarks.peers.sets import SETS
 from benchmarks.peers.table import PEERS, Variant, variants
 
@@ -26,16 +27,6 @@ STATE_WORDS = {"warm": "in the page cache", "cold": "cold, from the disk", "slow
 #: pario's orders that the bar is held against or shown beside
 _OURS = ("pario:global", "pario:block", "pario:memory")
 _DELIVERS = {True: "yes", False: "**no**"}
-
-
-def rate(turn: Found) -> float:
-    ranks = turn["ranks"]
-    return float(sum(rank["records"] for rank in ranks) / max(rank["seconds"] for rank in ranks))
-
-
-def cpu_us(turn: Found) -> float:
-    ranks = turn["ranks"]
-    return float(1e6 * sum(rank["cpu"] for rank in ranks) / max(1, sum(rank["records"] for rank in ranks)))
 
 
 def _held(found: Found, cell: Cell) -> Found:
@@ -59,7 +50,7 @@ def _words(cell: Cell) -> str:
 
 
 def against_best(found: Found, cell: Cell, ours: str) -> tuple[str, list[float], list[tuple[float, float]]] | None:
-    """(best other loader, ratios round by round, pairs of rates); None: not measured. LMDBIO's ways are pario's own."""
+    """(best other loader, ratios round by round, pairs of rates); None: not measured."""
     held = _held(found, cell)
     others = {key: turns for key, turns in held.items() if not key.startswith("pario")}
     if ours not in held or not others:
@@ -67,10 +58,6 @@ def against_best(found: Found, cell: Cell, ours: str) -> tuple[str, list[float],
     best = max(others, key=lambda key: statistics.median(map(rate, others[key])))
     pairs = [(rate(a), rate(b)) for a, b in zip(held[ours], others[best], strict=False)]
     return best, [a / b for a, b in pairs], pairs
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} … {max(values):.2f})"
 
 
 def _title(key: str) -> str:
@@ -93,9 +80,9 @@ def ratios(found: Found) -> str:
         ours, theirs = (_count(statistics.median(side)) for side in zip(*pairs, strict=True))
         more = [against_best(found, cell, key) for key in _OURS[1:]]
         lines.append(
-            f"| {_words(cell)} | {_spread(values)} | {verdict} "
+            f"| {_words(cell)} | {words(values)} | {verdict} "
             f"| {_title(best)}{'' if mixed is None else f' ({_mixed(mixed)})'}: {theirs}/s, pario {ours}/s | "
-            + " | ".join(_spread(one[1]) if one else "" for one in more)
+            + " | ".join(words(one[1]) if one else "" for one in more)
             + f" | {len(values)} |"
         )
     return "\n".join(lines)
@@ -289,7 +276,7 @@ def facts(found: Found) -> str:
 
 def _figures(found: Found, pyplot: Any) -> Iterable[tuple[str, Any]]:
     """Per state one panel per set: records/s of every loader on one rank, from the slowest to the fastest round."""
-    shown = [one for one in _rows(found) if one.name not in ("lmm", "dio", "coal", "stag")]
+    shown = list(_rows(found))
     for state in STATES:
         cells = [
             cell for cell in CELLS if (cell.state, cell.ranks, cell.threads) == (state, 1, 1) and _held(found, cell)

@@ -15,6 +15,8 @@ _COMMON = ("numpy", "lmdb>=1.4", "simplejpeg>=1.7")
 
 #: pario's variants that behaviour.py reads, too
 _MORE = {"skip": 'pario, `on_error="skip"`', "verify": "pario, `verify=True`"}
+#: A random resized crop of 224 pixels, flipped or not, and normalised: of these peers, only where it is asked for.
+_CROPS = ("pario:crop", "ffcv:crop")
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,6 @@ PEERS = (
             "global": 'pario, "global"',
             "block": 'pario, "block"',
             "memory": 'pario, "global", memory tier',
-            "lmm": "LMDBIO's LMM as pario's recipe, key order",
-            "dio": "LMDBIO's DIO as pario's recipe, key order",
-            "coal": "LMDBIO's COAL as pario's recipe, key order",
-            "stag": "LMDBIO's STAG as pario's recipe, key order",
         },
     ),
     Peer("bare_lmdb", "py-lmdb, a tight loop", own_format=False),
@@ -82,18 +80,17 @@ PEERS = (
         ("g++", "pkg-config", "libturbojpeg0-dev", "libopencv-dev"),
     ),
     Peer("dali", "NVIDIA DALI, CPU, Caffe LMDB", (*_COMMON, "nvidia-dali-cuda120==2.4.0")),
-    Peer("litdata", "LitData", (*_COMMON, _TORCH, "litdata==0.2.76")),
     Peer("grain", "Grain over ArrayRecord", (*_COMMON, "grain==0.2.18", "array_record")),
-    # It imports torchvision, which wants the torch that it was built for: pip chooses both.
-    Peer("streaming", "MosaicML Streaming", (*_COMMON, "mosaicml-streaming==0.13.0")),
     Peer("webdataset", "WebDataset", (*_COMMON, "webdataset==1.0.2")),
     Peer("tfdata", "tf.data over TFRecord", (*_COMMON, "tensorflow-cpu")),
     Peer("hf", "HF datasets over Arrow", (*_COMMON, "datasets")),
-    Peer("spdl", "SPDL, threads over py-lmdb", (*_COMMON, "spdl==0.8.0"), own_format=False),
 )
 
 
 def variants(names: list[str] | None = None) -> list[Variant]:
     """All rows, or those of these peers or variants ("pario", "pario:block")."""
     found = [Variant(peer, name) for peer in PEERS for name in (peer.variants or ("",))]
-    return [one for one in found if names is None or one.key in names or one.peer.module in names]
+    if names is None:
+        return found
+    found += [one for one in (Variant(peer, "crop") for peer in PEERS) if one.key in _CROPS and one.key in names]
+    return [one for one in found if one.key in names or one.peer.module in names]

@@ -28,10 +28,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.cache import Unavailable
 
@@ -155,8 +155,9 @@ def latency_store(
     bytes_per_s: float | None = 200_000_000,
     cache_s: float = 1.0,
     page_cache: bool = False,
-    writable: bool | Literal["volatile"] = False,
+    writable: bool = False,
     threads: int = 64,
+    daemon: Sequence[str] = ("-m", "benchmarks.stores.latency"),
 ) -> Iterator[LatencyStore]:
     """Mount `source` with latency in a temporary directory. Daemon and mount end with the context, even if this process
     dies.
@@ -165,9 +166,9 @@ def latency_store(
     bytes_per_s : bandwidth of all reads together; None: no limit
     cache_s : how long the kernel caches look-ups (also failed ones) and attributes; 0: every one reaches the store
     page_cache : False: every read reaches the store
-    writable : pass writes and new files through; "volatile": and it can lose power (volatile.py); False: a read-only
-        file system (EROFS)
+    writable : pass writes and new files through; False: a read-only file system (EROFS)
     threads : operations that can sleep at once
+    daemon : what Python runs; another one may be a volatile store (tests/system/volatile.py)
     """
     _require()
     folder = tempfile.mkdtemp(prefix="pario-latency-")
@@ -179,13 +180,12 @@ def latency_store(
         "bytes_per_s": bytes_per_s,
         "cache_s": cache_s,
         "page_cache": page_cache,
-        "writable": bool(writable),
+        "writable": writable,
         "threads": threads,
     }
-    module = "benchmarks.stores.volatile" if writable == "volatile" else "benchmarks.stores.latency"
     said = tempfile.TemporaryFile()  # noqa: SIM115
     process = subprocess.Popen(
-        [sys.executable, "-m", module, json.dumps(setup)],
+        [sys.executable, *daemon, json.dumps(setup)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=said,

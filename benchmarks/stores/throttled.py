@@ -23,10 +23,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cache import Unavailable, drop_file
 
-__all__ = ["Disk", "Group", "device_of", "fio", "throttled_disk"]
+__all__ = ["Disk", "Group", "device_of", "fio", "fio_jobs", "require_fio", "throttled_disk"]
 
 UNLIMITED = 1 << 40  # bytes/s; the controller counts only for devices that have a rule
 
@@ -36,7 +37,7 @@ def _require_root(what: str) -> None:
         raise Unavailable(f"{what} needs root (this is user id {os.geteuid()})")
 
 
-def _require_fio() -> str:
+def require_fio() -> str:
     found = shutil.which("fio")
     if found is None:
         raise Unavailable("fio is not installed (Debian: apt-get install fio)")
@@ -215,51 +216,43 @@ def _unmount(mount: str) -> None:
 # -- fio --------------------------------------------------------------------------------------------------------------
 
 
-def fio(
-    path: str,
-    *,
-    random: bool,
-    read_bytes: int,
-    depth: int,
-    nbytes: int | None = None,
-    group: Group | None = None,
-) -> dict[str, float]:
+def fio_jobs(
+    words: Sequence[str], files: Sequence[str], *, group: Group | None = None, timeout_s: float = 900
+) -> list[dict[str, Any]]:
+    """What fio says of its jobs. files : which it must not change; then it runs with --readonly"""
+    command = [require_fio(), *(["--readonly"] if files else []), "--thread", "--direct=1", "--output-format=json"]
+    command += words
+    before = [os.stat(file) for file in files]
+    try:
+        done = subprocess.run(
+            group.command(command) if group else command, capture_output=True, text=True, check=False,
+            timeout=timeout_s, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Unavailable("fio did not end in time") from None
+    for file, was in zip(files, before, strict=True):
+        now = os.stat(file)
+        if (was.st_size, was.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+            raise RuntimeError(f"fio changed {file}, or somebody else did: its figures are worthless now")
+    if done.returncode != 0 or "{" not in done.stdout:
+        raise Unavailable(f"fio failed: {(done.stderr or done.stdout).strip()[:300]}")
+    jobs: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"]
+    return jobs
+
+
+def fio(path: str, *, random: bool, read_bytes: int, depth: int, group: Group | None = None) -> dict[str, float]:
     """Read every block of a file once with fio, bypassing the page cache (O_DIRECT).
 
     random : random or sequential order
     read_bytes : bytes per read
     depth : reads in flight at once (libaio)
-    nbytes : stop after this many bytes; None: the whole file
 
     Returns bytes, seconds and bytes_per_s.
     """
-    command = [
-        _require_fio(),
-        "--name=pario",
-        f"--filename={path}",
-        "--readonly",
-        "--size=100%",
-        "--thread",
-        "--direct=1",
-        f"--rw={'randread' if random else 'read'}",
-        f"--bs={read_bytes}",
-        "--ioengine=libaio" if depth > 1 else "--ioengine=psync",
-        f"--iodepth={depth}",
-        "--output-format=json",
-    ]
+    words = ["--name=pario", f"--filename={path}", "--size=100%", f"--rw={'randread' if random else 'read'}"]
+    words += [f"--bs={read_bytes}", f"--ioengine={'libaio' if depth > 1 else 'psync'}", f"--iodepth={depth}"]
     if random:
-        command.append(f"--randseed={time.time_ns() % (1 << 31)}")
-    if nbytes is not None:
-        command.append(f"--io_size={nbytes // read_bytes * read_bytes}")
-    before = os.stat(path)
-    done = subprocess.run(
-        group.command(command) if group else command, capture_output=True, text=True, check=False, timeout=900
-    )
-    after = os.stat(path)
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise RuntimeError(f"fio changed {path}: its figures and the file are worthless now")
-    if done.returncode != 0:
-        raise RuntimeError(f"fio failed: {done.stderr.strip() or done.stdout.strip()}")
-    read = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]
+        words.append(f"--randseed={time.time_ns() % (1 << 31)}")
+    read = fio_jobs(words, [path], group=group)[0]["read"]
     seconds = read["runtime"] / 1000
     return {"bytes": read["io_bytes"], "seconds": seconds, "bytes_per_s": read["io_bytes"] / max(seconds, 1e-3)}

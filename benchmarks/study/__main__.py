@@ -1,7 +1,6 @@
 """Compare all recipes on this machine: tables, figures and bars.
 
     python -m benchmarks.study                                                      under 10 minutes on 2 cores
-    python -m benchmarks.study --preset full --out results --data /scratch/sets     the whole matrix: hours
     python -m benchmarks.study --recipes plain,auto --stores disk --ranks 1,4       a part of it
 
 A recipe is a way to read: `plain` is py-lmdb on every rank, `lmm`, `dm`, `dio`, `prov`, `coal` and `stag` are the steps
@@ -46,8 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--preset",
         default="small",
-        choices=["small", "full", "tiny"],
-        help="small (default): under 10 minutes on 2 cores; full: all ranks, nodes, stores, sets: hours; tiny: a trial",
+        choices=list(PRESETS),
+        help="small (default): under 10 minutes on 2 cores; tiny: a trial",
     )
     parser.add_argument("--out", metavar="DIR", default="pario-study", help="JSON, tables and figures (pario-study)")
     parser.add_argument(

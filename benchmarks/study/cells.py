@@ -39,7 +39,6 @@ STORES = {
     "disk": "bare disk",
     "throttled": "block device, 200 MB/s",
     "latency": "latency store, 20 ms and 200 MB/s",
-    "latency-cached": "latency store through the page cache",
 }
 
 #: state -> what it is
@@ -131,7 +130,7 @@ def _with_loops(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     def loops(cell: Cell) -> Iterator[str]:
         if cell.dataset != "variable" and cell.state != "first":
             for name, loop in LOOPS.items():
-                slow = cell.store.startswith("latency")
+                slow = cell.store == "latency"
                 if cell.order == ("none" if loop.in_order else "global") and (slow or not loop.read_ahead_bytes):
                     yield name
 
@@ -162,40 +161,6 @@ def _small() -> Preset:
     )
 
 
-def _full() -> Preset:
-    sets = ("3k", "197k", "variable")
-    jobs = [(ranks, nodes) for ranks in (1, 2, 4, 8, 16) for nodes in (1, 2, 4) if nodes <= ranks]
-    few = ((1, 1), (4, 4), (16, 4))
-    shuffling = ("plain", "auto")  # the steps of LMDBIO never shuffled
-    cells = [Cell("disk", which, *job, state) for job in jobs for which in sets for state in ("cold", "warm")]
-    cells += [Cell("disk", which, *job, "first") for job in few for which in sets]
-    cells += [Cell("disk", which, *job, "cold", "global", shuffling) for job in few for which in sets]
-    cells += [Cell("throttled", which, *job, "cold") for job in few for which in sets]
-    cells += [Cell("latency", which, *job, "cold") for job in few for which in sets]
-    cells += [Cell("latency", which, 4, 4, "first") for which in sets]
-    cells += [
-        Cell("latency", which, *job, "cold", order, shuffling)
-        for job in few
-        for which in sets
-        for order in ("block", "global")
-    ]
-    cells += [Cell("latency-cached", which, 4, 4, "cold") for which in sets]
-    return Preset(
-        cells=_with_loops(cells),
-        rounds=5,
-        records={"3k": 100_000, "197k": 2_000, "variable": 15_000},
-        limit_s=4.0,
-        requests=tuple(4096 << k for k in range(11)),
-        request_bytes=128 << 20,
-        groups=(1, 2, 4, 8),
-        group_cells=tuple(
-            Cell(store, which, 8, 4, "cold", "none", ("stag",))
-            for store in ("disk", "throttled", "latency")
-            for which in ("3k", "197k")
-        ),
-    )
-
-
 #: Runs everything once, in seconds.
 _TINY = Preset(
     cells=_with_loops(
@@ -212,4 +177,4 @@ _TINY = Preset(
     request_bytes=4 << 20,
 )
 
-PRESETS: dict[str, Preset] = {"tiny": _TINY, "small": _small(), "full": _full()}
+PRESETS: dict[str, Preset] = {"tiny": _TINY, "small": _small()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from benchmarks.measure import spread
 from benchmarks.study.cells import LOOPS, words
-from benchmarks.study.numbers import spread
 from benchmarks.study.verdicts import best_loop, rates
 
 __all__ = ["headline"]

@@ -7,61 +7,15 @@ empty caches and read a store's counters between two runs, and it can end a fail
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-__all__ = ["Job", "Launcher", "WorkerError", "job_environment", "kill_tree"]
+from benchmarks.called import Called
+from benchmarks.measure import job_environment
 
-#: Seconds from starting mpiexec until rank 0 connects: imports and MPI, on a machine that may be busy.
-START_S = 120.0
-
-
-class WorkerError(RuntimeError):
-    """A worker failed or exceeded its time; the message ends with its output."""
-
-
-def job_environment(ranks: int, nodes: int) -> dict[str, str]:
-    """Environment of a job with this many ranks and emulated nodes (MPICH: cliques share no memory)."""
-    environment = dict(os.environ)
-    if nodes > 1:
-        environment["MPIR_CVAR_NUM_CLIQUES"] = str(nodes)
-    if ranks > len(os.sched_getaffinity(0)):  # MPICH polls; with more ranks than cores it must yield the core
-        environment["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
-        environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    return environment
-
-
-def _path() -> str:
-    """For a worker, wherever the study was started: benchmarks/ is a folder of the checkout, not of the package."""
-    return os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants. MPICH gives every rank its own session, so killing a process group is not
-    enough."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    todo = [pid]
-    while todo:
-        victim = todo.pop()
-        todo += children.get(victim, [])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
+__all__ = ["Job", "Launcher"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +30,7 @@ class Launcher:
     emulates_nodes: bool = False
 
 
-class Job:
+class Job(Called):
     """A running job. Use it as a context manager: its processes are gone afterwards, whatever happened.
 
     prefix : turns a command into one that starts in a control group
@@ -87,87 +41,24 @@ class Job:
         launcher: Launcher,
         ranks: int,
         nodes: int,
-        prefix: Callable[[Sequence[str]], Sequence[str]] | None = None,
+        prefix: Callable[[Sequence[str]], Sequence[str]] = list,
     ) -> None:
-        self.ranks, self.nodes = ranks, nodes
-        self._launcher = launcher
-        self._prefix = prefix
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(f"the job of {ranks} ranks on {nodes} nodes", 1)
+        command: Sequence[str] = [sys.executable, "-m", "benchmarks.study.worker", self.address]
+        if ranks > 1:
+            command = [*launcher.command, "-n", str(ranks), *command]
+        # Indexes lie beside the data; hide those in the user's cache directory.
+        self._start = prefix(command), job_environment(ranks, nodes) | {"XDG_CACHE_HOME": self.folder}
 
     def __enter__(self) -> Job:
-        with contextlib.ExitStack() as stack:
-            folder = tempfile.mkdtemp(prefix="pario-study-")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            self._said = stack.enter_context(tempfile.TemporaryFile())
-            address = os.path.join(folder, "call")
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            listener.bind(address)
-            listener.listen(1)
-            command: Sequence[str] = [sys.executable, "-m", "benchmarks.study.worker", address]
-            if self.ranks > 1:
-                command = [*self._launcher.command, "-n", str(self.ranks), *command]
-            if self._prefix is not None:
-                command = self._prefix(command)
-            self._process = subprocess.Popen(
-                command,
-                # Indexes lie beside the data; hide those in the user's cache directory.
-                env=job_environment(self.ranks, self.nodes) | {"XDG_CACHE_HOME": folder, "PYTHONPATH": _path()},
-                stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C is for the conductor, which ends the job
-            )
-            stack.callback(self._end)
-            self._line = stack.enter_context(self._called(listener))
-            self._stack = stack.pop_all()
+        self.start(*self._start)
+        self.ready()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                self._line.sendall(b"null\n")
-                assert self._process is not None
-                self._process.wait(10)
-        self._stack.close()
-
-    def _end(self) -> None:
-        assert self._process is not None
-        if self._process.poll() is None:
-            kill_tree(self._process.pid)
-        self._process.wait()
-
-    def _called(self, listener: socket.socket) -> socket.socket:
-        listener.settimeout(0.2)
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            with contextlib.suppress(TimeoutError):
-                return listener.accept()[0]
-            assert self._process is not None
-            if self._process.poll() is not None:
-                raise self._failure(f"ended with {self._process.returncode} before its first run")
-        raise self._failure(f"did not start within {START_S:.0f} s")
+        self.end(0 if kind else 10)
 
     def do(self, task: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
         """The answers of all ranks to the task. Raises WorkerError, after which the job is unusable."""
-        self._line.settimeout(limit_s)
-        answer = bytearray()
-        try:
-            self._line.sendall(json.dumps(task).encode() + b"\n")
-            while not answer.endswith(b"\n"):
-                part = self._line.recv(1 << 20)
-                if not part:
-                    raise self._failure("ended in the middle of a run")
-                answer += part
-        except TimeoutError:
-            raise self._failure(f"no end after {limit_s:.0f} s") from None
-        except OSError as e:
-            raise self._failure(f"is gone ({e})") from None
-        return json.loads(answer)
-
-    def _failure(self, what: str) -> WorkerError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            assert self._process is not None
-            self._process.wait(1)  # so that its last output is there
-        self._said.seek(0)
-        words = self._said.read().decode(errors="replace").strip()[-3000:]
-        return WorkerError(f"the job of {self.ranks} ranks on {self.nodes} nodes {what}:\n{words}")
+        answer: list[dict[str, Any]] = self.request([task], limit_s)[0]
+        return answer

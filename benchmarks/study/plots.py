@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, errors, readable, write_figures
+from benchmarks.drawing import COLOURS, HEIGHT, MARKERS, WIDTH, bars, legend_below, points, readable, write_figures
+from benchmarks.measure import spread
 from benchmarks.study.cells import RECIPES, STATES, STORES
-from benchmarks.study.numbers import spread
 from benchmarks.study.tables import gain, per_record, speculated
 from benchmarks.study.verdicts import rates
 
@@ -57,31 +57,17 @@ def _panels(document: dict[str, Any], store: str, state: str) -> dict[str, list[
 def _lines(axes: Any, cells: Sequence[dict[str, Any]], value: Any) -> None:
     """A line per recipe over the cells; value : (cell, recipe) -> spread or None."""
     for number, recipe in enumerate(RECIPES):
-        points = [(k, value(cell, recipe)) for k, cell in enumerate(cells) if cell["runs"].get(recipe)]
-        points = [(k, found) for k, found in points if found is not None]
-        if points:
+        tried = [(k, value(cell, recipe)) for k, cell in enumerate(cells) if cell["runs"].get(recipe)]
+        measured = [(k, found) for k, found in tried if found is not None]
+        if measured:
             shift = (number - len(RECIPES) / 2) * 0.05  # so that error bars stand side by side
-            found = [one for _, one in points]
-            axes.errorbar(
-                [k + shift for k, _ in points],
-                [one["median"] for one in found],
-                yerr=errors(found),
-                label=recipe,
-                capsize=2,
-                markersize=4,
-                linewidth=1,
-                **_STYLE[recipe],
-            )
+            xs, found = [k + shift for k, _ in measured], [one for _, one in measured]
+            points(axes, xs, found, label=recipe, **_STYLE[recipe])
     axes.set_xticks(range(len(cells)), [f"{cell['ranks']}\n{cell['nodes']}" for cell in cells])
     axes.set_xlim(-0.6, len(cells) - 0.4)
     axes.set_yscale("log")
     readable(axes.yaxis, *axes.get_ylim())
     axes.set_xlabel("ranks, and below them nodes")
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
 
 def _gains(pyplot: Any, panels: dict[str, list[dict[str, Any]]], where: str) -> Any:
@@ -109,7 +95,7 @@ def _row_of_panels(pyplot: Any, panels: dict[str, list[dict[str, Any]]], value: 
         _lines(axes, cells, value)
         axes.set_title(which)
     every[0][0].set_ylabel(unit)
-    _legend(figure, every[0][0])
+    legend_below(figure, every[0][0], len(RECIPES))
     return figure
 
 
@@ -119,7 +105,7 @@ def _speculation(pyplot: Any, cases: list[dict[str, Any]]) -> Any:
     for shift, what, colour in ((-0.2, "missed", COLOURS[6]), (0.2, "extra", COLOURS[5])):
         found = [case[what] for case in cases]
         places = [k + shift for k in range(len(cases))]
-        axes.bar(places, [one["median"] for one in found], 0.4, yerr=errors(found), label=what, color=colour, capsize=2)
+        bars(axes, places, found, 0.4, label=what, color=colour)
     axes.set_xticks(range(len(cases)), names, rotation=40, ha="right")
     axes.set_yscale("symlog", linthresh=10)
     axes.set_ylabel("pages per epoch")
@@ -134,17 +120,7 @@ def _requests(pyplot: Any, rows: list[dict[str, Any]]) -> Any:
     for way, colour, marker in zip(ways, (COLOURS[5], COLOURS[6], COLOURS[2], COLOURS[1]), "osD^", strict=False):
         mine = sorted((row for row in rows if row["way"] == way), key=lambda row: row["size"])
         found = [spread([took / row["bytes"] * 1e9 for took in row["seconds"]]) for row in mine]
-        axes.errorbar(
-            [row["size"] / 1024 for row in mine],
-            [one["median"] for one in found],
-            yerr=errors(found),
-            label=way,
-            color=colour,
-            marker=marker,
-            markersize=4,
-            linewidth=1,
-            capsize=2,
-        )
+        points(axes, [row["size"] / 1024 for row in mine], found, label=way, color=colour, marker=marker)
     sizes = sorted({row["size"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks([size / 1024 for size in sizes], [str(size >> 10) for size in sizes])
@@ -165,17 +141,11 @@ def _groups(pyplot: Any, cells: list[dict[str, Any]]) -> Any:
             continue
         best = max(statistics.median(rates(cell, name)) for name in names)
         found = [spread([rate / best for rate in rates(cell, name)]) for name in names]
-        axes.errorbar(
-            [int(name.removeprefix("G=")) for name in names],
-            [one["median"] for one in found],
-            yerr=errors(found),
+        points(
+            axes, [int(name.removeprefix("G=")) for name in names], found,
             label=f"{cell['dataset']}, {STORES[cell['store']]}, {cell['nodes']} nodes ({best / 1e6:,.0f} MB/s)",
-            color=COLOURS[number % len(COLOURS)],
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=4,
-            linewidth=1,
-            capsize=2,
-        )
+            color=COLOURS[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)],
+        )  # fmt: skip
     groups = sorted({int(name.removeprefix("G=")) for cell in cells for name in cell["runs"]})
     axes.set_xscale("log", base=2)
     axes.set_xticks(groups, [str(group) for group in groups])

@@ -23,8 +23,9 @@ import numpy as np
 
 from benchmarks.cache import Unavailable, cached_bytes, drop_file, warm_file
 from benchmarks.facts import machine
+from benchmarks.measure import WorkerError
 from benchmarks.study.cells import LOOPS, Cell, Preset, words
-from benchmarks.study.jobs import Job, Launcher, WorkerError
+from benchmarks.study.jobs import Job, Launcher
 from benchmarks.study.requests import measure_requests
 from benchmarks.study.sets import STEPS, Held, held
 from benchmarks.study.stores import Store, open_store

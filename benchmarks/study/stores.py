@@ -72,7 +72,7 @@ def open_store(name: str, sets: Mapping[str, Held], folder: str) -> Iterator[Sto
     elif name == "throttled":
         yield from _throttled(sets, folder)
     else:
-        yield from _latency(folder, cached=name == "latency-cached")
+        yield from _latency(folder)
 
 
 def _disk(folder: str) -> Iterator[Store]:
@@ -91,15 +91,14 @@ def _throttled(sets: Mapping[str, Held], folder: str) -> Iterator[Store]:
             yield _Throttled(group, copies)
 
 
-def _latency(folder: str, cached: bool) -> Iterator[Store]:
+def _latency(folder: str) -> Iterator[Store]:
     late = partial(latency_store, folder, read_s=READ_S, metadata_s=METADATA_S, bytes_per_s=CAP)
     with ExitStack() as stack:
 
         def mount(page_cache: bool) -> LatencyStore:
             return stack.enter_context(late(page_cache=page_cache))
 
-        mapped = mount(page_cache=True)
-        yield _Late(folder, mapped, mapped if cached else mount(page_cache=False), mount)
+        yield _Late(folder, mount(page_cache=True), mount(page_cache=False), mount)
 
 
 class _Counted(Store):
@@ -139,7 +138,7 @@ class _Late(Store):
     """Several mounts of one folder: no file can be mapped on a mount where every read reaches the store, and a loop may
     want another read-ahead.
 
-    mapped : through the page cache; explicit : for recipes that do not map the file, may be the same mount
+    mapped : through the page cache; explicit : for recipes that do not map the file
     mount : (page_cache) -> one more mount
     """
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.marked import fill_marked
+from benchmarks.measure import Row, spread
 from benchmarks.study.cells import LOOPS, RECIPES, STATES, STORES, words
 from benchmarks.study.headline import headline
-from benchmarks.study.numbers import Row, spread
 from benchmarks.study.verdicts import best_loop, rates, title, verdicts, worst
 from pario.text import table
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.measure import Row
 from benchmarks.study.cells import LOOPS, RECIPES, Cell
-from benchmarks.study.numbers import Row, spread
 from pario.options import MOST_INFLIGHT
 
 __all__ = ["BARS", "MUST", "best_loop", "best_other", "rates", "title", "verdicts", "worst"]
@@ -144,15 +144,14 @@ def _content(document: dict[str, Any]) -> Iterator[Row]:
 def _failures(document: dict[str, Any]) -> Iterator[Row]:
     for cell in document["cells"]:
         many = len(cell["failed"])
-        yield Row(title(cell), many, many, many, "<=", 0, "recipes", ours=", ".join(cell["failed"]))
+        yield Row.of(title(cell), [many], "<=", 0, unit="recipes", ours=", ".join(cell["failed"]))
 
 
 def _row(
     cell: dict[str, Any], values: Sequence[float], sense: str, bar: float, unit: str, ours: str = "", theirs: str = ""
 ) -> Row:
     """One value per round."""
-    found = spread(values)
-    return Row(title(cell), found["median"], found["min"], found["max"], sense, bar, unit, ours, theirs)
+    return Row.of(title(cell), values, sense, bar, unit=unit, ours=ours, theirs=theirs)
 
 
 #: in the order of the tables

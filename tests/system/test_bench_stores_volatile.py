@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from checkpoints import equal
 from launch import run_job
+from volatile import DAEMON
 
 import pario
 from benchmarks.stores.latency import LatencyStore
@@ -33,7 +34,7 @@ KINDS: list[dict[str, Any]] = [
 @pytest.fixture
 def volatile(tmp_path: Path, slow: Slow) -> LatencyStore:
     (tmp_path / "source").mkdir()
-    return slow(tmp_path / "source", read_s=0, metadata_s=0, bytes_per_s=None, cache_s=0, writable="volatile")
+    return slow(tmp_path / "source", read_s=0, metadata_s=0, bytes_per_s=None, cache_s=0, writable=True, daemon=DAEMON)
 
 
 def write(path: str, data: bytes, *, sync: bool = False) -> None:

@@ -4,7 +4,7 @@ POSIX promises little: `fsync` of a file makes its bytes durable, `fsync` of a f
 does anything. File systems keep more than that, each in its own way. This one keeps exactly that, or in addition a
 random part of the rest:
 
-    with latency_store("/data/empty", read_s=0, metadata_s=0, writable="volatile") as store:
+    with latency_store("/data/empty", read_s=0, metadata_s=0, writable=True, daemon=DAEMON) as store:
         store.lose_power(after=37)      # the 38th change fails, and all that follows
         save_something(store.folder)    # raises OSError (EIO) somewhere
         store.lose_power()              # for the case that it made fewer changes
@@ -29,9 +29,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where benchmarks/ is, also for the daemon's process
+
 from benchmarks.stores.latency import Operations, serve
 
-__all__ = ["VolatileOperations"]
+__all__ = ["DAEMON", "VolatileOperations"]
+
+#: what `latency_store` starts
+DAEMON = (__file__,)
 
 
 class _File:
