@@ -31,7 +31,7 @@ RANKS = 3
 STEPS, STOP = 16, 6
 #: ranks before, ranks after
 CHANGES = ((1, 1), (2, 2), (2, 1), (2, 4))
-RESUMING = ("pario", "grain")
+RESUMING = ("pario", "litdata", "grain", "streaming")
 _FLIPPED = 64
 
 

@@ -26,7 +26,7 @@ class Grain(Reader):
         writer.close()
 
     @staticmethod
-    def load(rank: int, ranks: int) -> None:
+    def load(rank: int, ranks: int, port: int) -> None:
         import sys
 
         from absl import flags

@@ -15,7 +15,7 @@ class Pario(Reader):
     resumes = True
 
     @staticmethod
-    def load(rank: int, ranks: int) -> None:
+    def load(rank: int, ranks: int, port: int) -> None:
         import pario  # noqa: F401
 
     def __init__(self, job: Job) -> None:

@@ -28,13 +28,13 @@ import numpy as np
 from benchmarks.peers.judging import PIXELS, Truth, judge, numbers_of
 from benchmarks.worker import memory
 
-__all__ = ["MEAN", "STD", "Job", "Reader", "Source", "cpu_seconds", "decode_into", "main"]
+__all__ = ["MEAN", "STD", "Job", "Reader", "Source", "cpu_seconds", "decode_into", "main", "meet"]
 
 #: A timed turn begins with an epoch off the clock if that takes less than this: what a loader has prepared in idle time
 #: before its turn must not count.
 _LEAD_S = 0.4
 _DISTRIBUTIONS = (
-    "pario", "lmdb", "torch", "ffcv", "nvidia-dali-cuda120", "grain", "array_record",
+    "pario", "lmdb", "torch", "ffcv", "nvidia-dali-cuda120", "litdata", "grain", "array_record", "mosaicml-streaming",
     "webdataset", "tensorflow-cpu", "datasets", "simplejpeg", "numpy",
 )  # fmt: skip
 
@@ -111,8 +111,8 @@ class Reader:
         """The set in the peer's format, below `folder`; nothing for readers of the source LMDB."""
 
     @staticmethod
-    def load(rank: int, ranks: int) -> None:
-        """Import the library."""
+    def load(job_rank: int, ranks: int, port: int) -> None:
+        """Import the library, and meet the other ranks if it needs that."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -142,6 +142,14 @@ def decode_into(value: Any, out: np.ndarray) -> None:
     import simplejpeg
 
     simplejpeg.decode_jpeg(value, "RGB", fastdct=True, buffer=out)
+
+
+def meet(rank: int, ranks: int, port: int) -> None:
+    """torch.distributed over gloo, for peers that ask it for their rank."""
+    if ranks > 1:
+        import torch.distributed
+
+        torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
 
 
 def cpu_seconds() -> float:
@@ -312,10 +320,10 @@ def _read(session: Session, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def place() -> tuple[int, int]:
-    """(rank, ranks), as the harness or the launcher says."""
+def place() -> tuple[int, int, int]:
+    """(rank, ranks, port of their meeting), as the harness or the launcher says."""
     rank = os.environ.get("PEERS_RANK") or os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
-    return int(rank), int(os.environ.get("PEERS_RANKS", "1"))
+    return int(rank), int(os.environ.get("PEERS_RANKS", "1")), int(os.environ.get("PEERS_PORT", "0"))
 
 
 def main(kind: type[Reader]) -> None:
@@ -333,8 +341,8 @@ def main(kind: type[Reader]) -> None:
             kind.write(source, Path(folder) / kind.name)
             source.close()
         return
-    rank, ranks = place()
-    kind.load(rank, ranks)
+    rank, ranks, port = place()
+    kind.load(rank, ranks, port)
     session = Session(kind, rank, ranks)
     if options.do == "serve":
         _serve(session, options.set[0])

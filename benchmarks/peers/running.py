@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from benchmarks.peers.table import Variant
 __all__ = ["Running"]
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Running(Called):
     """A context manager. `ready` waits until all ranks have loaded their library."""
 
@@ -20,7 +27,8 @@ class Running(Called):
         super().__init__(variant.key, ranks, log)
         self.variant = variant
         command = [python, "-m", f"benchmarks.peers.{variant.peer.module}", "serve", self.address]
-        environment = job_environment(ranks, 1) | {"PEERS_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
+        environment = job_environment(ranks, 1)
+        environment |= {"PEERS_PORT": str(_free_port()), "PEERS_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
         if variant.peer.mpi and ranks > 1:
             self.start([mpiexec(), "-n", str(ranks), *command], environment)
         else:

@@ -80,7 +80,10 @@ PEERS = (
         ("g++", "pkg-config", "libturbojpeg0-dev", "libopencv-dev"),
     ),
     Peer("dali", "NVIDIA DALI, CPU, Caffe LMDB", (*_COMMON, "nvidia-dali-cuda120==2.4.0")),
+    Peer("litdata", "LitData", (*_COMMON, _TORCH, "litdata==0.2.76")),
     Peer("grain", "Grain over ArrayRecord", (*_COMMON, "grain==0.2.18", "array_record")),
+    # It imports torchvision, which wants the torch that it was built for: pip chooses both.
+    Peer("streaming", "MosaicML Streaming", (*_COMMON, "mosaicml-streaming==0.13.0")),
     Peer("webdataset", "WebDataset", (*_COMMON, "webdataset==1.0.2")),
     Peer("tfdata", "tf.data over TFRecord", (*_COMMON, "tensorflow-cpu")),
     Peer("hf", "HF datasets over Arrow", (*_COMMON, "datasets")),

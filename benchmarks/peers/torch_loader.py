@@ -43,7 +43,7 @@ class Torch(Reader):
     name = "torch_loader"
 
     @staticmethod
-    def load(rank: int, ranks: int) -> None:
+    def load(rank: int, ranks: int, port: int) -> None:
         import torch.utils.data
 
         torch.set_num_threads(1)

@@ -54,10 +54,10 @@ _UNIT_BYTES, _ALONE_BYTES = 1 << 20, 8 << 20
 _LOOK_S = 0.2
 #: After this many seconds of waiting rank 0 says why: in "global" order that may take most of a first epoch.
 _SAY_S = 20.0
-#: The longest that a rank waits for a chunk that is being copied before it reads the bytes itself, in seconds. (The first
-#: three epochs of 4 ranks on 2 nodes, all cached: 204, 19, 15 ms with 3 KB records in "global" order, and 257, 125, 182
-#: with 150 KB. Without the wait for what the page cache has: 155, 114, 182, and 100, 188, 195, because the fill takes only
-#: the time that cores are idle.)
+#: The longest that a rank waits for a chunk that is being copied before it reads the bytes itself, in seconds. (The
+#: first three epochs of 4 ranks on 2 nodes, all cached: 204, 19, 15 ms with 3 KB records in "global" order, and 257,
+#: 125, 182 with 150 KB. Without the wait for what the page cache has: 155, 114, 182, and 100, 188, 195, because the
+#: fill takes only the time that cores are idle.)
 _COMING_S = 0.02
 
 _NOTHING = np.empty(0, np.uint8)
