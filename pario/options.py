@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields
-from functools import wraps
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pario.errors import OptionError
 
@@ -28,7 +27,6 @@ __all__ = [
     "read_tiers",
 ]
 
-T = TypeVar("T")
 
 KiB = 1 << 10
 MiB = 1 << 20
@@ -139,36 +137,6 @@ def read_tiers(text: str) -> tuple[Tier, ...]:
     return tuple(Tier(where, quota) if where else Tier(quota) for where, _, quota in parts)
 
 
-#: What old scripts may still set -> what to do instead.
-GONE = {
-    "copies": "Leave it out: up to four nodes keep a chunk, as the quotas have room.",
-    "decode_ahead": "Leave it out: as many batches are prepared as the loop takes; held_bytes limits their memory.",
-    "fetch": "Leave it out, or pass Loader(recipe=pario.options.Recipe(fetch=...)).",
-    "next_epoch": "Write once=True in place of next_epoch=False.",
-    "own_rows": "Leave it out, or pass Loader(recipe=\"ring\") to read through the ring of the node.",
-    "read_bytes": "Leave it out: reads are of 1 MiB at most.",
-    "readers_per_node": "Leave it out: one rank of a node reads.",
-    "ring_bytes": "Leave it out: the whole ring is used; slots and slot_bytes say how large it is.",
-}
-
-
-def _tells_what_is_gone(made: type[T]) -> type[T]:
-    init = made.__init__
-
-    @wraps(init)
-    def checked(self: T, *given: Any, **named: Any) -> None:
-        unknown = [name for name in named if name not in made.__dataclass_fields__]  # type: ignore[attr-defined]
-        if unknown:
-            raise OptionError(
-                f"Options has no {unknown[0]!r}", hint=GONE.get(unknown[0], "help(pario.Options) has all options.")
-            )
-        init(self, *given, **named)
-
-    made.__init__ = checked  # type: ignore[assignment, method-assign]
-    return made
-
-
-@_tells_what_is_gone
 @dataclass(frozen=True)
 class Options:
     """How to read, shuffle and hand out. The defaults suit a training job. No option changes which records are

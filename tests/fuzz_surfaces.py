@@ -347,7 +347,7 @@ def manifests() -> Surface:
 def packed_entries() -> Surface:
     """The reserved entry of a packed database, its checksum put right, and packed values of each codec."""
     entry = hostile.entry_of()
-    codecs = [make(each.name) for each in CODECS]
+    codecs = [make(each) for each in CODECS]
     packings = [Packing([codec]) for codec in codecs]
     value = b"abcdabcdabcd" * 3
     values = [hostile.packed(len(value), codec.encode(value), value) for codec in codecs]

@@ -575,10 +575,10 @@ def packed(size: int, payload: bytes, value: bytes = b"") -> bytes:
     return b"\x01" + sum_of(value) + varint(size) + payload
 
 
-for entry in CODECS:
-    codec = make(entry.name)
+for name in CODECS:
+    codec = make(name)
     group(
-        f"packed {entry.name}", lambda name=entry.name: Unpacked(name), packed(4, codec.encode(b"abcd"), b"abcd"),
+        f"packed {name}", lambda name=name: Unpacked(name), packed(4, codec.encode(b"abcd"), b"abcd"),
         gigabytes=lambda codec=codec: packed(0xFFFFFFFF, codec.encode(b"abcd")),
         zeros=lambda codec=codec: packed(200 << 20, codec.encode(bytes(200 << 20)), bytes(200 << 20)),
         two=lambda codec=codec: packed(8, codec.encode(b"abcd") * 2, b"abcdefgh"),

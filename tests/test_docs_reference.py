@@ -17,7 +17,6 @@ from required import skip_or_fail
 import pario
 import pario.decode
 import pario.lmdb
-from pario.codec.registry import _MODULES as CODEC_MODULES
 from pario.codec.registry import CODECS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +42,7 @@ def public() -> list[str]:
     for adapter in ADAPTERS:
         file = ROOT / "pario" / "adapters" / f"{adapter}.py"
         names += [f"pario.adapters.{adapter}.{name}" for name in exported(file)]
-    names += [f"{CODEC_MODULES[entry.name]}.{entry.cls}" for entry in CODECS]
+    names += [f"{module}.{name.capitalize()}" for name, module in CODECS.items()]
     return names
 
 

@@ -1,4 +1,4 @@
-"""What options there are, and what a script is told that still sets an older one."""
+"""What options there are."""
 
 from __future__ import annotations
 
@@ -9,19 +9,11 @@ from dataclasses import fields, replace
 
 import pytest
 
-from pario.errors import OptionError
-from pario.options import GONE, Options
-
-
-@pytest.mark.parametrize("name", GONE)
-def test_an_option_that_is_gone_says_what_to_do(name: str) -> None:
-    with pytest.raises(OptionError, match=f"Options has no '{name}'.*({GONE[name].split('(')[0]})"):
-        Options(**{name: "auto"})
-    assert name not in {field.name for field in fields(Options)}
+from pario.options import Options
 
 
 def test_an_option_that_never_was() -> None:
-    with pytest.raises(OptionError, match=r"Options has no 'slot_byte'.*help\(pario.Options\)"):
+    with pytest.raises(TypeError, match="slot_byte"):
         Options(slot_byte=1)  # type: ignore[call-arg]
 
 

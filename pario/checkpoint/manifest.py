@@ -341,7 +341,7 @@ def _elsewhere(body: dict[str, Any]) -> dict[str, Any]:
     ]
     others = [(_text(id_, ID), _number(size)) for id_, size in body["others"]]
     codec = _text(body["codec"])
-    if codec and codec not in (entry.name for entry in CODECS):
+    if codec and codec not in CODECS:
         raise ValueError(f"{codec[:40]!r} is no codec of this version of pario")
     return {"stored": stored, "others": others, "codec": codec}
 

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from pario.codec.base import Codec
 from pario.errors import OptionError
 
-
-class Entry(NamedTuple):
-    """name : on the command line and in packed databases; cls : the class, in the module of `_MODULES`"""
-
-    name: str
-    cls: str
-
-
-CODECS = (
-    Entry("raw", "Raw"),
-    Entry("lz4", "Lz4"),
-    Entry("lz4hc", "Lz4hc"),
-    Entry("zstd", "Zstd"),
-    Entry("blosc2", "Blosc2"),
-    Entry("deflate", "Deflate"),
-    Entry("brotli", "Brotli"),
-    Entry("lzma", "Lzma"),
-)
-
-_MODULES = {
+#: name, on the command line and in packed databases -> module of its class, which has this name capitalized
+CODECS = {
     "raw": "pario.codec.raw",
     "lz4": "pario.codec.lz4",
     "lz4hc": "pario.codec.lz4",
@@ -40,18 +22,11 @@ _MODULES = {
 }
 
 
-def find(name: str) -> Entry:
-    """The entry of this name. Raises OptionError, with the names that exist."""
-    for entry in CODECS:
-        if entry.name == name:
-            return entry
-    raise OptionError(f"no codec is called {name!r}; there are {', '.join(entry.name for entry in CODECS)}")
-
-
 def make(name: str, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> Codec:
     """A codec. Raises OptionError for unknown names and options, and, with the pip command, for missing packages."""
-    entry = find(name)
-    made: Callable[..., Codec] = getattr(import_module(_MODULES[name]), entry.cls)
+    if name not in CODECS:
+        raise OptionError(f"no codec is called {name!r}; there are {', '.join(CODECS)}")
+    made: Callable[..., Codec] = getattr(import_module(CODECS[name]), name.capitalize())
     return made(level, dictionary, **options)
 
 
