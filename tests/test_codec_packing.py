@@ -259,31 +259,22 @@ def test_a_damaged_table_of_sizes() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zstd, "_library", lambda: None)
-    monkeypatch.setattr(zstd, "_package", lambda: None)
     with pytest.raises(OptionError, match=r"zstandard.*pip install"):
         Packing.from_entry(sealed(GOOD | {"codecs": [{"name": "zstd", "dictionary": None}]}))
 
 
-def test_without_a_library_the_package_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_unpacks_what_a_dictionary_has_packed() -> None:
     samples = [TEXT + str(i).encode() * (i % 50) for i in range(300)]
-    noise = np.random.default_rng(2).bytes(300)
-    for dictionary in (b"", zstd.train(samples, 2048)):
-        fast = Packing([make("zstd", 3, dictionary)])
-        with monkeypatch.context() as patch:
-            patch.setattr(zstd, "_library", lambda: None)
-            slow = Packing([make("zstd", 3, dictionary)])
-            values = [*samples[:40], b"", noise]
-            sizes = [len(value) for value in values]
-            for one, other in ((fast, slow), (slow, fast), (slow, slow)):
-                data, starts, nbytes = one.pack_many(records_of(values))
-                packed = [data[start : start + size].tobytes() for start, size in zip(starts, nbytes, strict=True)]
-                assert [by_hand(value, dictionary) for value in packed] == values
-                assert unpacked(other, packed, sizes) == (values, [])
-            damaged = packed[5][:-3] + b"abc"
-            wrong_sum = packed[6][:1] + b"\0\0\0\0" + packed[6][5:]
-            _, failures = unpacked(slow, [damaged, wrong_sum, *packed[7:]], sizes[5:])
-            assert [row for row, _ in failures] == [0, 1]
-            assert "checksum" in failures[1][1]
+    values = [*samples[:40], b"", np.random.default_rng(2).bytes(300)]
+    dictionary = zstd.train(samples, 2048)
+    packing = Packing([make("zstd", 3, dictionary)])
+    data, starts, nbytes = packing.pack_many(records_of(values))
+    packed = [data[start : start + size].tobytes() for start, size in zip(starts, nbytes, strict=True)]
+    assert [by_hand(value, dictionary) for value in packed] == values
+    damaged, wrong_sum = packed[5][:-3] + b"abc", packed[6][:1] + b"\0\0\0\0" + packed[6][5:]
+    _, failures = unpacked(packing, [damaged, wrong_sum, *packed[7:]], [len(value) for value in values[5:]])
+    assert [row for row, _ in failures] == [0, 1]
+    assert "checksum" in failures[1][1]
 
 
 @given(st.binary(min_size=1, max_size=40), st.booleans())

@@ -1,8 +1,8 @@
 """The contract of all codecs.
 
 A codec packs and unpacks single values. The functions of its C library do the work, called without the interpreter
-(library.py, kernels/coded.py). Where there is no such library, the Python package does it, record by record; the bytes
-that come out are the same.
+(library.py, kernels/coded.py). Python's own packages (lzma, and zlib where there is no libdeflate) do it record by
+record.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Codec(ABC):
     def encode(self, value: Any) -> bytes:
         """The packed bytes of a value of at most `most` bytes. value : anything with the buffer interface"""
 
-    @abstractmethod
     def decoded(self, packed: bytes, nbytes: int) -> Any:
-        """The value of `nbytes` bytes, by the Python package. Raises any exception for other bytes."""
+        """The value of `nbytes` bytes, where no C function decodes it. Raises any exception for other bytes."""
+        raise NotImplementedError
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
         """How the C function is called: i64[HOW] for kernels/coded.py, of one thread until the end."""

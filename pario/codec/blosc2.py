@@ -60,23 +60,17 @@ class Blosc2(Codec):
             if value not in names:
                 raise OptionError(f"{what} of codec blosc2 is one of {', '.join(names)}, got {value!r}")
         self.options = {"typesize": typesize, "filter": filter, "codec": codec}
-        if _package() is None:
-            raise OptionError("codec blosc2 needs the package blosc2, which is not installed", hint=_PIP)
+        library = _library()
+        if library is None:
+            raise OptionError("codec blosc2 needs the package blosc2, whose C library is not there", hint=_PIP)
         self._head = np.frombuffer(self.encode(bytes(range(64)) * 4 * typesize), np.uint8)[:BLOSC_HEAD].copy()
-        self._library = _library()
-        if self._library is not None:
-            word = ctypes.c_void_p
-            new = self._library.function("blosc2_create_dctx", word, _Settings)
-            self._contexts = Contexts(
-                lambda: new(_Settings(1)) or 0, self._library.function("blosc2_free_ctx", None, word)
-            )
+        self._library, word = library, ctypes.c_void_p
+        new = library.function("blosc2_create_dctx", word, _Settings)
+        self._contexts = Contexts(lambda: new(_Settings(1)) or 0, library.function("blosc2_free_ctx", None, word))
 
     @contextmanager
     def decoding(self) -> Iterator[np.ndarray]:
         how = np.zeros(HOW, np.int64)
-        if self._library is None:
-            yield how
-            return
         with self._contexts.lent() as context:
             how[KIND], how[CONTEXT], how[EXTRA] = BLOSC, context, address_of(self._head)
             how[FUNCTION] = self._library.address("blosc2_decompress_ctx")
@@ -94,18 +88,6 @@ class Blosc2(Codec):
                 filters_meta=[0] * 6,
             )
         )  # fmt: skip
-
-    def decoded(self, packed: bytes, nbytes: int) -> Any:
-        if not packed and not nbytes:
-            return b""
-        head, mine = np.frombuffer(packed[:BLOSC_HEAD], np.uint8), self._head
-        if len(head) < BLOSC_HEAD or int.from_bytes(packed[4:8], "little") != nbytes:
-            raise ValueError("its header is damaged")
-        if head[2] & 2:
-            return packed[BLOSC_HEAD:]
-        if (head[16:31] != mine[16:31]).any() or (head[2] ^ mine[2]) & 0xEF or (head[31] ^ mine[31]) & 0x8F:
-            raise ValueError("its header is damaged")
-        return _package().decompress2(packed)
 
 
 @functools.cache

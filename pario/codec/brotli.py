@@ -30,15 +30,15 @@ class Brotli(Codec):
 
     def __init__(self, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> None:
         super().__init__(level, dictionary, **options)
-        self._library = _library()
-        if self._library is None and _package() is None:
-            raise OptionError("codec brotli needs the package brotli, which is not installed", hint=_PIP)
+        library = _library()
+        if library is None:
+            raise OptionError("codec brotli needs the package brotli, whose C library is not there", hint=_PIP)
+        self._library = library
 
     @contextmanager
     def decoding(self) -> Iterator[np.ndarray]:
         how = np.zeros(HOW, np.int64)
-        if self._library is not None:
-            how[KIND], how[FUNCTION] = BROTLI, self._library.address("BrotliDecoderDecompress")
+        how[KIND], how[FUNCTION] = BROTLI, self._library.address("BrotliDecoderDecompress")
         yield how
 
     def encode(self, value: Any) -> bytes:
@@ -46,16 +46,6 @@ class Brotli(Codec):
         if package is None:
             raise OptionError("packing with codec brotli needs the package brotli", hint=_PIP)
         return package.compress(bytes(value), quality=self.level)  # type: ignore[no-any-return]
-
-    def decoded(self, packed: bytes, nbytes: int) -> Any:
-        stream = _package().Decompressor()
-        try:
-            value = stream.process(packed, output_buffer_limit=nbytes + 1)
-        except TypeError:  # before 1.2: without a limit
-            value = stream.process(packed)
-        if not stream.is_finished():
-            raise ValueError("the end is missing")
-        return value
 
 
 @functools.cache

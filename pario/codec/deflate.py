@@ -1,7 +1,7 @@
 """DEFLATE, without the header and the checksum of zlib or gzip.
 
-libdeflate does the work where there is one, in the package deflate or on the system. Else isal or zlib-ng unpack if
-they are installed, or Python's own zlib; each reads what the others write.
+libdeflate does the work where there is one, in the package deflate or on the system, else Python's own zlib; each
+reads what the other writes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Deflate(Codec):
         return stream.compress(value) + stream.flush()
 
     def decoded(self, packed: bytes, nbytes: int) -> Any:
-        stream = _package().decompressobj(_WINDOW)
+        stream = zlib.decompressobj(_WINDOW)
         value = stream.decompress(packed, nbytes + 1)
         if not stream.eof:
             raise ValueError("the end is missing, or more bytes come out")
@@ -84,19 +84,3 @@ def _library() -> Library | None:
     return open_library(
         ("deflate._deflate", "libdeflate.so.0"), _FUNCTIONS, lambda library: (1, 0, 0), (0, 0, 0)
     )
-
-
-@functools.cache
-def _package() -> Any:
-    try:
-        from isal import isal_zlib
-
-        return isal_zlib
-    except ImportError:
-        pass
-    try:
-        from zlib_ng import zlib_ng
-
-        return zlib_ng
-    except ImportError:
-        return zlib

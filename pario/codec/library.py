@@ -1,7 +1,7 @@
 """C libraries of codecs: found in a package's extension module or on the system, checked, and asked for addresses.
 
 Wheels of zstandard, lz4 and brotli hold their C library inside an extension module that exports its functions; the
-system's library is the second choice. Neither is required: without one, the Python package does the same work.
+system's library is the second choice. (Debian's and conda's packages use that one.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-_PACKAGES = {"blosc2": "blosc2", "brotli": "brotli", "lz4": "lz4.block", "zstd": "zstandard"}
+_PACKAGES = {"blosc2": "blosc2", "brotli": "brotli", "zstd": "zstandard"}
 
 
 class Library:

@@ -19,9 +19,6 @@ class Raw(Codec):
     def encode(self, value: Any) -> bytes:
         return bytes(value)
 
-    def decoded(self, packed: bytes, nbytes: int) -> Any:
-        return packed
-
     def decoding(self) -> AbstractContextManager[np.ndarray]:
         how = np.zeros(HOW, np.int64)
         how[KIND] = RAW

@@ -47,39 +47,18 @@ class Zstd(Codec):
     def __init__(self, level: int | None = None, dictionary: bytes | None = None, **options: Any) -> None:
         super().__init__(level, dictionary, **options)
         self._library = _library()
-        self._tools = _Tools(self._library, self.level or 0, self.dictionary) if self._library else None
-        if self._tools is None and _package() is None:
-            raise OptionError("codec zstd needs the package zstandard, which is not installed", hint=_PIP)
+        if self._library is None:
+            raise OptionError("codec zstd needs the package zstandard, whose C library is not there", hint=_PIP)
+        self._tools = _Tools(self._library, self.level or 0, self.dictionary)
 
     def decoding(self) -> AbstractContextManager[np.ndarray]:
-        return super().decoding() if self._tools is None else self._tools.decoding()
+        return self._tools.decoding()
 
     def encoding(self) -> AbstractContextManager[np.ndarray]:
-        return super().encoding() if self._tools is None else self._tools.encoding()
+        return self._tools.encoding()
 
     def encode(self, value: Any) -> bytes:
-        if self._tools is not None:
-            return self._tools.encode(as_bytes(value))
-        return self._engines()[0].compress(bytes(value))  # type: ignore[no-any-return]
-
-    def decoded(self, packed: bytes, nbytes: int) -> Any:
-        # A size of 0 means "unknown" to the package.
-        return self._engines()[1].decompress(packed, max_output_size=max(nbytes, 1), allow_extra_data=False)
-
-    def _engines(self) -> tuple[Any, Any]:
-        """(compressor, decompressor) of the package: each call makes them, since they belong to one thread."""
-        package = _package()
-        if package is None:
-            raise OptionError("the package zstandard is not installed", hint=_PIP)
-        digest = package.ZstdCompressionDict(self.dictionary) if self.dictionary else None
-        parameters = package.ZstdCompressionParameters.from_level(
-            self.level, format=package.FORMAT_ZSTD1_MAGICLESS, write_content_size=False, write_checksum=False,
-            write_dict_id=False,
-        )  # fmt: skip
-        return (
-            package.ZstdCompressor(dict_data=digest, compression_params=parameters),
-            package.ZstdDecompressor(dict_data=digest, format=package.FORMAT_ZSTD1_MAGICLESS),
-        )
+        return self._tools.encode(as_bytes(value))
 
 
 class _Tools:
