@@ -1,7 +1,6 @@
-"""The control plane: its cycle with a thousand clients and with ten thousand behind node agents, the cost of the token
-bucket, a storm of opens, and PAIO's experiment.
+"""The control plane: its cycle with a thousand clients, the cost of the bucket, a storm of opens, PAIO's experiment.
 
-    python -m benchmarks.control [--only cycle|nodes|cost|storm|bucket|jobs] [--rounds 5] [--seconds 130] [--data DIR]
+    python -m benchmarks.control [--only cycle|cost|storm|bucket|jobs] [--rounds 5] [--seconds 130] [--data DIR]
                                  [--json FILE]
     python -m benchmarks.control --smoke        every part for some seconds, without bars
 
@@ -9,7 +8,6 @@ cycle     1,000 connections from one process to a plane that is another one, eac
           once, four times a second. The processor time of the plane per cycle holds all that it does for that: a
           thousand reports read, shares computed, a thousand grants sent. Beside it the time from the first report to
           the last grant of a plane that computes as often as it can; the clients' side, in Python too, is part of it.
-nodes     the same with 10,000 jobs behind 100 node agents (control_nodes.py).
 cost      processor time of the bucket per read, from a file in memory, by paired blocks (control_cost.py).
 storm     one job opens 10,000 files of a FUSE mount with 48 threads while another one, whose operations per second are
           guaranteed, opens files with three; without a plane and with one, in turn (control_storm.py). As root.
@@ -42,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import control_cost, control_jobs, control_nodes, control_storm, data
+from benchmarks import control_cost, control_jobs, control_storm, data
 from benchmarks.cache import Unavailable
 from benchmarks.control_plane import SECRET, USER, plane, processor_s
 from benchmarks.measure import Row, Section, interleave, machine, ratios, save
@@ -221,21 +219,6 @@ def measure_cycle(options: argparse.Namespace, folder: Path, sections: list[Sect
                     max(answered), "", None, "s"))  # fmt: skip
 
 
-def measure_nodes(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
-    section = Section("nodes", "Control cycle with node agents", "")
-    sections.append(section)
-    nodes, jobs, rounds = (4, 10, 4) if options.smoke else (control_nodes.NODES, control_nodes.JOBS, 40)
-    found = control_nodes.cycle(folder, nodes, jobs, rounds)
-    section.raw = found
-    bar = None if options.smoke else control_nodes.CYCLE_S
-    own, answered = found["processor_s"], found["answered_s"]
-    name = f"{nodes * jobs:,} jobs behind {nodes} agents"
-    section.add(Row(f"{name}, processor time", own, own, own, "<=" if bar else "", bar, "s",
-                    f"{found['core']:.1%} of a core"))  # fmt: skip
-    section.add(Row(f"{name}, first report to last grants", statistics.median(answered), min(answered), max(answered),
-                    "", None, "s"))  # fmt: skip
-
-
 def measure_cost(options: argparse.Namespace, folder: Path, sections: list[Section]) -> None:
     section = Section("cost", "Processor time of the bucket", "file in memory")
     sections.append(section)
@@ -368,7 +351,6 @@ def measure_jobs(options: argparse.Namespace, folder: Path, sections: list[Secti
 
 PARTS = {
     "cycle": measure_cycle,
-    "nodes": measure_nodes,
     "cost": measure_cost,
     "storm": measure_storm,
     "bucket": measure_bucket,
