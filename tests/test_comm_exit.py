@@ -218,6 +218,10 @@ def test_others_that_wait_elsewhere_are_ended(jobs: dict[str, Ended], name: str)
     assert ("MPI_Abort ends the whole job" in output) != ("this one still waits for it [rank 1]" in output)
 
 
+def test_the_library_below_mpi_says_nothing_of_messages_that_nobody_took(jobs: dict[str, Ended]) -> None:
+    assert {name: ended.job.output for name, ended in jobs.items() if "UCX  WARN" in ended.job.output} == {}
+
+
 def test_an_exit_in_order_fails_those_who_wait(jobs: dict[str, Ended]) -> None:
     output = check_soon(jobs["exit 0, others in a collective of pario"])
     assert len(re.findall(r"PeerError: .* is at its end .*, without close\(\) \[rank 2\]", output)) == 2, output
