@@ -133,7 +133,7 @@ LARGE = {
 MOST_LINES = 48_000
 LOADERS_FILES, LOADERS_LINES = 102, 13_370
 #: options; sources and ways that the default chooses from; kinds of threads; private names that tests patch
-MOST_OPTIONS, MOST_SOURCES, MOST_WAYS, MOST_THREAD_KINDS, MOST_PATCHES = 15, 2, 3, 31, 127
+MOST_OPTIONS, MOST_SOURCES, MOST_WAYS, MOST_THREAD_KINDS, MOST_PATCHES = 15, 2, 3, 29, 127
 
 #: rule 10: these say nothing
 NO_NAMES = {"place", "some"}
