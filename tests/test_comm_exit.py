@@ -178,6 +178,7 @@ def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for i in range(1000):
             txn.put(b"%06d" % i, bytes([i % 251]) * 5000)
     env = {"PYTHONPATH": os.pathsep.join([ROOT, os.path.join(ROOT, "tests"), os.environ.get("PYTHONPATH", "")])}
+    env["MPIR_CVAR_NUM_CLIQUES"] = "2"  # several nodes: else MPICH does not use UCX
 
     def run(ranks: int, code: str) -> Ended:
         code = code if request.param is None else f"import no_mpi{code}"
