@@ -1,12 +1,11 @@
-"""The control plane: its cycle with a thousand clients and with ten thousand behind node agents, the cost of the token
-bucket, a storm of opens, and PAIO's experiment.
+"""The control plane: its cycle with a thousand clients, the cost of the token bucket, a storm of opens, and PAIO's
+experiment.
 
-    python -m benchmarks.control [--only cycle|nodes|cost|storm|jobs] [--rounds 5] [--seconds 130] [--data DIR]
+    python -m benchmarks.control [--only cycle|cost|storm|jobs] [--rounds 5] [--seconds 130] [--data DIR]
                                  [--out FILE]
     python -m benchmarks.control --smoke        every part for some seconds, without bars
 
 cycle     1,000 connections to a plane, each a job of its own (control_cycle.py).
-nodes     the same with 10,000 jobs behind 100 node agents.
 cost      processor time of the bucket per read, from a file in memory, by paired blocks (control_cost.py).
 storm     one job opens 10,000 files of a FUSE mount with 48 threads while another one, whose operations per second are
           guaranteed, opens files with three; without a plane and with one, in turn (control_storm.py). As root.
@@ -44,8 +43,8 @@ from pario.plane.agent import Agent
 from pario.plane.session import Who
 from pario.records import EXTENT
 
-#: bars: seconds of a cycle, of clients and behind agents; part of the rate, of the windows; time ÷ uncontrolled
-CYCLE_S, AGENTS_CYCLE_S, COST, WINDOWS, TOTAL = 0.050, 0.100, 0.01, 0.95, 1.1
+#: bars: seconds of a cycle; part of the rate, of the windows; time ÷ uncontrolled
+CYCLE_S, COST, WINDOWS, TOTAL = 0.050, 0.01, 0.95, 1.1
 #: of the reads, in bytes
 SIZES = (1 << 20, 192 << 10, 3 << 10)
 
@@ -71,22 +70,10 @@ def _read_disk(fetcher: Any, nbytes: int, total: int) -> float:
 
 def measure_cycle(options: argparse.Namespace, folder: Path, section: Section) -> None:
     clients = 40 if options.smoke else 1000
-    _cycle(options, folder, section, control_cycle.clients(clients), f"{clients:,} clients", CYCLE_S)
-
-
-def measure_nodes(options: argparse.Namespace, folder: Path, section: Section) -> None:
-    nodes, jobs = (4, 10) if options.smoke else (100, 100)
-    name = f"{nodes * jobs:,} jobs behind {nodes} agents"
-    _cycle(options, folder, section, control_cycle.agents(nodes, jobs), name, AGENTS_CYCLE_S)
-
-
-def _cycle(
-    options: argparse.Namespace, folder: Path, section: Section, load: control_cycle.Load, name: str, bar: float
-) -> None:
-    found = section.raw = control_cycle.cycle(folder, load, 4 if options.smoke else 40)
+    found = section.raw = control_cycle.cycle(folder, clients, 4 if options.smoke else 40)
     own, part = [found["processor_s"]], f"{found['core']:.1%} of a core"
-    section.add(Row.of(f"{name}, processor time", own, "<=", bar, unit="s", ours=part))
-    section.add(Row.of(f"{name}, first report to last grant", found["answered_s"], unit="s"))
+    section.add(Row.of(f"{clients:,} clients, processor time", own, "<=", CYCLE_S, unit="s", ours=part))
+    section.add(Row.of(f"{clients:,} clients, first report to last grant", found["answered_s"], unit="s"))
 
 
 def measure_cost(options: argparse.Namespace, folder: Path, section: Section) -> None:
@@ -189,7 +176,6 @@ def measure_jobs(options: argparse.Namespace, folder: Path, section: Section) ->
 #: name -> (what measures it, title, state of the caches)
 PARTS: dict[str, tuple[Callable[[argparse.Namespace, Path, Section], None], str, str]] = {
     "cycle": (measure_cycle, "Control cycle", ""),
-    "nodes": (measure_nodes, "Control cycle with node agents", ""),
     "cost": (measure_cost, "Processor time of the bucket", "file in memory"),
     "storm": (measure_storm, "A storm of opens", "no cache"),
     "jobs": (measure_jobs, "Four jobs with guarantees on a store of 100 MB/s", "past the page cache"),

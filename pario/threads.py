@@ -60,6 +60,12 @@ def start_thread(
     return thread
 
 
+def aside(limit_s: float, work: Callable[..., None], *arguments: Any) -> None:
+    """Call work(*arguments) in a thread, and wait for its end this long at most: signals reach the caller meanwhile.
+    Raises ParioError if the system refuses the thread."""
+    start_thread("pario-aside", work, *arguments, stop=None).join(limit_s)
+
+
 def at_end(stop: Callable[[], object]) -> None:
     """When the script has ended, call this bound method, if its object still lives, until all threads have ended. It
     lets threads end, and does not wait for them.

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pario.plane.agent import Agent
-from pario.plane.node import NodeAgent
 from pario.plane.plane import Plane
 from pario.plane.rules import Rules
 from pario.plane.session import Who
@@ -40,22 +39,6 @@ def running(rules: Rules, address: PlaneAddress = LOCAL, **more: object) -> Iter
         yield plane
     finally:
         plane.stop()
-        thread.join(5)
-        assert not thread.is_alive()
-
-
-@contextlib.contextmanager
-def agent_running(
-    plane: PlaneAddress, as_whom: Who, rules: Rules, address: PlaneAddress = LOCAL
-) -> Iterator[NodeAgent]:
-    """A node agent in a thread."""
-    agent = NodeAgent(address, plane, as_whom, rules)
-    thread = threading.Thread(target=agent.run, daemon=True)
-    thread.start()
-    try:
-        yield agent
-    finally:
-        agent.stop()
         thread.join(5)
         assert not thread.is_alive()
 

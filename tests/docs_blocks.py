@@ -39,7 +39,7 @@ PARSED = {
     "python -m benchmarks.": "minutes to hours; .ci/run starts them with --smoke; tests/test_bench_micro.py",
     "python -m pario files mount": "needs FUSE; tests/system/test_files_mount.py",
     "python -m pario files view": "needs a kernel that allows it; tests/test_files_view.py",
-    "python -m pario plane": "needs other nodes; tests/test_plane_plane.py, tests/test_plane_node.py",
+    "python -m pario plane": "needs other nodes; tests/test_plane_plane.py",
 }
 
 #: Commands of which only the arguments are checked: no test machine has the program.

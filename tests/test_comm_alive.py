@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from pario.comm import alive
-from pario.comm.alive import Lifeline, Watch, myself
+from pario.comm.alive import Watch, myself
+from pario.comm.star import Lifeline
 from pario.errors import DeadRankError
+from pario.wire.client import Address
 
 #: the other end: connects, says so, and does what it is told
 LEAF = """
 import json, sys, time, os
-from pario.comm.alive import Lifeline
-addresses, port, token = json.loads(sys.argv[1])
-lifeline = Lifeline()
-lifeline.connect((addresses, port, bytes.fromhex(token)), 5)
-lifeline._thread.join(10)
-print(len(lifeline._links), flush=True)
+from pario.comm.star import Lifeline
+from pario.wire.client import Address
+where, secret = json.loads(sys.argv[1])
+lifeline = Lifeline([0, 5])
+lifeline.connect(Address(*where), bytes.fromhex(secret), 1)
+print(int(lifeline._star is not None), flush=True)
 """
 
 
@@ -39,15 +43,16 @@ def until(call: Callable[[], object], wanted: object, seconds: float = 10.0) -> 
 
 
 @pytest.fixture
-def hub():
+def hub() -> Iterator[tuple[Lifeline, Callable[..., subprocess.Popen]]]:
     """(lifeline of rank 0, leaf(code) -> its process)."""
-    lifeline = Lifeline()
-    place = lifeline.listen(1)
-    assert place is not None
+    lifeline = Lifeline([0, 5])
+    told = lifeline.listen()
+    assert told is not None
+    lifeline.connect(*told, 0)
     started = []
 
-    def leaf(code: str, token: bytes = place[2]) -> subprocess.Popen:
-        words = [sys.executable, "-c", LEAF + code, json.dumps([place[0], place[1], token.hex()])]
+    def leaf(code: str, secret: bytes = told[1]) -> subprocess.Popen:
+        words = [sys.executable, "-c", LEAF + code, json.dumps([told[0], secret.hex()])]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         started.append(process)
         return process
@@ -56,7 +61,8 @@ def hub():
     for process in started:
         process.kill()
         process.communicate()
-    lifeline.forget()
+    assert lifeline._star is not None
+    lifeline._star.leave()
 
 
 def said(process: subprocess.Popen) -> str:
@@ -100,11 +106,23 @@ def test_an_end_in_order_is_no_death(hub) -> None:
     assert lifeline.gone() is None
 
 
-def test_strangers_are_sent_away(hub) -> None:
+def test_all_nodes_hear_of_it(hub) -> None:
+    """Of the death of rank 0, too."""
     lifeline, leaf = hub
-    assert said(leaf("", token=bytes(16))) == "0"
-    process = leaf("time.sleep(60)")  # and keep nobody from the door
+    process = leaf("while lifeline.gone() is None: time.sleep(0.01)\nprint(lifeline.gone(), flush=True)")
     assert said(process) == "1"
+    assert until(lambda: len(lifeline._hub._seats), 2)
+    lifeline._hub.stop()
+    assert said(process) == "0"
+
+
+def test_strangers_are_sent_away(hub) -> None:
+    """Another machine's, who must know the secret; and they keep nobody from the door."""
+    lifeline, leaf = hub
+    far = "where[:2] = '', ''\nother = Lifeline([0, 5])\nother.connect(Address(*where), bytes.fromhex(secret), 1)\n"
+    process = leaf(far + "print(int(other._star is not None), flush=True)\ntime.sleep(60)", secret=bytes(32))
+    assert said(process) == "1", "of this machine and user"
+    assert said(process) == "0"
     process.kill()
     assert until(lifeline.gone, 5)
 
@@ -112,21 +130,21 @@ def test_strangers_are_sent_away(hub) -> None:
 def test_a_wrong_address_is_nobody() -> None:
     """Something else listens there and hangs up: rank 0 is not taken for dead."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        lifeline = Lifeline()
-        lifeline.connect((["127.0.0.1"], server.getsockname()[1], bytes(16)), 3)
-        server.accept()[0].close()
-        assert lifeline._thread is not None
-        lifeline._thread.join(10)
+        lifeline = Lifeline([0, 3])
+        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread.start()
+        lifeline.connect(Address("", "", ("127.0.0.1",), server.getsockname()[1]), bytes(32), 1)
+        thread.join()
         assert lifeline.gone() is None
 
 
-def test_too_many_nodes_leave_the_script_its_open_files(monkeypatch) -> None:
-    monkeypatch.setattr(alive.resource, "getrlimit", lambda _: (20, 1000))
-    assert Lifeline().listen(11) is None
-    monkeypatch.setattr(Lifeline, "_start", lambda *_: True)
-    lifeline = Lifeline()
-    assert lifeline.listen(10) is not None
-    lifeline.forget()
+def test_too_many_nodes_leave_the_script_its_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 1000))
+    assert Lifeline(range(11)).listen() is None
+    lifeline = Lifeline(range(10))
+    assert lifeline.listen() is not None
+    assert lifeline._hub is not None
+    lifeline._hub.stop()
 
 
 def test_neighbours() -> None:

@@ -405,30 +405,25 @@ def test_limits() -> None:
         world.join("x", 2)
 
 
-def test_members_of_agents_keep_no_process_out() -> None:
-    """And a user's own are limited, with those that have gone without a word."""
+def test_those_who_have_gone_count_until_their_leases_end() -> None:
     limits = Limits(connections=4, connections_per_user=2, jobs_per_user=3)
     book = Book(Rules((CAPACITY, None), limits=limits), 0.0)
 
-    def hello(user: str, job: str, member: int, *, by_agent: bool) -> Hello:
-        return Hello(user, bytes([member, by_agent]) * 8, job, job, "n", by_agent=by_agent)
+    def hello(user: str, member: int) -> Hello:
+        return Hello(user, bytes([member]) * 16, "0", "0", "n")
 
-    for k in range(6):
-        book.join(hello("me", str(k % 3), k, by_agent=True), 0.0)
-    with pytest.raises(RefusedError, match="user me has 6 processes already"):
-        book.join(hello("me", "0", 7, by_agent=True), 0.0)
-    first = book.join(hello("me", "0", 0, by_agent=False), 0.0)
-    book.join(hello("me", "0", 1, by_agent=False), 0.0)
+    first = book.join(hello("me", 0), 0.0)
+    book.join(hello("me", 1), 0.0)
     book.leave(first, 0.0, bye=False)
     with pytest.raises(RefusedError, match="user me has 2 processes already"):
-        book.join(hello("me", "0", 2, by_agent=False), 0.0)
+        book.join(hello("me", 2), 0.0)
     for k in (3, 4):
-        book.join(hello("you", "0", k, by_agent=False), 0.0)
+        book.join(hello("you", k), 0.0)
     with pytest.raises(RefusedError, match="too many processes"):
-        book.join(hello("they", "0", 5, by_agent=False), 0.0)
+        book.join(hello("they", 5), 0.0)
     book.settle(book.rules.lease_s)
-    book.join(hello("me", "0", 2, by_agent=False), book.rules.lease_s)
-    assert book.members == 6 + 4
+    book.join(hello("me", 2), book.rules.lease_s)
+    assert book.members == 4
 
 
 @pytest.mark.parametrize("at", [0.0, -5.0, 1e-300])

@@ -24,11 +24,6 @@ STATE = {
             "used": [39.5e6, 120.0],
         }
     ],
-    "agents": [
-        {"user": "root", "node": "n7", "jobs": 2, "processes": 8, "heard_s": 0.25},
-        {"user": "root", "node": "n8", "jobs": 1, "processes": 1, "heard_s": 0.5},
-        {"user": "root", "node": "n7", "jobs": 3, "processes": 4, "heard_s": 0.75},
-    ],
     "capacity": [100e6, None],
     "uptime_s": 12.5,
     "connections": 4,
@@ -45,10 +40,5 @@ def test_what_prometheus_reads() -> None:
     assert found["pario_control_capacity_bytes_per_second"] == [({}, 100e6)]
     assert found["pario_control_plane_connections"] == [({}, 4.0)]
     assert found["pario_control_job_processes"] == [(labels, 3.0)]
-    # Several agents of a user on a node are one series: a second one with the same labels is refused.
-    agents = [{"user": "root", "node": node} for node in ("n7", "n8")]
-    assert found["pario_control_agent_jobs"] == list(zip(agents, [5.0, 1.0], strict=True))
-    assert found["pario_control_agent_processes"] == list(zip(agents, [12.0, 1.0], strict=True))
-    assert found["pario_control_agent_silent_seconds"] == list(zip(agents, [0.75, 0.5], strict=True))
-    assert len(found) == 3 + 2 + 6 + 3 + 1
+    assert len(found) == 3 + 2 + 6 + 1
     assert all(family.type == "gauge" and family.documentation.endswith(".") for family in families.values())

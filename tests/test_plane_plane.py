@@ -22,8 +22,7 @@ from control_plane import LOCAL, SECRET, heard, played, running, say, until, who
 
 from pario.errors import OptionError, ParioError
 from pario.plane import joining
-from pario.plane.plane import Plane
-from pario.plane.processes import listen
+from pario.plane.plane import Plane, listen
 from pario.plane.rules import JobRule, Limits, Rules
 from pario.plane.session import Session, connected
 from pario.plane.words import PlaneAddress, packed
@@ -429,13 +428,13 @@ def test_messages_of_all_are_taken_in_turns() -> None:
         plane.hear(0.01)
     loud, quiet = made
     order: list[str] = []
-    obey = plane.obey
+    took = plane.took
 
-    def noted(link: Any, *rest: Any) -> None:
+    def noted(link: Any, *rest: Any) -> bool:
         order.append(link.member.hello.name)
-        obey(link, *rest)
+        return took(link, *rest)
 
-    plane.obey = noted  # type: ignore[method-assign]
+    plane.took = noted  # type: ignore[method-assign]
     report = packed({"at": 1.0, "used": [0, 0], "demand": [None, None]})
     say(loud, *[report] * 50)
     say(quiet, report)
@@ -547,7 +546,7 @@ def test_a_socket_has_its_mode_from_the_beginning(tmp_path: Path, monkeypatch: p
 
     modes: list[int] = []
     try:
-        monkeypatch.setattr("pario.plane.processes.socket.socket", Slow)
+        monkeypatch.setattr("pario.plane.plane.socket.socket", Slow)
         listen(address).close()
         assert os.umask(0o077) == 0o077
     finally:

@@ -26,12 +26,10 @@ connections = 100
 connections_per_user = 50
 jobs_per_user = 3
 line_bytes = 2048
-node_jobs = 7
 
 [[user]]
 name = "anna"
 token = "anna.token"
-speaks_for = "team-*"
 
 [[job]]
 name = "train-*"
@@ -68,23 +66,13 @@ def test_all_that_a_file_may_say(folder: Path) -> None:
             JobRule("train-*", "anna", (150.0 * 2**20, 500.0), (1e9, None), (1e7, None)),
             JobRule("*", "*", (0.0, 0.0), (None, 100.0), (None, None)),
         ),
-        Limits(100, 50, 3, 2048, 7),
+        Limits(100, 50, 3, 2048),
         {"anna": SECRET},
-        {"anna": "team-*"},
     )
 
 
 def test_what_a_short_file_means(folder: Path) -> None:
     assert rules(folder, "[store]\nbytes_per_s = 100e6") == Rules((100e6, None), "max-min", 5.0, 0.25, (), Limits(), {})
-
-
-def test_of_a_node_agent_users_and_limits_are_asked_for(folder: Path) -> None:
-    (folder / "rules.toml").write_text("[limits]\nnode_jobs = 7\n[[user]]\nname = 'anna'\ntoken = 'anna.token'")
-    found = read_rules(str(folder / "rules.toml"), node=True)
-    assert (found.limits.node_jobs, found.secrets, found.capacity) == (7, {"anna": SECRET}, (None, None))
-    (folder / "rules.toml").write_text(STORE)
-    with pytest.raises(OptionError, match="the file of a node agent has no 'store'"):
-        read_rules(str(folder / "rules.toml"), node=True)
 
 
 def test_the_first_rule_that_fits(folder: Path) -> None:
@@ -117,7 +105,6 @@ WRONG = {
     "job pattern": (STORE + "[[job]]\nname = 7", r"\[\[job\]\] number 1: name must be a pattern"),
     "job key": (STORE + "[[job]]\n[[job]]\nshare = 7", r"\[\[job\]\] number 2 has no 'share'"),
     "user": (STORE + "[[user]]\nname = 'a'", r"\[\[user\]\] number 1 must have name"),
-    "speaks for": (STORE + "[[user]]\nname='a'\ntoken='anna.token'\nspeaks_for=['b']", "speaks_for must be a pattern"),
     "user twice": (STORE + "[[user]]\nname='a'\ntoken='anna.token'\n" * 2, "user 'a' is there twice"),
     "token": (STORE + "[[user]]\nname='a'\ntoken='b.token'", "cannot read the token: No such file"),
     "lease": ("lease_s = 0.1\n" + STORE, "lease_s must be a number of seconds between 0.5 and 3600"),

@@ -18,8 +18,6 @@ from pario.plane.words import (
     grant_of,
     grant_tail,
     grant_text,
-    grants_message,
-    grants_of,
     packed,
     read_address,
     report_of,
@@ -64,12 +62,6 @@ def test_a_grant_and_back() -> None:
         numbers = [math.inf if each is None else float(each) for each in (*rates, 1e6, 10.0)]
         text = grant_text(numbers, grant_tail(5, 0.25))
         assert grant_of(unpacked(text)) == grant
-
-
-def test_no_grant_of_an_agent_is_rounded_to_nothing() -> None:
-    grants = np.array([[0.04, math.inf, 1e-9, 2.06]])
-    found = grants_of(unpacked(grants_message(np.array([3]), grants, 5.0, 0.25, {})))
-    assert found == {3: Grant((0.1, None), (0.1, 2.1), 5.0, 0.25)}
 
 
 @pytest.mark.parametrize(

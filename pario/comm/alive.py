@@ -2,43 +2,26 @@
 
 On the same node /proc tells, by process number and start time.
 
-Between nodes the kernel tells: the leader of every node keeps one TCP connection to rank 0's process, and the system
-closes it when a process ends, in any way. So rank 0 learns that another node's leader is gone, and all leaders learn
-that rank 0 is. The ranks of a node watch each other. A connection carries only a greeting, and one byte when a process
-ends normally. TCP's keep-alive detects a node that loses its power, after a minute. If nodes cannot connect to each
-other (a firewall), this part is missing, and only the launcher can detect the loss of a whole node.
+Between nodes the kernel tells: the leader of every node keeps one connection to rank 0's process (star.py), and the
+system closes it when a process ends, in any way; rank 0 tells the other leaders. The ranks of a node watch each other.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import resource
-import secrets
-import socket
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from pario.comm.launcher import job_name, launched_rank, own_addresses
-from pario.errors import DeadRankError, ParioError
-from pario.threads import start_thread
-from pario.wire.frames import enliven, exactly
+from pario.comm.launcher import job_name, launched_rank
+from pario.errors import DeadRankError
 
 _log = logging.getLogger("pario")
 
 #: Processes whose start time one check reads (a file in /proc each); of the others it tests only the existence.
 STATS_PER_LOOK = 8
-
-#: Seconds for one attempt to connect and for a greeting; for all leaders; and the time that start-up itself waits.
-CONNECT_S, ACCEPT_S, START_S = 2.0, 60.0, 0.25
-
-_TOKEN_BYTES = 16
-_GOODBYE = b"."
 
 
 def myself() -> list[int]:
@@ -95,131 +78,6 @@ class Watch:
                 rank=far,
                 hint="The scheduler's log tells why",
             )
-
-
-class Lifeline:
-    """The connections between rank 0 and the leaders of the other nodes, set up by a background thread."""
-
-    def __init__(self) -> None:
-        self._links: dict[int, socket.socket] = {}
-        self._lock = threading.Lock()
-        self._gone: int | None = None
-        self._listener: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        _all.add(self)
-
-    def listen(self, peers: int) -> tuple[list[str], int, bytes] | None:
-        """Rank 0's side: (addresses, port, token) for `peers` leaders; None without a network, or with too many
-        leaders."""
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files != resource.RLIM_INFINITY and peers > files // 2:  # the other half is for the script
-            _log.debug("no connections between nodes: %d of them, and at most %d open files", peers, files)
-            return None
-        try:
-            listener = socket.create_server(("", 0), backlog=peers)
-        except OSError as e:
-            _log.debug("no connections between nodes: %s", e)
-            return None
-        self._listener = listener
-        token = secrets.token_bytes(_TOKEN_BYTES)
-        address = [*own_addresses(), socket.gethostname()], listener.getsockname()[1], token
-        if not self._start(lambda: self._accept(listener, peers, token)):
-            listener.close()
-            return None
-        return address
-
-    def connect(self, address: tuple[list[str], int, bytes] | None, rank: int) -> None:
-        """The side of the leader with this `rank`; `address` is the result of rank 0's `listen`."""
-        if address is not None:
-            self._start(lambda: self._connect(*address, rank))
-
-    def settle(self) -> None:
-        """Wait a moment for the connections; slower ones are completed later."""
-        if self._thread is not None:
-            self._thread.join(START_S)
-
-    def gone(self) -> int | None:
-        """A rank whose connection was closed without a goodbye, or None."""
-        with self._lock:
-            for rank, link in list(self._links.items()):
-                try:
-                    said = link.recv(1)
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    said = b""
-                link.close()
-                del self._links[rank]
-                if not said:
-                    self._gone = rank
-            return self._gone
-
-    def forget(self) -> None:
-        """Close this process's copies in a forked child; otherwise the parent's end would go unnoticed."""
-        for each in (self._listener, *self._links.values()):
-            if each is not None:
-                each.close()
-        self._links = {}
-        self._lock = threading.Lock()  # a thread of the parent may have held it
-
-    def goodbye(self) -> None:
-        with self._lock:  # the thread may still be accepting connections
-            for link in self._links.values():
-                with suppress(OSError):
-                    link.send(_GOODBYE)
-
-    def _start(self, target: Callable[[], None]) -> bool:
-        """False: the system grants no thread. There are no connections then, as behind a firewall."""
-        try:
-            self._thread = start_thread("pario-lifeline", target, stop=self._quit)
-        except ParioError as e:
-            _log.debug("no connections between nodes: %s", e)
-            return False
-        return True
-
-    def _quit(self) -> None:
-        if self._listener is not None:
-            with suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
-
-    def _accept(self, listener: socket.socket, peers: int, token: bytes) -> None:
-        listener.settimeout(ACCEPT_S)
-        with listener:
-            while peers:
-                try:
-                    link, _ = listener.accept()
-                except OSError:
-                    _log.debug("%d nodes have no connection to rank 0", peers)
-                    return
-                with suppress(OSError):
-                    link.settimeout(CONNECT_S)
-                    said = exactly(link, _TOKEN_BYTES + 4, time.monotonic() + CONNECT_S)
-                    if secrets.compare_digest(said[:_TOKEN_BYTES], token):
-                        link.sendall(token)
-                        self._keep(link, int.from_bytes(said[_TOKEN_BYTES:], "little"))
-                        peers -= 1
-                        continue
-                link.close()
-
-    def _connect(self, addresses: list[str], port: int, token: bytes, rank: int) -> None:
-        if socket.gethostname() in addresses:  # emulated nodes
-            addresses = ["127.0.0.1"]
-        for address in addresses:
-            with suppress(OSError):
-                link = socket.create_connection((address, port), CONNECT_S)
-                with suppress(OSError):
-                    link.sendall(token + rank.to_bytes(4, "little"))
-                    if exactly(link, _TOKEN_BYTES, time.monotonic() + CONNECT_S) == token:
-                        self._keep(link, 0)
-                        return
-                link.close()
-        _log.debug("no connection to rank 0 at %s, port %d", " or ".join(addresses), port)
-
-    def _keep(self, link: socket.socket, rank: int) -> None:
-        enliven(link)
-        link.setblocking(False)
-        with self._lock:
-            self._links[rank] = link
 
 
 # -- the living: where each rank is in its script. One that computes answers no message, so it writes this into a memory
@@ -293,23 +151,6 @@ def _places(job: str) -> Iterator[tuple[int, str]]:
                         theirs, rank, words, *_ = file.read(_MOST_TEXT).split("\0")
                     if theirs == job and words.isprintable():
                         yield int(rank), words
-
-
-_all: weakref.WeakSet[Lifeline] = weakref.WeakSet()
-
-
-@atexit.register
-def _goodbye() -> None:
-    for lifeline in list(_all):
-        lifeline.goodbye()
-
-
-def _forked() -> None:
-    for lifeline in list(_all):
-        lifeline.forget()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def _exists(pid: int) -> bool:

@@ -32,7 +32,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from pario.comm.launcher import launched_rank
+from pario.comm.launcher import hush_ucx, launched_rank
 from pario.errors import DeadRankError, PeerError
 
 #: Seconds that a rank with an uncaught error gives the others to arrive at the same end. Ranks that wait inside pario
@@ -172,6 +172,7 @@ def _hook(kind: type[BaseException], error: BaseException, traceback: TracebackT
 
 def _end_with(error: BaseException) -> None:
     """Tell the ranks of every world that is still open here, and say farewell."""
+    hush_ucx()
     if not is_known(error):
         for world, user in list(_guarded):
             with suppress(Exception):
@@ -186,7 +187,11 @@ def _end_with(error: BaseException) -> None:
 
 def _end() -> None:
     """The script has ended, and MPI_Finalize comes next."""
-    if os.getpid() != _process or _said:  # a forked child; an uncaught error
+    if os.getpid() != _process:  # a forked child
+        return
+    if _farewells:  # also for an error that the script has caught
+        hush_ucx()
+    if _said:  # an uncaught error
         return
     here = [each for each in _guarded if not each.world.is_freed and not each.world.mpi.Is_finalized()]
     returned = dis.opname[_script.f_code.co_code[_script.f_lasti]].startswith("RETURN")

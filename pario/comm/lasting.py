@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pario.comm.alive import Lifeline, Watch, myself
+from pario.comm.alive import Watch, myself
 from pario.comm.messages import Messages
 
 #: Ranks compare so many of the communicators that they could use again.
@@ -99,7 +99,9 @@ class Group:
             node.wait(node.comm.Iallgather(np.array(myself(), dtype=np.int64), people))
             lifeline = self._lifeline
             if lifeline is None and leaders is not None and leaders.size > 1:
-                lifeline = _connected(leaders, everybody.rank)
+                from pario.comm.star import connected  # few jobs of MPI have several nodes
+
+                lifeline = connected(leaders, everybody.rank)
             watch = Watch(people.tolist(), node_ranks, node.rank, lifeline)
             everybody.barrier()  # Dup blocks, and leaders may still wait for each other
             self.last_call, self.watch = everybody.comm.Dup(), watch
@@ -119,16 +121,3 @@ def group_of(comm: Any, MPI: Any) -> Group:
                 return group
         _groups.append(Group(ranks, MPI))
         return _groups[-1]
-
-
-def _connected(leaders: Messages, rank: int) -> Lifeline:
-    """The connections between the nodes. Collective over `leaders`.
-
-    rank : this one's number among all ranks
-    """
-    lifeline = Lifeline()
-    address = leaders.bcast(lifeline.listen(leaders.size - 1) if leaders.rank == 0 else None)
-    if leaders.rank:
-        lifeline.connect(address, rank)
-    lifeline.settle()
-    return lifeline

@@ -148,6 +148,20 @@ def forget_launcher() -> None:
         os.environ.pop(name, None)
 
 
+def hush_ucx() -> None:
+    """UCX, below MPI, warns at the end of messages that nobody took. After an error these are no news: a rank waited
+    for another one that did not come, and MPI takes no collective back. Whoever sets UCX_LOG_LEVEL sees them."""
+    if "UCX_LOG_LEVEL" in os.environ:
+        return
+    import ctypes  # few scripts come here
+
+    with suppress(OSError, AttributeError):  # no /proc; another UCX
+        with open("/proc/self/maps") as file:
+            found = next((line for line in file if "/libucs.so" in line), "")
+        if found:
+            ctypes.CDLL(found[found.index("/") :].rstrip("\n")).ucs_global_opts_set_value(b"LOG_LEVEL", b"error")
+
+
 def torch_ranks() -> str:
     """The variables by which torchrun, accelerate or deepspeed announce more than one process; "" if there are none."""
     size = os.environ.get("WORLD_SIZE", "")

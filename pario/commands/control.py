@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,10 +16,6 @@ from pario.commands.screen import counted, screen, seconds, table
 from pario.errors import OptionError, ParioError
 from pario.machine import replacing
 from pario.plane.bucket import rates_words
-
-if TYPE_CHECKING:
-    from pario.plane.node import NodeAgent
-    from pario.plane.plane import Plane
 
 __all__ = ["plane"]
 
@@ -34,43 +30,26 @@ def plane() -> None:
 
 @plane.command()
 @click.option(
-    "--rules",
-    metavar="FILE",
-    help="TOML file that says who gets what; SIGHUP rereads it. With --agent-of: users and limits.",
+    "--rules", metavar="FILE", required=True, help="TOML file that says who gets what; SIGHUP rereads it."
 )
-@click.option("--agent-of", metavar="ADDRESS", help="Speak for the jobs of this node to the control plane at ADDRESS.")
 @click.option(
     "--at", metavar="ADDRESS", help="HOST:PORT, INTERFACE:PORT, or the path of a Unix socket.  [default: a free port]"
 )
 @click.option("--tell", metavar="FILE", help="Write the address into this file, for the jobs.")
 @click.option("--metrics", metavar="FILE", help="Write the state into this file once a second, for Prometheus.")
-def serve(rules: str | None, agent_of: str | None, at: str | None, tell: str | None, metrics: str | None) -> int:
+def serve(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
     """Share a store among the jobs of a cluster, until it is interrupted.
 
     Jobs whose PARIO_CONTROL names ADDRESS read the store at the rates that this process grants. The rules say how much
     the store can give, and what is guaranteed to whom; what a job does not use the others get. When this process dies
     the jobs go on.
 
-    With --agent-of this process is a node agent: the node's jobs join it instead of the plane, which hears one line for
-    all of them. For more than a thousand processes.
-
     \b
     Examples:
       python -m pario plane serve --rules rules.toml --at ib0:7400
-      python -m pario plane serve --agent-of head:7400 --at /run/pario/plane
       python -m pario plane status --at head:7400
     """
-    if agent_of is not None:
-        if at is None:
-            raise click.UsageError("--at ADDRESS is missing: where the node's jobs find the agent, as a socket's path")
-        return _speak(agent_of, rules, at, tell, metrics)
-    if rules is None:
-        raise click.UsageError("--rules FILE is missing: what the store can give, and what is guaranteed to whom")
-    return _share(rules, at, tell, metrics)
-
-
-def _share(rules: str, at: str | None, tell: str | None, metrics: str | None) -> int:
-    """Until SIGTERM or SIGINT; SIGHUP reads the rules again."""
+    from pario.commands.run_service import allow_many_files
     from pario.plane.plane import Plane
     from pario.plane.rules import read_rules
     from pario.plane.words import read_address
@@ -83,38 +62,15 @@ def _share(rules: str, at: str | None, tell: str | None, metrics: str | None) ->
         at = f"{addresses[0]}:0"
     server = Plane(read_address(at), found, read_rules=lambda: read_rules(rules), tell=_teller(metrics))
     signal.signal(signal.SIGHUP, lambda *_: server.reload())
-    _run(server, "control plane", tell)
-    screen.say(f"the control plane has ended, which {counted(server.book.seen, 'job')} had joined")
-    return 0
-
-
-def _speak(head: str, rules: str | None, at: str, tell: str | None, metrics: str | None) -> int:
-    """A node agent, until SIGTERM or SIGINT. head : address of the plane"""
-    from pario.plane.joining import who
-    from pario.plane.node import NodeAgent, node_rules
-    from pario.plane.rules import read_rules
-    from pario.plane.words import read_address
-
-    where = read_address(head)
-    me = who(where)
-    found = node_rules(me) if rules is None else read_rules(rules, node=True)
-    agent = NodeAgent(read_address(at), where, me, found, tell=_teller(metrics))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _run(agent, f"agent of the control plane at {where}", tell)
-    screen.say(f"the node agent has ended, which {counted(agent.book.seen, 'job')} had joined")
-    return 0
-
-
-def _run(server: Plane | NodeAgent, name: str, tell: str | None) -> None:
-    from pario.commands.run_service import allow_many_files
-
     allow_many_files()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     if tell is not None:
         _replace(tell, f"{server.address}\n")
-    screen.say(f"the {name} listens; jobs join it by  export PARIO_CONTROL={server.address}")
+    screen.say(f"the control plane listens; jobs join it by  export PARIO_CONTROL={server.address}")
     server.run()
+    screen.say(f"the control plane has ended, which {counted(server.book.seen, 'job')} had joined")
+    return 0
 
 
 def _teller(metrics: str | None) -> Callable[[dict[str, Any]], None] | None:
@@ -183,13 +139,6 @@ def _status_text(state: dict[str, Any]) -> str:
     lines = [f"{_head(state)}, a cycle takes {seconds(state['cycle_s'])}"]
     if state["learning"]:
         lines.append("The plane has just started: jobs keep what an earlier one has granted, for one lease.")
-    if agents := state["agents"]:
-        processes = sum(agent["processes"] for agent in agents)
-        lines.append(f"{counted(len(agents), 'node agent')} with {counted(processes, 'process', 'processes')}")
-        silent = [f"{of['node']} ({of['heard_s']:.0f} s)" for of in agents if of["heard_s"] > state["lease_s"]]
-        if silent:
-            more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
-            lines.append(f"Not heard of for a lease: the agents of {', '.join(silent[:8])}{more}")
     if state["jobs"]:
         head = ("user", "job", "name", "nodes", "processes", "guaranteed", "granted", "used", "")
         rows: list[tuple[str, ...]] = [head]
@@ -207,8 +156,6 @@ def _status_text(state: dict[str, Any]) -> str:
 
 def _head(state: dict[str, Any]) -> str:
     of = " and ".join(rates_words(state["capacity"]))
-    if "agent_of" in state:
-        of = f"agent of the control plane at {state['agent_of']}{'' if state['joined'] else ', which is not heard,'}"
     about = f"{state['policy']}, lease {state['lease_s']:g} s; {counted(state['connections'], 'connection')}"
     return f"{of} for {counted(len(state['jobs']), 'job')}, {about}"
 

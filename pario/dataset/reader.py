@@ -36,7 +36,7 @@ from pario.plan.coalesce import coalesce
 from pario.plan.selection import Selection
 from pario.records import Records
 from pario.stats.rank import RankStats
-from pario.threads import at_end, start_thread
+from pario.threads import aside, at_end
 
 if TYPE_CHECKING:
     from pario.codec.packing import Packing
@@ -302,7 +302,7 @@ class Reader:
         if self._epochs > 1 and not self._replaced and not self.is_staged:
             # In a thread, so that errors and signals reach this one while the store stalls. No thread, no warning.
             with suppress(ParioError):
-                start_thread("pario-replaced", self._warn_if_replaced, stop=None).join(_LOOK_S)
+                aside(_LOOK_S, self._warn_if_replaced)
 
     def _warn_if_replaced(self) -> None:
         with suppress(ClosedError):

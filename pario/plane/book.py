@@ -1,8 +1,7 @@
 """What a control plane knows of jobs and their processes, and what it grants them. Pure: the caller tells the time.
 
-A job has members: the processes that read for it, or node agents that speak for those of a node (node.py). Shares are
-computed for jobs, and a job's share is divided over its members by what they use, so that a job gains nothing by having
-more of them.
+A job has members: the processes that read for it. Shares are computed for jobs, and a job's share is divided over its
+members by what they use, so that a job gains nothing by having more of them.
 
 What a member may say of its demand is bounded by what it used: at most twice that. All that the members of one user
 claim beyond may be what that user has used of late, and a small part of the store. So a member doubles its rate with
@@ -16,17 +15,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pario.plane.bucket import Rates
-from pario.plane.rules import JobRule, Limits, Rules
+from pario.plane.rules import JobRule, Rules
 from pario.plane.share import fitted, fixed, max_min, max_min_each, weighted
 from pario.plane.table import Table
-from pario.plane.words import Grant, Report, Usage
+from pario.plane.words import Grant, Report
 from pario.wire.frames import WireError
 
 #: What the jobs of a user may want beyond twice their use, and what all jobs get that have used nothing: as a part of
@@ -52,7 +50,6 @@ class Hello:
     member : random; the same one after a lost connection
     job : tells the jobs of a user apart; name : of the job; node : where the process runs
     holds : rates that an earlier connection or plane has granted and whose lease lasts; None: none
-    by_agent : a node agent says it, for the processes of a job
     """
 
     user: str
@@ -61,11 +58,10 @@ class Hello:
     name: str
     node: str
     holds: Rates | None = None
-    by_agent: bool = False
 
 
 class Member:
-    """One process, or those that a node agent speaks for. row : its, in the table; here : it is connected"""
+    """One process. row : its, in the table; here : it is connected"""
 
     __slots__ = ("_table", "hello", "here", "row")
 
@@ -90,7 +86,7 @@ class Member:
 
 @dataclass(eq=False)
 class Job:
-    """Members of one job. number : in the layout, -1 before it is in one; gone : f64[2], what those used who left"""
+    """Members of one job. number : in the layout, -1 before it is in one"""
 
     user: str
     job: str
@@ -98,7 +94,6 @@ class Job:
     rule: JobRule
     members: dict[bytes, Member] = field(default_factory=dict)
     number: int = -1
-    gone: np.ndarray = field(default_factory=lambda: np.zeros(2))
 
 
 class Layout(NamedTuple):
@@ -141,14 +136,13 @@ class Book:
         self.members = self.seen = self.lines = 0
         self._learns_until = now + rules.lease_s
         self._of_user: Counter[str] = Counter()  # jobs
-        self._counts: Counter[tuple[str, bool]] = Counter()  # members, by user and `by_agent`
+        self._counts: Counter[str] = Counter()  # members, by user
         self._gone: set[tuple[Job, Member]] = set()  # who went without a bye
         self._layout: Layout | None = None
         self._rates = np.full((1, 2), math.inf)  # of the jobs of the last layout, and at last of new ones
         self._recent: dict[str, np.ndarray] = {}  # of its users
         self._shared_at = now
-        self._single: dict[int, tuple[float, ...]] = {}  # reports that were put aside, by row
-        self._many: dict[Hashable, tuple[np.ndarray, ...]] = {}  # and those of agents
+        self._aside: dict[int, tuple[float, ...]] = {}  # reports, by row
 
     def learns(self, now: float) -> bool:
         return now < self._learns_until
@@ -179,7 +173,12 @@ class Book:
             self._gone.discard((job, member))
             self.table.until[member.row], self.table.at[member.row] = until, math.nan
             return member
-        check_limits(hello, self.rules.limits, self._counts)
+        # Those who have gone count until their leases end: a connection is soon made anew.
+        most = self.rules.limits.per_user
+        if self._counts[hello.user] >= most:
+            raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
+        if self.members >= self.rules.limits.connections:
+            raise RefusedError("there are too many processes")
         member = Member(hello, self.table, self.table.add(now, until))
         if hello.holds is not None and self.learns(now):
             both = zip(hello.holds, self.rules.capacity, strict=True)
@@ -190,7 +189,7 @@ class Book:
             self._of_user[hello.user] += 1
         job.members[hello.member] = member
         self.members += 1
-        self._counts[hello.user, hello.by_agent] += 1
+        self._counts[hello.user] += 1
         self._forget_layout()
         self._begin(job, member)
         return member
@@ -215,18 +214,10 @@ class Book:
 
     def report(self, member: Member, report: Report, now: float) -> None:
         """Take a report."""
-        if member.row in self._single:
+        if member.row in self._aside:
             self._settle()
         wants = [math.inf if each is None else each for each in report.demand]
-        self._single[member.row] = (member.row, now, report.at, *report.used, *wants)
-
-    def report_many(self, who: Hashable, rows: np.ndarray, at: float, usage: Usage, now: float) -> None:
-        """Take the reports of members whose rows these are. who : speaks for them"""
-        if who in self._many:
-            self._settle()
-        self.table.processes[rows] = usage.processes
-        n = len(rows)
-        self._many[who] = rows, np.full(n, now), np.full(n, at), usage.used, usage.demand
+        self._aside[member.row] = (member.row, now, report.at, *report.used, *wants)
 
     def settle(self, now: float) -> None:
         """Take the reports that were put aside; forget whose leases have ended."""
@@ -235,15 +226,11 @@ class Book:
 
     def _settle(self) -> None:
         """Take what was put aside."""
-        parts = list(self._many.values())
-        if self._single:
-            found = np.array(list(self._single.values()))
-            parts.append((found[:, 0].astype(np.int64), found[:, 1], found[:, 2], found[:, 3:5], found[:, 5:7]))
-        if parts:
-            self._single, self._many = {}, {}
-            rows, now, *rest = (np.concatenate(each) for each in zip(*parts, strict=True))
+        if self._aside:
+            found, self._aside = np.array(list(self._aside.values())), {}
+            rows, now = found[:, 0].astype(np.int64), found[:, 1]
             self.table.until[rows] = now + self.rules.lease_s
-            self.table.use(rows, now, *rest)
+            self.table.use(rows, now, found[:, 2], found[:, 3:5], found[:, 5:7])
 
     def leave(self, member: Member, now: float, *, bye: bool) -> None:
         """It has gone; without a bye it may go on with what it was granted, until its lease ends."""
@@ -259,10 +246,9 @@ class Book:
         for job, member in [each for each in self._gone if self.table.until[each[1].row] <= now]:
             self._gone.discard((job, member))
             del job.members[member.hello.member]
-            job.gone += self.table.total[member.row]
             self.table.remove(member.row)
             self.members -= 1
-            self._counts -= Counter([(job.user, member.hello.by_agent)])
+            self._counts -= Counter([job.user])
             if not job.members:
                 del self.jobs[job.user, job.job]
                 self._of_user -= Counter([job.user])
@@ -397,15 +383,14 @@ class Book:
         self._settle()
         lay, table = self.layout(), self.table
         used = [lay.sums(np.where(now < table.until[lay.rows], table.now[lay.rows, k], 0.0)) for k in (0, 1)]
-        processes = lay.sums(table.processes[lay.rows])
-        rates, both, members = lay.rates.tolist(), np.array(used).T.tolist(), processes.astype(int).tolist()
+        rates, both = lay.rates.tolist(), np.array(used).T.tolist()
         return [
             {
                 "user": job.user,
                 "job": job.job,
                 "name": job.name,
                 "nodes": len({member.hello.node for member in job.members.values()}),
-                "members": members[k],
+                "members": len(job.members),
                 "lost": sum(not member.here for member in job.members.values()),
                 "guarantee": list(job.rule.guarantee),
                 "grant": list(_or_none(rates[k])),
@@ -413,16 +398,6 @@ class Book:
             }
             for k, job in enumerate(self.jobs.values())
         ]
-
-
-def check_limits(hello: Hello, limits: Limits, counts: Counter[tuple[str, bool]]) -> None:
-    """Those who have gone count until their leases end: a connection is soon made anew. Raises RefusedError."""
-    # A user's processes on a node are one member of each job.
-    most = limits.per_user * (limits.jobs_per_user if hello.by_agent else 1)
-    if counts[hello.user, hello.by_agent] >= most:
-        raise RefusedError(f"user {hello.user} has {most} processes already, with those that have just ended")
-    if not hello.by_agent and sum(n for key, n in counts.items() if not key[1]) >= limits.connections:
-        raise RefusedError("there are too many processes")
 
 
 def by_policy(policy: str, capacity: float, demands: np.ndarray, guarantees: np.ndarray) -> np.ndarray:

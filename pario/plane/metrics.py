@@ -24,11 +24,6 @@ _PLANE = {
     "connections": ("plane_connections", "Connections of the control plane."),
     "cycle_s": ("plane_cycle_seconds", "Seconds that the last computing and sending of grants took."),
 }
-_PER_AGENT = {
-    "jobs": ("agent_jobs", "Jobs for which a user's node agents on a node speak."),
-    "processes": ("agent_processes", "Processes for which a user's node agents on a node speak."),
-    "heard_s": ("agent_silent_seconds", "Seconds since a node agent was heard, of several the longest."),
-}
 
 
 def metrics_text(state: dict[str, Any]) -> str:
@@ -47,18 +42,12 @@ def metrics_text(state: dict[str, Any]) -> str:
     for key, both in _PER_JOB.items():
         for which, (name, what) in enumerate(both):
             gauge(name, what, [(_labels(job), job[key][which]) for job in state["jobs"]])
-    agents: dict[str, list[dict[str, Any]]] = {}
-    for agent in state["agents"]:
-        agents.setdefault(_labels(agent, "user", "node"), []).append(agent)
-    for key, (name, what) in _PER_AGENT.items():
-        one = max if key == "heard_s" else sum
-        gauge(name, what, [(labels, one(agent[key] for agent in theirs)) for labels, theirs in agents.items()])
     gauge("job_processes", "Processes of a job.", [(_labels(job), job["members"]) for job in state["jobs"]])
     return "\n".join(lines) + "\n"
 
 
-def _labels(of: dict[str, Any], *keys: str) -> str:
-    words = ",".join(f'{key}="{_escaped(str(of[key]))}"' for key in keys or ("user", "job", "name"))
+def _labels(of: dict[str, Any]) -> str:
+    words = ",".join(f'{key}="{_escaped(str(of[key]))}"' for key in ("user", "job", "name"))
     return f"{{{words}}}"
 
 

@@ -1,43 +1,93 @@
 """The control plane: one thread that listens to the jobs of a cluster and tells them what they may ask of the store.
 
-It keeps nothing on disk. What is said is in words.py, who is connected in processes.py, what is granted in book.py.
-Above a thousand processes node agents (node.py) speak for those of their nodes.
+It keeps nothing on disk. The protocol is in wire/frames.py, what is said in words.py, what is granted in book.py.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import errno
 import logging
+import math
+import os
+import socket
+import stat
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from pario.errors import ParioError
+from pario.errors import OptionError, ParioError
 from pario.plane.book import Book, Hello, Member, RefusedError
-from pario.plane.processes import MEMBER_BYTES, Processes, Speaker
 from pario.plane.rules import Rules
 from pario.plane.words import (
     PlaneAddress,
-    amount_of,
-    grants_message,
+    grant_tail,
+    grant_text,
+    packed,
     rates_of,
     read_number,
+    report_of,
     text_of,
-    usage_of,
+    unpacked,
 )
 from pario.wire.frames import WireError, Word
+from pario.wire.server import BACKLOG, MOST_STRANGERS, Guest, Server
 
 _log = logging.getLogger("pario")
 
+#: of the random number by which a process is known again
+_MEMBER_BYTES = 16
+#: Telling the state takes at most this part of the time.
+_TELL = 1 / 20
+#: Messages of one connection in one second, at most.
+_MOST_MESSAGES = 100
+#: Seconds between two questions for the state on one connection, at least; how many of a user's connections ask.
+_ASK_S, _MOST_ASK = 0.05, 16
 
-class Plane(Processes):
-    """See `Processes`.
 
-    read_rules() : reads the rules again (`reload`)
+class Speaker(Guest):
+    """A connection of a process, or of somebody who wants to see the state.
+
+    asks : for the state only, and when it may again: `asks_at`
+    is_in : it has joined, or was refused; counts : among its user's connections
+    second, messages : when the present second began, and how many messages came in it
+    member : of a process
     """
+
+    asks = counts = is_in = False
+    asks_at = second = -math.inf
+    messages = 0
+    member: Member | None = None
+
+    def is_too_loud(self, now: float) -> bool:
+        """Whether this message is one too many."""
+        if now >= self.second + 1.0:
+            self.second, self.messages = now, 0
+        self.messages += 1
+        return self.messages > _MOST_MESSAGES
+
+
+class Plane(Server[Speaker]):
+    """Listens from the beginning; `run` does the rest, in the caller's thread.
+
+    address : port 0: one that is free
+    read_rules() : reads the rules again (`reload`)
+    tell(state) : called about once a second with `state()`
+    clock() : seconds that never go back
+
+    address : with the port
+    book : of the processes
+    cycles, cycle_s : how often shares were computed and sent, and how long the last time took
+    by_row : connections of processes, by their rows in the book's table
+    Raises OptionError, ParioError.
+    """
+
+    guest = Speaker
+    trusts_system = True
+    unknown = "no such user, or another token, or another address than this plane's"
 
     def __init__(
         self,
@@ -48,21 +98,36 @@ class Plane(Processes):
         tell: Callable[[dict[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(address, rules, "control plane", clock, tell)
-        self._read_rules = read_rules
+        listener = listen(address)
+        super().__init__("the control plane", most_links=0, most_bytes=0, clock=clock)
+        self.listen_at(listener)
+        self._go_by(rules)
+        self._read_rules, self._reload = read_rules, False
         self.book = Book(rules, clock())
-        self._agents: dict[tuple[str, bytes], Speaker] = {}
-        self._of_user: Counter[str] = Counter()  # connections
-        self._reload = False
+        self._started = clock()
+        found = listener.getsockname()
+        self.address = address if address.path else PlaneAddress(found[0], found[1])
+        self._inode = os.stat(address.path).st_ino if address.path else 0
+        self.cycles, self.cycle_s = 0, 0.0
+        self.by_row: dict[int, Speaker] = {}
+        self._of_user: Counter[str] = Counter()  # connections that have joined
+        self._visitors: defaultdict[str, dict[Speaker, None]] = defaultdict(dict)  # who have not joined, by user
+        self._tell, self._tell_at = tell, -math.inf
 
-    def every_s(self) -> float:
-        return self.rules.cycle_s
+    def state(self) -> dict[str, Any]:
+        """For `plane status`: jobs (see `Book.state`), capacity, policy, lease_s, uptime_s, learning,
+        connections, cycle_s."""
+        now, rules = self._clock(), self.rules
+        return {
+            **{"jobs": self.book.state(now), "capacity": list(rules.capacity), "policy": rules.policy},
+            **{"lease_s": rules.lease_s, "uptime_s": now - self._started, "learning": self.book.learns(now)},
+            **{"connections": len(self.links), "cycle_s": self.cycle_s},
+        }
 
-    def hear(self, wait_s: float | None) -> None:
-        """Besides: rules are read again."""
-        if self._reload:
-            self._take_rules()
-        super().hear(wait_s)
+    def _go_by(self, rules: Rules) -> None:
+        self.rules, self.most_bytes = rules, rules.limits.line_bytes
+        # A few more than the book takes: they hear why they cannot join.
+        self.most_links = rules.limits.connections + MOST_STRANGERS
 
     def reload(self) -> None:
         """Read the rules again. From any thread, or from a signal's handler."""
@@ -79,173 +144,184 @@ class Plane(Processes):
             _log.error("the control plane keeps its rules: %s", e)
             return
         before = self.rules
-        self.go_by(rules)
+        self._go_by(rules)
         self.book.reload(rules)
         _log.warning("the control plane has read its rules again")
         for link in list(self.links):
-            user = link.user
-            other = link.uid is None and rules.secrets.get(user) != before.secrets.get(user)
-            # An agent hears at its next connection how many jobs it may have.
-            other |= link.speaks is not None and rules.limits.node_jobs != before.limits.node_jobs
-            if link.proven and (other or (link.speaks and rules.speaks_for(user) != before.speaks_for(user))):
+            if link.proven and link.uid is None and rules.secrets.get(link.user) != before.secrets.get(link.user):
                 self.drop(link)
 
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until `stop`. Then the connections are closed: jobs go on with what they hold, until their leases end."""
+        cycle = self._clock()
+        try:
+            while not self._over:
+                begin = self._clock()
+                if begin >= cycle:
+                    self.cycle()
+                    self.cycles += 1
+                    self.cycle_s = self._clock() - begin
+                    self._drop_silent()
+                    cycle = max(cycle + self.rules.cycle_s, self._clock())
+                self.hear(max(0.0, cycle - self._clock()))
+                if self._strangers:  # they answer at once: also if cycles take all the time, that need not cost one
+                    self.hear(1e-3)
+        finally:
+            self.close()
+
     def cycle(self) -> None:
-        book, table = self.book, self.book.table
-        book.lines = len(self.by_row) + len(self._agents)
-        book.share(self._clock())
-        due = table.due()
-        self.tell_grants(due, self.rules.lease_s, book.every_s)
-        for link in list(self._agents.values()):
-            node: _Node = link.speaks
-            mine = due[node.rows]
-            if node.reported or mine.any():
-                node.reported = False
-                self._tell_agent(link, mine)
+        """Compute what everybody gets, and tell it to those who are to hear of it."""
+        self.book.lines = len(self.by_row)
+        self.book.share(self._clock())
+        due, rows = self.book.table.due(), np.array(list(self.by_row), np.int64)
+        rows = rows[due[rows]]
+        tail = grant_tail(self.rules.lease_s, self.book.every_s)
+        for row, grant in zip(rows.tolist(), self.book.table.grants(rows).tolist(), strict=True):
+            if (link := self.by_row.get(row)) is not None:
+                self.put(link, Word.WORDS, grant_text(grant, tail))
 
-    def _tell_agent(self, link: Speaker, which: np.ndarray) -> None:
-        """which : bool[k], of its jobs"""
-        node: _Node = link.speaks
-        more: dict[str, Any] = {"at": node.at}
-        more |= {"refused": node.refused} if node.refused else {}
-        node.refused = []
-        grants = self.book.table.grants(node.rows[which])
-        message = grants_message(node.numbers[which], grants, self.rules.lease_s, self.book.every_s, more)
-        self.put(link, Word.WORDS, message)
+    def hear(self, wait_s: float | None) -> None:
+        """Besides: rules are read again, and the state is told."""
+        if self._reload:
+            self._take_rules()
+        now = self._clock()
+        if self._tell is not None and now >= self._tell_at:
+            try:
+                self._tell(self.state())
+            except ParioError as e:
+                self.say("cannot tell its state", str(e))
+            # That of thousands of jobs less often.
+            self._tell_at = max(now + 1.0, self._clock() + (self._clock() - now) / _TELL)
+        super().hear(wait_s)
 
-    # -- clients -------------------------------------------------------------------------------------------------------
+    def _drop_silent(self) -> None:
+        silent = self._clock() - max(10.0, 2 * self.rules.lease_s)
+        for link in [link for link in self.links if link.proven and link.heard_at < silent]:
+            self.drop(link)
 
-    def let_in(self, link: Speaker, words: dict[str, Any], now: float) -> dict[str, Any]:
-        limits = self.rules.limits
-        most = limits.per_user
-        is_agent = words.get("do") == "agent"
-        if is_agent:
-            member, node = read_number(words, "member", MEMBER_BYTES), text_of(words, "node")
-            earlier = self._agents.get((link.user, member))
-            if earlier is not None:  # it has lost that connection
-                self.drop(earlier)
+    def close(self) -> None:
+        super().close()
+        if self.address.path:
+            with suppress(OSError):  # another one may have it by now
+                if os.stat(self.address.path).st_ino == self._inode:
+                    os.unlink(self.address.path)
+
+    # -- who is connected ----------------------------------------------------------------------------------------------
+
+    def welcome(self, link: Speaker) -> None:
+        self._visitors[link.user][link] = None
+
+    def _drop_idle(self) -> bool:
+        """Anyone who has not joined keeps no job out: of the user who has most such connections the oldest one ends."""
+        most = max(self._visitors.values(), key=len, default=None)
+        if most:
+            self.drop(next(iter(most)))
+        return bool(most)
+
+    def secret_of(self, user: str) -> bytes | None:
+        return self.rules.secrets.get(user)
+
+    def took(self, link: Speaker, kind: int, body: bytes) -> bool:
+        now = self._clock()
+        if link.is_too_loud(now):
+            raise WireError("too many messages")
+        words = unpacked(body)
+        if link.asks or (not link.is_in and words.get("do") == "status"):
+            if link.waiting or now < link.asks_at:
+                raise WireError("too many messages")
+            link.asks, link.asks_at = True, now + _ASK_S
+            asking = [each for each in self._visitors[link.user] if each.asks]
+            for each in asking[:-_MOST_ASK]:
+                self.drop(each)
+            self.put(link, Word.WORDS, packed({"status": self.state()}))
+        elif not link.is_in:
+            link.is_in = True
+            text_of({"user": link.user}, "user")
+            self._join(link, words, now)
+            self._visitors[link.user].pop(link, None)
+        elif "bye" in words:
+            self._leave(link, now, bye=True)
+            self.drop(link)
+        else:
+            assert link.member is not None
+            self.book.report(link.member, report_of(words), now)
+        return True
+
+    def _join(self, link: Speaker, words: dict[str, Any], now: float) -> None:
+        """Its first words. Raises WireError."""
+        most = self.rules.limits.per_user
         if self._of_user[link.user] >= most:
             raise RefusedError(f"user {link.user} has {most} connections already")
-        if is_agent:
-            link.speaks = _Node(member, node, limits.node_jobs)
-            link.most_bytes = limits.node_line_bytes
-            link.whom = f"the agent of node {node}, {link.whom}"
-            self._agents[link.user, member] = link
-            answer: dict[str, Any] = {"lease": self.rules.lease_s, "every": self.book.every_s}
-            answer |= {"jobs": limits.node_jobs, "bytes": limits.node_line_bytes}
-        else:
-            answer = self.book.grant(self.join(link, words, now)).words()
+        holds = rates_of(words, "holds") if words.get("holds") is not None else None
+        job, name, node = (text_of(words, key) for key in ("job", "name", "node"))
+        who = Hello(link.user, read_number(words, "member", _MEMBER_BYTES), job, name, node, holds)
+        member = self.book.join(who, now)
+        earlier = self.by_row.get(member.row)
+        if earlier is not None:  # its process has lost that connection
+            earlier.member = None
+            self.drop(earlier)
+        link.member = member
+        self.by_row[member.row] = link
+        link.whom = f"user {link.user}, job {who.job}, {link.whom}"
         self._of_user[link.user] += 1
         link.counts = True
-        return answer
-
-    def obey(self, link: Speaker, words: dict[str, Any], now: float) -> None:
-        if link.speaks is None:
-            super().obey(link, words, now)
-        else:
-            self._hear_agent(link, words, now)
-
-    def _hear_agent(self, link: Speaker, words: dict[str, Any], now: float) -> None:
-        """Raises WireError."""
-        node: _Node = link.speaks
-        node.reported, node.at = True, amount_of(words, "at")
-        came = []
-        for number in _list_of(words, "leave"):
-            member = node.members.pop(number, None) if type(number) is int else None
-            if member is not None:
-                self.book.leave(member, now, bye=True)
-        for entry in _list_of(words, "join"):
-            number, hello = node.hello(entry, link.user)
-            user = hello.user
-            try:
-                if user != link.user and not fnmatch.fnmatchcase(user, self.rules.speaks_for(link.user)):
-                    raise RefusedError(f"the agent of node {node.node} may not speak for user {user}")
-                if any((each.hello.user, each.hello.job) == (user, hello.job) for each in node.members.values()):
-                    raise WireError("a job that is there twice")
-                node.members[number] = self.book.join(hello, now)
-                came.append(number)
-            except RefusedError as e:
-                self.say(f"refused {link.whom}", str(e))
-                node.refused.append([number, str(e)])
-        if "join" in words or "leave" in words:
-            node.arrange()
-            self._tell_agent(link, np.isin(node.numbers, came))  # the first grants are waited for
-        usage = usage_of(words, node.most)
-        rows = node.row_of[usage.numbers]
-        if (rows < 0).any() or len(np.unique(rows)) < len(rows):
-            # of jobs that were refused, which it may not have heard yet
-            _, first = np.unique(rows, return_index=True)
-            first = first[rows[first] >= 0]
-            rows, usage = rows[first], usage.part(first)
-        if len(rows):
-            self.book.report_many(link, rows, node.at, usage, now)
+        self.put(link, Word.WORDS, packed(self.book.grant(member).words()))
 
     def forget(self, link: Speaker) -> None:
-        if link.counts:
-            self._of_user[link.user] -= 1
-        super().forget(link)
-        if link.speaks is not None:
-            del self._agents[link.user, link.speaks.member]
-            for member in link.speaks.members.values():
-                self.book.leave(member, self._clock(), bye=False)
+        self._of_user[link.user] -= link.counts
+        self._visitors[link.user].pop(link, None)
+        self._leave(link, self._clock(), bye=False)
 
-    def state(self) -> dict[str, Any]:
-        """agents: of each user, node, jobs, processes, heard_s (seconds since it was heard)."""
-        now = self._clock()
-        agents = [
-            {
-                "user": link.user,
-                "node": link.speaks.node,
-                "jobs": len(link.speaks.members),
-                "processes": int(self.book.table.processes[link.speaks.rows].sum()),
-                "heard_s": now - link.heard_at,
-            }
-            for link in self._agents.values()
-        ]
-        return {**super().state(), "agents": agents}
+    def _leave(self, link: Speaker, now: float, *, bye: bool) -> None:
+        """Its process has left the book, if it was in it."""
+        member, link.member = link.member, None
+        if member is not None:
+            del self.by_row[member.row]
+            self.book.leave(member, now, bye=bye)
 
 
-class _Node:
-    """What the plane knows of a node agent. member : tells agents apart; members : by the numbers that it gave to jobs
-
-    most : numbers are smaller
-    row_of : i64[most], of each number, -1 without; numbers, rows : i64[k] of those that are there
-    reported : it is to hear something; at : on its clock, of its last message
-    refused : jobs that it has not been told of yet, [number, why]
-    """
-
-    def __init__(self, member: bytes, node: str, most: int) -> None:
-        self.member, self.node, self.most = member, node, most
-        self.members: dict[int, Member] = {}
-        self.row_of = np.full(most, -1, np.int64)
-        self.reported, self.at = False, 0.0
-        self.refused: list[list[Any]] = []
-        self.arrange()
-
-    def hello(self, entry: Any, user: str) -> tuple[int, Hello]:
-        """What an entry of "join" says, and its number. user : the agent's. Raises WireError."""
-        if not isinstance(entry, list) or len(entry) != 5:
-            raise WireError("an entry of join is none")
-        words = dict(zip(("number", "user", "job", "name", "holds"), entry, strict=True))
-        number = words["number"]
-        if type(number) is not int or not 0 <= number < self.most or number in self.members:
-            raise WireError(f"a job must have a number of its own below {self.most:,}")
-        holds = rates_of(words, "holds") if words["holds"] is not None else None
-        # No process has such a long one; the same agent, started again, continues these.
-        member = b"agent" + user.encode() + b"\0" + self.member
-        job, name = text_of(words, "job"), text_of(words, "name")
-        return number, Hello(text_of(words, "user"), member, job, name, self.node, holds, by_agent=True)
-
-    def arrange(self) -> None:
-        """Somebody came or went."""
-        self.numbers = np.array(list(self.members), np.int64)
-        self.rows = np.array([member.row for member in self.members.values()], np.int64)
-        self.row_of[:] = -1
-        self.row_of[self.numbers] = self.rows
+def listen(address: PlaneAddress) -> socket.socket:
+    """A socket that listens. Raises OptionError, ParioError."""
+    if address.host in ("0.0.0.0", "*"):
+        raise OptionError(
+            "a control plane listens at one interface",
+            hint="Name the one by which the nodes reach this one, as in --at ib0:7400.",
+        )
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        if address.path:
+            _make_room(address.path)
+            before = os.umask(0o111)  # the folder's mode says who may come, and the system who it is
+            try:
+                listener.bind(address.path)  # a mode that came later would go to whatever is there by then
+            finally:
+                os.umask(before)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address.target)
+        listener.listen(BACKLOG)
+    except OSError as e:
+        listener.close()
+        raise ParioError(
+            f"cannot listen at {address}: {e.strerror or e}",
+            hint="Another plane may run there; an address must be this node's own.",
+        ) from e
+    return listener
 
 
-def _list_of(words: dict[str, Any], key: str) -> list[Any]:
-    found = words.get(key, [])
-    if not isinstance(found, list):
-        raise WireError(f"{key} is no list")
-    return found
+def _make_room(path: str) -> None:
+    """Remove the socket of a plane that has died. Raises OSError if one lives, or if it is something else."""
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

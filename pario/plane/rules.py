@@ -31,24 +31,17 @@ class Limits:
         connection of their own are as many at most, those counted that have gone and whose leases last
     jobs_per_user : of one user at one time
     line_bytes : of one message from a client
-    node_jobs : of one node agent at one time
     """
 
     connections: int = 4096
     connections_per_user: int | None = None
     jobs_per_user: int = 64
     line_bytes: int = 4096
-    node_jobs: int = 1024
 
     @property
     def per_user(self) -> int:
         """Connections of one user."""
         return self.connections_per_user or max(1, self.connections // 2)
-
-    @property
-    def node_line_bytes(self) -> int:
-        """Of one message from a node agent, whose reports hold about a hundred bytes per job."""
-        return max(self.line_bytes, 16384 + 512 * self.node_jobs)
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,6 @@ class Rules:
     policy : a name of share.POLICIES
     lease_s : for how long a grant holds; cycle_s : how often shares are computed
     secrets : user -> what its jobs prove to know
-    agents : user -> pattern of the users for whom node agents of this one may speak; its own jobs need no entry
     """
 
     capacity: Rates
@@ -88,19 +80,14 @@ class Rules:
     jobs: tuple[JobRule, ...] = ()
     limits: Limits = field(default_factory=Limits)
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    agents: Mapping[str, str] = field(default_factory=dict)
-
-    def speaks_for(self, user: str) -> str:
-        """A pattern that fits the users for whom this user's node agents may speak, besides itself."""
-        return self.agents.get(user, "")
 
     def rule_of(self, name: str, user: str) -> JobRule:
         """The first one that fits."""
         return next((rule for rule in self.jobs if rule.fits(name, user)), JobRule())
 
 
-def read_rules(path: str, *, node: bool = False) -> Rules:
-    """node : of a node agent, which holds users and limits only. Raises OptionError with what is wrong, and where."""
+def read_rules(path: str) -> Rules:
+    """Raises OptionError with what is wrong, and where."""
     try:
         with open(path, "rb") as file:
             text = file.read(_MOST_RULES_BYTES + 1)
@@ -114,7 +101,7 @@ def read_rules(path: str, *, node: bool = False) -> Rules:
     except ValueError as e:  # a wrong encoding among them
         raise OptionError(f"the rules are no TOML: {e}", path=path) from None
     try:
-        return (_node_rules if node else _rules)(words, os.path.dirname(os.path.abspath(path)))
+        return _rules(words, os.path.dirname(os.path.abspath(path)))
     except OptionError as e:
         e.at(path=path)
         raise
@@ -133,12 +120,6 @@ def _toml(path: str) -> Any:
     return tomllib
 
 
-def _node_rules(words: dict[str, Any], folder: str) -> Rules:
-    _only(words, "the file of a node agent", "limits", "user")
-    secrets, _ = _users(words, folder)
-    return Rules((None, None), limits=_limits(words.get("limits", {})), secrets=secrets)
-
-
 def _rules(words: dict[str, Any], folder: str) -> Rules:
     _only(words, "the file", "policy", "lease_s", "cycle_s", "store", "limits", "user", "job")
     store = _table(words.get("store"), "[store]")
@@ -154,29 +135,22 @@ def _rules(words: dict[str, Any], folder: str) -> Rules:
     if cycle_s > lease_s / 3:
         raise OptionError(f"lease_s must be at least three times cycle_s, got {lease_s:g} and {cycle_s:g}")
     jobs = tuple(_job(each, f"[[job]] number {k}") for k, each in enumerate(_tables(words, "job"), 1))
-    secrets, agents = _users(words, folder)
-    return Rules(capacity, policy, lease_s, cycle_s, jobs, _limits(words.get("limits", {})), secrets, agents)
+    return Rules(capacity, policy, lease_s, cycle_s, jobs, _limits(words.get("limits", {})), _users(words, folder))
 
 
-def _users(words: dict[str, Any], folder: str) -> tuple[dict[str, bytes], dict[str, str]]:
-    """(secrets, agents)"""
+def _users(words: dict[str, Any], folder: str) -> dict[str, bytes]:
+    """Their secrets."""
     secrets: dict[str, bytes] = {}
-    agents: dict[str, str] = {}
     for k, each in enumerate(_tables(words, "user"), 1):
         where = f"[[user]] number {k}"
-        _only(each, where, "name", "token", "speaks_for")
+        _only(each, where, "name", "token")
         name, token = each.get("name"), each.get("token")
         if not isinstance(name, str) or not name or not isinstance(token, str) or not token:
             raise OptionError(f'{where} must have name = "..." and token = "FILE"')
         if name in secrets:
             raise OptionError(f"{where}: user {name!r} is there twice")
-        speaks_for = each.get("speaks_for", "")
-        if not isinstance(speaks_for, str):
-            raise OptionError(f"{where}: speaks_for must be a pattern in quotes, got {speaks_for!r}")
         secrets[name] = read_token(os.path.join(folder, os.path.expanduser(token)))
-        if speaks_for:
-            agents[name] = speaks_for
-    return secrets, agents
+    return secrets
 
 
 def _job(words: dict[str, Any], where: str) -> JobRule:

@@ -49,10 +49,7 @@ class Session(Link):
             raise
 
     def send(self, words: dict[str, Any]) -> None:
-        self.say(packed(words))
-
-    def say(self, message: bytes) -> None:
-        self.put(Word.WORDS, message)
+        self.put(Word.WORDS, packed(words))
         end = time.monotonic() + _ANSWER_S
         while self.flush():
             if time.monotonic() > end:

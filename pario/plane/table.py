@@ -21,9 +21,8 @@ _SAME = 0.02
 #: of a row: shape, and what is in it when it is new
 _COLUMNS = {
     **{name: ((), math.nan) for name in ("joined_at", "until", "at")},
-    **{name: ((2,), 0.0) for name in ("used", "peak", "now", "holds", "total")},
+    **{name: ((2,), 0.0) for name in ("used", "peak", "now", "holds")},
     **{name: ((2,), math.inf) for name in ("wants", "rates", "safe")},
-    "processes": ((), 1),
     "reported": ((), False),
     "_parts": ((_PARTS + 1, 2), 0.0),
     "_numbers": ((_PARTS + 1,), -(1 << 62)),  # of the part of time in which each was seen
@@ -40,8 +39,6 @@ class Table:
         late, and what it used last
     rates, safe : f64[n, 2], its grant
     holds : f64[n, 2], what another plane has granted it; 0: nothing
-    total : f64[n, 2], what it used since its first report
-    processes : i64[n], how many it stands for
     reported : bool[n], it is to hear of its grant
     """
 
@@ -49,9 +46,9 @@ class Table:
         self._free: list[int] = []
         self._n = 0
         self.joined_at = self.until = self.at = np.empty(0)
-        self.used = self.peak = self.now = self.holds = self.total = np.empty((0, 2))
+        self.used = self.peak = self.now = self.holds = np.empty((0, 2))
         self.wants = self.rates = self.safe = np.empty((0, 2))
-        self.processes, self.reported = np.empty(0, np.int64), np.empty(0, bool)
+        self.reported = np.empty(0, bool)
         self._parts, self._numbers, self._told = np.empty(0), np.empty(0), np.empty(0)
         self._grow(64)
 
@@ -86,7 +83,6 @@ class Table:
         with np.errstate(all="ignore"):
             rates = np.clip((used - self.used[rows]) / over[:, None], 0.0, _MOST)
         rates[~good] = 0.0
-        self.total[rows[good]] += np.maximum(0.0, used - self.used[rows])[good]
         self.now[rows[good]] = rates[good]
         self.at[rows], self.used[rows], self.wants[rows] = at, used, wants
         number = (now * (_PARTS / _PEAK_S)).astype(np.int64)

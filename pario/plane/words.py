@@ -5,15 +5,6 @@
     job   --> {"at", "used", "demand"}             a report; {"bye": 1} at the end
     plane --> {"grant", "safe", "lease", "every"}  after a report, or because another job has come
 
-A node agent (node.py) speaks for all jobs of its node, which it gives numbers:
-
-    agent --> {"do": "agent", "member", "node"}
-    plane --> {"lease", "every", "jobs": how many it may have, "bytes": of one message, at most}
-    agent --> {"at", "join": [[number, user, job, name, holds], ...], "leave": [number, ...],
-               "use": [number, processes, bytes, operations, demand (two), ...]}
-    plane --> {"at": of the agent's last message, "grants": [number, bytes/s, operations/s, safe (two), ...],
-               "refused": [[number, why], ...], "lease", "every"}
-
 Bytes are written in hex, "no limit" and "as much as I can get" as null. The greeting before that names the user, whose
 token is the secret; the frame that refuses one who is connected says why.
 """
@@ -26,15 +17,13 @@ import socket
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pario.comm.launcher import interface_address
 from pario.errors import OptionError
 from pario.plane.bucket import Rates
 from pario.wire.frames import WireError
 
 #: No rate or counter is larger.
-MOST = 1e18
+_MOST = 1e18
 _MOST_TEXT = 128
 
 
@@ -180,84 +169,10 @@ def report_of(words: dict[str, Any]) -> Report:
 
 def grant_of(words: dict[str, Any]) -> Grant:
     """Raises WireError."""
-    return Grant(_above_zero(rates_of(words, "grant")), _above_zero(rates_of(words, "safe")), *times_of(words))
-
-
-def times_of(words: dict[str, Any]) -> tuple[float, float]:
-    """(lease_s, every_s). Raises WireError."""
     lease_s, every_s = _amount(words.get("lease"), "lease"), _amount(words.get("every"), "every")
     if not 0.1 <= lease_s <= 1e5 or not 0.005 <= every_s <= lease_s:
         raise WireError(f"a lease of {lease_s:g} s, renewed every {every_s:g} s")
-    return lease_s, every_s
-
-
-class Usage(NamedTuple):
-    """What a node agent reports of its k jobs.
-
-    numbers, processes : i64[k]; used, demand : f64[k, 2], as in `Report`, inf: as much as it can get
-    """
-
-    numbers: np.ndarray
-    processes: np.ndarray
-    used: np.ndarray
-    demand: np.ndarray
-
-    def part(self, which: np.ndarray) -> Usage:
-        return Usage(*(each[which] for each in self))
-
-
-def usage_message(at: float, usage: Usage, more: dict[str, Any]) -> bytes:
-    """at : seconds on the agent's clock; more : what else it says"""
-    numbers = usage.numbers[:, None], usage.processes[:, None], usage.used, usage.demand
-    return packed({"at": at, "use": "?", **more}).replace(b'"?"', _flat(*numbers), 1)
-
-
-def usage_of(words: dict[str, Any], most: int) -> Usage:
-    """most : numbers are smaller. Raises WireError, also if "at" is no time.
-
-    Too large amounts are clipped: the agent adds up what others say, and must not be cut off for one of them.
-    """
-    _amount(words.get("at"), "at")
-    found = _table_of(words, "use", 6)
-    found[:, 4:] = np.where(np.isnan(found[:, 4:]), MOST, found[:, 4:])
-    found = np.minimum(found, MOST)  # nan stays
-    if not (found >= 0).all() or (found[:, :2] != np.floor(found[:, :2])).any():
-        raise WireError("use holds what is no amount")
-    if (found[:, 0] >= most).any() or (found[:, 1] > 1 << 20).any():
-        raise WireError(f"use speaks of more than {most:,} jobs")
-    demand = np.where(found[:, 4:] < MOST, found[:, 4:], np.inf)
-    return Usage(found[:, 0].astype(np.int64), found[:, 1].astype(np.int64), found[:, 2:4], demand)
-
-
-def grants_message(
-    numbers: np.ndarray, grants: np.ndarray, lease_s: float, every_s: float, more: dict[str, Any]
-) -> bytes:
-    """numbers : i64[k]; grants : f64[k, 4], rates and safe rates, rounded to tenths, and none to 0"""
-    words = {"grants": "?", "lease": lease_s, "every": every_s, **more}
-    return packed(words).replace(b'"?"', _flat(numbers[:, None], np.maximum(np.round(grants, 1), 0.1)), 1)
-
-
-def grants_of(words: dict[str, Any]) -> dict[int, Grant]:
-    """By the jobs' numbers. Raises WireError."""
-    found = _table_of(words, "grants", 5)
-    lease_s, every_s = times_of(words)
-    found = np.where(np.isnan(found), np.inf, found)
-    if not ((found[:, 1:] > 0).all() and (found[:, 0] >= 0).all() and (found[:, 0] < MOST).all()):
-        raise WireError("grants hold what is no rate")
-    both = [[None if each == np.inf else each for each in row] for row in found.tolist()]
-    return {int(row[0] or 0): Grant((row[1], row[2]), (row[3], row[4]), lease_s, every_s) for row in both}
-
-
-def _flat(*columns: np.ndarray) -> bytes:
-    return repr(np.concatenate(columns, axis=1).ravel().tolist()).replace("inf", "null").encode()
-
-
-def _table_of(words: dict[str, Any], key: str, width: int) -> np.ndarray:
-    """f64[k, width] of numbers that stand one after another, nan for null. Raises WireError."""
-    try:
-        return np.array(words.get(key, []), float).reshape(-1, width)
-    except (TypeError, ValueError, OverflowError):
-        raise WireError(f"{key} is missing or no numbers") from None
+    return Grant(_above_zero(rates_of(words, "grant")), _above_zero(rates_of(words, "safe")), lease_s, every_s)
 
 
 def _above_zero(rates: Rates) -> Rates:
@@ -266,13 +181,8 @@ def _above_zero(rates: Rates) -> Rates:
     return rates
 
 
-def amount_of(words: dict[str, Any], key: str) -> float:
-    """Raises WireError."""
-    return _amount(words.get(key), key)
-
-
 def _amount(value: Any, what: str, *, clips: bool = False) -> float:
     # Python reads whole numbers of any length, which need not fit into a float; true and false are numbers to it, too.
-    if type(value) in (int, float) and value >= 0 and (clips or value <= MOST):
-        return float(min(value, MOST))
+    if type(value) in (int, float) and value >= 0 and (clips or value <= _MOST):
+        return float(min(value, _MOST))
     raise WireError(f"{what} is no amount")

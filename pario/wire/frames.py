@@ -227,8 +227,10 @@ class Link:
     def flush(self) -> int:
         """Send what the other side takes; how many bytes are left. Raises OSError."""
         if self._waiting:
+            waiting, self._waiting = self._waiting, b""  # lost at the end of the connection
             with suppress(BlockingIOError):
-                self._waiting = self._waiting[self.sock.send(self._waiting, socket.MSG_DONTWAIT) :]
+                waiting = waiting[self.sock.send(waiting, socket.MSG_DONTWAIT) :]
+            self._waiting = waiting
         return len(self._waiting)
 
 

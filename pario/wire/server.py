@@ -331,8 +331,11 @@ class Server(ABC, Generic[G]):
 
     def _go_on(self, link: G) -> None:
         """Send what it takes, and listen to it. Any thread, but one at a time."""
+        left = 0
+        with suppress(OSError):  # it takes no more; what it said before that is still heard, and then its end
+            left = link.flush()
         try:
-            wanted = select.EPOLLIN | self._once | (select.EPOLLOUT if link.flush() else 0)
+            wanted = select.EPOLLIN | self._once | (select.EPOLLOUT if left else 0)
             if self._once or wanted != link.watched:
                 link.watched = wanted
                 self._poll.modify(link.sock.fileno(), wanted)
