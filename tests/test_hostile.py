@@ -47,4 +47,4 @@ def test_each_row_of_the_threat_table_names_tests_that_exist() -> None:
 
 
 def test_whoever_looks_for_it_finds_the_page() -> None:
-    assert "docs/security.md" in (HERE.parent / "SECURITY.md").read_text()
+    assert "docs/limits.md" in (HERE.parent / "SECURITY.md").read_text()
