@@ -1,4 +1,4 @@
-"""The site: python -m sphinx -W --keep-going docs build/site   (pip install "pario[docs]")
+"""The site: python -m sphinx -W --keep-going docs build/site   (pip install ".[docs]")
 
 The pages are Markdown that a forge shows as it is; docs/index.md says which there are and in which order, how-fast.md
 has the measurements. The API reference comes from the docstrings, the command line's from click.

@@ -55,6 +55,11 @@ __all__ = [
 ]
 
 
+def how_to_install(extra: str) -> str:
+    """The line that installs what an extra of pario brings. No index has pario: it is for a clone."""
+    return f'pip install ".[{extra}]" in a clone of pario'
+
+
 class ParioError(Exception):
     """Base of all errors that pario raises on purpose.
 

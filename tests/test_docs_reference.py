@@ -98,7 +98,7 @@ def sphinx(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
 def require_sphinx() -> None:
     for name in ("furo", "myst_parser", "sphinx", "sphinx_click"):
         if importlib.util.find_spec(name) is None:
-            skip_or_fail(f'{name} is missing: pip install "pario[docs]"')
+            skip_or_fail(f'{name} is missing: pip install ".[docs]"')
 
 
 @pytest.mark.site
