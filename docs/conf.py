@@ -22,8 +22,10 @@ from pario import __version__  # noqa: E402
 project = "pario"
 author = "The pario authors"
 release = __version__
+html_logo = "figures/logo.svg"
 html_title = f"pario {__version__}"
 html_theme = "furo"
+pygments_dark_style = "a11y-high-contrast-dark"
 html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
