@@ -55,9 +55,8 @@ __all__ = [
 ]
 
 
-def how_to_install(extra: str) -> str:
-    """The line that installs what an extra of pario brings. No index has pario: it is for a clone."""
-    return f'pip install ".[{extra}]" in a clone of pario'
+#: the line that installs what an extra of pario brings. No index has pario: it is for a clone
+how_to_install = 'pip install ".[{}]" in a clone of pario'.format
 
 
 class ParioError(Exception):
@@ -98,8 +97,7 @@ class ParioError(Exception):
     def _message(self) -> str:
         places = ("path", "rank", "page", "offset", "record", "key")
         where = ", ".join(f"{name} {getattr(self, name)!r}" for name in places if getattr(self, name) is not None)
-        text = self.what + (f" [{where}]" if where else "")
-        return text + (f". {self.hint}" if self.hint else "")
+        return self.what + (f" [{where}]" if where else "") + (f". {self.hint}" if self.hint else "")
 
     def __str__(self) -> str:
         # OSError and KeyError subclasses would print something else.

@@ -230,9 +230,7 @@ class Zstd(Compressed):
     def __init__(self, decoder: Decoder | Callable[..., Any] | None = None, *, most_bytes: int = _MOST) -> None:
         super().__init__(decoder, most_bytes=most_bytes)
         if _zstandard() is None:
-            raise OptionError(
-                "Zstd() needs the package zstandard, which is not installed", hint=how_to_install("zstd")
-            )
+            raise OptionError("Zstd() needs the package zstandard, which is not installed", hint=how_to_install("zstd"))
 
     def unpack(self, record: bytes) -> bytes:
         library = _zstandard()
