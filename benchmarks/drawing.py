@@ -1,4 +1,4 @@
-"""Figures with matplotlib (`pip install "pario[figures]"`): colours, axes, error bars, and their files.
+"""Figures with matplotlib (`pip install ".[figures]"`): colours, axes, error bars, and their files.
 
 The colours are those of Okabe and Ito, which people with any kind of colour vision can distinguish; markers differ as
 well.
@@ -31,7 +31,7 @@ def write_figures(
         matplotlib.use("agg")
         from matplotlib import pyplot
     except Exception as e:  # a build for another numpy raises other errors than ImportError
-        raise Unavailable(f"matplotlib cannot be imported ({e!r}): pip install 'pario[figures]'") from e
+        raise Unavailable(f"matplotlib cannot be imported ({e!r}): pip install '.[figures]'") from e
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     made = []

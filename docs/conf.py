@@ -1,4 +1,4 @@
-"""The site: python -m sphinx -W --keep-going docs build/site   (pip install "pario[docs]")
+"""The site: python -m sphinx -W --keep-going docs build/site   (pip install ".[docs]")
 
 The pages are Markdown that a forge shows as it is; docs/index.md says which there are and in which order, how-fast.md
 has the measurements. The API reference comes from the docstrings, the command line's from click.
@@ -22,8 +22,10 @@ from pario import __version__  # noqa: E402
 project = "pario"
 author = "The pario authors"
 release = __version__
+html_logo = "figures/logo.svg"
 html_title = f"pario {__version__}"
 html_theme = "furo"
+pygments_dark_style = "a11y-high-contrast-dark"
 html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}

@@ -1,4 +1,4 @@
-"""The drawings of how-it-works.md: python docs/draw.py writes docs/figures/{way,when,waits}.svg."""
+"""The logo, and the drawings of how-it-works.md: python docs/draw.py writes docs/figures/*.svg."""
 
 from __future__ import annotations
 
@@ -144,7 +144,17 @@ def waits() -> Drawing:
     return d
 
 
-DRAWINGS = {"way": way, "when": when, "waits": waits}
+def logo() -> Drawing:
+    """One file, and the ranks that it feeds."""
+    d = Drawing(96, 64, "pario")
+    d.bar(6, 8, 24, 48, BYTES)
+    for y in (8, 24, 40):
+        d.bar(66, y, 24, 16, TRAINING)
+        d.arrow([(30, 32), (48, 32), (48, y + 8), (64, y + 8)])
+    return d
+
+
+DRAWINGS = {"logo": logo, "way": way, "when": when, "waits": waits}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: public name -> module that defines it
 _HOMES = {

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from pario.comm.launcher import forget_launcher, inherited, launched_rank
-from pario.errors import ParioError, PeerError
+from pario.errors import ParioError, PeerError, how_to_install
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if missing:
         if not rank:
             sys.stderr.write(
-                f"error: the command line needs {' and '.join(missing)}: pip install 'pario[cli]'\n"
+                f"error: the command line needs {' and '.join(missing)}: {how_to_install('cli')}\n"
                 "The library itself (import pario) works without.\n"
             )
         return 2

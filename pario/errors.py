@@ -55,6 +55,10 @@ __all__ = [
 ]
 
 
+#: the line that installs what an extra of pario brings. No index has pario: it is for a clone
+how_to_install = 'pip install ".[{}]" in a clone of pario'.format
+
+
 class ParioError(Exception):
     """Base of all errors that pario raises on purpose.
 
@@ -93,8 +97,7 @@ class ParioError(Exception):
     def _message(self) -> str:
         places = ("path", "rank", "page", "offset", "record", "key")
         where = ", ".join(f"{name} {getattr(self, name)!r}" for name in places if getattr(self, name) is not None)
-        text = self.what + (f" [{where}]" if where else "")
-        return text + (f". {self.hint}" if self.hint else "")
+        return self.what + (f" [{where}]" if where else "") + (f". {self.hint}" if self.hint else "")
 
     def __str__(self) -> str:
         # OSError and KeyError subclasses would print something else.

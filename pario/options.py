@@ -179,7 +179,7 @@ class Options:
 
     Watching
         metrics_file: after each epoch rank 0 writes the counters of all ranks to this file, in the text format of
-            Prometheus (NAME.prom in the folder of a textfile collector). Needs `pip install "pario[metrics]"`.
+            Prometheus (NAME.prom in the folder of a textfile collector). Needs `pip install ".[metrics]"`.
         trace: write what each rank did, and when, to this file (NAME.json), which Perfetto shows (docs/report.md). All
             loaders of a process that name the same file are in it.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,91 @@ def transformers(args: argparse.Namespace) -> None:
     torch.distributed.destroy_process_group()
 
 
+def deepspeed(args: argparse.Namespace) -> None:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed as framework
+    import torch
+
+    from pario.adapters.torch import use_mpi_ranks
+
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]  # compiled on the spot
+    rank, _ = use_mpi_ranks()
+    framework.init_distributed("gloo", auto_mpi_discovery=False)
+    layer = torch.nn.Linear(4, 1)
+    engine, *_ = framework.initialize(
+        model=layer,
+        optimizer=torch.optim.SGD(layer.parameters(), 1e-6),
+        config={"train_micro_batch_size_per_gpu": BATCH, "zero_optimization": {"stage": 0}},
+    )
+    notes, steps = Notes(args.folder, rank), 0
+    train, validation = loaders(args)
+    with train, validation:
+        if args.resume:
+            train.load_state_dict(engine.load_checkpoint(args.folder)[1]["train"])
+        for epoch in range(train.epoch, EPOCHS):
+            for batch in train:
+                engine.backward(engine(batch["x"]).sum())
+                engine.step()
+                notes.add("train", epoch, batch)
+                steps += 1
+                if steps == args.stop_after:
+                    engine.save_checkpoint(args.folder, client_state={"train": train.state_dict()})
+                    break
+            if steps == args.stop_after:
+                break
+            for batch in validation:
+                notes.add("validate", epoch, batch)
+    torch.distributed.destroy_process_group()
+
+
+def in_ray(args: argparse.Namespace) -> None:
+    """A process that Ray Train has started, as one of several."""
+    import tempfile
+
+    import torch
+    from ray import train as framework
+
+    notes, steps = Notes(args.folder, framework.get_context().get_world_rank()), 0
+    layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    train, validation = loaders(args)
+    with train, validation:
+        saved = framework.get_checkpoint()
+        if saved is not None:
+            with saved.as_directory() as folder:
+                train.load_state_dict(torch.load(f"{folder}/state.pt"))
+        for epoch in range(train.epoch, EPOCHS):
+            for batch in train:
+                layer(batch["x"]).sum().backward()
+                notes.add("train", epoch, batch)
+                steps += 1
+                if steps == args.stop_after:
+                    with tempfile.TemporaryDirectory() as folder:
+                        torch.save(train.state_dict(), f"{folder}/state.pt")
+                        framework.report({}, checkpoint=framework.Checkpoint.from_directory(folder))
+                    return
+            for batch in validation:
+                notes.add("validate", epoch, batch)
+
+
+def ray(args: argparse.Namespace) -> None:
+    """Ray starts two ranks itself; a run of the same name goes on at its newest checkpoint."""
+    import tempfile
+
+    import ray as framework
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        framework.init(num_cpus=2, include_dashboard=False, _temp_dir=folder)
+        TorchTrainer(
+            in_ray,
+            train_loop_config=args,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(name="run", storage_path=args.folder),
+        ).fit()
+        framework.shutdown()
+
+
 def jax(args: argparse.Namespace) -> None:
     import jax as framework
     import jax.numpy as jnp
@@ -281,7 +367,8 @@ def tensorflow(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("framework", choices=["ddp", "lightning", "accelerate", "transformers", "jax", "tensorflow"])
+    names = ["ddp", "lightning", "accelerate", "transformers", "deepspeed", "ray", "jax", "tensorflow"]
+    parser.add_argument("framework", choices=names)
     parser.add_argument("data")
     parser.add_argument("folder")
     parser.add_argument("--shuffle", default="global")

@@ -1,6 +1,6 @@
 """Jobs of several MPI ranks for the tests, each under a time limit and with nothing left behind.
 
-The launcher stands beside the interpreter when the MPI library came as a wheel (pip install "pario[mpich]").
+The launcher stands beside the interpreter when the MPI library came as a wheel (pip install ".[mpich]").
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mpiexec(python: str = sys.executable) -> str:
     if found is None:
         raise AssertionError(
             "no mpiexec beside this interpreter and none on PATH, so the MPI tests cannot run; "
-            'one command installs an MPI library with its launcher: pip install "pario[mpich]"'
+            'one command installs an MPI library with its launcher: pip install ".[mpich]"'
         )
     return found
 

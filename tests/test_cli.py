@@ -140,7 +140,7 @@ def test_missing_packages_are_named_with_the_pip_command():
     code = "import sys; sys.modules['click'] = None; from pario.cli import main; sys.exit(main(['info', 'x']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "needs click: pip install 'pario[cli]'" in done.stderr
+    assert 'needs click: pip install ".[cli]" in a clone' in done.stderr
     assert "Traceback" not in done.stderr
 
 

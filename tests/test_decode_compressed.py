@@ -115,7 +115,7 @@ def test_options() -> None:
 
 def test_a_missing_package_is_named(monkeypatch) -> None:
     monkeypatch.setattr(module, "_zstandard", lambda: None)
-    with pytest.raises(OptionError, match=r'zstandard, which is not installed. pip install "pario\[zstd\]"'):
+    with pytest.raises(OptionError, match=r'zstandard, which is not installed. pip install "\.\[zstd\]"'):
         Zstd()
 
 

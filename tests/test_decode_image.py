@@ -74,11 +74,11 @@ def test_without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_cv2", lambda: None)
     _, failures = run(Image(), [file_of(picture(), ".jpg"), file_of(picture())])
     assert [row for row, _ in failures] == [1]
-    assert 'pip install "pario[image]"' in failures[0][1]
+    assert 'pip install ".[image]"' in failures[0][1]
     with pytest.raises(OptionError, match="needs OpenCV"):
         Image(size=3)
     monkeypatch.setattr(module, "_simplejpeg", lambda: None)
-    with pytest.raises(OptionError, match=r'pip install "pario\[image\]"'):
+    with pytest.raises(OptionError, match=r'pip install "\.\[image\]"'):
         Image()
 
 

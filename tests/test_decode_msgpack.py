@@ -13,7 +13,7 @@ from pario.errors import DecodeError, OptionError
 
 def test_a_missing_package_is_named(monkeypatch) -> None:
     monkeypatch.setattr(module, "_msgpack", lambda: None)
-    with pytest.raises(OptionError, match=r'msgpack, which is not installed. pip install "pario\[msgpack\]"'):
+    with pytest.raises(OptionError, match=r'msgpack, which is not installed. pip install "\.\[msgpack\]"'):
         MsgPack()
 
 

@@ -80,7 +80,7 @@ def test_without_mpiexec_it_runs_on_one_process(no_run, monkeypatch, tmp_path, c
     assert demo_room.demo.callback(2, None) == 0
     out = capsys.readouterr().out
     assert "There is no mpiexec" in out
-    assert "pip install 'pario[mpich]'" in out
+    assert 'pip install ".[mpich]"' in out
     assert no_run[0][0] == str(tmp_path / "python")
 
 
@@ -125,7 +125,7 @@ def test_failure_is_an_exit_status(no_run, monkeypatch, capsys):
 def test_missing_packages_are_named(no_run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert demo_room.demo.callback(2, None) == 2
-    assert "needs scikit-learn: pip install 'pario[demo]'" in capsys.readouterr().err
+    assert 'needs scikit-learn: pip install ".[demo]"' in capsys.readouterr().err
     assert no_run == []
 
 

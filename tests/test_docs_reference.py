@@ -97,7 +97,50 @@ def sphinx(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
 def require_sphinx() -> None:
     for name in ("furo", "myst_parser", "sphinx", "sphinx_click"):
         if importlib.util.find_spec(name) is None:
-            skip_or_fail(f'{name} is missing: pip install "pario[docs]"')
+            skip_or_fail(f'{name} is missing: pip install ".[docs]"')
+
+
+def faults(html: str) -> list[str]:
+    """What keeps a page from those who search, who listen, or who read on a phone."""
+    found = [] if re.search(r"<title>[^<]+</title>", html) else ["no title"]
+    found += [] if len(re.findall(r"<h1[ >]", html)) <= 1 else ["two headings of the first rank"]
+    found += [] if re.search(r'<html [^>]*lang="en"', html) else ["no language"]
+    found += [] if re.search(r'<meta name="viewport" content="width=device-width', html) else ["not for phones"]
+    found += [image for image in re.findall(r"<img [^>]*>", html) if not re.search(r'alt="[^"]+"', image)]
+    wide = html.count('<table class="docutils') - html.count('<div class="table-wrapper')
+    return found + ([f"{wide} tables that do not scroll"] if wide > 0 else [])
+
+
+def luminance(color: str) -> float:
+    """0 to 1, of "#rgb" or "#rrggbb", as WCAG 2 defines it."""
+    digits = color[1:] if len(color) == 7 else "".join(2 * digit for digit in color[1:])
+    shares = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return sum(weight * share for weight, share in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrasts(site: Path) -> dict[str, float]:
+    """Colours of code on its background with less than WCAG's 4.5 to 1, in light and dark."""
+    style = (site / "_static" / "pygments.css").read_text()
+    found = {}
+    back = "#ffffff"
+    for rule, body in re.findall(r"(?m)^(.*?\.highlight[^{]*)\{([^}]*)\}", style):
+        if given := re.search(r"background: (#\w{6}|#\w{3})\b", body):
+            back = given[1] if rule.rstrip().endswith(".highlight") else back
+        color = re.search(r"(?<![-\w])color: (#\w{6}|#\w{3})\b", body)
+        if color and "lineno" not in rule:
+            low, high = sorted((luminance(color[1]), luminance(back)))
+            if (high + 0.05) / (low + 0.05) < 4.5:
+                found[f"{rule.strip()} {color[1]} on {back}"] = (high + 0.05) / (low + 0.05)
+    return found
+
+
+def test_what_is_a_fault_of_a_page() -> None:
+    whole = '<html lang="en"><meta name="viewport" content="width=device-width, initial-scale=1"><title>a</title>'
+    assert faults(whole + '<h1>a</h1><img src="a.svg" alt="a plot">') == []
+    assert len(faults('<h1>a</h1><h1>b</h1><img src="a.svg"><table class="docutils">')) == 6
+    assert luminance("#fff") == 1
+    assert luminance("#000000") == 0
 
 
 @pytest.mark.site
@@ -113,6 +156,9 @@ def test_the_site_is_built_and_has_every_public_name(tmp_path: Path) -> None:
     assert sorted(set(public()) - entries) == []
     html = (tmp_path / "site" / "reference" / "loader.html").read_text()
     assert "records per rank and step" in html  # parameters come from the docstrings
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert {str(page): found for page in pages if (found := faults(page.read_text()))} == {}
+    assert contrasts(tmp_path / "site") == {}
     # Links out of the built pages, to files and to headings.
     for page in (tmp_path / "site").rglob("*.html"):
         for link in re.findall(r'<a [^>]*href="([^"]*)"', page.read_text()):

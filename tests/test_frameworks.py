@@ -1,6 +1,6 @@
-"""Training in PyTorch's DDP, Lightning, Accelerate, Hugging Face's Trainer, JAX and TensorFlow: every record once per
-epoch, in pario's order, also after resuming on another number of ranks. The oracle is the order of a plain loader in
-this process.
+"""Training in PyTorch's DDP, Lightning, Accelerate, Hugging Face's Trainer, DeepSpeed, Ray, JAX and TensorFlow: every
+record once per epoch, in pario's order, also after resuming on another number of ranks. The oracle is the order of a
+plain loader in this process.
 
 They need all of these, and run by `-m frameworks`: .ci/run makes an environment.
 """
@@ -40,7 +40,7 @@ FRAMEWORKS = ["ddp", "lightning", "accelerate", "jax", "tensorflow"]
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    for name in ("torch", "lightning", "accelerate", "transformers", "jax", "tensorflow"):
+    for name in ("torch", "lightning", "accelerate", "transformers", "deepspeed", "ray", "jax", "tensorflow"):
         framework(name)
 
 
@@ -222,6 +222,34 @@ def test_a_trainer_resumes_by_its_own_checkpoint(
     assert sorted(after.validate[frameworks_job.EPOCHS]) == list(range(N))
 
 
+# -- DeepSpeed, Ray Train ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "ray"])
+def test_two_ranks_resume_by_its_own_checkpoint(
+    name: str, data: str, orders: list[list[int]], tmp_path: Path
+) -> None:
+    """In the second epoch; Ray starts its ranks itself."""
+
+    def done(*options: str) -> Notes:
+        if name != "ray":
+            return run(name, 2, data, tmp_path, *options)
+        for old in tmp_path.glob("notes-*"):
+            old.unlink()
+        job = alone(sys.executable, JOB, name, data, str(tmp_path), *options)
+        assert job.returncode == 0, job.stdout
+        return Notes(tmp_path, 2)
+
+    before = done("--stop-after", str(STOP))
+    check(before.train[0], orders[0], 2)
+    taken = 2 * BATCH * len(before.train[1])
+    check(before.train[1], orders[1][:taken], 2)
+    after = done("--resume")
+    assert list(after.train) == [1]
+    check(after.train[1], orders[1][taken:], 2)
+    assert sorted(after.validate[1]) == list(range(N))
+
+
 # -- launchers that are not MPI's --------------------------------------------------------------------------------------
 
 _OWN_PROCESSES = """
@@ -248,6 +276,7 @@ trainer.fit(Model(), *([Loader(sys.argv[1], 8, record)] if "early" in sys.argv e
 
 def alone(*command: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **POLITE, "PYTHONPATH": os.pathsep.join([ROOT, str(Path(JOB).parent)])}
+    env |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}  # asks nobody, writes nothing into HOME
     before = segments()
     try:
         return subprocess.run(

@@ -97,13 +97,13 @@ def test_the_real_one_cannot_be_pickled(made: Callable[[str], tuple[str, list[An
 
 
 class TestAsePackage:
-    """ASE-LMDB through the package that its users use, where it is installed: pip install "pario[wild]"."""
+    """ASE-LMDB through the package that its users use, where it is installed: pip install ".[wild]"."""
 
     @pytest.fixture
     def connect(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-        pytest.importorskip("ase", reason="needs ase: pip install 'pario[wild]'")
+        pytest.importorskip("ase", reason="needs ase: pip install '.[wild]'")
         module = pytest.importorskip(
-            "ase_db_backends.aselmdb", reason="needs ase-db-backends: pip install 'pario[wild]'"
+            "ase_db_backends.aselmdb", reason="needs ase-db-backends: pip install '.[wild]'"
         )
 
         def connect(lmdb: Any, path: Path, **options: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import base64
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -118,3 +120,18 @@ def test_the_others_are_escaped_tables(path: Path, tmp_path: Path) -> None:
         checkpoints.save(7, {"w": np.ones(3)}).wait()
         assert "newest step 7" in " ".join(Reader(checkpoints._repr_html_()).text)
     assert Reader(html("<x>", [("<i>", "a & b", "<br>".replace("<br>", ""))])).text == ["<x>", "<i>", "a & b"]
+
+
+def test_the_notebook_in_examples_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cell by cell, without Jupyter: what the last expression of a cell shows is a table."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    shown = []
+    for cell in json.loads((Path(__file__).parents[1] / "examples" / "start.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            body = ast.parse("".join(cell["source"])).body
+            last = body.pop() if isinstance(body[-1], ast.Expr) else None
+            exec(compile(ast.Module(body, []), "start.ipynb", "exec"), names)
+            value = eval(compile(ast.Expression(last.value), "start.ipynb", "eval"), names) if last else None
+            shown += [Reader(value._repr_html_())] if value is not None else []
+    assert [bool(page.sources) for page in shown] == [False, True, False]

@@ -74,7 +74,7 @@ def extra(name: str) -> dict[str, str]:
 
 
 def extras_for_users() -> set[str]:
-    return set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS - WHEELS_OF_MPI
+    return set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS - WHEELS_OF_MPI - {"all"}
 
 
 REQUIRED = requirements(PROJECT["dependencies"])
@@ -94,6 +94,12 @@ def test_the_version_is_said_in_every_file() -> None:
 def test_the_classifiers_begin_with_the_oldest_python() -> None:
     minors = [int(found[1]) for line in PROJECT["classifiers"] if (found := re.fullmatch(r".* :: 3\.(\d+)", line))]
     assert minors == list(range(int(LEAST_PYTHON.split(".")[1]), minors[-1] + 1))
+
+
+def test_one_extra_brings_all_that_users_may_want() -> None:
+    (line,) = PROJECT["optional-dependencies"]["all"]
+    brought = extras_for_users() - {"figures", "zstd"}  # codecs brings zstd; figures are drawn in a clone
+    assert Requirement(line).extras == brought
 
 
 # -- Spack ------------------------------------------------------------------------------------------------------------
@@ -212,8 +218,7 @@ def sections() -> dict[str, str]:
 def test_apptainer_installs_extras_that_exist() -> None:
     post = sections()["post"]
     (asked,) = re.findall(r"\$wheel\[([\w,-]+)\]", post)
-    all_but_zstd = extras_for_users() - {"figures", "zstd"}  # codecs brings zstd; figures are drawn elsewhere
-    assert set(asked.split(",")) == all_but_zstd | {"mpich"}
+    assert set(asked.split(",")) == {"all", "mpich"}
     assert "fuse3" in post  # mount
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
 from pario.plane.metrics import metrics_text
+from pario.stats.prometheus import _COUNTERS
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -42,3 +46,12 @@ def test_what_prometheus_reads() -> None:
     assert found["pario_control_job_processes"] == [(labels, 3.0)]
     assert len(found) == 3 + 2 + 6 + 1
     assert all(family.type == "gauge" and family.documentation.endswith(".") for family in families.values())
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    panels = json.loads((Path(__file__).parents[1] / "docs" / "grafana.json").read_text())["panels"]
+    shown = {name for panel in panels for name in re.findall(r"pario_\w+", panel["targets"][0]["expr"])}
+    there = {family.name for family in parser.text_string_to_metric_families(metrics_text(STATE))}
+    assert shown <= there | {f"pario_{name}_total" for name, _ in _COUNTERS.values()}
+    assert len(panels) >= 4
+    assert shown & there

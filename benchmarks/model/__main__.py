@@ -6,7 +6,7 @@
     python -m benchmarks.model --study study.json     only: a study's cells beside what the model says of this machine
     python -m benchmarks.model --tiers [--docs]       only: tiers and peers, and measurements/model-tiers.md
 
-Needs scipy, and matplotlib for the figure: pip install "pario[model]".
+Needs scipy, and matplotlib for the figure: pip install ".[model]".
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def study(
         return 2
     mpiexec, why = find_mpiexec()
     if not mpiexec:
-        screen.say(f"note: {why}, so that only one rank is measured (pip install 'pario[mpich]')", err=True)
+        screen.say(f"note: {why}, so that only one rank is measured (pip install '.[mpich]')", err=True)
     watcher = _Watcher(folder / "study.json")
     with temporary as emptied:
         made = Study(

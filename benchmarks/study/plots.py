@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from a study's JSON with matplotlib (`pip install "pario[figures]"`).
+"""The paper's figures, drawn from a study's JSON with matplotlib (`pip install ".[figures]"`).
 
 Points are medians of the rounds, bars extend from the smallest to the largest.
 """

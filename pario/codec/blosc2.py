@@ -13,12 +13,12 @@ import numpy as np
 
 from pario.codec.base import Codec, address_of
 from pario.codec.library import Contexts, Library, find_package, open_library
-from pario.errors import OptionError
+from pario.errors import OptionError, how_to_install
 from pario.kernels.coded import BLOSC, BLOSC_HEAD, CONTEXT, EXTRA, FUNCTION, HOW, KIND, MOST_INT
 
 _package = functools.partial(find_package, "blosc2")
 
-_PIP = 'pip install "pario[codecs]"'
+_PIP = how_to_install("codecs")
 _FILTERS = {"none": "NOFILTER", "shuffle": "SHUFFLE", "bitshuffle": "BITSHUFFLE"}
 _INNER = {"lz4": "LZ4", "lz4hc": "LZ4HC", "zstd": "ZSTD"}
 _MOST_TYPESIZE = 255

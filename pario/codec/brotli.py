@@ -12,12 +12,12 @@ import numpy as np
 
 from pario.codec.base import Codec
 from pario.codec.library import Library, find_package, open_library
-from pario.errors import OptionError
+from pario.errors import OptionError, how_to_install
 from pario.kernels.coded import BROTLI, FUNCTION, HOW, KIND, MOST_INT
 
 _package = functools.partial(find_package, "brotli")
 
-_PIP = 'pip install "pario[codecs]"'
+_PIP = how_to_install("codecs")
 
 
 class Brotli(Codec):

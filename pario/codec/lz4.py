@@ -12,10 +12,10 @@ import numpy as np
 
 from pario.codec.base import Codec, address_of, as_bytes
 from pario.codec.library import Contexts, Library, open_library
-from pario.errors import OptionError
+from pario.errors import OptionError, how_to_install
 from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HELPER, HOW, KIND, LZ4, LZ4_STREAM, MOST_INT, NUMBER, THIRD
 
-_PIP = 'pip install "pario[codecs]"'
+_PIP = how_to_install("codecs")
 #: LZ4 looks back no further.
 _WINDOW = 64 << 10
 _FUNCTIONS = (

@@ -18,7 +18,7 @@ import numpy as np
 
 from pario.codec.base import Codec, address_of, as_bytes
 from pario.codec.library import Contexts, Library, find_package, open_library
-from pario.errors import OptionError
+from pario.errors import OptionError, how_to_install
 from pario.kernels.coded import CONTEXT, EXTRA, FUNCTION, HOW, KIND, ZSTD
 
 _package = functools.partial(find_package, "zstd")
@@ -33,7 +33,7 @@ _FUNCTIONS = (
     "ZSTD_freeCCtx", "ZSTD_CCtx_setParameter", "ZSTD_CCtx_refCDict", "ZSTD_createCDict", "ZSTD_freeCDict",
     "ZSTD_compress2",
 )  # fmt: skip
-_PIP = 'pip install "pario[zstd]"'
+_PIP = how_to_install("zstd")
 
 
 class Zstd(Codec):

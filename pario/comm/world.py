@@ -26,7 +26,7 @@ from pario.comm.launcher import FIT_HINT, announced, inherited, launcher, load_m
 from pario.comm.memory import node_memory, park, shared_parts
 from pario.comm.messages import LONGEST_PAUSE_S, Messages, library_of, wait_politely
 from pario.comm.solo import Solo
-from pario.errors import DeadRankError, LauncherError, OptionError, ParioError, PeerError
+from pario.errors import DeadRankError, LauncherError, OptionError, ParioError, PeerError, how_to_install
 
 #: Seconds that a collective may still take to end after a rank was found dead: it may have done its part before.
 GRACE_S = 0.5
@@ -35,7 +35,7 @@ GRACE_S = 0.5
 _FREES, _GONE = 0, -1
 
 _ALONE_HINT = 'To run it alone pass comm="self"'
-_MPI_HINT = "Install one beside mpi4py (pip install 'pario[mpich]'), or load the site's MPI module (docs/clusters.md)"
+_MPI_HINT = f"Install one beside mpi4py ({how_to_install('mpich')}), or load the site's MPI module (docs/clusters.md)"
 
 
 class World(Messages, AnyWorld):

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from pario.commands.screen import screen
+from pario.errors import how_to_install
 
 _LESSON = "pario.demo.train_digits"
 
@@ -55,7 +56,7 @@ def demo(ranks: int, folder: Path | None) -> int:
     needs = {"sklearn": "scikit-learn", "lmdb": "lmdb"}
     missing = [package for name, package in needs.items() if importlib.util.find_spec(name) is None]
     if missing:
-        screen.say(f"error: the demo needs {' and '.join(missing)}: pip install 'pario[demo]'", err=True)
+        screen.say(f"error: the demo needs {' and '.join(missing)}: {how_to_install('demo')}", err=True)
         return 2
     how = f"mpiexec starts {ranks} ranks of the same script" if ranks > 1 else "one process, without MPI"
     screen.say(_WORDS.format(how=how))
@@ -67,7 +68,7 @@ def demo(ranks: int, folder: Path | None) -> int:
         if not mpiexec:
             screen.say(
                 f"{why}: the demo runs on one process instead.\n"
-                "For an MPI library of its own in this environment: pip install 'pario[mpich]'\n"
+                f"For an MPI library of its own in this environment: {how_to_install('mpich')}\n"
             )
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="pario-demo-") as temporary:

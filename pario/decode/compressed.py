@@ -14,7 +14,7 @@ import numpy as np
 from pario.codec.library import find_package
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
 from pario.decode.given import as_decoder
-from pario.errors import DecodeError, OptionError
+from pario.errors import DecodeError, OptionError, how_to_install
 from pario.records import Records
 
 _zstandard = functools.partial(find_package, "zstd")
@@ -213,7 +213,7 @@ class Gzip(Zlib):
 
 
 class Zstd(Compressed):
-    """Records compressed with Zstandard, of another decoder: Zstd(Json()). Needs `pip install "pario[zstd]"`.
+    """Records compressed with Zstandard, of another decoder: Zstd(Json()). Needs `pip install ".[zstd]"`.
 
     Parameters
     ----------
@@ -230,9 +230,7 @@ class Zstd(Compressed):
     def __init__(self, decoder: Decoder | Callable[..., Any] | None = None, *, most_bytes: int = _MOST) -> None:
         super().__init__(decoder, most_bytes=most_bytes)
         if _zstandard() is None:
-            raise OptionError(
-                "Zstd() needs the package zstandard, which is not installed", hint='pip install "pario[zstd]"'
-            )
+            raise OptionError("Zstd() needs the package zstandard, which is not installed", hint=how_to_install("zstd"))
 
     def unpack(self, record: bytes) -> bytes:
         library = _zstandard()

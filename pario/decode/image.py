@@ -13,7 +13,7 @@ import numpy as np
 
 from pario.decode.base import ArraySpec, Decoder, Draw, Failures, describe
 from pario.decode.measured import JPEG, BadImage, check
-from pario.errors import DecodeError, OptionError
+from pario.errors import DecodeError, OptionError, how_to_install
 from pario.records import Records
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ COLORS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 LAYOUTS = ("HWC", "CHW")
 RESIZES = ("auto", "area", "linear", "cubic", "nearest")
 
-_INSTALL = 'pip install "pario[image]"'
+_INSTALL = how_to_install("image")
 _U8 = np.dtype(np.uint8)
 
 

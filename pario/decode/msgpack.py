@@ -11,11 +11,11 @@ import numpy as np
 
 from pario.decode.base import Draw
 from pario.decode.rows import BadValue, FieldDecoder
-from pario.errors import OptionError
+from pario.errors import OptionError, how_to_install
 
 
 class MsgPack(FieldDecoder):
-    """Values of MessagePack records, one per record. Needs `pip install "pario[msgpack]"`. Runs no code of the file.
+    """Values of MessagePack records, one per record. Needs `pip install ".[msgpack]"`. Runs no code of the file.
 
     Arrays and scalars of msgpack-numpy become NumPy's; those that hold pickles are bad records.
 
@@ -47,7 +47,7 @@ class MsgPack(FieldDecoder):
         super().__init__(fields, ragged=ragged, pad_value=pad_value, pad_multiple=pad_multiple, optional=optional)
         if _msgpack() is None:
             raise OptionError(
-                "MsgPack() needs the package msgpack, which is not installed", hint='pip install "pario[msgpack]"'
+                "MsgPack() needs the package msgpack, which is not installed", hint=how_to_install("msgpack")
             )
 
         self.raw = bool(raw)

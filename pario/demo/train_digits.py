@@ -6,7 +6,7 @@
 The images are scikit-learn's handwritten digits: 1,797 pictures of 8x8 grey pixels. They are written to two LMDBs the
 way Caffe does it, and pario reads them. Everything between the `with` and the end of the loop is what you would write
 in a training script of your own. `--stop-after 40` saves and stops in mid-epoch, `--resume` goes on from there, also
-on another number of ranks. Needs: pip install "pario[demo]"
+on another number of ranks. Needs: pip install ".[demo]"
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from pario.errors import FileError, OptionError, ParioError, SnapshotError
+from pario.errors import FileError, OptionError, ParioError, SnapshotError, how_to_install
 from pario.files.tree import FILE, FOLDER, LINK, Node, Tree
 
 _log = logging.getLogger("pario")
@@ -43,7 +43,7 @@ _OTHER_WAYS = (
 def check(folder: str) -> None:
     """Raises OptionError unless a file system can be mounted at `folder`, an empty folder."""
     if importlib.util.find_spec("mfusepy") is None:
-        raise OptionError("mounting needs mfusepy", hint=f"pip install 'pario[mount]'. {_OTHER_WAYS}")
+        raise OptionError("mounting needs mfusepy", hint=f"{how_to_install('mount')}. {_OTHER_WAYS}")
     if not os.path.exists("/dev/fuse"):
         raise OptionError("this machine has no /dev/fuse: its kernel lacks FUSE, or hides it", hint=_OTHER_WAYS)
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from pario.codec.listing import LONGEST_KEY, by_key, tar_ranges
-from pario.errors import CorruptedError, FileError, InvalidError, OptionError
+from pario.errors import CorruptedError, FileError, InvalidError, OptionError, how_to_install
 from pario.fetch.file import FileFetcher
 from pario.packing.items import Items
 from pario.packing.partial import refused
@@ -49,7 +49,7 @@ def _lz4(path: str, mode: str) -> Any:
 
 
 def _missing(name: str, path: str) -> OptionError:
-    return OptionError(f"a tar of this kind needs {name}", path=path, hint="pip install 'pario[codecs]'")
+    return OptionError(f"a tar of this kind needs {name}", path=path, hint=how_to_install("codecs"))
 
 
 _OPENERS: dict[bytes, Callable[..., Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pario.errors import OptionError
+from pario.errors import OptionError, how_to_install
 from pario.stats.rank import RankStats
 from pario.stats.report import Report
 
@@ -37,9 +37,7 @@ def write_metrics(report: Report, path: str) -> None:
     try:
         from prometheus_client import CollectorRegistry, write_to_textfile
     except ImportError as e:
-        raise OptionError(
-            "Options(metrics_file=...) needs prometheus_client", hint="pip install 'pario[metrics]'"
-        ) from e
+        raise OptionError("Options(metrics_file=...) needs prometheus_client", hint=how_to_install("metrics")) from e
     registry = CollectorRegistry()
     registry.register(_Collector(report))
     write_to_textfile(path, registry)

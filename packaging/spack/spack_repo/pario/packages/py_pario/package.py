@@ -3,7 +3,7 @@
 
     spack repo add packaging/spack/spack_repo/pario
     spack env create training && spack env activate training
-    spack develop --no-clone --path $PWD py-pario@=0.1.0      # this clone; not needed once a release is on PyPI
+    spack develop --no-clone --path $PWD py-pario@=0.2.0      # this clone; not needed once a release is on PyPI
     spack add py-pario +cli ^[virtuals=mpi] cray-mpich        # or any other MPI: mpich, openmpi, mvapich, ...
     spack install
 
@@ -18,12 +18,12 @@ from spack.package import *
 class PyPario(PythonPackage):
     """Collective MPI readers that feed training loops from one LMDB on shared storage."""
 
-    pypi = "pario/pario-0.1.0.tar.gz"
+    pypi = "pario/pario-0.2.0.tar.gz"
 
     license("Apache-2.0")
 
     # The release adds the checksum of its sdist: `spack checksum --add-to-package py-pario`.
-    version("0.1.0")
+    version("0.2.0")
 
     variant("cli", default=True, description="python -m pario: doctor, info, verify, bench, pack, ...")
     variant("image", default=False, description="Decoders of JPEG and other images")
