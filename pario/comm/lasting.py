@@ -99,7 +99,7 @@ class Group:
             node.wait(node.comm.Iallgather(np.array(myself(), dtype=np.int64), people))
             lifeline = self._lifeline
             if lifeline is None and leaders is not None and leaders.size > 1:
-                from pario.comm.star import connected  # few jobs of MPI have several nodes
+                from pario.comm.lifeline import connected  # few jobs of MPI have several nodes
 
                 lifeline = connected(leaders, everybody.rank)
             watch = Watch(people.tolist(), node_ranks, node.rank, lifeline)

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import resource
 import secrets
 import select
 import socket
@@ -30,9 +29,8 @@ import numpy as np
 from pario.comm.alive import roll_call
 from pario.comm.hub import MEETING, MOST_BYTES, MOST_FRAME, NOTE, SEAT, Hub, Part, Say, part
 from pario.comm.launcher import Announced, own_addresses
-from pario.comm.messages import Messages, wait_politely
-from pario.errors import DeadRankError, LauncherError, ParioError, PeerError
-from pario.threads import aside
+from pario.comm.messages import wait_politely
+from pario.errors import DeadRankError, LauncherError, PeerError
 from pario.wire.client import Address, machine_id, reached
 from pario.wire.frames import Link
 
@@ -42,12 +40,8 @@ _log = logging.getLogger("pario")
 _COME_S, _TELL_S = 600.0, 10.0
 #: Seconds between two tries, and for a connection's own words.
 _AGAIN_S, _CALL_S = 0.05, 5.0
-#: Seconds from the end of another rank's script to the error of this one, if it waits for that.
-_NEWS_S = 1.0
-#: Seconds for the last words of this rank.
-_END_S = 2.0
-#: Seconds that the start of a job waits for the connections between nodes.
-_START_S = 0.25
+#: Seconds from the end of another rank's script to the error of this one, if it waits for that, and for its last words.
+_NEWS_S, _END_S = 1.0, 2.0
 #: Bytes of a secret, at least.
 _LEAST_SECRET = 16
 
@@ -503,61 +497,3 @@ def _private(path: str) -> bytes:
         what = f"{path} must belong to this user, who alone may read it (chmod 600), and hold {_LEAST_SECRET} bytes"
         raise LauncherError(f"{what} or more", hint="head -c 32 /dev/urandom | base64 > FILE")
     return said
-
-
-# -- of a job of MPI with several nodes, who is gone -----------------------------------------------------------------
-
-
-class Lifeline:
-    """The connection of a node's first rank to that of the first node. TCP's keep-alive notices a node that loses its
-    power after a minute. Where nodes cannot connect to each other, only the launcher notices the loss of a whole node.
-
-    ranks : the first ranks of all nodes
-    """
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = ranks
-        self._hub: Hub | None = None
-        self._star: Star | None = None
-
-    def listen(self) -> tuple[Address, bytes] | None:
-        """Of the first node: what `connect` takes; None where the system refuses it."""
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if files != resource.RLIM_INFINITY and len(self._ranks) > files // 2:  # the other half is for the script
-            _log.debug("no connections between nodes: %d of them, and %d open files", len(self._ranks), files)
-            return None
-        name, secret = f"pario-nodes-{secrets.token_hex(16)}", secrets.token_bytes(32)
-        try:
-            self._hub = Hub(name, len(self._ranks), secret)
-        except (OSError, ParioError) as e:
-            _log.debug("no connections between nodes: %s", e)
-            return None
-        return Address(machine_id(), name, (*own_addresses(), socket.gethostname()), self._hub.port), secret
-
-    def connect(self, where: Address, secret: bytes, number: int) -> None:
-        """number : of the node"""
-        try:
-            link = reached(where, secret, _CALL_S, most_bytes=MOST_FRAME, trusts_system=True)
-        except OSError as e:
-            _log.debug("no connection to rank 0: %s", e)
-            return
-        star = Star(link, number, len(self._ranks), self._hub)
-        star.say(Say.HERE, SEAT.pack(number, len(self._ranks)))
-        atexit.register(star.leave)
-        os.register_at_fork(after_in_child=star.forget)
-        self._star = star
-
-    def gone(self) -> int | None:
-        """A rank whose process has ended, and not by the end of its script."""
-        lost = self._star.lost if self._star is not None else None
-        return None if lost is None else self._ranks[lost]
-
-
-def connected(leaders: Messages, rank: int) -> Lifeline:
-    """Collective over `leaders`, the first ranks of the nodes. rank : this one's number among all ranks"""
-    lifeline = Lifeline(leaders.allgather(rank))
-    told = leaders.bcast(lifeline.listen() if leaders.rank == 0 else None)
-    if told is not None:
-        with suppress(ParioError):  # no thread: as without a network
-            aside(_START_S, lifeline.connect, *told, leaders.rank)
-    return lifeline

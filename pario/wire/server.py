@@ -39,8 +39,7 @@ _PROVE_S, MOST_STRANGERS, _MOST_OURS = 5.0, 64, 1024
 BACKLOG = 1024
 #: Nobody knows this one: proofs are compared with it for users that do not exist, so that their names cannot be tried.
 _NO_SECRET = secrets.token_bytes(32)
-#: Seconds after which a complaint is repeated; the most clients that each complaint, and all together, tell of in that
-#: time.
+#: Seconds until a complaint is repeated; the most clients that each complaint, and all together, name meanwhile.
 _AGAIN_S, _EACH, _ALL = 600.0, 16, 256
 #: sorts of requests, and names of the threads that answer them
 _QUICK, SLOW, PATIENT = "serve", "slow", "open"
