@@ -17,14 +17,14 @@ import pytest
 
 from pario.comm import alive
 from pario.comm.alive import Watch, myself
-from pario.comm.star import Lifeline
+from pario.comm.lifeline import Lifeline
 from pario.errors import DeadRankError
 from pario.wire.client import Address
 
 #: the other end: connects, says so, and does what it is told
 LEAF = """
 import json, sys, time, os
-from pario.comm.star import Lifeline
+from pario.comm.lifeline import Lifeline
 from pario.wire.client import Address
 where, secret = json.loads(sys.argv[1])
 lifeline = Lifeline([0, 5])
