@@ -449,7 +449,7 @@ def test_metrics_that_cannot_be_written(
         pario.Options(metrics_file=3)  # type: ignore[arg-type]
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "prometheus_client", None)
-        with pytest.raises(OptionError, match=r"pario\[metrics\]"):
+        with pytest.raises(OptionError, match=r"\.\[metrics\]"):
             pario.Loader(path, 16, options=pario.Options(metrics_file=str(tmp_path / "x.prom")))
     pytest.importorskip("prometheus_client")
     gone = tmp_path / "gone"
