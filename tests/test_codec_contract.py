@@ -287,6 +287,13 @@ def test_missing_packages_are_named(module: object, monkeypatch: pytest.MonkeyPa
             make(name)
 
 
+def test_a_package_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its C library is there."""
+    monkeypatch.setattr(blosc2, "_package", lambda: None)
+    with pytest.raises(OptionError, match=r"codec blosc2 needs the package blosc2.*pip install"):
+        make("blosc2")
+
+
 @pytest.mark.parametrize(
     "spec",
     ["lz4:1", "lz4hc:13", "zstd:99", "brotli:12", "deflate:0", "lzma:10", "blosc2:0", "blosc2,typesize=0", "gzip",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -363,6 +364,25 @@ def test_one_connection_does_not_end_the_others(
             assert time.monotonic() < end
             time.sleep(0.01)
     assert ask(Client(server.address, SECRET, 5.0), 1, b"z") == (2, b"z")
+
+
+def test_a_client_hears_the_end_when_the_system_sends_nothing(
+    serve: Callable[..., AnsweringServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it waits for the rest, though its connection lives."""
+    server = serve()
+    client = Client(server.address, SECRET, 5.0)
+    ask(client, 1, b"x")
+    (link,) = client._idle
+
+    def fails(self: object) -> int:
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    monkeypatch.setattr(Guest, "flush", fails)
+    (there,) = server.links
+    server._go_on(there)
+    link.sock.settimeout(10.0)
+    assert link.sock.recv(1) == b""
 
 
 def test_an_answer_that_fails(serve: Callable[..., AnsweringServer]) -> None:

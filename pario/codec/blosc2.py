@@ -61,8 +61,9 @@ class Blosc2(Codec):
                 raise OptionError(f"{what} of codec blosc2 is one of {', '.join(names)}, got {value!r}")
         self.options = {"typesize": typesize, "filter": filter, "codec": codec}
         library = _library()
-        if library is None:
-            raise OptionError("codec blosc2 needs the package blosc2, whose C library is not there", hint=_PIP)
+        if library is None or _package() is None:  # one that cannot be imported has its library
+            what = "the package blosc2, which is not there or cannot be imported"
+            raise OptionError(f"codec blosc2 needs {what}", hint=_PIP)
         self._head = np.frombuffer(self.encode(bytes(range(64)) * 4 * typesize), np.uint8)[:BLOSC_HEAD].copy()
         self._library, word = library, ctypes.c_void_p
         new = library.function("blosc2_create_dctx", word, _Settings)

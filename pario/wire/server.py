@@ -330,9 +330,12 @@ class Server(ABC, Generic[G]):
 
     def _go_on(self, link: G) -> None:
         """Send what it takes, and listen to it. Any thread, but one at a time."""
-        left = 0
-        with suppress(OSError):  # it takes no more; what it said before that is still heard, and then its end
+        try:
             left = link.flush()
+        except OSError:  # it takes no more; what it said before that is still heard, and then its end
+            left = 0
+            with suppress(OSError):  # one that lives (the system has no memory) would wait for the rest
+                link.sock.shutdown(socket.SHUT_WR)
         try:
             wanted = select.EPOLLIN | self._once | (select.EPOLLOUT if left else 0)
             if self._once or wanted != link.watched:
