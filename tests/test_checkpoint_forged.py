@@ -117,3 +117,17 @@ def test_arrays_for_which_there_is_no_memory_are_damage(
     forged(made / "manifest.json", manifest)
     monkeypatch.setattr(memory.machine, "free_memory", lambda: 1 << 30)
     check_older(tmp_path, made, "it does not fit here", caplog)  # 4 GiB of zeros, in a sparse file with right sums
+
+
+@pytest.mark.parametrize("dtype", ["|V0", "<U0"])
+def test_elements_without_bytes_are_damage(tmp_path: Path, dtype: str) -> None:
+    made = two_saved(tmp_path)
+    part, manifest = (json.loads((made / name).read_bytes())["body"] for name in ("node-00000.json", "manifest.json"))
+    part["pieces"][0][3] += 4  # in the middle of a block
+    manifest["arrays"][0][1] = dtype
+    manifest["parts"] = [forged(made / "node-00000.json", part)]
+    forged(made / "manifest.json", manifest)
+    with pario.Checkpointer("self", slow=tmp_path) as ckpt:
+        assert ckpt.restore()[0].tolist() == [0, 1, 2]  # the older one
+        with pytest.raises(pario.CorruptedError):
+            ckpt.restore(2)

@@ -187,7 +187,7 @@ def test_a_launcher_without_mpi_library(env) -> None:
     assert LauncherError.__name__ in done.stderr
     assert "cannot load MPI library" in done.stderr
     assert "=4" in done.stderr
-    assert ".[mpich]" in done.stderr
+    assert 'pip install ".[mpich]"' in done.stderr
 
 
 #: an mpi4py whose library sees one process

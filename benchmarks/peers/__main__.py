@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers --out DIR       everything: installs, writes, checks, measures, fills the page
     python -m benchmarks.peers --out DIR --part speed --limit 280     goes on where it stopped, for at most so long
-    python -m benchmarks.peers --smoke         what is installed here, small sets, no page: does it run?
+    python -m benchmarks.peers --smoke         what is installed here beside pario, small sets, no page: does it run?
 
 Starts with any Python 3.10 or newer; `pip` finds the rest. FFCV compiles: its Debian packages are in table.py. The slow
 store needs root and FUSE. DIR must lie on the disk that is to be measured and takes about 12 GB with all environments.
@@ -41,6 +41,7 @@ def main() -> int:
     if options.smoke:
         with tempfile.TemporaryDirectory(prefix="pario-peers-") as folder:
             command = [sys.executable, "-m", "benchmarks.peers.command", folder, "--smoke"]
+            command += ["--only", options.only] if options.only else []
             return subprocess.run(command, cwd=root, check=False, timeout=300).returncode
     out = Path(options.out).absolute()
     if "install" in parts:

@@ -296,7 +296,7 @@ def _blocks(manifest: Manifest, parts: Sequence[Part], wishes: list[Wish]) -> It
             block = bisect_right(starts, begin) - 1
             for full in [each for each in moves if each < block]:
                 yield Block(number, full, part.blocks[full][1], moves.pop(full))
-            while block < len(starts) and starts[block] < end:
+            while begin < end and block < len(starts) and starts[block] < end:  # a forged one may be empty
                 offset, nbytes = part.blocks[block]
                 first, last = max(begin, offset), min(end, offset + nbytes)
                 if (first - begin) % item or (last - begin) % item:
