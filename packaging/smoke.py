@@ -55,7 +55,7 @@ def library(version: str) -> None:
     print(f"{len(seen)} records read; {tried} modules imported, besides those that need {', '.join(sorted(lacking))}")
     done = subprocess.run([sys.executable, "-m", "pario", "--version"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done
-    assert "pip install 'pario[cli]'" in done.stderr, done
+    assert '.[cli]' in done.stderr, done
 
 
 def check_symbols() -> None:

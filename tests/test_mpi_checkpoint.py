@@ -137,8 +137,9 @@ def test_a_copy_that_fails_on_one_rank_fails_on_all_and_is_forgotten(world, fold
                     ckpt.save(step, tree)
                 assert isinstance(caught.value, TypeError) == (world.rank == world.size - 1)
             else:
-                ckpt.save(step, tree)
+                saved = ckpt.save(step, tree)
             assert time.monotonic() - began < 20
+        saved.wait()
         assert ckpt.latest() is not None
         assert ckpt.restore()["mine"].tolist() == np.repeat(np.arange(world.size), 9).tolist()
         ckpt.close()

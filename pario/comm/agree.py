@@ -25,8 +25,10 @@ from pario.errors import DeadRankError, PeerError
 #: Tag of alarm notes on the private communicator; nothing else there receives from any source.
 TAG = 77
 
-#: Bytes of an alarm note: below the eager limit of the MPI libraries we know, so that sending does not wait.
-NOTE_BYTES = 2048
+#: Bytes of an alarm note: below the eager limit of the MPI libraries we know, so that sending does not wait. The last
+#: one says that the note is there: with MPICH 5 a receive from any source may never complete, although all of its bytes
+#: have come (about one in a hundred, with five nodes on a busy machine).
+NOTE_BYTES, _COME = 2048, b"\1"
 
 #: Seconds that a failing rank spends on sending its notes.
 SEND_S = 2.0
@@ -67,9 +69,9 @@ class Alarm:
 
     def check(self) -> None:
         """Raise PeerError if another rank raised the alarm."""
-        if self._request is not None and self._request.Test():
+        if self._request is not None and (self._request.Test() or self._note[-1]):
             self._request = None
-            rank, _, text = bytes(self._note).rstrip(b"\0").decode(errors="replace").partition(" ")
+            rank, _, text = bytes(self._note[:-1]).rstrip(b"\0").decode(errors="replace").partition(" ")
             raise spread(self._world, peer_error(int(rank), text))
 
     def raise_all(self, error: BaseException) -> None:
@@ -83,8 +85,8 @@ class Alarm:
         if self._raised or self._request is None or self._world.mpi.Is_finalized():
             return  # before; a single rank, or another rank's alarm came first
         self._raised, self._world.settled = True, False
-        words = f"{self._world.rank} {describe(error)}".encode(errors="replace")[:NOTE_BYTES]
-        note = np.frombuffer(words.ljust(NOTE_BYTES, b"\0"), dtype=np.uint8)
+        words = f"{self._world.rank} {describe(error)}".encode(errors="replace")[: NOTE_BYTES - 1]
+        note = np.frombuffer(words.ljust(NOTE_BYTES - 1, b"\0") + _COME, dtype=np.uint8)
         dead = error.rank if isinstance(error, DeadRankError) else None  # receives nothing any more
         sends = []
         for rank in range(self._world.size):
