@@ -28,7 +28,6 @@ import numpy as np
 from pario.comm.memory import PAGE
 from pario.errors import CorruptedError
 from pario.feed.fill import Fill, begin_fill
-from pario.feed.fill_end import FillEnd
 from pario.feed.source import Ahead, Context, Piece, Source
 from pario.fetch.checked import NONE_SEEN
 from pario.kernels.pack import copy_ranges
@@ -123,7 +122,6 @@ class Seat(Source):
         self._fill: Fill | None = None
         if memory is not None:
             self._view = memory.kernel_view if own_kernels else memory.view
-            self._end = FillEnd(memory.states)
             if context.world.is_leader:
                 self._fill = begin_fill(context, work, memory)
         self._shares: dict[int, _Share] = {}
@@ -291,7 +289,7 @@ class Seat(Source):
             chunks = np.concatenate([first, last])
             memory.states.wait_coming(chunks, check, _COMING_S)
             more = (self._schedule.steps - step) * self._schedule.batch_size * self.width
-            self._end.wait(chunks, more, check)
+            memory.fill_end.wait(chunks, more, self._stats.waiting, check)
             generations = memory.states.generation_of_each(first)
             here = (first == last) & (generations & 1 == 1)
         starts = np.empty(len(ids), np.int64)
@@ -340,7 +338,7 @@ class Seat(Source):
             seconds = time.perf_counter() - begin
             stats.end_reads(seconds)
         if self._memory is not None:
-            self._end.record_s = seconds / records
+            self._memory.fill_end.record_s = seconds / records
         stats.count(len(reads), int(reads["nbytes"].sum()))
 
     def _scratch_memory(self, nbytes: int, align: int) -> np.ndarray:

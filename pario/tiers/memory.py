@@ -25,6 +25,7 @@ from pario.errors import OptionError, ParioError
 from pario.kernels.pack import copy_ranges
 from pario.machine import is_sealed, sealed_memory, with_files, write_all
 from pario.tiers.base import AnyTier, Counts
+from pario.tiers.fill_end import FillEnd
 from pario.tiers.grid import Grid
 from pario.tiers.states import ChunkStates
 from pario.wire.frames import Part
@@ -48,7 +49,7 @@ class MemoryTier(AnyTier):
     budget : bytes that its chunks may take now, if this process fills it; wanted : while there is enough memory
     held_bytes : of the chunks that are here or on their way, in the process that fills it
     admit(bytes) : asked before the tier takes more; False: there is no memory for it now
-    states : of the chunks
+    states : of the chunks; fill_end : when they will all be there, as this process sees it
     view : u8[file_bytes], read-only: the file's bytes, where their chunks are held. Anyone who uses it asks `states`
         before and after
     kernel_view : the same for pario's own kernels, which would be compiled once more for arrays that cannot be written.
@@ -79,6 +80,7 @@ class MemoryTier(AnyTier):
             if not is_sealed(fd, nbytes):
                 raise ParioError(f"descriptor {fd} is no sealed memory of {nbytes:,} bytes")
         self.states = self._states_kind(files[1], grid.chunks, writes=self.fills)
+        self.fill_end = FillEnd(self.states)
         kernel_view = mmap.mmap(files[0], sizes[0], flags=_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         self.kernel_view = np.frombuffer(kernel_view, dtype=np.uint8, count=grid.file_bytes)
         view = mmap.mmap(files[0], sizes[0], prot=mmap.PROT_READ)

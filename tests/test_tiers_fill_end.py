@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pario.feed import fill_end
-from pario.feed.fill_end import FillEnd
+from pario.tiers import fill_end
+from pario.tiers.fill_end import FillEnd
 
 CHUNKS = np.arange(3)
 
@@ -30,11 +30,12 @@ class Played:
         return self.comes
 
 
-def waits(states: Any, record_s: float, after: list[tuple[float, int]], records: int = 1000) -> list[float]:
+def waits(states: Any, record_s: float, after: list[tuple[float, int]], waited_s: float = 0.0) -> list[float]:
     end = FillEnd(states)
     end.record_s = record_s
-    for states.now, states.to_come in [(0.0, 100), *after]:
-        end.wait(CHUNKS, records, lambda: None)
+    for at, states.to_come in [(0.0, 100), *after]:
+        states.now = at
+        end.wait(CHUNKS, 1000, 7.0 + (waited_s if at else 0.0), lambda: None)
     return states.waits
 
 
@@ -61,3 +62,17 @@ def test_a_fill_that_does_not_come_is_waited_for_once(monkeypatch) -> None:
     states = Played(monkeypatch)
     states.comes = False
     assert len(waits(states, 0.001, [(0.04, 20), (0.05, 10), (0.06, 1)])) == 1
+
+
+@pytest.mark.parametrize(("waited_s", "expected"), [(36.1, [72.0]), (35.9, [])])
+def test_a_script_that_has_waited_as_long_waits_for_the_end(monkeypatch, waited_s, expected) -> None:
+    assert waits(Played(monkeypatch), 1.0, [(4.0, 90)], waited_s) == pytest.approx(expected)
+
+
+def test_another_fill_is_another_start(monkeypatch) -> None:
+    """Chunks were given back: what the script waited for, and what came, before that does not count."""
+    states = Played(monkeypatch)
+    end = FillEnd(states)
+    for states.now, states.to_come in [(0.0, 60), (4.0, 5), (1000.0, 50), (1010.0, 40)]:  # 40 s left, after 5 s
+        end.wait(CHUNKS, 0, 50.0 + states.now / 2, lambda: None)
+    assert states.waits == [pytest.approx(2 * 5 * 4 / 55)]
