@@ -1,4 +1,4 @@
-"""What a view costs: opening, paths outside, importing numpy, reading after open, idling.
+"""What a view costs: opening, listing, paths outside, importing numpy, reading after open, idling.
 
     python -m benchmarks.files_view [--rounds 5] [--json FILE]
 
@@ -6,7 +6,8 @@ The same program runs natively, under `pario files view`, and on two mounts, in 
 rounds, with their range. Every round mounts anew. "mount" is `pario files mount`, whose names and bytes stay in the
 kernel's cache; "FUSE by default" is the same one with the settings of the FUSE library, where opening a file asks the
 server, and empties the cache of its bytes. Records have 128 KiB. "held": the file was opened before and is still in
-memory; "new": it was not, so that its pages are allocated, which costs the kernel more than all else.
+memory; "new": it was not, so that its pages are allocated, which costs the kernel more than all else. "small": files of
+3,000 bytes, all of them new, by one process and by four at once; 50,000 of them are the folder that is listed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import lmdb
 
 RECORD_BYTES, RECORDS, LARGE_BYTES = 128 << 10, 1500, 256 << 20
+SMALL_BYTES, SMALL_RECORDS = 3000, 50_000
 
 PROGRAM = """
 import json, os, sys, time
@@ -60,6 +62,24 @@ found["read_GBps"] = max(rates)
 begin = clock()
 import numpy
 found["import_ms"] = (clock() - begin) * 1e3
+def list_s():
+    begin = clock()
+    with os.scandir(f"{folder}/small") as names:
+        assert sum(1 for _ in names) == 50000
+    return clock() - begin
+found["first_list_ms"] = list_s() * 1e3
+found["names_per_s"] = 50000 / min(list_s() for _ in range(3))
+def small(k):
+    fd = os.open(f"{folder}/small/{k:06d}", os.O_RDONLY); n = os.readv(fd, [room]); os.close(fd)
+    assert n == 3000
+found["small_us"] = per_call_us(small, range(2000))
+begin = clock()
+for rank in range(4):
+    if not os.fork():
+        per_call_us(small, range(5000 + 2000 * rank, 7000 + 2000 * rank))
+        os._exit(0)
+assert not any(os.wait()[1] for _ in range(4))
+found["small_4_us"] = (clock() - begin) / 2000 * 1e6
 print(json.dumps(found))
 """
 
@@ -69,10 +89,15 @@ def make(top: Path) -> None:
         for k in range(RECORDS):
             txn.put(b"r/%06d" % k, os.urandom(RECORD_BYTES))
         txn.put(b"large", bytes(LARGE_BYTES))
+        for k in range(SMALL_RECORDS):
+            txn.put(b"small/%06d" % k, bytes(SMALL_BYTES))
     real = top / "real" / "r"
     real.mkdir(parents=True)
     for k in range(RECORDS):
         (real / f"{k:06d}").write_bytes(os.urandom(RECORD_BYTES))
+    (top / "real" / "small").mkdir()
+    for k in range(SMALL_RECORDS):
+        (top / "real" / "small" / f"{k:06d}").write_bytes(bytes(SMALL_BYTES))
     (top / "real" / "large").write_bytes(bytes(LARGE_BYTES))
 
 

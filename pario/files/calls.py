@@ -7,7 +7,6 @@ program gets. A view is read-only: calls that would change it fail with EROFS, a
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import struct
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pario.files.moving import change_folder
 from pario.files.notify import failed, quick_close, raw_call, stat_bytes, statfs_bytes, statx_bytes
 from pario.files.rights import check_folder
 from pario.files.spots import Spot
-from pario.files.view import AT_FDCWD, Call, Node, View
+from pario.files.view import AT_FDCWD, Call, View
 from pario.machine import closing_fd
 
 Handler = Callable[[View, Call, Spot], None]
@@ -28,7 +27,6 @@ _O_TMPFILE = 0o20000000  # with O_DIRECTORY
 _PIDFD_GETFD, _PIDFD_THREAD = 438, os.O_EXCL
 _OPEN_HOW = struct.Struct("QQQ")
 _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x04, 0x08, 0x10
-_TYPES = {"folder": 4, "file": 8, "link": 10}  # DT_DIR, DT_REG, DT_LNK
 
 
 def signed(argument: int) -> int:
@@ -197,19 +195,7 @@ def _working_folder(view: View, call: Call) -> None:
     tell(view, call, _argument(call, 0), text, len(text))
 
 
-def _entry(number: int, offset: int, kind: str, name: bytes) -> bytes:
-    """struct linux_dirent64"""
-    length = (19 + len(name) + 1 + 7) & ~7
-    return struct.pack("<QqHB", number, offset, length, _TYPES[kind]) + name.ljust(length - 19, b"\0")
-
-
-def _old_entry(number: int, offset: int, kind: str, name: bytes) -> bytes:
-    """struct linux_dirent, whose last byte is the type"""
-    length = (18 + len(name) + 2 + 7) & ~7
-    return struct.pack("<QQH", number, offset, length) + name.ljust(length - 19, b"\0") + bytes([_TYPES[kind]])
-
-
-def _list(view: View, call: Call, *, make: Callable[[int, int, str, bytes], bytes]) -> None:
+def _list(view: View, call: Call, *, old: bool) -> None:
     number = signed(_argument(call, 0))
     base = view.link(call[_THREAD], number)
     spot = view.skeleton.spot(base) if base else None
@@ -219,31 +205,11 @@ def _list(view: View, call: Call, *, make: Callable[[int, int, str, bytes], byte
     with closing_fd(_copy_of(call[_THREAD], number)) as fd:
         # The position is the descriptor's own offset, so that the kernel shares it among copies and rewinds it.
         position = os.lseek(fd, 0, os.SEEK_CUR)
-        data, end = _names(view, spot, position, min(_argument(call, 2), view.memory.most), make)
+        data, end = view.entries.answer(spot, position, min(_argument(call, 2), view.memory.most), old)
         view.listener.check(call[_ID])
         view.memory.write(call[_THREAD], _argument(call, 1), data)
         os.lseek(fd, end, os.SEEK_SET)
         view.listener.give(call[_ID], len(data))
-
-
-def _names(
-    view: View, spot: Spot, position: int, most: int, make: Callable[[int, int, str, bytes], bytes]
-) -> tuple[bytes, int]:
-    """Entries from a position on, 0 ".", 1 "..", then the names, and the position behind the last one."""
-    done = bytearray()
-    here: Node = view.find(spot)
-    dots = [(b".", here), (b"..", here)][position:]
-    for name, node in itertools.chain(dots, view.names(spot, max(0, position - 2))):
-        entry = make(node.number, position + 1, node.kind, name)
-        if len(done) + len(entry) > most:
-            if not done:
-                raise failed(errno.EINVAL)
-            if position >= 2:
-                view.stop_at(spot, position - 2, node)
-            break
-        done += entry
-        position += 1
-    return bytes(done), position
 
 
 def _copy_of(thread: int, number: int) -> int:
@@ -332,8 +298,8 @@ CHANGES: dict[str, int | None] = {
 ON_DESCRIPTORS: dict[str, Callable[[View, Call], None]] = {
     "getcwd": _working_folder,
     "landlock_restrict_self": _confine,
-    "getdents": partial(_list, make=_old_entry),
-    "getdents64": partial(_list, make=_entry),
+    "getdents": partial(_list, old=True),
+    "getdents64": partial(_list, old=False),
     **dict.fromkeys(("fchmod", "fchown", "fsetxattr", "fremovexattr", "ioctl", "fcntl"), change_opened),
 }
 #: serve.py answers these

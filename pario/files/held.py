@@ -28,12 +28,13 @@ from collections.abc import Hashable
 from typing import NamedTuple, Protocol
 
 from pario.files.crew import Crew
-from pario.files.notify import quick_open
+from pario.files.notify import quick, quick_close, quick_open
 from pario.machine import memory
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SET_FLAGS, _IMMUTABLE = 0x40086602, struct.pack("l", 0x10)  # FS_IOC_SETFLAGS, FS_IMMUTABLE_FL
 _NOEXEC, _EXEC = 8, 16  # MFD_NOEXEC_SEAL, without which a mode may say that a file can run, and MFD_EXEC: Linux 6.3
+_TIMES = struct.Struct("4q")  # struct timespec[2]
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 #: Flags of open(2) that a descriptor keeps. Not O_PATH, because the kernel hands no such descriptor over.
 _KEPT_FLAGS = os.O_NONBLOCK | os.O_NOATIME
@@ -43,6 +44,8 @@ _OWN_BYTES = 4096
 _SCRATCH_BYTES = 4 << 20
 #: While a larger file is copied, another thread answers calls.
 _LARGE_BYTES, _SMALL_BYTES = 1 << 20, 2048
+#: Files that are sent only if their first and their last page are in memory: then there is nothing to wait for.
+_FEW_PAGES_BYTES = 8 << 10
 #: How often the memory that is left is looked at; and that much, and a part of all, stays free for programs.
 _LOOK_BYTES, _LEFT_SHARE = 64 << 20, 32
 #: Of a memfd's name.
@@ -77,11 +80,11 @@ def _memfd(name: bytes, mode: int) -> int:
     name = name if len(name) <= _LONGEST_NAME else _NO_NAME
     for more in (_EXEC if mode & 0o111 else _NOEXEC, 0):
         try:
-            return os.memfd_create(name, _MEMFD | more)  # type: ignore[arg-type]
+            return quick("memfd_create", name, _MEMFD | more)
         except OSError as e:
             if e.errno != errno.EINVAL and more != _EXEC:  # which a system may forbid
                 raise
-    return os.memfd_create(name, _MEMFD | _NOEXEC)  # type: ignore[arg-type]
+    return quick("memfd_create", name, _MEMFD | _NOEXEC)
 
 
 class Held:
@@ -97,8 +100,8 @@ class Held:
         self.busy: threading.Event | None = None
         try:
             with contextlib.suppress(PermissionError):  # a file that must not be able to run
-                os.fchmod(self.fd, wanted.mode & ~0o111)
-                os.fchmod(self.fd, wanted.mode)
+                for mode in sorted({wanted.mode & ~0o111, wanted.mode}):
+                    quick("fchmod", self.fd, mode)
         except BaseException:
             os.close(self.fd)
             raise
@@ -106,7 +109,10 @@ class Held:
     def stand_for_it(self) -> None:
         """Have the size and the time of the file, without its contents."""
         os.ftruncate(self.fd, self.size)
-        os.utime(self.fd, ns=(self._mtime_ns, self._mtime_ns))
+        self._tell_time()
+
+    def _tell_time(self) -> None:
+        quick("futimens", self.fd, _TIMES.pack(*2 * divmod(self._mtime_ns, 10**9)))
 
     def read(self, source: Source, scratch: bytearray) -> None:
         """Raises what the source raises, OSError. scratch : memory that small files pass through."""
@@ -123,11 +129,11 @@ class Held:
 
     def seal(self) -> None:
         """The contents are there. Raises OSError."""
-        os.utime(self.fd, ns=(self._mtime_ns, self._mtime_ns))
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        self._tell_time()
+        quick("fcntl", self.fd, fcntl.F_ADD_SEALS, _SEALS)
         with contextlib.suppress(OSError):  # needs CAP_LINUX_IMMUTABLE: root could change what others have open
-            fcntl.ioctl(self.fd, _SET_FLAGS, _IMMUTABLE)
-        if os.lseek(self.fd, 0, os.SEEK_END) != self.size:
+            quick("ioctl", self.fd, _SET_FLAGS, _IMMUTABLE)
+        if quick("lseek", self.fd, 0, os.SEEK_END) != self.size:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self.filled = True
 
@@ -193,7 +199,9 @@ class HeldFiles:
         held.busy = busy = threading.Event()
         try:
             if held.size:
-                with self._crew.given_up(another=held.size > _LARGE_BYTES):
+                # Who waits for the lock would take it, for the price of a copy of so few pages.
+                small = held.size <= _FEW_PAGES_BYTES
+                with contextlib.nullcontext() if small else self._crew.given_up(another=held.size > _LARGE_BYTES):
                     sent = source.send(held.fd)
                 if not sent:
                     self._read(held, source)
@@ -245,7 +253,8 @@ class HeldFiles:
     def _drop(self, key: Hashable) -> None:
         held = self._files.pop(key)
         self.nbytes -= _OWN_BYTES + (held.size if held.filled else 0)
-        os.close(held.fd)
+        # Freeing the pages of a large one takes its time.
+        (quick_close if held.size <= _LARGE_BYTES else os.close)(held.fd)
 
     def close(self) -> None:
         for key in list(self._files):

@@ -53,6 +53,7 @@ _blocking_ioctl = _libc.ioctl
 _quick = ctypes.PyDLL(None, use_errno=True)
 _ioctl, _read_memory, _write_memory = _quick.ioctl, _quick.process_vm_readv, _quick.process_vm_writev
 _read_memory.restype = _write_memory.restype = ctypes.c_ssize_t
+_quick.lseek.restype, _quick.lseek.argtypes = ctypes.c_long, (ctypes.c_int, ctypes.c_long, ctypes.c_int)
 
 OTHER_WAY = (
     "Use `pario files mount` (FUSE), pario:// with fsspec, or `pario data unpack` instead (docs/files.md)."
@@ -99,6 +100,14 @@ def quick_open(folder: int, name: bytes, flags: int) -> int:
 
 def quick_close(fd: int) -> None:
     _quick.close(fd)
+
+
+def quick(name: str, *arguments: int | bytes) -> int:
+    """A function of the C library on what is in memory, as `quick_open`. Its arguments are int, char* or void*."""
+    done = int(getattr(_quick, name)(*arguments))
+    if done < 0:
+        raise failed()
+    return done
 
 
 def _this_machine() -> Machine:

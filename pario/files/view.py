@@ -10,12 +10,12 @@ import re
 import shutil
 import stat
 import tempfile
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from pario.files.crew import Crew
+from pario.files.entries import Entries
 from pario.files.held import Held, HeldFiles, Wanted
 from pario.files.notify import Listener, Memory, failed
 from pario.files.outputs import Outputs
@@ -106,7 +106,6 @@ _SELF = re.compile(rb"^(?:/proc/(?:thread-)?self|/dev(?=/fd))(?=/|$)")
 #: Symbolic links in a path, as the kernel counts them; and a file of a view whose name is too long for its memfd.
 _LINKS, _LONG_NAME = 40, b"/memfd:pario (deleted)"
 _NAME_BYTES = 255
-_LISTINGS = 1024
 
 #: beginnings of the names of skeletons, and the lock in one
 _NAME, _LOCK = "pario-view-", "lock"
@@ -217,7 +216,7 @@ class View:
         #: a program has confined itself by Landlock, which nobody else can see, nor who inherits it
         self.confined = False
         self._reported: set[type] = set()
-        self._listings: OrderedDict[tuple[Spot, int], Node] = OrderedDict()
+        self.entries = Entries(self._names)
 
     def _find(self, spot: Spot) -> Node:
         try:
@@ -338,21 +337,13 @@ class View:
         flags |= os.O_DIRECTORY if node.kind == "folder" else os.O_NOFOLLOW
         return os.open(self.skeleton.folder(spot, node), flags | os.O_CLOEXEC)
 
-    def names(self, spot: Spot, position: int) -> Iterator[tuple[bytes, Node]]:
-        """Names in a folder from a position on: found at once where a call stopped there, otherwise by counting."""
-        spot = Spot(spot.root, spot.path)
-        records, at = self.roots[spot.root][1], self._listings.get((spot, position))
-        names = records.names(spot.path, at) if at is not None else records.names(spot.path)
-        for _ in range(position if at is None else 0):
-            if next(names, None) is None:
-                break
-        return ((encoded(name), node) for name, node in names)
-
-    def stop_at(self, spot: Spot, position: int, node: Node) -> None:
-        """The call that goes on from this position begins with this file or folder."""
-        self._listings[Spot(spot.root, spot.path), position] = node
-        while len(self._listings) > _LISTINGS:
-            self._listings.popitem(last=False)
+    def _names(self, spot: Spot, start: Any) -> Iterator[tuple[bytes, Node]]:
+        """Names in a folder from one of them on, which `start` is of; None: all, and "." and "..", too."""
+        here: Node = self.find(spot)
+        if start is None:
+            yield from ((b".", here), (b"..", here))
+        for name, node in self.roots[spot.root][1].names(spot.path, start):
+            yield encoded(name), node
 
     def report(self, error: BaseException, number: int = errno.EIO) -> None:
         """Say once per kind of error why programs get this errno."""
