@@ -35,18 +35,15 @@ _log = logging.getLogger("pario")
 #: Seconds for a stranger to show that it knows the secret, and how many of them are heard at one time, and of this
 #: user's own on this machine, whose ranks all come at once; a further one takes the place of the oldest.
 _PROVE_S, MOST_STRANGERS, _MOST_OURS = 5.0, 64, 1024
-#: As many may stand in line to connect, if the system allows that.
-BACKLOG = 1024
+BACKLOG = 1024  # may stand in line to connect, if the system allows that
 #: Nobody knows this one: proofs are compared with it for users that do not exist, so that their names cannot be tried.
 _NO_SECRET = secrets.token_bytes(32)
 #: Seconds until a complaint is repeated; the most clients that each complaint, and all together, name meanwhile.
 _AGAIN_S, _EACH, _ALL = 600.0, 16, 256
-#: sorts of requests, and names of the threads that answer them
-_QUICK, SLOW, PATIENT = "serve", "slow", "open"
+_QUICK, SLOW, PATIENT = "serve", "slow", "open"  # sorts of requests, and names of the threads that answer them
 #: Frames of one connection that are taken in a turn, and seconds of turns until newcomers are looked after again.
 _FEW, _TURNS_S = 4, 0.01
-#: Patient requests mostly wait for something that another one of them does.
-_PATIENT_THREADS = 64
+_PATIENT_THREADS = 64  # such requests mostly wait for something that another one of them does
 
 
 class Complaints:
