@@ -27,7 +27,7 @@ TAG = 77
 
 #: Bytes of an alarm note: below the eager limit of the MPI libraries we know, so that sending does not wait. The last
 #: one says that the note is there: with MPICH 5 a receive from any source may never complete, although all of its bytes
-#: have come (about one in a hundred, with five nodes on a busy machine).
+#: have come (3 of 45 rounds, with five emulated nodes on a busy machine).
 NOTE_BYTES, _COME = 2048, b"\1"
 
 #: Seconds that a failing rank spends on sending its notes.

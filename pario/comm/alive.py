@@ -2,7 +2,7 @@
 
 On the same node /proc tells, by process number and start time.
 
-Between nodes the kernel tells: the leader of every node keeps one connection to rank 0's process (star.py), and the
+Between nodes the kernel tells: the leader of every node keeps one connection to rank 0's process (lifeline.py), and the
 system closes it when a process ends, in any way; rank 0 tells the other leaders. The ranks of a node watch each other.
 """
 

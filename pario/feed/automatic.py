@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # loaded for the way that an epoch takes
     from pario.feed.next_epoch import ContinuingWriter
     from pario.feed.ring_writer import RingWriter
 
+
 class Automatic(Supply):
     """A seat or the ring: decided for each node before each epoch."""
 
