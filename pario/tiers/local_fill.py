@@ -158,7 +158,8 @@ class LocalFill:
         if words[STATUS]:
             self._fail(self._found(int(words[STATUS]), int(words[WHERE])))
         memory.say_whole(self._used)
-        memory.states.expect(0)
+        if not words[STOP]:  # else the next epoch's fill may already have said what it will bring
+            memory.states.expect(0)
         self._close()
 
     def _tell(self) -> None:
