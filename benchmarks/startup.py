@@ -1,4 +1,4 @@
-"""From MPI's start to the first batch, on 1 to 32 ranks of one machine: how much is pario's, how much the imports'.
+"""From the launcher's start to the first batch, on 1 to 32 ranks of one machine, with MPI and without.
 
     python -m benchmarks.startup [--ranks 1,2,4,8,16,32] [--rounds 3] [--slow] [--json FILE]
     python -m benchmarks.startup --from FILE --into measurements/startup.md
@@ -8,6 +8,10 @@ that of its last rank. Beside it, started in turn, a control: the same number of
 h5py and call one function that Numba has cached, which is what any program with these libraries does before its first
 result. Both with warm caches: the kernels compiled, the index saved. --slow: through a store of 20 ms per read and
 2 ms per metadata operation (see benchmarks/stores/latency.py).
+
+In turn with both, the same ranks without MPI: processes with torchrun's variables, whose World is made of sockets
+(pario/comm/star.py). Between these two the clock starts before the launcher does, since MPI's own start is what the
+one has and the other has not.
 
 With more ranks than cores the ranks' imports queue for the cores. So beside the seconds stands the processor time of a
 rank, which other ranks do not lengthen by much.
@@ -31,7 +35,9 @@ from benchmarks import measure
 from benchmarks.marked import fill_marked
 from benchmarks.worker import Team, run
 
-SIDES = ("control", "pario")
+SIDES = ("control", "pario", "no MPI")
+#: The worker's variable for when its launcher was started, on the clock of all processes
+_BEGAN = "STARTUP_BEGAN"
 
 
 def processor_s() -> float:
@@ -57,7 +63,7 @@ def first_batch(path: str, comm: Any) -> dict[str, float]:
 
     loader_class = pario.Loader
     imported = time.perf_counter()
-    with loader_class(path, 16, comm=comm) as loader:
+    with loader_class(path, 16, shuffle=False, comm=comm) as loader:
         made = time.perf_counter()
         next(iter(loader))
         end = time.perf_counter()
@@ -69,23 +75,31 @@ def work(side: str, path: str) -> None:
     team = Team()
     team.barrier()
     used, begin = processor_s(), time.perf_counter()
-    if side == "pario":
-        mine = first_batch(path, team.comm)
-    else:
+    if side == "control":
         control(path)
         mine = {"seconds": time.perf_counter() - begin}
-    mine["processor"] = processor_s() - used
+    else:
+        mine = first_batch(path, team.comm)
+    mine["launched"] = begin + mine["seconds"] - float(os.environ[_BEGAN])
+    mine["whole processor"] = processor_s()
+    mine["processor"] = mine["whole processor"] - used
     team.report(mine, {"side": side})
+
+
+def last(runs: list[dict[str, Any]], part: str) -> list[float]:
+    """Of each run, what the last rank took."""
+    return [max(rank[part] for rank in one["ranks"]) for one in runs]
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Of the rounds: seconds until the last rank is there, processor seconds of a rank."""
-    last = [max(rank["seconds"] for rank in one["ranks"]) for one in runs]
-    used = [statistics.mean(rank["processor"] for rank in one["ranks"]) for one in runs]
-    found: dict[str, Any] = {"seconds": measure.spread(last), "processor_per_rank": measure.spread(used)}
+    found: dict[str, Any] = {part: measure.spread(last(runs, part)) for part in ("seconds", "launched")}
+    for part in ("processor", "whole processor"):
+        used = [statistics.mean(rank[part] for rank in one["ranks"]) for one in runs]
+        found[f"{part} per rank"] = measure.spread(used)
     for part in ("import", "Loader", "batch"):
         if part in runs[0]["ranks"][0]:
-            found[part] = statistics.median(max(rank[part] for rank in one["ranks"]) for one in runs)
+            found[part] = statistics.median(last(runs, part))
     return found
 
 
@@ -130,19 +144,25 @@ def measured(options: argparse.Namespace) -> None:
             _run(side, path, 2)  # kernels, bytecode, page cache
         table = []
         for ranks in (int(word) for word in options.ranks.split(",")):
-            sides = {side: (lambda side=side, n=ranks: _run(side, path, n)) for side in SIDES}
-            found = {side: summary(runs) for side, runs in measure.interleave(sides, options.rounds).items()}
-            table.append({"ranks": ranks, **found})
-            print(_line(table[-1], len(table) == 1), flush=True)
-        if options.json:
-            facts = {"machine": measure.machine(), "slow": options.slow, "rounds": options.rounds, "table": table}
-            Path(options.json).write_text(json.dumps(facts, indent=1) + "\n")
+            names = SIDES if ranks > 1 else SIDES[:2]  # one process is the same in both
+            sides = {side: (lambda side=side, n=ranks: _run(side, path, n)) for side in names}
+            runs = measure.interleave(sides, options.rounds)
+            table.append({"ranks": ranks, **{side: summary(of) for side, of in runs.items()}})
+            if ranks > 1:
+                with_it, without = (last(runs[side], "launched") for side in SIDES[1:])
+                table[-1]["no MPI ÷ MPI"] = measure.ratios(without, with_it)
+            print(_line(_columns(table[-1]), len(table) == 1), flush=True)
+            if options.json:
+                facts = {"machine": measure.machine(), "slow": options.slow, "rounds": options.rounds, "table": table}
+                Path(options.json).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The table, and where it was made."""
+    """The tables, and where they were made."""
     facts = document["machine"]
-    lines = [_line(row, number == 0) for number, row in enumerate(document["table"])]
+    lines = [_line(_columns(row), number == 0) for number, row in enumerate(document["table"])]
+    both = [row for row in document["table"] if "no MPI" in row]
+    lines += ["", *(_line(_both(row), number == 0) for number, row in enumerate(both))]
     commit = f", commit {facts['commit'][:9]}" if facts.get("commit") else ""
     where = (
         f"{facts['cpus']} cores ({facts['cpu'] or 'unknown processor'}), {facts['date']}{commit}; medians of "
@@ -166,20 +186,51 @@ def _make(path: Path) -> None:
 
 
 def _run(side: str, path: str, ranks: int) -> dict[str, Any]:
-    return measure.launch("benchmarks.startup", ["--worker", side, path], ranks=ranks, timeout_s=180)
+    words = ["--worker", side, path]
+    os.environ[_BEGAN] = repr(time.perf_counter())
+    if side != "no MPI":
+        return measure.launch("benchmarks.startup", words, ranks=ranks, timeout_s=180)
+    job = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    job["PARIO_JOB"] = f"startup {os.getpid()} {os.environ[_BEGAN]}"
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(measure.Standing("-m", "benchmarks.startup", *words, more={**job, "RANK": str(rank)}))
+            for rank in range(ranks)
+        ]
+        return {"ranks": [json.loads(one.line())["ranks"][0] for one in started]}
 
 
-def _line(row: dict[str, Any], head: bool) -> str:
-    columns = {
+def _columns(row: dict[str, Any]) -> dict[str, str]:
+    return {
         "ranks": f"{row['ranks']}",
         "control, s": _span(row["control"]["seconds"]),
         "pario, s": _span(row["pario"]["seconds"]),
-        "import + Loader + batch": " + ".join(f"{row['pario'][part]:.2f}" for part in ("import", "Loader", "batch")),
-        "control, processor s per rank": _span(row["control"]["processor_per_rank"]),
-        "pario, processor s per rank": _span(row["pario"]["processor_per_rank"]),
+        "import + Loader + batch": _parts(row["pario"]),
+        "control, processor s per rank": _span(row["control"]["processor per rank"]),
+        "pario, processor s per rank": _span(row["pario"]["processor per rank"]),
     }
+
+
+def _both(row: dict[str, Any]) -> dict[str, str]:
+    with_it, without = row["pario"], row["no MPI"]
+    return {
+        "ranks": f"{row['ranks']}",
+        "with MPI, s": _span(with_it["launched"]),
+        "without, s": _span(without["launched"]),
+        "without ÷ with": _span(row["no MPI ÷ MPI"]),
+        "without: import + Loader + batch": _parts(without),
+        "with, processor s per rank": _span(with_it["whole processor per rank"]),
+        "without, processor s per rank": _span(without["whole processor per rank"]),
+    }
+
+
+def _line(columns: dict[str, str], head: bool) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"] if head else []
     return "\n".join([*lines, "| " + " | ".join(columns.values()) + " |"])
+
+
+def _parts(of: dict[str, Any]) -> str:
+    return " + ".join(f"{of[part]:.2f}" for part in ("import", "Loader", "batch"))
 
 
 def _span(of: dict[str, float]) -> str:

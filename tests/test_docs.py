@@ -148,13 +148,17 @@ def test_publish_fills_every_place_from_what_it_measures() -> None:
 def test_startup_page_is_filled_from_a_run() -> None:
     side = {
         "seconds": {"median": 1.0, "min": 0.9, "max": 1.1},
-        "processor_per_rank": {"median": 0.3, "min": 0.3, "max": 0.3},
+        "launched": {"median": 2.0, "min": 1.9, "max": 2.1},
+        "processor per rank": {"median": 0.3, "min": 0.3, "max": 0.3},
+        "whole processor per rank": {"median": 0.4, "min": 0.4, "max": 0.4},
     }
     row = {"ranks": 2, "control": side, "pario": {**side, "import": 0.1, "Loader": 0.2, "batch": 0.01}}
+    row |= {"no MPI": row["pario"], "no MPI ÷ MPI": {"median": 0.9, "min": 0.8, "max": 1.0}}
     facts = {"cpus": 2, "cpu": "", "date": "today", "commit": "0123456789abcdef"}
     page = startup.fill("a\n<!-- startup -->\nold\n<!-- end -->\nb", {"machine": facts, "rounds": 3, "table": [row]})
     assert "old" not in page
     assert "| 2 | 1.00 (0.90–1.10) | 1.00 (0.90–1.10) | 0.10 + 0.20 + 0.01 |" in page
+    assert "| 2 | 2.00 (1.90–2.10) | 2.00 (1.90–2.10) | 0.90 (0.80–1.00) | 0.10 + 0.20 + 0.01 |" in page
     assert "commit 012345678;" in page
 
 
