@@ -11,6 +11,7 @@ store needs root and FUSE. DIR must lie on the disk that is to be measured and t
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from benchmarks.peers import environments
 from benchmarks.peers.table import variants
 
 PARTS = ("install", "write", "check", "speed", "behaviour", "fill")
+#: of --smoke: its parts, and what has to be installed here (module -> distribution)
+SMOKE_PARTS = ("check", "speed")
+SMOKE_NEEDS = {"lmdb": "lmdb", "numpy": "numpy", "PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 def main() -> int:
@@ -39,8 +43,14 @@ def main() -> int:
         parser.error("give either --out DIR or --smoke")
     root, parts = environments.ROOT, options.part or list(PARTS)
     if options.smoke:
+        if not set(options.part or ()) <= set(SMOKE_PARTS):
+            parser.error(f"--smoke has the parts {' and '.join(SMOKE_PARTS)}")
+        missing = [pip for name, pip in SMOKE_NEEDS.items() if importlib.util.find_spec(name) is None]
+        if missing:
+            parser.error(f"--smoke reads with what is installed here: pip install {' '.join(missing)}")
         with tempfile.TemporaryDirectory(prefix="pario-peers-") as folder:
-            command = [sys.executable, "-m", "benchmarks.peers.command", folder, "--smoke"]
+            command = [sys.executable, "-m", "benchmarks.peers.command", folder, *(options.part or SMOKE_PARTS)]
+            command += ["--smoke", "--limit", str(options.limit), "--cells", options.cells]
             command += ["--only", options.only] if options.only else []
             return subprocess.run(command, cwd=root, check=False, timeout=300).returncode
     out = Path(options.out).absolute()

@@ -1,9 +1,8 @@
-"""What the peers do when something is uneven, damaged or interrupted: untimed, and told as it happened.
+"""What the peers do when something is uneven or damaged: untimed, and told as it happened.
 
 uneven      40,960 records over 3 ranks: who gets how much, what is missing or repeated
 damaged     three bad JPEGs of 512: raised, skipped, or delivered as something else
 flipped     64 bytes of one raw record's file inverted after everything was written
-resume      stopped after 6 of 16 steps; the rest on as many ranks, on fewer, on more
 """
 
 from __future__ import annotations
@@ -28,10 +27,6 @@ from benchmarks.peers.table import Variant
 __all__ = ["behave"]
 
 RANKS = 3
-STEPS, STOP = 16, 6
-#: ranks before, ranks after
-CHANGES = ((1, 1), (2, 2), (2, 1), (2, 4))
-RESUMING = ("pario", "litdata", "grain", "streaming")
 _FLIPPED = 64
 
 
@@ -46,9 +41,9 @@ def _first(bench: Bench, *more: str) -> Iterable[Variant]:
                 yield from (Variant(variant.peer, name) for name in more)
 
 
-def _read(bench: Bench, variant: Variant, path: Path, ranks: int = 1, **asked: Any) -> list[dict[str, Any]]:
+def _read(bench: Bench, variant: Variant, path: Path, ranks: int = 1) -> list[dict[str, Any]]:
     with bench.start(variant, ranks) as running:
-        return running.ask(do="check", folder=str(path), truth=str(path / "truth.npy"), **asked)
+        return running.ask(do="check", folder=str(path), truth=str(path / "truth.npy"))
 
 
 def _records(path: Path) -> int:
@@ -96,39 +91,18 @@ def _invert(file: Path, at: int) -> None:
         held.write((~found).tobytes())
 
 
-def resume(bench: Bench, variant: Variant, before: int, after: int) -> dict[str, Any]:
-    path = sets.make(bench.out / "sets", "3k", 4096)
-    batch = _records(path) // STEPS
-    first = _read(bench, variant, path, before, epoch=1, stop=STOP, batch=batch // before)
-    states = [one["state"] for one in first]
-    with bench.start(variant, after) as running:
-        # On other ranks everybody gets the state of rank 0, which is what a checkpoint has.
-        given = states if before == after else states[:1] * after
-        asked = {"do": "check", "folder": str(path), "truth": str(path / "truth.npy"), "batch": batch // after}
-        rest = running.ask(**asked, epoch=1, each=[{"state": state} for state in given])
-    told = judge([one["ids"] for one in (*first, *rest)], _records(path), sum(one["wrong"] for one in (*first, *rest)))
-    return {"lost": told.missing, "repeated": told.repeated, "wrong": told.wrong, "state": len(json.dumps(states[0]))}
-
-
 def behave(bench: Bench) -> None:
     """Everything that is not in the results yet."""
     bad = bench.out / "sets" / "jpeg-damaged"
     small = sets.make(bench.out / "sets", "jpeg", 512)
     if not (bad / "set.json").exists():
         sets.damage(small, bad)
-    write(bench, [bad, sets.make(bench.out / "sets", "3k", 2048), sets.make(bench.out / "sets", "3k", 4096)])
+    write(bench, [bad, sets.make(bench.out / "sets", "3k", 2048)])
     sums = [sys.executable, "-m", "pario", "data", "checksum", str(bench.out / "sets" / "3k-2048" / "source")]
     subprocess.run(sums, cwd=ROOT, check=True, timeout=120)
     for name, act, more in (("uneven", uneven, ()), ("damaged", damaged, ("skip",)), ("flipped", flipped, ("verify",))):
         for variant in _first(bench, *more):
             _note(bench, name, variant.key, lambda act=act, variant=variant: act(bench, variant))
-    for variant in _first(bench):
-        if variant.peer.module in RESUMING:
-            for before, after in CHANGES:
-                _note(
-                    bench, f"resume {before} to {after}", variant.key,
-                    lambda variant=variant, ranks=(before, after): resume(bench, variant, *ranks),
-                )  # fmt: skip
 
 
 def _note(bench: Bench, name: str, key: str, act: Any) -> None:

@@ -13,14 +13,14 @@ from benchmarks.peers.behaviour import behave
 from benchmarks.peers.conduct import Bench, check, speed, write
 from benchmarks.peers.report import fill
 
-#: the cell of a smoke test
+#: the cell of a smoke test, unless others are named
 _SMOKE = "jpeg/cold/1x1"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("parts", nargs="*")
+    parser.add_argument("parts", nargs="+")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit", type=float, default=1e9)
     parser.add_argument("--cells", default="")
@@ -31,14 +31,14 @@ def main() -> int:
         options.out, options.only.split(",") if options.only else None, 1 if options.smoke else options.rounds,
         options.limit, options.smoke,
     )  # fmt: skip
-    parts = options.parts or ["write", "check", "speed"]
-    if "write" in parts and not options.smoke:
+    parts = options.parts
+    if "write" in parts:
         write(bench, [bench.set(name) for name in sets.SETS])
     if "check" in parts:
         for name, ranks in (("3k", 1), ("3k", 2)) if options.smoke else itertools.product(sets.SETS, (1, 2)):
             check(bench, name, ranks)
     if "speed" in parts:
-        speed(bench, (_SMOKE if options.smoke else options.cells).split(","))
+        speed(bench, (options.cells or (_SMOKE if options.smoke else "")).split(","))
     if "behaviour" in parts:
         behave(bench)
     if "fill" in parts:

@@ -78,7 +78,7 @@ class Bench:
         for variant in variants(only):
             python = environments.installed(out, variant.peer)
             if smoke and variant.peer.pip:
-                python = sys.executable if variant.peer.module == "torch_loader" and _has_torch() else None
+                python = None
             if python is not None:
                 self.pythons[variant.peer.module] = python
                 self.variants.append(variant)
@@ -106,12 +106,6 @@ class Bench:
         logs = self.out / "logs"
         logs.mkdir(exist_ok=True)
         return Running(variant, self.pythons[variant.peer.module], ranks, logs / f"{variant.peer.module}.log")
-
-
-def _has_torch() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("torch") is not None
 
 
 def write(bench: Bench, paths: Sequence[Path]) -> None:

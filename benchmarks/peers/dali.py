@@ -40,7 +40,7 @@ class Dali(Reader):
                         txn.put(b"%08d" % i, datum(source[i], source.jpeg))
 
     @staticmethod
-    def load(rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         import nvidia.dali.fn  # noqa: F401
 
     def __init__(self, job: Job) -> None:

@@ -33,7 +33,7 @@ class Ffcv(Reader):
     name = "ffcv"
 
     @staticmethod
-    def load(rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         import ffcv.loader  # noqa: F401
 
     @staticmethod

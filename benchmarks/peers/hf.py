@@ -22,7 +22,7 @@ class Hf(Reader):
         Dataset.from_dict(rows, features=Features({"x": Value("binary")})).save_to_disk(str(folder))
 
     @staticmethod
-    def load(rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         import datasets
 
         datasets.disable_progress_bars()

@@ -12,10 +12,9 @@ from benchmarks.peers.reading import MEAN, STD, Job, Reader, main
 
 class Pario(Reader):
     name = "pario"
-    resumes = True
 
     @staticmethod
-    def load(rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         import pario  # noqa: F401
 
     def __init__(self, job: Job) -> None:
@@ -46,12 +45,6 @@ class Pario(Reader):
 
     def agreed(self, mine: bool) -> bool:
         return mine if self._comm is None else self._comm.bcast(mine)
-
-    def state(self) -> Any:
-        return self._loader.state_dict()
-
-    def resume(self, state: Any) -> None:
-        self._loader.load_state_dict(state)
 
     def close(self) -> None:
         self._loader.close()

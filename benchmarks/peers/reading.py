@@ -28,14 +28,14 @@ import numpy as np
 from benchmarks.peers.judging import PIXELS, Truth, judge, numbers_of
 from benchmarks.worker import memory
 
-__all__ = ["MEAN", "STD", "Job", "Reader", "Source", "cpu_seconds", "decode_into", "main", "meet"]
+__all__ = ["MEAN", "STD", "Job", "Reader", "Source", "cpu_seconds", "decode_into", "main"]
 
 #: A timed turn begins with an epoch off the clock if that takes less than this: what a loader has prepared in idle time
 #: before its turn must not count.
 _LEAD_S = 0.4
 _DISTRIBUTIONS = (
-    "pario", "lmdb", "torch", "ffcv", "nvidia-dali-cuda120", "litdata", "grain", "array_record", "mosaicml-streaming",
-    "webdataset", "tensorflow-cpu", "datasets", "simplejpeg", "numpy",
+    "pario", "lmdb", "torch", "ffcv", "nvidia-dali-cuda120", "webdataset", "tensorflow-cpu", "datasets", "simplejpeg",
+    "numpy",
 )  # fmt: skip
 
 
@@ -103,8 +103,6 @@ class Reader:
 
     #: of its folder in a set
     name: ClassVar[str]
-    #: can give its place in an epoch, and go on from there
-    resumes: ClassVar[bool] = False
 
     @staticmethod
     def write(source: Source, folder: Path) -> None:
@@ -112,7 +110,7 @@ class Reader:
 
     @staticmethod
     def load(job_rank: int, ranks: int, port: int) -> None:
-        """Import the library, and meet the other ranks if it needs that."""
+        """Import the library."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -125,14 +123,6 @@ class Reader:
         """What rank 0 says, for loaders whose ranks must run the same epochs."""
         return mine
 
-    def state(self) -> Any:
-        """The place after the last batch that was taken; JSON."""
-        raise NotImplementedError
-
-    def resume(self, state: Any) -> None:
-        """Let the next epoch go on at this state."""
-        raise NotImplementedError
-
     def close(self) -> None:
         pass
 
@@ -142,14 +132,6 @@ def decode_into(value: Any, out: np.ndarray) -> None:
     import simplejpeg
 
     simplejpeg.decode_jpeg(value, "RGB", fastdct=True, buffer=out)
-
-
-def meet(rank: int, ranks: int, port: int) -> None:
-    """torch.distributed over gloo, for peers that ask it for their rank."""
-    if ranks > 1:
-        import torch.distributed
-
-        torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
 
 
 def cpu_seconds() -> float:
@@ -258,23 +240,15 @@ class Session:
     def _check(self, reader: Reader, asked: dict[str, Any]) -> dict[str, Any]:
         """The numbers of all delivered records, batch by batch; how many of them have other bytes than they should."""
         truth = Truth(np.load(asked["truth"]))
-        if asked.get("state") is not None:
-            reader.resume(asked["state"])
-        self._epoch = asked.get("epoch", self._epoch + 1)
+        self._epoch += 1
         ids, wrong = [], 0
-        batches = iter(reader.epoch(self._epoch))
-        for batch in batches:
+        for batch in reader.epoch(self._epoch):
             delivered = np.asarray(batch)
             if delivered.dtype != np.uint8 or delivered.shape[1:] != reader.job.shape:
                 raise ValueError(f"a batch is {delivered.dtype}{delivered.shape}, not uint8 of {reader.job.shape}")
             ids.append(numbers_of(delivered).tolist())
             wrong += int((~truth.right(delivered)).sum())
-            if len(ids) == asked.get("stop"):
-                break
-        state = reader.state() if asked.get("stop") and reader.resumes else None
-        if asked.get("stop") and hasattr(batches, "close"):
-            batches.close()
-        return {"ids": ids, "wrong": wrong, "state": state}
+        return {"ids": ids, "wrong": wrong}
 
 
 def _versions() -> dict[str, str]:
@@ -320,10 +294,10 @@ def _read(session: Session, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def place() -> tuple[int, int, int]:
-    """(rank, ranks, port of their meeting), as the harness or the launcher says."""
+def place() -> tuple[int, int]:
+    """(rank, ranks), as the harness or the launcher says."""
     rank = os.environ.get("PEERS_RANK") or os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
-    return int(rank), int(os.environ.get("PEERS_RANKS", "1")), int(os.environ.get("PEERS_PORT", "0"))
+    return int(rank), int(os.environ.get("PEERS_RANKS", "1"))
 
 
 def main(kind: type[Reader]) -> None:
@@ -341,8 +315,8 @@ def main(kind: type[Reader]) -> None:
             kind.write(source, Path(folder) / kind.name)
             source.close()
         return
-    rank, ranks, port = place()
-    kind.load(rank, ranks, port)
+    rank, ranks = place()
+    kind.load(rank, ranks)
     session = Session(kind, rank, ranks)
     if options.do == "serve":
         _serve(session, options.set[0])

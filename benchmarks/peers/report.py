@@ -233,29 +233,6 @@ def _outcome(one: Found | None) -> str:
     return f"delivers {one['delivered']} of {one['of']}{wrong}"
 
 
-def resume(found: Found) -> str:
-    names = [name for name in found["behaviour"] if name.startswith("resume ")]
-    lines = [
-        f"| | {' | '.join(name.removeprefix('resume ') + ' ranks' for name in names)} | bytes of state |",
-        "|---|" + "---|" * (len(names) + 1),
-    ]
-    keys = list(dict.fromkeys(key for name in names for key in found["behaviour"][name]))
-    for key in keys:
-        held = [found["behaviour"][name].get(key) for name in names]
-        said = [_resumed(one) for one in held]
-        states = [one["state"] for one in held if one and "state" in one]
-        lines.append(f"| {_name(key)} | {' | '.join(said)} | {max(states) if states else ''} |")
-    return "\n".join(lines)
-
-
-def _resumed(one: Found | None) -> str:
-    if one is None or "error" in one:
-        return "" if one is None else _short(one["error"])
-    if one["lost"] or one["repeated"]:
-        return f"**{one['lost']} lost, {one['repeated']} repeated**"
-    return "exact"
-
-
 def _name(key: str) -> str:
     module, _, name = key.partition(":")
     return Variant(next(peer for peer in PEERS if peer.module == module), name).title
@@ -305,7 +282,7 @@ def fill(found: Found, folder: Path) -> None:
     """Fill measurements/peers.md and write measurements/figures/peers-*.svg."""
     parts = {
         "machine": facts(found), "ratios": ratios(found), "losses": losses(found), "missing": missing(found),
-        "delivered": delivered(found), "uneven": uneven(found), "damage": damage(found), "resume": resume(found),
+        "delivered": delivered(found), "uneven": uneven(found), "damage": damage(found),
     }  # fmt: skip
     for state in STATES:
         parts[f"{state}_1"] = speeds(found, state, 1, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,6 @@ from benchmarks.peers.table import Variant
 __all__ = ["Running"]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Running(Called):
     """A context manager. `ready` waits until all ranks have loaded their library."""
 
@@ -28,7 +20,7 @@ class Running(Called):
         self.variant = variant
         command = [python, "-m", f"benchmarks.peers.{variant.peer.module}", "serve", self.address]
         environment = job_environment(ranks, 1)
-        environment |= {"PEERS_PORT": str(_free_port()), "PEERS_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
+        environment |= {"PEERS_RANKS": str(ranks), "OMP_NUM_THREADS": "1"}
         if variant.peer.mpi and ranks > 1:
             self.start([mpiexec(), "-n", str(ranks), *command], environment)
         else:
@@ -49,12 +41,9 @@ class Running(Called):
         found: dict[str, str] = self.hello["versions"]
         return found
 
-    def ask(
-        self, limit_s: float = 120.0, each: Sequence[dict[str, Any]] | None = None, **asked: Any
-    ) -> list[dict[str, Any]]:
-        """The answers of all ranks, in their order. each: what one rank alone is told, too. Raises WorkerError."""
-        parts = each or [{} for _ in range(self.calls)]
-        answers = self.request([{"variant": self.variant.name, **asked, **part} for part in parts], limit_s)
+    def ask(self, limit_s: float = 120.0, **asked: Any) -> list[dict[str, Any]]:
+        """The answers of all ranks, in their order. Raises WorkerError."""
+        answers = self.request([{"variant": self.variant.name, **asked}] * self.calls, limit_s)
         for answer in answers:
             if "error" in answer:
                 raise WorkerError(answer["error"])

@@ -9,7 +9,6 @@ __all__ = ["PEERS", "SOURCE", "Peer", "Variant", "variants"]
 #: the folder of a set that the readers of LMDBs share
 SOURCE = "source"
 
-_TORCH = "torch==2.13.0"  # as in .ci/run: a later one takes its CUDA packages along
 _COMMON = ("numpy", "lmdb>=1.4", "simplejpeg>=1.7")
 
 
@@ -72,18 +71,13 @@ PEERS = (
         },
     ),
     Peer("bare_lmdb", "py-lmdb, a tight loop", own_format=False),
-    Peer("torch_loader", "torch DataLoader over py-lmdb", (*_COMMON, _TORCH), own_format=False),
     Peer(
         "ffcv",
-        "FFCV",
-        (*_COMMON, _TORCH, "opencv-python-headless", "pillow", "ffcv==1.0.2"),
+        "FFCV",  # torch as in .ci/run: a later one takes its CUDA packages along
+        (*_COMMON, "torch==2.13.0", "opencv-python-headless", "pillow", "ffcv==1.0.2"),
         ("g++", "pkg-config", "libturbojpeg0-dev", "libopencv-dev"),
     ),
     Peer("dali", "NVIDIA DALI, CPU, Caffe LMDB", (*_COMMON, "nvidia-dali-cuda120==2.4.0")),
-    Peer("litdata", "LitData", (*_COMMON, _TORCH, "litdata==0.2.76")),
-    Peer("grain", "Grain over ArrayRecord", (*_COMMON, "grain==0.2.18", "array_record")),
-    # It imports torchvision, which wants the torch that it was built for: pip chooses both.
-    Peer("streaming", "MosaicML Streaming", (*_COMMON, "mosaicml-streaming==0.13.0")),
     Peer("webdataset", "WebDataset", (*_COMMON, "webdataset==1.0.2")),
     Peer("tfdata", "tf.data over TFRecord", (*_COMMON, "tensorflow-cpu")),
     Peer("hf", "HF datasets over Arrow", (*_COMMON, "datasets")),

@@ -27,7 +27,7 @@ class Tfdata(Reader):
                     writer.write(source[i])
 
     @staticmethod
-    def load(rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         import tensorflow  # noqa: F401
 

@@ -28,7 +28,7 @@ class Webdataset(Reader):
                     writer.write({"__key__": f"{i:08d}", kind: source[i]})
 
     @staticmethod
-    def load(rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
         import webdataset  # noqa: F401
 
