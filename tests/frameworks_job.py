@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,40 @@ class Notes:
         print(json.dumps([what, epoch, ids]), file=self._file, flush=True)
 
 
+def run_epochs(
+    args: argparse.Namespace,
+    notes: Notes,
+    train: Any,
+    validation: Iterable[Any],
+    step: Callable[[Any], Any],
+    save: Callable[[], None],
+    *,
+    batches: Iterable[Any] | None = None,
+    begin: Callable[[int], None] = lambda epoch: None,
+    told: Callable[[Any], Any] = lambda batch: batch,
+) -> None:
+    """The loop of those frameworks that leave it to the user: from the loader's epoch on, with a validation after each.
+
+    step : learns from a batch
+    save : keeps the state at the step where the job is to stop
+    batches : what the framework made of `train`
+    begin : is told each epoch before its loop
+    told : what is noted of a batch
+    """
+    steps = 0
+    for epoch in range(train.epoch, EPOCHS):
+        begin(epoch)
+        for batch in train if batches is None else batches:
+            step(batch)
+            notes.add("train", epoch, told(batch))
+            steps += 1
+            if steps == args.stop_after:
+                save()
+                return
+        for batch in validation:
+            notes.add("validate", epoch, told(batch))
+
+
 def loaders(args: argparse.Namespace) -> tuple[Any, Any]:
     from pario.adapters.torch import Loader
 
@@ -54,29 +89,25 @@ def ddp(args: argparse.Namespace) -> None:
     torch.distributed.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-    saved, notes, steps = Path(args.folder) / "ddp.pt", Notes(args.folder, rank), 0
+    saved = Path(args.folder) / "ddp.pt"
     train, validation = loaders(args)
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        model(batch["x"]).sum().backward()
+        optimizer.step()
+
+    def save() -> None:
+        if rank == 0:
+            torch.save({"model": model.module.state_dict(), "train": train.state_dict()}, saved)
+
     with train, validation:
         if args.resume:
             state = torch.load(saved)
             model.module.load_state_dict(state["model"])
             train.load_state_dict(state["train"])
-        for epoch in range(train.epoch, EPOCHS):
-            train.set_epoch(epoch)  # as with a DistributedSampler; it must not forget the position
-            for batch in train:
-                optimizer.zero_grad()
-                model(batch["x"]).sum().backward()
-                optimizer.step()
-                notes.add("train", train.epoch, batch)
-                steps += 1
-                if steps == args.stop_after:
-                    if rank == 0:
-                        torch.save({"model": model.module.state_dict(), "train": train.state_dict()}, saved)
-                    break
-            if steps == args.stop_after:
-                break
-            for batch in validation:
-                notes.add("validate", epoch, batch)
+        # As with a DistributedSampler; it must not forget the position.
+        run_epochs(args, Notes(args.folder, rank), train, validation, step, save, begin=train.set_epoch)
     torch.distributed.destroy_process_group()
 
 
@@ -142,8 +173,15 @@ def accelerate(args: argparse.Namespace) -> None:
     rank, ranks = use_mpi_ranks()
     accelerator = Accelerator(cpu=True)
     assert (accelerator.process_index, accelerator.num_processes) == (rank, ranks)
-    notes, saved, steps = Notes(args.folder, rank), f"{args.folder}/accelerate", 0
+    saved = f"{args.folder}/accelerate"
     train, validation = loaders(args)
+
+    def step(batch: Any) -> None:
+        with accelerator.accumulate(model):
+            optimizer.zero_grad()
+            accelerator.backward(model(batch["x"]).sum())
+            optimizer.step()
+
     with train, validation:
         layer = torch.nn.Linear(4, 1)
         model, optimizer, prepared = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), 1e-6), train)
@@ -151,20 +189,10 @@ def accelerate(args: argparse.Namespace) -> None:
         accelerator.register_for_checkpointing(train)
         if args.resume:
             accelerator.load_state(saved)
-        for epoch in range(train.epoch, EPOCHS):
-            for batch in prepared:
-                with accelerator.accumulate(model):
-                    optimizer.zero_grad()
-                    accelerator.backward(model(batch["x"]).sum())
-                    optimizer.step()
-                notes.add("train", epoch, batch)
-                steps += 1
-                if steps == args.stop_after:
-                    accelerator.save_state(saved)
-                    accelerator.end_training()
-                    return
-            for batch in validation:
-                notes.add("validate", epoch, batch)
+        run_epochs(
+            args, Notes(args.folder, rank), train, validation, step, lambda: accelerator.save_state(saved),
+            batches=prepared,
+        )  # fmt: skip
         accelerator.end_training()
 
 
@@ -233,24 +261,19 @@ def deepspeed(args: argparse.Namespace) -> None:
         optimizer=torch.optim.SGD(layer.parameters(), 1e-6),
         config={"train_micro_batch_size_per_gpu": BATCH, "zero_optimization": {"stage": 0}},
     )
-    notes, steps = Notes(args.folder, rank), 0
     train, validation = loaders(args)
+
+    def step(batch: Any) -> None:
+        engine.backward(engine(batch["x"]).sum())
+        engine.step()
+
+    def save() -> None:
+        engine.save_checkpoint(args.folder, client_state={"train": train.state_dict()})
+
     with train, validation:
         if args.resume:
             train.load_state_dict(engine.load_checkpoint(args.folder)[1]["train"])
-        for epoch in range(train.epoch, EPOCHS):
-            for batch in train:
-                engine.backward(engine(batch["x"]).sum())
-                engine.step()
-                notes.add("train", epoch, batch)
-                steps += 1
-                if steps == args.stop_after:
-                    engine.save_checkpoint(args.folder, client_state={"train": train.state_dict()})
-                    break
-            if steps == args.stop_after:
-                break
-            for batch in validation:
-                notes.add("validate", epoch, batch)
+        run_epochs(args, Notes(args.folder, rank), train, validation, step, save)
     torch.distributed.destroy_process_group()
 
 
@@ -261,26 +284,21 @@ def in_ray(args: argparse.Namespace) -> None:
     import torch
     from ray import train as framework
 
-    notes, steps = Notes(args.folder, framework.get_context().get_world_rank()), 0
+    notes = Notes(args.folder, framework.get_context().get_world_rank())
     layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     train, validation = loaders(args)
+
+    def save() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(train.state_dict(), f"{folder}/state.pt")
+            framework.report({}, checkpoint=framework.Checkpoint.from_directory(folder))
+
     with train, validation:
         saved = framework.get_checkpoint()
         if saved is not None:
             with saved.as_directory() as folder:
                 train.load_state_dict(torch.load(f"{folder}/state.pt"))
-        for epoch in range(train.epoch, EPOCHS):
-            for batch in train:
-                layer(batch["x"]).sum().backward()
-                notes.add("train", epoch, batch)
-                steps += 1
-                if steps == args.stop_after:
-                    with tempfile.TemporaryDirectory() as folder:
-                        torch.save(train.state_dict(), f"{folder}/state.pt")
-                        framework.report({}, checkpoint=framework.Checkpoint.from_directory(folder))
-                    return
-            for batch in validation:
-                notes.add("validate", epoch, batch)
+        run_epochs(args, notes, train, validation, lambda batch: layer(batch["x"]).sum().backward(), save)
 
 
 def ray(args: argparse.Namespace) -> None:
@@ -302,32 +320,36 @@ def ray(args: argparse.Namespace) -> None:
         framework.shutdown()
 
 
+def plain_loaders(args: argparse.Namespace) -> tuple[Any, Any]:
+    train = pario.Loader(args.data, BATCH, record, shuffle=args.shuffle, seed=SEED)
+    return train, pario.Loader(args.data, BATCH, record)
+
+
 def jax(args: argparse.Namespace) -> None:
     import jax as framework
     import jax.numpy as jnp
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    weights, notes, steps = jnp.zeros(4), Notes(args.folder, comm.rank), 0
-    saved = Path(args.folder) / "jax.json"
+    weights, saved = jnp.zeros(4), Path(args.folder) / "jax.json"
     gradient = framework.jit(framework.grad(lambda w, x: (x @ w).sum()))
-    train = pario.Loader(args.data, BATCH, record, shuffle=args.shuffle, seed=SEED)
-    validation = pario.Loader(args.data, BATCH, record)
+    train, validation = plain_loaders(args)
+
+    def given(batch: Any) -> Any:
+        return framework.device_put({**batch, "ids": batch.ids})
+
+    def step(batch: Any) -> None:
+        nonlocal weights
+        weights -= 1e-6 * comm.allreduce(np.asarray(gradient(weights, given(batch)["x"])))
+
+    def save() -> None:
+        if comm.rank == 0:
+            saved.write_text(json.dumps(train.state_dict()))
+
     with train, validation:
         if args.resume:
             train.load_state_dict(json.loads(saved.read_text()))
-        for epoch in range(train.epoch, EPOCHS):
-            for batch in train:
-                given = framework.device_put({**batch, "ids": batch.ids})
-                weights -= 1e-6 * comm.allreduce(np.asarray(gradient(weights, given["x"])))
-                notes.add("train", epoch, given)
-                steps += 1
-                if steps == args.stop_after:
-                    if comm.rank == 0:
-                        saved.write_text(json.dumps(train.state_dict()))
-                    return
-            for batch in validation:
-                notes.add("validate", epoch, framework.device_put({**batch, "ids": batch.ids}))
+        run_epochs(args, Notes(args.folder, comm.rank), train, validation, step, save, told=given)
 
 
 def tensorflow(args: argparse.Namespace) -> None:
@@ -337,32 +359,30 @@ def tensorflow(args: argparse.Namespace) -> None:
     from pario.adapters.tensorflow import dataset
 
     comm = MPI.COMM_WORLD
-    weights, notes, steps = tf.zeros(4), Notes(args.folder, comm.rank), 0
-    saved = Path(args.folder) / "tensorflow.json"
-    train = pario.Loader(args.data, BATCH, record, shuffle=args.shuffle, seed=SEED)
-    validation = pario.Loader(args.data, BATCH, record)
+    weights, saved = tf.zeros(4), Path(args.folder) / "tensorflow.json"
+    train, validation = plain_loaders(args)
 
     def noted(batch: Any) -> Any:
         return {name: tensor.numpy() for name, tensor in batch.items()}
 
+    def step(batch: Any) -> None:
+        nonlocal weights
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss = tf.reduce_sum(tf.linalg.matvec(batch["x"], weights))
+        weights -= 1e-6 * comm.allreduce(tape.gradient(loss, weights).numpy())
+
+    def save() -> None:
+        if comm.rank == 0:
+            saved.write_text(json.dumps(train.state_dict()))
+
     with train, validation:
         if args.resume:
             train.load_state_dict(json.loads(saved.read_text()))
-        batches, checks = dataset(train, ids="ids"), dataset(validation, ids="ids")
-        for epoch in range(train.epoch, EPOCHS):
-            for batch in batches:
-                with tf.GradientTape() as tape:
-                    tape.watch(weights)
-                    loss = tf.reduce_sum(tf.linalg.matvec(batch["x"], weights))
-                weights -= 1e-6 * comm.allreduce(tape.gradient(loss, weights).numpy())
-                notes.add("train", epoch, noted(batch))
-                steps += 1
-                if steps == args.stop_after:
-                    if comm.rank == 0:
-                        saved.write_text(json.dumps(train.state_dict()))
-                    return
-            for batch in checks:
-                notes.add("validate", epoch, noted(batch))
+        run_epochs(
+            args, Notes(args.folder, comm.rank), train, dataset(validation, ids="ids"), step, save,
+            batches=dataset(train, ids="ids"), told=noted,
+        )  # fmt: skip
 
 
 def main() -> None:
