@@ -1,4 +1,4 @@
-"""Checkpoints beside a copy in memory and fio. Beside DCP and Orbax: checkpoint_beside.py; burst buffers: tf_study.py.
+"""Checkpoints beside a copy in memory and fio. Beside DCP and Orbax: checkpoint_beside.py; burst buffers: micro/.
 
     python -m benchmarks.checkpoint FOLDER [--rounds 5] [--only WORD ...] [--out F]
 

@@ -1,9 +1,9 @@
-"""Control laws on real emulated stores: rate, depth, time to 90 %, recovery, and jobs that share a store.
+"""The depth that pario's law finds on real emulated stores: rate, time to 90 %, recovery, and jobs that share one.
 
-`python -m benchmarks.tuning --laws` measures. All jobs read 197 KB records in `"global"` order with an ordinary Loader
+`python -m benchmarks.tuning --law` measures. All jobs read 197 KB records in `"global"` order with an ordinary Loader
 of one rank; benchmarks/worker_laws.py notes every read.
 
-    steady STORE    each depth of HAND for a few seconds; then the best of them and each law, in turns
+    steady STORE    each depth of HAND for a few seconds; then the best of them and the law, in turns
     bandwidth STORE the store's bandwidth ÷ 3 and back, while a job runs; by hand: 64
     latency STORE   its latency × 5 and back
     shared STORE    four jobs that begin two seconds after each other
@@ -18,12 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks import data
 from benchmarks.drawing import write_figures
-from benchmarks.laws import LAWS
 from benchmarks.measure import launch, told
 from benchmarks.stores.kinds import STORES, Opened, opened
 from benchmarks.worker_laws import BIN_S
@@ -47,6 +45,8 @@ STAGGER_S, SHARED_S = 2.0, 26.0
 SHARED_SETTLED_S = 14.0
 #: Seconds from starting a job until it may begin.
 READY_S = 10.0
+#: The side that the law turns; another one is a depth.
+LAW = "law"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -111,18 +111,12 @@ def _sets(folder: str, store: str) -> tuple[data.DataSet, data.DataSet]:
     return held, small
 
 
-def _run(store: Opened, small: data.DataSet, law: str, seconds: float, *more: str) -> dict[str, Any]:
-    """law : a name of LAWS, or a depth"""
-    which = ["--law", law] if law in LAWS else ["--law", "by hand", "--pin", law]
+def _run(store: Opened, small: data.DataSet, side: str, seconds: float, *more: str) -> dict[str, Any]:
+    """side : LAW, or a depth"""
+    which = [] if side == LAW else ["--pin", side]
     drop = ["--drop", store.file] if store.file else []
     words = [store.folder, *which, "--seconds", str(seconds), "--warmup", small.path, *drop, *more]
     return launch("benchmarks.worker_laws", words, group=store.group)["ranks"][0]
-
-
-def _trace(folder: str, unit: str, law: str) -> list[str]:
-    where = Path(folder) / "traces"
-    where.mkdir(exist_ok=True)
-    return ["--trace", str(where / f"{unit} {law}.jsonl".replace(" ", "_"))]
 
 
 def steady(name: str, folder: str, rounds: int) -> dict[str, Any]:
@@ -132,11 +126,10 @@ def steady(name: str, folder: str, rounds: int) -> dict[str, Any]:
         for depth in HAND:
             tried[depth] = rate(_run(store, small, str(depth), HAND_S)["bins"], 1.0, HAND_S)
         best = max(tried, key=tried.__getitem__)
-        runs: dict[str, list[Any]] = {"hand": [], **{law: [] for law in LAWS}}
+        runs: dict[str, list[Any]] = {"hand": [], LAW: []}
         for _ in range(rounds):
             runs["hand"].append(_run(store, small, str(best), LAW_S))
-            for law in LAWS:
-                runs[law].append(_run(store, small, law, LAW_S, *_trace(folder, f"steady {name}", law)))
+            runs[LAW].append(_run(store, small, LAW, LAW_S))
     return {"hand": best, "search": tried, "runs": runs}
 
 
@@ -150,7 +143,7 @@ def change(what: str, name: str, folder: str, rounds: int) -> dict[str, Any]:
     runs: dict[str, Any] = {}
     with opened(name, held) as store:
         assert store.latency is not None
-        for law in ("64", *LAWS):
+        for side in ("64", LAW):
             begin = time.perf_counter() + READY_S
             timers = []
             for (when, slower, later), _ in itertools.pairwise(CHANGES[what]):
@@ -160,8 +153,7 @@ def change(what: str, name: str, folder: str, rounds: int) -> dict[str, Any]:
                 timers[-1].start()
             try:
                 seconds = CHANGES[what][-1][0]
-                more = _trace(folder, f"{what} {name}", law)
-                runs[law] = _run(store, small, law, seconds, "--begin-at", repr(begin), *more)
+                runs[side] = _run(store, small, side, seconds, "--begin-at", repr(begin))
             finally:
                 for timer in timers:
                     timer.cancel()
@@ -172,23 +164,22 @@ def change(what: str, name: str, folder: str, rounds: int) -> dict[str, Any]:
 
 def shared(name: str, folder: str, rounds: int) -> dict[str, Any]:
     held, small = _sets(folder, name)
-    runs: dict[str, list[Any]] = {law: [] for law in LAWS}
+    runs: list[Any] = []
     with opened(name, held) as store, ThreadPoolExecutor(4) as jobs:
-        for _, law in itertools.product(range(max(1, rounds - 1)), LAWS):
+        for _ in range(max(1, rounds - 1)):
             begin = time.perf_counter() + 2 * READY_S  # they start at once, on few cores
             asked = [
                 jobs.submit(
                     _run,
                     store,
                     small,
-                    law,
+                    LAW,
                     SHARED_S - job * STAGGER_S,
                     *("--begin-at", repr(begin + job * STAGGER_S)),
-                    *_trace(folder, f"shared {name} job {job}", law),
                 )
                 for job in range(4)
             ]
-            runs[law].append([each.result() for each in asked])
+            runs.append([each.result() for each in asked])
     return {"runs": runs}
 
 
@@ -218,8 +209,8 @@ def summary(found: dict[str, Any]) -> str:
 
 def _steady_table(found: dict[str, Any]) -> str:
     lines = [
-        "| store | by hand: best; smallest for 0.95 | law | rate ÷ the best | time to 90 % | mean depth; ÷ smallest |",
-        "|---|---|---|---|---|---|",
+        "| store | by hand: best; smallest for 0.95 | rate ÷ the best | time to 90 % | mean depth; ÷ smallest |",
+        "|---|---|---|---|---|",
     ]
     for unit, measured in found.items():
         if not unit.startswith("steady "):
@@ -227,23 +218,19 @@ def _steady_table(found: dict[str, Any]) -> str:
         hand = [rate(run["bins"], SETTLED_S, LAW_S) for run in measured["runs"]["hand"]]
         few = smallest({int(depth): value for depth, value in measured["search"].items()})
         best = f"{measured['hand']} ({statistics.median(hand) / 1e6:.0f} MB/s)"
-        first = f"{unit.removeprefix('steady ')} | {best}; {few:.1f}"
-        for law in LAWS:
-            runs = measured["runs"][law]
-            part = [rate(run["bins"], SETTLED_S, LAW_S) / its for run, its in zip(runs, hand, strict=True)]
-            times = [time_to(run["bins"], 0.9 * its, 0.0) for run, its in zip(runs, hand, strict=True)]
-            worst = None if None in times else max(times)  # type: ignore[type-var]
-            depths = [mean_depth(run["settings"], SETTLED_S, LAW_S) for run in runs]
-            depth = statistics.median(depths)
-            said = f"{told(part)} | ≤ {_seconds(worst)} | {depth:.1f}; {depth / few:.1f}"
-            lines.append(f"| {first} | {law} | {said} |")
-            first = " | "
+        runs = measured["runs"][LAW]
+        part = [rate(run["bins"], SETTLED_S, LAW_S) / its for run, its in zip(runs, hand, strict=True)]
+        times = [time_to(run["bins"], 0.9 * its, 0.0) for run, its in zip(runs, hand, strict=True)]
+        worst = None if None in times else max(times)  # type: ignore[type-var]
+        depth = statistics.median(mean_depth(run["settings"], SETTLED_S, LAW_S) for run in runs)
+        said = f"{told(part)} | ≤ {_seconds(worst)} | {depth:.1f}; {depth / few:.1f}"
+        lines.append(f"| {unit.removeprefix('steady ')} | {best}; {few:.1f} | {said} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _change_table(found: dict[str, Any]) -> str:
-    lines = ["| change | law | 90 % again after it | 90 % again after it is back | mean depth: before, during, after |"]
-    lines.append("|---|---|---|---|---|")
+    lines = ["| change | 90 % again after it | 90 % again after it is back | mean depth: before, during, after |"]
+    lines.append("|---|---|---|---|")
     for unit, measured in found.items():
         what = unit.split(" ")[0]
         if what not in CHANGES:
@@ -251,38 +238,36 @@ def _change_table(found: dict[str, Any]) -> str:
         (first, *_), (second, *_), (last, *_) = measured["changes"]
         best = measured["runs"]["64"]["bins"]
         during, after = rate(best, second - 4, second), rate(best, last - 4, last)
-        for law in LAWS:
-            run = measured["runs"][law]
-            times = [time_to(run["bins"][: round(second / BIN_S)], 0.9 * during, first)]
-            times.append(time_to(run["bins"], 0.9 * after, second))
-            spans = ((2.5, first), (second - 4, second), (last - 4, last))
-            depths = ", ".join(f"{mean_depth(run['settings'], *span):.0f}" for span in spans)
-            lines.append(f"| {unit} | {law} | {_seconds(times[0])} | {_seconds(times[1])} | {depths} |")
+        run = measured["runs"][LAW]
+        times = [time_to(run["bins"][: round(second / BIN_S)], 0.9 * during, first)]
+        times.append(time_to(run["bins"], 0.9 * after, second))
+        spans = ((2.5, first), (second - 4, second), (last - 4, last))
+        depths = ", ".join(f"{mean_depth(run['settings'], *span):.0f}" for span in spans)
+        lines.append(f"| {unit} | {_seconds(times[0])} | {_seconds(times[1])} | {depths} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _shared_table(found: dict[str, Any]) -> str:
-    lines = ["| 4 jobs | law | Jain | all together, MB/s | latency ÷ one job alone | depths |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["| 4 jobs | Jain | all together, MB/s | latency ÷ one job alone | depths |"]
+    lines.append("|---|---|---|---|---|")
     for unit, measured in found.items():
         if not unit.startswith("shared "):
             continue
         alone = found.get(unit.replace("shared ", "steady "))
-        for law in (law for law in LAWS if measured["runs"][law]):
-            fair, sums, late, depths = [], [], [], []
-            for jobs in measured["runs"][law]:
-                spans = [(SHARED_SETTLED_S - job * STAGGER_S, SHARED_S - job * STAGGER_S) for job in range(4)]
-                rates = [rate(job["bins"], *span) for job, span in zip(jobs, spans, strict=True)]
-                fair.append(jain(rates))
-                sums.append(sum(rates) / 1e6)
-                late.append(max(latency(job["bins"], *span) for job, span in zip(jobs, spans, strict=True)))
-                depths += [mean_depth(job["settings"], *span) for job, span in zip(jobs, spans, strict=True)]
-            base = "not measured"
-            if alone:
-                one = statistics.median(latency(run["bins"], SETTLED_S, LAW_S) for run in alone["runs"][law])
-                base = f"{max(late) / one:.1f}"
-            said = f"{told(fair)} | {told(sums, '.0f')} | {base} | {min(depths):.0f} to {max(depths):.0f}"
-            lines.append(f"| {unit.removeprefix('shared ')} | {law} | {said} |")
+        fair, sums, late, depths = [], [], [], []
+        for jobs in measured["runs"]:
+            spans = [(SHARED_SETTLED_S - job * STAGGER_S, SHARED_S - job * STAGGER_S) for job in range(4)]
+            rates = [rate(job["bins"], *span) for job, span in zip(jobs, spans, strict=True)]
+            fair.append(jain(rates))
+            sums.append(sum(rates) / 1e6)
+            late.append(max(latency(job["bins"], *span) for job, span in zip(jobs, spans, strict=True)))
+            depths += [mean_depth(job["settings"], *span) for job, span in zip(jobs, spans, strict=True)]
+        base = "not measured"
+        if alone:
+            one = statistics.median(latency(run["bins"], SETTLED_S, LAW_S) for run in alone["runs"][LAW])
+            base = f"{max(late) / one:.1f}"
+        said = f"{told(fair)} | {told(sums, '.0f')} | {base} | {min(depths):.0f} to {max(depths):.0f}"
+        lines.append(f"| {unit.removeprefix('shared ')} | {said} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 
@@ -300,14 +285,14 @@ def _changes(pyplot: Any, found: dict[str, Any]) -> Any:
         end = measured["changes"][-1][0]
         upper, lower = axes[0][column], axes[1][column]
         upper.set_title(f"{unit.split(' ', 1)[1]}: {titles[unit.split(' ')[0]]}", fontsize=9)
-        for law in ("64", *LAWS):
-            run = measured["runs"][law]
+        for side in ("64", LAW):
+            run = measured["runs"][side]
             times = [0.5 * k for k in range(int(2 * end))]
             rates = [rate(run["bins"], when, when + 0.5) / 1e6 for when in times]
-            style = {"color": "0.7", "label": "by hand: 64"} if law == "64" else {"label": law}
+            style = {"color": "0.7", "label": "by hand: 64"} if side == "64" else {"label": "pario's law"}
             upper.plot([when + 0.25 for when in times], rates, linewidth=1, **style)
-            if law != "64":
-                lower.step(*zip(*[(0.0, 2), *run["settings"]], strict=True), where="post", linewidth=1, label=law)
+            if side == LAW:
+                lower.step(*zip(*[(0.0, 2), *run["settings"]], strict=True), where="post", linewidth=1)
         for when, *_ in measured["changes"][:-1]:
             for each in (upper, lower):
                 each.axvline(when, color="0.8", linestyle=":", linewidth=1)

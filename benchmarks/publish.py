@@ -65,13 +65,6 @@ PARTS: dict[str, tuple[Command, Command]] = {
         ("benchmarks.codecs", "all", "--rounds", "3", "--out", "{dir}/codecs.json"),
         ("benchmarks.codecs", "none", "--out", "{dir}/codecs.json", "--into", "measurements/packing.md"),
     ),
-    "tf-study": (
-        ("benchmarks.tf_study", "--data", "{dir}", "--out", "{dir}/tf-study.json"),
-        (
-            *("benchmarks.tf_study", "--fill", "--out", "{dir}/tf-study.json", "--figures", "measurements/figures"),
-            *("--into", "measurements/characterise.md"),
-        ),
-    ),
     "dlio": (
         ("benchmarks.dlio", "--out", "{dir}/dlio"),
         ("benchmarks.dlio", "--out", "{dir}/dlio", "--fill", "measurements/dlio.md"),

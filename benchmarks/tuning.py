@@ -3,11 +3,11 @@
     python -m benchmarks.tuning --data DIR [--rounds 5] [--only TEXT] [--stores NAME,NAME] [--out DIR/tuning.json]
                                 [--times 4] [--tiers default]
     python -m benchmarks.tuning --data DIR --design     beside the best by hand: 36 cells (benchmarks/design.py)
-    python -m benchmarks.tuning --data DIR --laws       laws (benchmarks/law_runs.py)
+    python -m benchmarks.tuning --data DIR --law        its depth, beside fixed ones (benchmarks/law_runs.py)
 
 Each cell is a store, a set, an order and a number of nodes. A run is a new process that reads EPOCHS epochs from a
 store without a page cache (the disk: its pages are dropped before): the first begins with two reads in flight. The
-table has the rate as a part of the store's bandwidth. What --design and --laws have measured is in their JSON at once,
+table has the rate as a part of the store's bandwidth. What --design and --law have measured is in their JSON at once,
 and a further call goes on from there. Needs root, fuse3 and mfusepy, but for the disk.
 """
 
@@ -121,7 +121,7 @@ def add(cell: Cell, held: data.DataSet, runs: list[dict[str, Any]], section: Sec
 
 def _in_pieces(options: argparse.Namespace) -> int:
     """Measure what the JSON does not have yet, unit by unit, and print the tables."""
-    pieces = Pieces(Path(options.out or Path(options.data) / f"{'design' if options.design else 'laws'}.json"))
+    pieces = Pieces(Path(options.out or Path(options.data) / f"{'design' if options.design else 'law'}.json"))
     units: dict[str, Callable[[], Any]] = {
         cell.name: partial(design.measure, cell, options.data, options.rounds) for cell in design.cells()
     }
@@ -141,10 +141,10 @@ def main() -> int:
     parser.add_argument("--tiers", default="", help="as in PARIO_TIERS, or default: what people get who set nothing")
     parser.add_argument("--times", type=int, default=1, help="epochs of so many times the usual records")
     parser.add_argument("--design", action="store_true", help="the pairwise design of benchmarks/design.py")
-    parser.add_argument("--laws", action="store_true", help="the control laws, benchmarks/law_runs.py")
-    parser.add_argument("--figures", help="a folder for the figure of --laws, as SVG")
+    parser.add_argument("--law", action="store_true", help="the depth that pario's law finds, benchmarks/law_runs.py")
+    parser.add_argument("--figures", help="a folder for the figure of --law, as SVG")
     options = parser.parse_args()
-    if options.design or options.laws:
+    if options.design or options.law:
         return _in_pieces(options)
     bench = Bench.of(options)
     names = [name for name in STORES if name.replace(", ", " ") in options.stores.split(",")]

@@ -135,7 +135,7 @@ def test_publish_fills_every_place_from_what_it_measures() -> None:
     filled: dict[str, set[str]] = {}
     for part, (_, fill) in PARTS.items():
         pages = {word for word in fill if word.endswith(".md")} or {f"measurements/{part}.md"}
-        prefix = {"dropin": "bars", "tiers": "bars", "tf-study": "bars"}.get(part, part)
+        prefix = {"dropin": "bars", "tiers": "bars"}.get(part, part)
         filled.setdefault(prefix, set()).update(pages)
     for page in PAGES:
         for name in re.findall(r"(?m)^<!-- ([\w-]+)(?:: [\w.-]+)? -->$", page.read_text()):
