@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks.peers import __main__ as command
 from benchmarks.peers.judging import PIXELS, Truth, judge, mixing, numbers_of, stamp
 from benchmarks.peers.reading import cpu_seconds
 from benchmarks.peers.table import PEERS, variants
@@ -108,6 +109,20 @@ def test_every_peer_has_a_file_of_its_own() -> None:
     keys = [one.key for one in variants()]
     assert len(set(keys)) == len(keys)
     assert [one.key for one in variants(["ffcv", "pario:block"])] == ["pario:block", "ffcv"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [([], "pip install no-such-thing"), (["--part", "fill"], "--smoke has the parts check and speed")]
+)
+def test_a_smoke_run_says_what_it_lacks(
+    more: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers", "--smoke", *more])
+    monkeypatch.setitem(command.SMOKE_NEEDS, "no_such_thing", "no-such-thing")
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_cpu_seconds_count_children_that_live_and_that_ended() -> None:

@@ -109,7 +109,7 @@ class Reader:
         """The set in the peer's format, below `folder`; nothing for readers of the source LMDB."""
 
     @staticmethod
-    def load(job_rank: int, ranks: int, port: int) -> None:
+    def load(rank: int, ranks: int) -> None:
         """Import the library."""
 
     def __init__(self, job: Job) -> None:
