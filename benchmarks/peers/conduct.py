@@ -221,12 +221,13 @@ def measure(bench: Bench, cell: Cell, running: dict[str, Running]) -> None:
                 asked = {"do": "turn", "folder": folder, "threads": cell.threads, "keep": is_warm}
                 opening: list[dict[str, Any]] = []
                 try:
-                    if is_warm and variant.key not in ready:
-                        opening = running[variant.key].ask(
+                    if cell.state != "slow" and variant.key not in ready:  # compiles, too, what must be compiled
+                        warmed_up = running[variant.key].ask(
                             **asked, seconds=1e9 if variant.name == "memory" else WARM_UP_S
                         )
+                        opening = warmed_up if is_warm else []
                         ready.add(variant.key)
-                    elif not is_warm:
+                    if not is_warm:
                         running[variant.key].ready()
                         files = files_of(os.path.join(folder, variant.peer.folder))
                         try:
