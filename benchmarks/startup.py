@@ -4,10 +4,10 @@
     python -m benchmarks.startup --from FILE --into measurements/startup.md
 
 The clock starts after `import mpi4py.MPI` and a barrier, and stops on each rank with its first batch; a run's time is
-that of its last rank. Beside it, started in turn, a control: the same number of ranks that import numpy, numba and
-h5py and call one function that Numba has cached, which is what any program with these libraries does before its first
-result. Both with warm caches: the kernels compiled, the index saved. --slow: through a store of 20 ms per read and
-2 ms per metadata operation (see benchmarks/stores/latency.py).
+that of its last rank. Beside it, started in turn, a control: the same number of ranks that import numpy and numba and
+call one function that Numba has cached, which is what any program with these libraries does before its first result.
+Both with warm caches: the kernels compiled, the index saved. --slow: through a store of 20 ms per read and 2 ms per
+metadata operation (see benchmarks/stores/latency.py).
 
 In turn with both, the same ranks without MPI: processes with torchrun's variables, whose World is made of sockets
 (pario/comm/star.py). Between these two the clock starts before the launcher does, since MPI's own start is what the
@@ -50,7 +50,6 @@ def _add(a, b):  # type: ignore[no-untyped-def]
 
 
 def control(path: str) -> None:
-    import h5py  # noqa: F401
     import numba
     import numpy  # noqa: F401
 

@@ -266,7 +266,7 @@ def left_behind(ended: Ended, before: tuple[set[str], ...], path: str, temporary
         *(f"process {pid}" for pid in alive),
         *(f"/dev/shm/{name}" for name in left_segments(before[0])),
         *(f"file {name}" for name in set(os.listdir(os.path.dirname(path))) - before[1]),
-        *(f"file {name}" for name in set(os.listdir(path)) - before[2] - {"data.mdb.pario.h5"}),
+        *(f"file {name}" for name in set(os.listdir(path)) - before[2] - {"data.mdb.pario.index"}),
         *(f"temporary file {file}" for file in temporary.rglob("*")),
     ]
 

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import h5py
 import numpy as np
 from lmdb_cases import opened, oracle
+from sidecars import Arrays, edit
 
 import pario
 from pario.fetch.posix import PosixFetcher
@@ -138,17 +139,16 @@ def forge(made: Set, extents: np.ndarray, *, keys: list[bytes] | None = None, fi
     if made.dups:
         first = np.flatnonzero([i == 0 or key != keys[i - 1] for i, key in enumerate(keys)]) if first is None else first
         keys = sorted(set(keys))
-    content = {"extents": extents, "key_data": np.frombuffer(b"".join(keys), np.uint8), "key_first": first}
+    content = {"extents": extents.reshape(-1), "key_data": np.frombuffer(b"".join(keys), np.uint8), "key_first": first}
     if not (np.diff(extents[:, 0]) > 0).all():
         content["by_offset"] = np.argsort(extents[:, 0], kind="stable")
-    with h5py.File(f"{made.path}.db-{DB.decode()}.pario.h5", "r+") as file:
-        for name in list(file):
-            del file[name]
-        for name, array in content.items():
-            if array is not None:
-                file[name] = array
-        file.attrs["n"] = len(extents)
-        file.attrs["content_id"] = content_id_of(extents.reshape(-1).view(EXTENT))
+
+    def change(said: dict[str, Any], arrays: Arrays) -> None:
+        arrays.clear()
+        arrays.update({name: array for name, array in content.items() if array is not None})
+        said["content_id"] = content_id_of(extents.reshape(-1).view(EXTENT))
+
+    edit(f"{made.path}.db-{DB.decode()}.pario.index", change)
 
 
 # -- what is forged ----------------------------------------------------------------------------------------------------

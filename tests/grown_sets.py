@@ -46,12 +46,12 @@ SETS: dict[str, Callable[[Path], str]] = {
 
 
 def forget(path: str) -> None:
-    for place in glob.glob(f"{path}/*.pario.h5"):
+    for place in glob.glob(f"{path}/*.pario.index"):
         os.unlink(place)
 
 
 def sidecars(path: str) -> list[str]:
-    return glob.glob(f"{path}/*.pario.h5")
+    return glob.glob(f"{path}/*.pario.index")
 
 
 def page_bytes(path: str) -> int:

@@ -60,13 +60,13 @@ class FakeMount:
     def read(self, nbytes: int) -> None:
         self._counts["/set/data.mdb"].update(read=1, bytes=nbytes)
         self._counts["/set/data.mdb"]["most"] = 3
-        self._counts["/set/data.mdb.pario.h5"].update(read=1, bytes=nbytes)
+        self._counts["/set/data.mdb.pario.index"].update(read=1, bytes=nbytes)
 
     def counts(self) -> dict[str, Counter[str]]:
         return self._counts
 
     def reset(self) -> None:
-        self._counts = {"/set/data.mdb": Counter(), "/set/data.mdb.pario.h5": Counter()}
+        self._counts = {"/set/data.mdb": Counter(), "/set/data.mdb.pario.index": Counter()}
 
 
 @pytest.fixture

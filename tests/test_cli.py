@@ -167,7 +167,7 @@ def test_info_tells_whether_an_index_is_saved(sets, call, tmp_path):
     file = copy(sets["large"], tmp_path / "set")
     assert "not saved yet: python -m pario data index" in call("data", "info", file)[1]
     assert call("data", "index", file)[0] == 0
-    assert f"saved as {file}.pario.h5" in call("data", "info", file)[1]
+    assert f"saved as {file}.pario.index" in call("data", "info", file)[1]
     os.utime(file, ns=(1, 1))
     assert "does not fit the file any more" in call("data", "info", file)[1]
 
@@ -530,7 +530,7 @@ def test_index_is_built_once(sets, call, tmp_path):
     tree = (stat["branch_pages"] + stat["leaf_pages"]) * PAGE
     assert 100 * tree / file.stat().st_size <= percent * 1.01
     assert percent < 2
-    assert Path(f"{file}.pario.h5").exists()
+    assert Path(f"{file}.pario.index").exists()
     assert "the saved index fits this file" in call("data", "index", file)[1]
 
 

@@ -96,7 +96,7 @@ def sound() -> dict:
                 "records": 1000,
                 "open_by": [],
                 "index": None,
-                "index_places": ["/d/data.mdb.pario.h5"],
+                "index_places": ["/d/data.mdb.pario.index"],
             },
             "ranks": [{"rank": 4 * n + r, "name": f"host{n}", "cores": [2 * r, 2 * r + 1]} for r in range(4)],
         }
@@ -281,7 +281,7 @@ def test_the_index(dataset, tmp_path, here, monkeypatch) -> None:
     def index() -> dict:
         return said_as_json(here(copied, "--json")[1])["nodes"][0]["dataset"]
 
-    sidecar = f"{copied}/data.mdb.pario.h5"
+    sidecar = f"{copied}/data.mdb.pario.index"
     assert index()["index"] is None
     assert index()["index_places"][0] == sidecar
     with pario.Reader(copied):

@@ -234,7 +234,7 @@ def test_meta_records_are_left_out_with_a_line_that_says_so(
 
 
 def test_while_the_index_grows(with_meta: str) -> None:
-    Path(f"{with_meta}/data.mdb.pario.h5").unlink(missing_ok=True)
+    Path(f"{with_meta}/data.mdb.pario.index").unlink(missing_ok=True)
     options = pario.Options(slot_bytes=64 << 10, slots=3, tiers=())
     for recipe in ("ring", "auto"):
         with pario.Loader(with_meta, 7, save_index=False, recipe=recipe, options=options) as loader:

@@ -112,7 +112,7 @@ def test_a_folder_is_named_in_the_log(folder: Path, paths: list[str], caplog: py
 
 
 def test_side_cars_are_those_of_the_files(folder: Path, tmp_path: Path, pairs: Pairs) -> None:
-    shutil.copytree(folder, tmp_path / "sets", ignore=shutil.ignore_patterns("*.h5"))
+    shutil.copytree(folder, tmp_path / "sets", ignore=shutil.ignore_patterns("*.index"))
     mine = paths_in(tmp_path / "sets")
     with pario.Reader(mine[1]) as reader:
         assert reader.index.bytes_read
@@ -194,7 +194,7 @@ def test_past_the_page_cache(paths: list[str], pairs: Pairs) -> None:
 
 
 def copied(folder: Path, tmp_path: Path) -> list[str]:
-    shutil.copytree(folder, tmp_path / "sets", ignore=shutil.ignore_patterns("*.h5"))
+    shutil.copytree(folder, tmp_path / "sets", ignore=shutil.ignore_patterns("*.index"))
     return paths_in(tmp_path / "sets")
 
 

@@ -113,7 +113,7 @@ def folder(way: Way, indexed: Path, tmp_path: Path) -> Path:
     """With its side-car, or a copy without."""
     if way.indexed:
         return indexed
-    shutil.copytree(indexed, tmp_path / "x.lmdb", ignore=shutil.ignore_patterns("*.h5"))
+    shutil.copytree(indexed, tmp_path / "x.lmdb", ignore=shutil.ignore_patterns("*.index"))
     return tmp_path / "x.lmdb"
 
 
@@ -259,7 +259,7 @@ def test_left_early_it_ends(hands: Hands) -> None:
 def test_a_damaged_page_is_an_error_and_not_a_record(way: Way, indexed: Path, tmp_path: Path) -> None:
     """The header of an overflow page says that it is another page. (LMDB itself does not look.)"""
     folder = tmp_path / "damaged.lmdb"
-    shutil.copytree(indexed, folder, ignore=shutil.ignore_patterns("*.h5"))
+    shutil.copytree(indexed, folder, ignore=shutil.ignore_patterns("*.index"))
     with pario.Reader(folder, save_index=way.indexed) as reader:  # the copy has another inode: a side-car of its own
         sizes, offsets = reader.index.extents["nbytes"], reader.index.extents["offset"]
         record = next(i for i in range(N // 2, N) if sizes[i] > 4096)

@@ -230,7 +230,7 @@ def test_other_writers_order_of_fields(form, tmp_path) -> None:
 
 def copied(path: str, tmp_path: Path) -> tuple[str, np.ndarray]:
     """A copy with a side-car of its own, and where its values begin."""
-    shutil.copytree(path, tmp_path / "x", ignore=shutil.ignore_patterns("*.h5"))
+    shutil.copytree(path, tmp_path / "x", ignore=shutil.ignore_patterns("*.index"))
     with pario.Reader(tmp_path / "x") as reader:
         return str(tmp_path / "x"), reader.index.extents["offset"].copy()
 
@@ -447,13 +447,13 @@ def test_what_cannot_be_decoded_is_left_out_and_nothing_else(form, tmp_path, dec
 
 def test_a_first_epoch_from_a_local_disk_leaves_the_index_behind(form, ascending, tmp_path) -> None:
     folder = tmp_path / "x.lmdb"
-    shutil.copytree(ascending, folder, ignore=shutil.ignore_patterns("*.h5"))
+    shutil.copytree(ascending, folder, ignore=shutil.ignore_patterns("*.index"))
     with seated(form, str(folder), 32, Raw()) as loader:
         assert not loader.index.sizes_known
         list(loader)
         assert loader.stats()["guessed"] == 0
     with pario.Reader(folder) as after, pario.Reader(ascending) as oracle:
-        assert after.index.sidecar == f"{folder}/data.mdb.pario.h5"
+        assert after.index.sidecar == f"{folder}/data.mdb.pario.index"
         np.testing.assert_array_equal(after.index.extents, oracle.index.extents)
         assert after.keys(range(400)) == [b"%06d" % i for i in range(400)]
 

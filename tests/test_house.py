@@ -65,7 +65,7 @@ STRANGERS = {
 #: what only some files may know: module -> files or folders
 KNOWN_TO = {
     "mpi4py": ("comm/", "demo/"),
-    "h5py": ("locate/sidecar.py", "checkpoint/layout.py"),
+    "h5py": ("checkpoint/layout.py",),
     "lmdb": ("lmdb/real.py", "demo/", "packing/writer.py"),
     "mmap": (
         *("comm/memory.py", "fetch/mapped.py", "tiers/memory.py", "tiers/states.py", "lmdb/told.py"),

@@ -65,7 +65,7 @@ WAYS: dict[str, tuple[str, Any, dict[str, Any]]] = {
 def test_a_flipped_bit_never_passes(way: str, sets: dict[str, Flipped]) -> None:
     kind, decoder, how = WAYS[way]
     if "first epoch" in way:
-        os.rename(sidecar := sets[kind].file + ".pario.h5", sidecar + ".away")
+        os.rename(sidecar := sets[kind].file + ".pario.index", sidecar + ".away")
     try:
         stats = all_found(sets[kind], comm="self", decoder=decoder, **how)
     finally:

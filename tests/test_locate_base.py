@@ -52,7 +52,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def index(kind: str, file: tuple[str, Pairs]) -> Iterator[Index]:
     path, _ = file
-    Path(f"{path}.pario.h5").unlink(missing_ok=True)
+    Path(f"{path}.pario.index").unlink(missing_ok=True)
     fetcher = PosixFetcher(path)
     pool = ReadPool(fetcher, 2)
     database = Database(path, read_snapshot(fetcher))

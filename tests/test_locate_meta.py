@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import h5py
 import lmdb
 import numpy as np
 import pytest
+import sidecars
 
 import pario
 from pario.locate.growing import GrowingIndex
@@ -77,22 +77,13 @@ def test_alike_in_a_complete_and_in_a_growing_index(case: str, tmp_path: Path) -
     assert grows == (case not in ("among names", "a sure name among words"))
 
 
-@pytest.mark.parametrize("save", [True, False])
-def test_a_saved_index_knows_them_without_a_look_at_keys(
-    save: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_saved_index_knows_them(tmp_path: Path) -> None:
     path = write(tmp_path / "x", [*HEX, b"__len__", b"num_samples"])
     right = {i: key for i, key in enumerate(in_order(path)) if key in NAMES}
-    with pario.Reader(path) as reader:
-        assert reader.index.meta == right
-    if not save:  # as an earlier pario wrote it
-        with h5py.File(f"{path}/data.mdb.pario.h5", "r+") as file:
-            del file.attrs["meta"]
-    else:
-        monkeypatch.setattr("pario.locate.sidecar.find_meta", pytest.fail)
-    with pario.Reader(path) as reader:
-        assert reader.index.bytes_read == 0
-        assert reader.index.meta == right
+    for saved in (False, True):
+        with pario.Reader(path) as reader:
+            assert (reader.index.bytes_read == 0) == saved
+            assert reader.index.meta == right
 
 
 def test_a_grown_index_saves_them(tmp_path: Path) -> None:
@@ -101,8 +92,7 @@ def test_a_grown_index_saves_them(tmp_path: Path) -> None:
         with pario.Loader(path, 32) as loader:
             assert sum(len(batch.ids) for batch in loader) == loader.records == N
             assert loader.index.meta == {N: b"__len__"}
-    with h5py.File(f"{path}/data.mdb.pario.h5") as file:
-        assert file.attrs["meta"].tolist() == [N]
+    assert sidecars.read(f"{path}/data.mdb.pario.index")[0]["meta"] == [N]
 
 
 @pytest.mark.parametrize("said", [[5], [0, N], [N + 1], [-1], list(range(100))])
@@ -112,8 +102,7 @@ def test_a_side_car_that_names_others_is_made_anew(
     path = write(tmp_path / "x", [*DIGITS, b"__len__"])
     with pario.Reader(path):
         pass
-    with h5py.File(f"{path}/data.mdb.pario.h5", "r+") as file:
-        file.attrs["meta"] = np.array(said)
+    sidecars.edit(f"{path}/data.mdb.pario.index", lambda about, _: about.update(meta=said))
     with caplog.at_level(logging.INFO), pario.Reader(path) as reader:
         assert reader.index.meta == {N: b"__len__"}
         assert reader.index.bytes_read > 0

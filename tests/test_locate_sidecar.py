@@ -10,11 +10,12 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from lmdb_cases import index_of, opened, oracle, right, same
+from sidecars import Arrays, edit
 
 from pario.errors import SnapshotError
 from pario.locate.sidecar import Trustees, same_sidecar, sidecar_places
@@ -57,7 +58,7 @@ def test_a_commit_makes_it_stale(path: str) -> None:
 
 def test_a_node_sees_the_side_car_of_rank_0_or_another_or_none(tmp_path: Path) -> None:
     """Cache directories may be one per node."""
-    sidecar = tmp_path / "x.h5"
+    sidecar = tmp_path / "x.index"
     sidecar.write_bytes(bytes(100))
     os.utime(sidecar, ns=(7, 7))
     assert same_sidecar(os.fspath(sidecar), (100, 7))
@@ -79,57 +80,67 @@ def test_a_moved_copy_has_the_same_content(path: str, tmp_path: Path) -> None:
     assert second.content_id == first.content_id
 
 
-def _edit(change: Callable[[h5py.File], None]) -> Callable[[str], None]:
-    def damage(place: str) -> None:
-        with h5py.File(place, "r+") as file:
-            change(file)
-
-    return damage
+def _edit(change: Callable[[dict[str, Any], Arrays], object]) -> Callable[[str], None]:
+    return lambda place: edit(place, change)
 
 
 def _replace(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[str], None]:
-    def edit(file: h5py.File) -> None:
-        array = change(file[name][:])
-        del file[name]
-        file[name] = array
-
-    return _edit(edit)
+    return _edit(lambda _, arrays: arrays.update({name: change(arrays[name])}))
 
 
 def _write_into(name: str, row: int, value: int) -> Callable[[str], None]:
-    def edit(file: h5py.File) -> None:
-        file[name][row] = value
-
-    return _edit(edit)
+    return _edit(lambda _, arrays: arrays[name].__setitem__(row, value))
 
 
-def _drop(name: str) -> Callable[[h5py.File], None]:
-    def edit(file: h5py.File) -> None:
-        del file[name]
+def _drop(name: str) -> Callable[[str], None]:
+    return _edit(lambda said, arrays: (arrays if name in arrays else said).pop(name))
 
-    return edit
+
+def _say(name: str, value: object) -> Callable[[str], None]:
+    return _edit(lambda said, _: said.update({name: value}))
+
+
+def _rewrite(old: bytes, new: bytes) -> Callable[[str], None]:
+    """In the line of JSON, without its checksum."""
+    return lambda place: void(Path(place).write_bytes(Path(place).read_bytes().replace(old, new, 1)))
+
+
+def void(_: object) -> None:
+    """Nothing."""
 
 
 SIDECAR_DAMAGE: dict[str, Callable[[str], None]] = {
     "empty": lambda place: os.truncate(place, 0),
     "half": lambda place: os.truncate(place, os.path.getsize(place) // 2),
-    "text": lambda place: Path(place).write_text("not HDF5"),
-    "another HDF5 file": _edit(lambda file: file.clear() or file.attrs.clear()),
-    "another version": _edit(lambda file: file.attrs.modify("index_version", 99)),
-    "another state": _edit(lambda file: file.attrs.modify("fingerprint", "0" * 32)),
-    "no extents": _edit(_drop("extents")),
-    "no keys": _edit(_drop("key_data")),
-    "no key starts": _edit(_drop("key_starts")),
-    "extents of another shape": _replace("extents", lambda a: a[:-1]),
-    "extents of another type": _replace("extents", lambda a: a.astype(np.int32)),
-    "an extent elsewhere": _write_into("extents", 7, 4096),
+    "a byte less": lambda place: os.truncate(place, os.path.getsize(place) - 1),
+    "a byte more": lambda place: os.truncate(place, os.path.getsize(place) + 1),
+    "text": lambda place: void(Path(place).write_text("no index")),
+    "another version": _rewrite(b"pario index 2", b"pario index 9"),
+    "an earlier version": lambda place: void(Path(place).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(4096))),
+    "another line": _rewrite(b"key_width", b"key_wedth"),
+    "no JSON": _rewrite(b"{", b"["),
+    "a list": lambda place: void(Path(place).write_bytes(b"pario index 2\n[]\n")),
+    "much JSON": lambda place: void(Path(place).write_bytes(b"pario index 2\n" + b"[" * 1_000_000)),
+    "arrays without end": _rewrite(b'"|u1", ', b'"|u1", 999999999'),
+    "arrays of objects": _rewrite(b'"|u1"', b'"|O8"'),
+    "another state": _say("fingerprint", "0" * 32),
+    "no state": _drop("fingerprint"),
+    "no extents": _drop("extents"),
+    "no keys": _drop("key_data"),
+    "no key starts": _drop("key_starts"),
+    "extents of another shape": _replace("extents", lambda a: a[:-2]),
+    "half an extent": _replace("extents", lambda a: a[:-1]),
+    "extents of bytes": _replace("extents", lambda a: a.astype(np.uint8)),
+    "an extent elsewhere": _write_into("extents", 14, 4096),
     "file order twice the same": _write_into("by_offset", 7, 0),
     "file order out of range": _write_into("by_offset", 7, 1 << 40),
     "file order of another shape": _replace("by_offset", lambda a: a[:-1]),
-    "no file order": _edit(_drop("by_offset")),
+    "file order of bytes": _replace("by_offset", lambda a: a.view(np.uint8)),
+    "no file order": _drop("by_offset"),
     "keys cut": _replace("key_data", lambda a: a[:-1]),
-    "n": _edit(lambda file: file.attrs.modify("n", 7)),
-    "n negative": _edit(lambda file: file.attrs.modify("n", -7)),
+    "keys of numbers": _replace("key_data", lambda a: a.astype(np.int64)),
+    "key starts of bytes": _replace("key_starts", lambda a: a.astype(np.uint8)),
+    "a width in words": _say("key_width", "wide"),
 }
 
 

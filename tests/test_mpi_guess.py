@@ -86,7 +86,7 @@ def steps_of(comm, seen):
 def forget(comm, path):
     comm.Barrier()
     if comm.rank == 0:
-        for name in glob.glob(f"{path}/*.pario.h5"):
+        for name in glob.glob(f"{path}/*.pario.index"):
             os.unlink(name)
     comm.Barrier()
 
@@ -108,7 +108,7 @@ def test_every_record_in_order(world, sets, name, recipe):
             assert list(chain.from_iterable(steps)) == list(range(len(expected)))
             assert all(len(step) == per_step for step in steps[:-1])
         world.Barrier()
-        assert bool(glob.glob(f"{path}/*.pario.h5")) == (recipe == "auto")
+        assert bool(glob.glob(f"{path}/*.pario.index")) == (recipe == "auto")
 
 
 @pytest.mark.parametrize("name", ["caffe_datum", "variable_sizes", "named_databases"])
@@ -159,7 +159,7 @@ def test_an_interrupted_first_epoch_goes_on(world, sets, recipe):
             if batch.step == 5:
                 state = loader.state_dict()
                 break
-    assert not glob.glob(f"{path}/*.pario.h5")
+    assert not glob.glob(f"{path}/*.pario.index")
     done = sorted(chain.from_iterable(steps_of(world, first)))
     assert done == list(range(6 * 9 * world.size))
     for comm in (world, MPI.COMM_SELF):
@@ -197,7 +197,7 @@ def test_damage_in_the_middle_stops_all(world, sets, place, recipe):
     path, db, expected = sets["caffe_datum"]
     copy = f"{place}/damaged-{recipe}"
     if world.rank == 0:
-        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.h5"))
+        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.index"))
         with pario.Reader(copy, comm=_self(), save_index=False) as reader:
             offset = int(reader.index.extents[2500]["offset"])
         with open(f"{copy}/data.mdb", "r+b") as file:
@@ -215,7 +215,7 @@ def test_a_damaged_leaf_stops_all(world, sets, place):
     path, db, _ = sets["caffe_datum"]
     copy = f"{place}/leaf"
     if world.rank == 0:
-        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.h5"))
+        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.index"))
         pool = ReadPool(PosixFetcher(f"{copy}/data.mdb"), 1)
         with get_world(_self()) as me:
             snapshot = read_snapshot(pool.fetcher)

@@ -34,7 +34,7 @@ def test_a_loader_works(
     made = dataset("caffe_datum")
     place = tmp_path / "set"
     shutil.copytree(made.path, place)
-    sidecar = place / "data.mdb.pario.h5"
+    sidecar = place / "data.mdb.pario.index"
     if sidecar.exists():
         sidecar.unlink()
     if not beside:

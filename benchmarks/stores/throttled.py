@@ -164,7 +164,7 @@ class Disk:
         """Copy a file or folder onto the disk and drop its pages. Returns the new path."""
         target = os.path.join(self.folder, os.path.basename(source.rstrip("/")))
         if os.path.isdir(source):
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("lock.mdb", "*.pario.h5"))
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("lock.mdb", "*.pario.index"))
         else:
             shutil.copyfile(source, target)
         _run("sync", "-f", self.folder)

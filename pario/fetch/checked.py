@@ -89,7 +89,7 @@ class Checked:
             page=begin // self._snapshot.page_size,
             offset=begin,
             record=int(ids[bad]),
-            hint="The file is damaged, or was rewritten since its index was made: delete the .pario.h5 beside "
+            hint="The file is damaged, or was rewritten since its index was made: delete the .pario.index beside "
             "it and try again; `python -m pario data verify` looks at every record.",
         )
 

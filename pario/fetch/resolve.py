@@ -34,7 +34,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _NUMBER = re.compile(r"%(0?\d*)d")
 #: In a folder, these are LMDBs; what a pattern finds is one unless it ends like this.
 _LMDB_NAMES = (".lmdb", ".mdb")
-_OTHER_NAMES = ("-lock", "lock.mdb", ".pario.h5")
+_OTHER_NAMES = ("-lock", "lock.mdb", ".pario.index", ".pario.sums")
 
 
 def as_paths(given: Paths) -> tuple[str, ...]:

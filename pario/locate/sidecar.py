@@ -1,8 +1,9 @@
-"""The side-car: a complete index as an HDF5 file beside the data, or in the user's cache directory.
+"""The side-car: a complete index as a file beside the data, or in the user's cache directory (its format: stored.py).
 
-Group `/`
-    attributes   format, index_version, fingerprint (which state of which file), content_id, n, key_width, meta (ids of
-                 the meta records, see meta.py; may be absent), and for people: data_file, database, page_size, txnid
+What it says
+    fingerprint (which state of which file), content_id, key_width, meta (ids of the meta records, see meta.py), and for
+    people: data_file, database, page_size, txnid
+Its arrays
     extents      i64[n, 2]: offset in the data file and bytes of every value, in key order
     by_offset    i64[n]: record ids in file order; absent where file order is key order
     key_data     u8[...]: all keys one after the other; a key with several values once
@@ -11,13 +12,12 @@ Group `/`
 
 It is written to a temporary file and renamed, and believed only if everything fits: its owner and mode (`Trustees`),
 the fingerprint, the shapes, the checksums, extents that lie apart inside the file, and a sample of the file's leaf
-pages (probe.py). Anything else is rebuilt. Keys stay in the file until somebody asks for them (stored.py).
+pages (probe.py). Anything else is rebuilt. Keys stay in the file until somebody asks for them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import os
 import socket
@@ -38,14 +38,13 @@ from pario.format.layout import NUM_METAS
 from pario.format.meta import Snapshot
 from pario.locate.database import Database, state_digest
 from pario.locate.index import KeyTable, Places, content_id_of
-from pario.locate.meta import NAMES, find_meta
+from pario.locate.meta import NAMES
 from pario.locate.probe import probe
-from pario.locate.stored import PIECE_BYTES, StoredArray
+from pario.locate.stored import StoredArray, read_stored, write_stored
 from pario.records import EXTENT
 
 #: Of the side-car; one that says something else is rebuilt.
-INDEX_VERSION = 1
-_FORMAT = "pario index"
+INDEX_VERSION = 2
 #: File names are limited in length; database names are not.
 _LONGEST_NAME = 100
 
@@ -106,7 +105,7 @@ class Saved:
     entry: bytes | None = None
 
 
-#: of a look at a side-car: it is opened, and HDF5 reads what is in it
+#: of a look at a side-car: it is opened; its beginning, extents and keys are read
 _OPERATIONS = 4
 
 
@@ -122,7 +121,7 @@ def find_saved(pool: ReadPool, snapshot: Snapshot, db: bytes | None, *, look: bo
             return _load(sidecar, found, pool)
         except FileNotFoundError:
             continue
-        except Exception as e:  # h5py raises many kinds for a damaged file
+        except Exception as e:  # what is damaged may say anything
             _log.info("the saved index %s is not used: %s", sidecar, e)
     return found
 
@@ -139,8 +138,8 @@ def saved_index(
     unfit: list[str] = []
     for sidecar in sidecar_places(path, db):
         try:
-            with open_trusted(sidecar, Trustees.of(status)) as raw, _h5_file(raw) as file:
-                _check_attributes(file, fingerprint)
+            with open_trusted(sidecar, Trustees.of(status)) as raw:
+                _read(raw, fingerprint)
             return sidecar, unfit
         except FileNotFoundError:
             continue
@@ -149,12 +148,12 @@ def saved_index(
     return None, unfit
 
 
-def sidecar_places(path: str, db: bytes | str | None = None, ending: str = ".h5") -> list[str]:
+def sidecar_places(path: str, db: bytes | str | None = None, ending: str = ".index") -> list[str]:
     """Where a side-car of a data file may lie: beside it, then in the user's cache directory."""
     return list(_places(path, db, ending))
 
 
-def _places(path: str, db: bytes | str | None, ending: str = ".h5") -> Iterator[str]:
+def _places(path: str, db: bytes | str | None, ending: str = ".index") -> Iterator[str]:
     name = db.encode() if isinstance(db, str) else db
     suffix = f".pario{ending}"
     if name is not None:
@@ -181,67 +180,6 @@ def _fingerprint(status: os.stat_result, snapshot: Snapshot, db: bytes | None) -
     return state_digest(snapshot, db, index_version=INDEX_VERSION, **of_file)
 
 
-class _Sink(io.RawIOBase):
-    """A file for the HDF5 library that keeps the first error for itself.
-
-    HDF5 that meets a full disk leaves objects behind that can neither be flushed nor closed. Here it never hears of it:
-    what follows the first error is dropped, and `raise_error` tells afterwards.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._file = open(fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115
-        self._error: OSError | None = None
-
-    def _try(self, call: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
-        if self._error is not None:
-            return otherwise
-        try:
-            return call(*arguments)
-        except OSError as e:
-            self._error = e
-            return otherwise
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        return self._file.readinto(buffer) or 0
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        done = 0
-        while done < len(view):
-            written = self._try(self._file.write, view[done:], otherwise=len(view) - done)
-            done += int(written or 0)
-        return done
-
-    def truncate(self, size: int | None = None) -> int:
-        self._try(self._file.truncate, size, otherwise=None)
-        return self.tell()
-
-    def finish(self) -> None:
-        """To the disk; raises the first error."""
-        self._try(os.fsync, self._file.fileno(), otherwise=None)
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 def open_trusted(sidecar: str, trustees: Trustees) -> BinaryIO:
     """Open it; raises ValueError where it is somebody's who must not be believed, OSError."""
     # A pipe would keep us waiting.
@@ -259,25 +197,26 @@ def _load(sidecar: str, wanted: Saved, pool: ReadPool) -> Saved:
     database = wanted.database
     with open_trusted(sidecar, wanted.trustees) as raw:
         mark = _mark(os.fstat(raw.fileno()))
-        with _h5_file(raw) as file:
-            _check_attributes(file, database.fingerprint)
-            places = _load_places(file, database.snapshot)
-            keys = _keys_in(file, raw)
-            database = replace(database, record=probe(pool, database, places, keys))
-            # Everybody who loads data asks for these two: no need to open it once more.
-            ends = keys.ends(len(places.extents))
-            meta = _meta_in(file, keys, database)
+        said, arrays = _read(raw, database.fingerprint)
+        places = _places_in(said, arrays, database.snapshot)
+        n, keys = len(places.extents), _keys_in(said, arrays, raw)
+        database = replace(database, record=probe(pool, database, places, keys))
+        # Everybody who loads data asks for these two: no need to open it once more.
+        ends = keys.ends(n)
+        meta = _meta_in(said, keys, n)
     return replace(wanted, database=database, places=places, sidecar=sidecar, mark=mark, ends=ends, meta=meta)
 
 
-def _meta_in(file: Any, keys: KeyTable, database: Database) -> dict[int, bytes]:
+def _read(raw: BinaryIO, fingerprint: str) -> tuple[dict[str, Any], dict[str, StoredArray]]:
+    said, arrays = read_stored(raw)
+    if said["fingerprint"] != fingerprint:
+        raise ValueError("the data file has changed since")
+    return said, arrays
+
+
+def _meta_in(said: dict[str, Any], keys: KeyTable, n: int) -> dict[int, bytes]:
     """The meta records. Raises ValueError where the side-car gives their names to others."""
-    n, record = int(file.attrs["n"]), database.record
-    assert record is not None  # found by `probe`
-    said = file.attrs.get("meta")
-    if said is None:  # written before there was this attribute
-        return find_meta(keys.one, n, record.md_flags, database.snapshot.layout)
-    ids = [int(i) for i in said]
+    ids = [int(i) for i in said["meta"]]
     if not ids:
         return {}
     if len(ids) > 4 * len(NAMES) or len(ids) >= n or not all(0 <= i < n for i in ids):
@@ -288,35 +227,27 @@ def _meta_in(file: Any, keys: KeyTable, database: Database) -> dict[int, bytes]:
     return found
 
 
-def _load_places(file: Any, snapshot: Snapshot) -> Places:
-    n = int(file.attrs["n"])
-    extents = np.empty((n, 2), np.int64)
-    _read_all(file["extents"], extents)
-    by_offset = None
-    if "by_offset" in file:
-        by_offset = np.empty(n, np.int64)
-        _read_all(file["by_offset"], by_offset)
-    _check_keys(file, n)
-    content_id = str(file.attrs["content_id"])
-    found = extents.reshape(-1).view(EXTENT)
-    if n < 1 or content_id_of(found) != content_id:
+def _places_in(said: dict[str, Any], arrays: dict[str, StoredArray], snapshot: Snapshot) -> Places:
+    found = arrays["extents"][:].view(EXTENT)
+    n, by_offset = len(found), arrays["by_offset"][:] if "by_offset" in arrays else None
+    _check_keys(said, arrays, n)
+    if n < 1 or content_id_of(found) != said["content_id"]:
         raise ValueError("its extents do not fit their checksum")
     first, end = NUM_METAS * snapshot.page_size, (snapshot.last_pgno + 1) * snapshot.page_size
+    offsets, nbytes = found["offset"], found["nbytes"]
     # Compared without a sum, which could overflow.
-    if (found["offset"] < first).any() or (extents < 0).any() or (found["nbytes"] > end - found["offset"]).any():
+    if (offsets < first).any() or (nbytes < 0).any() or (nbytes > end - offsets).any():
         raise ValueError("its extents lie outside the pages in use")
-    ordered = found
     if by_offset is not None:
-        if by_offset.min() < 0 or by_offset.max() >= n:
-            raise ValueError("its file order has ids out of range")
-        ordered = found[by_offset]
-    offsets = ordered["offset"]
+        if len(by_offset) != n or by_offset.min() < 0 or by_offset.max() >= n:
+            raise ValueError("its file order has other ids")
+        offsets, nbytes = offsets[by_offset], nbytes[by_offset]
     # Strictly ascending offsets: every id occurs once.
     if not (offsets[1:] > offsets[:-1]).all():
         raise ValueError("its file order does not ascend")
-    if (offsets[:-1] + ordered["nbytes"][:-1] > offsets[1:]).any():
+    if (offsets[:-1] + nbytes[:-1] > offsets[1:]).any():
         raise ValueError("its extents overlap")
-    return Places(found, by_offset, content_id, float(found["nbytes"].mean()))
+    return Places(found, by_offset, said["content_id"], float(nbytes.mean()))
 
 
 def open_keys(sidecar: str, fingerprint: str, trustees: Trustees) -> KeyTable:
@@ -324,10 +255,8 @@ def open_keys(sidecar: str, fingerprint: str, trustees: Trustees) -> KeyTable:
     raw = None
     try:
         raw = open_trusted(sidecar, trustees)
-        with _h5_file(raw) as file:
-            _check_attributes(file, fingerprint)
-            return _keys_in(file, raw)
-    except Exception as e:  # h5py raises many kinds for a damaged file
+        return _keys_in(*_read(raw, fingerprint), raw)
+    except (OSError, ValueError, LookupError, TypeError) as e:
         if raw is not None:
             raw.close()
         raise SnapshotError(
@@ -337,9 +266,9 @@ def open_keys(sidecar: str, fingerprint: str, trustees: Trustees) -> KeyTable:
         ) from e
 
 
-def _keys_in(file: Any, raw: Any) -> KeyTable:
-    starts, first = (StoredArray(file[name], raw) if name in file else None for name in ("key_starts", "key_first"))
-    return KeyTable(StoredArray(file["key_data"], raw), int(file.attrs["key_width"]), starts, first, (raw,))
+def _keys_in(said: dict[str, Any], arrays: dict[str, StoredArray], raw: BinaryIO) -> KeyTable:
+    width = int(said["key_width"])
+    return KeyTable(arrays["key_data"], width, arrays.get("key_starts"), arrays.get("key_first"), (raw,))
 
 
 def _mark(status: os.stat_result) -> Mark:
@@ -354,39 +283,16 @@ def same_sidecar(sidecar: str, mark: Mark | None) -> bool:
         return False
 
 
-def _h5_file(raw: Any) -> Any:
-    """An HDF5 file over an open Python file: without HDF5's own locks, which network file systems often refuse."""
-    import h5py
-
-    return h5py.File(raw, "r")
-
-
-def _check_attributes(file: Any, fingerprint: str) -> None:
-    if file.attrs.get("format") != _FORMAT:
-        raise ValueError("it is not an index of pario")
-    if file.attrs.get("index_version") != INDEX_VERSION:
-        raise ValueError(f"it has index version {file.attrs.get('index_version')}, not {INDEX_VERSION}")
-    if file.attrs.get("fingerprint") != fingerprint:
-        raise ValueError("the data file has changed since")
-
-
-def _check_keys(file: Any, n: int) -> None:
+def _check_keys(said: dict[str, Any], arrays: dict[str, StoredArray], n: int) -> None:
     """Shapes only: the keys stay where they are."""
-    width = int(file.attrs["key_width"])
-    k = file["key_first"].shape[0] if "key_first" in file else n
+    width, starts, data = int(said["key_width"]), arrays.get("key_starts"), arrays["key_data"]
+    k = arrays["key_first"].n if "key_first" in arrays else n
     if width >= 0:
-        sound = file["key_data"].shape == (k * width,)
+        sound = data.n == k * width
     else:
-        starts = file["key_starts"]
-        sound = starts.shape == (k + 1,) and file["key_data"].shape == (int(starts[-1]),)
-    if not sound or file["key_data"].dtype != np.uint8:
+        sound = starts is not None and starts.n == k + 1 and data.n == int(starts[k:][0])
+    if not sound or data.dtype != np.uint8:
         raise ValueError("its keys have the wrong shape")
-
-
-def _read_all(dataset: Any, out: np.ndarray) -> None:
-    if dataset.shape != out.shape or dataset.dtype != out.dtype:
-        raise ValueError(f"{dataset.name} is {dataset.dtype}{list(dataset.shape)}, not {out.dtype}{list(out.shape)}")
-    dataset.read_direct(out)
 
 
 def save_any(saved: Saved) -> None:
@@ -445,34 +351,24 @@ def save_whole(sidecar: str, write: Callable[[int], None]) -> None:
 
 
 def _write(saved: Saved, fd: int) -> None:
-    import h5py
-
     database, places, keys = saved.database, saved.places, saved.keys
     assert places is not None
     assert keys is not None
-    n, sink = len(places.extents), _Sink(fd)
-    with h5py.File(sink, "w", libver="v110") as file:
-        file.attrs["format"] = _FORMAT
-        file.attrs["index_version"] = INDEX_VERSION
-        file.attrs["fingerprint"] = database.fingerprint
-        file.attrs["content_id"] = places.content_id
-        file.attrs["n"] = n
-        file.attrs["key_width"] = keys.width
-        file.attrs["meta"] = np.array(sorted(saved.meta), np.int64)
-        file.attrs["data_file"] = os.path.basename(database.path)
-        file.attrs["database"] = "(main)" if database.name is None else database.name.decode(errors="backslashreplace")
-        file.attrs["page_size"] = database.snapshot.page_size
-        file.attrs["txnid"] = database.snapshot.txnid
-        # Contiguous: loading is one read. `content_id` is their checksum.
-        file.create_dataset("extents", data=places.extents.view(np.int64).reshape(n, 2))
-        if places.by_offset is not None:
-            file.create_dataset("by_offset", data=places.by_offset)
-        for name, array in (("key_data", keys.data), ("key_starts", keys.starts), ("key_first", keys.first)):
-            if array is None:
-                continue
-            if len(array):
-                chunk = max(1, min(len(array), PIECE_BYTES // array.itemsize))
-                file.create_dataset(name, data=array, chunks=(chunk,), fletcher32=True)
-            else:
-                file.create_dataset(name, data=array)
-    sink.finish()
+    says = {
+        "fingerprint": database.fingerprint,
+        "content_id": places.content_id,
+        "key_width": keys.width,
+        "meta": sorted(saved.meta),
+        "data_file": os.path.basename(database.path),
+        "database": "(main)" if database.name is None else database.name.decode(errors="backslashreplace"),
+        "page_size": database.snapshot.page_size,
+        "txnid": database.snapshot.txnid,
+    }
+    arrays = {
+        "extents": places.extents.view(np.int64),
+        "by_offset": places.by_offset,
+        "key_data": keys.data,
+        "key_starts": keys.starts,
+        "key_first": keys.first,
+    }
+    write_stored(fd, says, {name: array for name, array in arrays.items() if array is not None})

@@ -1,100 +1,118 @@
-"""Arrays of a side-car, read without HDF5: no object of HDF5 lives longer than the function that opened the file.
+"""The file of a saved index: what it says, and arrays of which parts can be read without the others.
 
-HDF5 closes what is still open when the process ends. A file that it reads through a Python object cannot be closed
-then, as there is no interpreter any more; and an h5py object that is freed then may wait for ever for h5py's lock, if a
-background thread held it.
+    b"pario index 2\\n"
+    one line of JSON   what it says, with "arrays": [name, dtype, elements] of each
+    u32[k]             CRC-32 of each piece of `PIECE_BYTES` of the arrays; each array begins with a piece of its own
+    16 bytes           BLAKE2b of all that stands before
+    the arrays         one after the other
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import struct
-from typing import Any
+import zlib
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from pario.errors import SnapshotError
+from pario.text import read_json
 
-#: Keys are stored in pieces (HDF5's chunks) of this many bytes at most, each with a checksum, so that a few can be read
-#: without the others.
 PIECE_BYTES = 64 << 10
-_SUM_BYTES = 4
-_WIDTH = 128
+
+_MAGIC = b"pario index 2\n"
+_DIGEST = 16
+#: The line of JSON is shorter.
+_MOST = 64 << 10
+_DTYPES = ("|u1", "<i8")
+_SUM = np.dtype("<u4")
 
 
 class StoredArray:
-    """A dataset of one axis, in pieces or in one. It is sliced like an array; not thread-safe.
+    """One of the arrays, which have one axis. It is sliced like an array in memory; not thread-safe.
 
-    dataset : of an open HDF5 file, which may be closed afterwards; raw : the file itself, which stays open
-    Raises ValueError if it is stored in another way than pario writes it.
+    name, dtype, n : of the array; at : where it begins in the file `raw`, which stays open
+    sums : u32[k], of its pieces
     """
 
-    def __init__(self, dataset: Any, raw: Any) -> None:
-        (self._n,), self._dtype, self._raw, self._name = dataset.shape, dataset.dtype, raw, dataset.name
-        if self._dtype not in (np.uint8, np.dtype("<i8")):
-            raise ValueError(f"{self._name} has elements of {self._dtype}")
-        itemsize, chunks = self._dtype.itemsize, dataset.chunks
-        rows = chunks[0] if chunks else PIECE_BYTES // itemsize
-        firsts = np.arange(0, self._n, rows)
-        self._piece_bytes = rows * itemsize
-        stored = np.full(len(firsts), self._piece_bytes + (_SUM_BYTES if chunks else 0))
-        if chunks:
-            infos = [dataset.id.get_chunk_info_by_coord((int(first),)) for first in firsts]
-            sound = dataset.fletcher32 and dataset.id.get_create_plist().get_nfilters() == 1
-            sound = sound and self._piece_bytes <= PIECE_BYTES
-            sound = sound and all((info.filter_mask, info.size) == (0, stored[0]) for info in infos)
-            self._offsets = np.array([info.byte_offset for info in infos], np.int64)
-        else:
-            begin = dataset.id.get_offset() if self._n else 0
-            sound, begin = begin is not None, begin or 0  # None: in another file
-            self._offsets = begin + firsts * itemsize
-            stored[-1:] = (self._n - firsts[-1:]) * itemsize
-        self._stored = stored
-        if not sound or (self._offsets < 0).any() or (stored > os.fstat(raw.fileno()).st_size - self._offsets).any():
-            raise ValueError(f"{self._name} is not stored as pario stores it")
-        self._is_checked = np.full(len(firsts), not chunks)
+    def __init__(self, raw: Any, name: str, dtype: np.dtype, n: int, at: int, sums: np.ndarray) -> None:
+        self.dtype, self.n = dtype, n
+        self._raw, self._name, self._at, self._sums = raw, name, at, sums
+        self._is_checked = np.zeros(len(sums), bool)
 
     def __getitem__(self, which: slice) -> np.ndarray:
         """Raises SnapshotError, OSError. Each piece is read as a whole once, to check it."""
-        itemsize, nbytes = self._dtype.itemsize, self._piece_bytes
-        first, last, _ = which.indices(self._n)
+        itemsize = self.dtype.itemsize
+        first, last, _ = which.indices(self.n)
         begin, end = first * itemsize, max(first, last) * itemsize
-        found = []
-        for number in range(begin // nbytes, -(-end // nbytes)):
-            if not self._is_checked[number]:
-                self._check(number)
-            at = number * nbytes
-            low, high = max(begin, at), min(end, at + nbytes)
-            found.append(self._read(number, low - at, high - low))
-        return np.frombuffer(b"".join(found), self._dtype)
+        low, high = begin // PIECE_BYTES, -(-end // PIECE_BYTES)
+        if self._is_checked[low:high].all():
+            return self._read(begin, end).view(self.dtype)
+        at = low * PIECE_BYTES
+        data = self._read(at, min(high * PIECE_BYTES, self.n * itemsize))
+        for number in range(low, high):
+            piece = data[number * PIECE_BYTES - at : (number + 1) * PIECE_BYTES - at]
+            if zlib.crc32(piece) != self._sums[number]:
+                raise self._damaged(number)
+        self._is_checked[low:high] = True
+        return data[begin - at : end - at].view(self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self[:]
 
-    def _read(self, number: int, begin: int, nbytes: int) -> bytes:
-        data = os.pread(self._raw.fileno(), nbytes, int(self._offsets[number]) + begin)
-        if len(data) != nbytes:
-            raise self._damaged(number)
+    def _read(self, begin: int, end: int) -> np.ndarray:
+        data, done = np.empty(end - begin, np.uint8), 0
+        while done < len(data):
+            got = os.preadv(self._raw.fileno(), [data[done:]], self._at + begin + done)
+            if not got:
+                raise self._damaged((begin + done) // PIECE_BYTES)
+            done += got
         return data
-
-    def _check(self, number: int) -> None:
-        data = self._read(number, 0, int(self._stored[number]))
-        if _sums(data[:-_SUM_BYTES]) != tuple(each % 65535 for each in struct.unpack("<HH", data[-_SUM_BYTES:])):
-            raise self._damaged(number)
-        self._is_checked[number] = True
 
     def _damaged(self, number: int) -> SnapshotError:
         what = f"piece {number} of {self._name} of the saved index is damaged"
         return SnapshotError(what, path=self._raw.name, hint="Delete this file: it is made again.")
 
 
-def _sums(piece: bytes) -> tuple[int, int]:
-    """The two sums of HDF5's Fletcher-32, of which 0 and 65535 are the same: whole words of 16 bits, the last one
-    filled up with a zero."""
-    words = np.zeros(-(-len(piece) // (2 * _WIDTH)) * _WIDTH, ">u2")
-    words.view(np.uint8)[: len(piece)] = np.frombuffer(piece, np.uint8)
-    table = words.astype(np.int64).reshape(-1, _WIDTH)
-    rows, columns, n = table.sum(axis=1), table.sum(axis=0), -(-len(piece) // 2)
-    # A word counts in the second sum as often as there are words from it on.
-    second = rows @ (n - _WIDTH * np.arange(len(rows))) - columns @ np.arange(_WIDTH)
-    return int(rows.sum()) % 65535, int(second) % 65535
+def read_stored(raw: BinaryIO) -> tuple[dict[str, Any], dict[str, StoredArray]]:
+    """(what it says, its arrays by name), of a file that is open at its beginning. Raises ValueError, OSError."""
+    head = raw.read(len(_MAGIC))
+    if head != _MAGIC:
+        raise ValueError("it is no index of this version of pario")
+    line = raw.readline(_MOST)
+    said = read_json(line)
+    made, pieces = [], 0
+    for name, kind, n in said["arrays"]:
+        if kind not in _DTYPES or type(n) is not int or not 0 <= n < 1 << 56:
+            raise ValueError(f"its array {name!r} is {n} times {kind!r}")
+        dtype = np.dtype(kind)
+        made.append((name, dtype, n, pieces))
+        pieces += -(-n * dtype.itemsize // PIECE_BYTES)
+    at = len(head) + len(line) + pieces * _SUM.itemsize + _DIGEST
+    # Its size first: what somebody left there must not fill the memory.
+    if os.fstat(raw.fileno()).st_size != at + sum(n * dtype.itemsize for _, dtype, n, _ in made):
+        raise ValueError("it was cut short, or has more bytes than it says")
+    table = raw.read(pieces * _SUM.itemsize)
+    if hashlib.blake2b(head + line + table, digest_size=_DIGEST).digest() != raw.read(_DIGEST):
+        raise ValueError("it is damaged: its beginning does not fit its checksum")
+    sums, arrays = np.frombuffer(table, _SUM), {}
+    for name, dtype, n, first in made:
+        nbytes = n * dtype.itemsize
+        arrays[name] = StoredArray(raw, name, dtype, n, at, sums[first : first - (-nbytes // PIECE_BYTES)])
+        at += nbytes
+    return said, arrays
+
+
+def write_stored(fd: int, says: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Write it, to the disk. arrays : u8 or i64, of one axis. Raises OSError."""
+    kinds = [(name, "|u1" if array.dtype == np.uint8 else "<i8", len(array)) for name, array in arrays.items()]
+    plain = [np.ascontiguousarray(arrays[name], kind).view(np.uint8) for name, kind, _ in kinds]
+    sums = [zlib.crc32(one[at : at + PIECE_BYTES]) for one in plain for at in range(0, len(one), PIECE_BYTES)]
+    head = _MAGIC + json.dumps({**says, "arrays": kinds}).encode() + b"\n" + np.array(sums, _SUM).tobytes()
+    with open(fd, "wb", closefd=False) as file:
+        file.write(head + hashlib.blake2b(head, digest_size=_DIGEST).digest())
+        for one in plain:
+            file.write(one.data)
+    os.fsync(fd)

@@ -195,7 +195,7 @@ class PerRankSource(Source):
                 "LMDB finds other values than the index says",
                 path=self._source.path,
                 record=int(ids[0]),
-                hint="Delete the .pario.h5 beside the file and try again.",
+                hint="Delete the .pario.index beside the file and try again.",
             )
 
     def _duplicate(self, key: bytes, number: int) -> Any:

@@ -132,7 +132,7 @@ def test_a_first_start_that_saves_the_index(sets: Path, tmp_path: Path, slow: Ca
     # Two views of one folder: what one node writes, the other's kernel finds, as it had not asked before.
     stores = [slow(source, read_s=0.005, metadata_s=0.002, cache_s=60, writable=True) for _ in range(2)]
     done = job(tmp_path, "NAMES = ['dir-fresh']\n" + FIRST_BATCH, 4, 2, stores)
-    assert (source / "dir-fresh" / "data.mdb.pario.h5").exists()
+    assert (source / "dir-fresh" / "data.mdb.pario.index").exists()
     first, second = ({path: of for path, of in store.counts().items() if path != "/"} for store in stores)
     assert sum(n for of in second.values() for op, n in of.items() if op in METADATA) <= 4, f"{second}\n{done.output}"
     to_read = {path: of for path, of in first.items() if path in ("/dir-fresh", "/dir-fresh/data.mdb")}

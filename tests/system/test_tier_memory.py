@@ -128,7 +128,7 @@ def test_twenty_epochs_take_what_was_stated(tmp_path: Path, memory_group: Group,
     """The tier's quota, the ring's slots and the index; and nothing grows."""
     quota, ring, records = 48 * MiB, 4 * 4 * MiB, 400
     path = make_set(tmp_path, records)
-    index = os.path.getsize(path + "/data.mdb.pario.h5")
+    index = os.path.getsize(path + "/data.mdb.pario.index")
     group = memory_group(2048 * MiB)
     seen: list[tuple[int, int]] = []
     at = {sign: lambda: seen.append(group.taken()) for sign in ("start", "epoch 2", "epoch 19")}
