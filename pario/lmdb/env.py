@@ -350,7 +350,7 @@ class Environment:
     def copy(self, path: str | bytes | os.PathLike[Any], compact: bool = False, txn: Transaction | None = None) -> None:
         """A consistent copy in the directory `path` (with subdir=False: the file), which must not hold one yet.
 
-        compact : without free pages, the pages in the order of the trees; txn : of this snapshot, with compact only
+        compact : accepted; free pages are copied all the same. txn : of this snapshot, with compact only
         """
         from pario.lmdb.copying import copy_to
 
@@ -362,13 +362,13 @@ class Environment:
         except OSError as e:
             raise errors.Error(f"{file_path}: {e.strerror}", e.errno or 0, path=file_path) from e
         with closing_fd(fd):
-            copy_to(fd, store, compact)
+            copy_to(fd, store)
 
     def copyfd(self, fd: int, compact: bool = False, txn: Transaction | None = None) -> None:
         """Like `copy`, into an open file."""
         from pario.lmdb.copying import copy_to
 
-        copy_to(fd, self._store_to_copy(compact, txn), compact)
+        copy_to(fd, self._store_to_copy(compact, txn))
 
     def _store_to_copy(self, compact: bool, txn: Transaction | None) -> Store:
         self._check()
