@@ -137,7 +137,8 @@ def show(section: Section, r: float, ms: int) -> None:
             f"saves {100 * (1 - middle / base) if base else 0:5.1f} %  ÷ best possible {middle / least:5.2f}  "
             f"at once {max(one['at_once'] for one in of_side):3}  epochs "
             + " ".join(f"{t:.2f}" for t in of_side[-1]["epochs"])
-            + "".join(f"  depth {one['depth']:.1f}, last {one['last_depth']}" for one in of_side if "depth" in one),
+            + "".join(f"  depth {one['depth']:.1f}, last {one['last_depth']}" for one in of_side if "depth" in one)
+            + (f"  {of_side[-1].get('counts')} {of_side[-1].get('most')}" if "counts" in of_side[-1] else ""),
             flush=True,
         )
         for rival in RIVALS:

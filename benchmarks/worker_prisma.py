@@ -156,7 +156,8 @@ def torch_loader(options: argparse.Namespace, close: contextlib.ExitStack) -> Ba
             yield some_ids.numpy(), data.numpy()
 
     if env is not None:
-        epoch.depth = lambda: env._announced.pool.inflight  # type: ignore[attr-defined]
+        epoch.ahead = lambda: env._announced.ahead  # type: ignore[attr-defined]
+        epoch.depth = lambda: env._announced.ahead._pool.inflight  # type: ignore[attr-defined]
     return epoch
 
 
@@ -214,6 +215,9 @@ def main() -> None:
         said: dict[str, Any] = {"seconds": total, "epochs": ends, "records": count, "wrong": wrong}
         if depths:
             said |= {"depth": sum(depths) / len(depths), "last_depth": depths[-1]}
+        if hasattr(epochs, "ahead"):
+            ahead = epochs.ahead()
+            said |= {"most": ahead.most_reads, "counts": ahead.counts}
     print(json.dumps(said))
 
 
