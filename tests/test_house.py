@@ -68,7 +68,7 @@ KNOWN_TO = {
     "h5py": ("checkpoint/layout.py",),
     "lmdb": ("lmdb/real.py", "demo/", "packing/writer.py"),
     "mmap": (
-        *("comm/memory.py", "fetch/mapped.py", "tiers/memory.py", "tiers/states.py", "lmdb/told.py"),
+        *("comm/memory.py", "fetch/mapped.py", "tiers/memory.py", "tiers/states.py"),
         "files/held.py",  # memory of its own, that large files are read into; never a dataset
     ),
     "matplotlib": (),
@@ -125,7 +125,6 @@ LARGE = {
     "lmdb Environment": "py-lmdb's interface",
     "loader Loader": "what users call, a few lines each",
     "plan Schedule": "steps, groups and ticks of an epoch, a line each, and the few that CutSchedule answers otherwise",
-    "lmdb Ahead": "one lock guards what is told, looked up, read and let go: a few lines each",
     "tiers MemoryTier": "a tier's contract, and what the process does besides that fills it",
 }
 

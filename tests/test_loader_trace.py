@@ -103,7 +103,7 @@ def test_the_file_shows_threads_slots_and_counters(path: str, tmp_path: Path) ->
     tracks = {e["args"]["name"] for e in events if e["ph"] == "M"}
     assert {"training loop", "plans groups", "pario-read-0", "slot 0 of the ring"} <= tracks
     names = {e["name"] for e in events}
-    assert {"epoch", "next batch", "decode", "read", "open", "metadata read", "full", "full slots"} <= names
+    assert {"epoch", "next batch", "decode", "read", "open", "metadata read", "full slots"} <= names
     assert {"inflight", "bytes read", "bytes in batches"} <= {e["name"] for e in events if e["ph"] == "C"}
     rank = summary_of(trace)
     (loader_said,) = rank.loaders

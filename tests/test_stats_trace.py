@@ -16,7 +16,7 @@ from pario.errors import FileError
 from pario.records import EXTENT
 from pario.stats import trace
 from pario.stats.rank import RankStats
-from pario.stats.trace import FILL, PREAD, READ, TAKEN, OpenedFile, Recorder, Use
+from pario.stats.trace import FILL, PREAD, READ, OpenedFile, Recorder, Use
 from pario.stats.trace_file import join_parts, merge_parts, part_path, read_head, write_part
 from pario.stats.trace_summary import NEAR_BYTES, RankSummary, read_ranks
 from pario.stats.traced_stats import TracedStats
@@ -101,23 +101,24 @@ def test_what_is_random(path: str, offsets: Any, random_ones: int) -> None:
 
 
 def test_memory_is_bounded_and_what_is_dropped_is_counted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "_MOST", 2 * trace._PIECE)
-    monkeypatch.setattr(trace, "_MOST_EXTENTS", trace._EXTENTS)
+    monkeypatch.setattr(trace, "_MOST", 200)
+    monkeypatch.setattr(trace, "_MOST_EXTENTS", 101)
     recorder = Recorder(path)
     number = recorder.file(FILE)
     several = extents((0, 100), (1000, 200))
-    for _ in range(trace._PIECE + 5):
+    for _ in range(105):
         recorder.reads(0.0, several, number)
-    for _ in range(2 * trace._PIECE):
+    for _ in range(200):
         recorder.reads(0.0, several[:1], number)
     recorder.request(PREAD, 0.0, 1, 50, number)
     write_part(recorder)
     rank = summary_of(path)
     file = rank.files[0]
-    assert sum(len(track.events()) for track in recorder.tracks) == 2 * trace._PIECE
-    assert rank.dropped >= trace._PIECE + 6
-    assert file.reads + rank.dropped_reads == 2 * (trace._PIECE + 5) + 2 * trace._PIECE + 1
-    assert file.nbytes + rank.dropped_bytes == 300 * (trace._PIECE + 5) + 100 * 2 * trace._PIECE + 50
+    assert sum(len(track.events()) for track in recorder.tracks) == 200
+    assert file.known < file.reads, "of some only the number and the bytes are kept"
+    assert rank.dropped >= 106
+    assert file.reads + rank.dropped_reads == 2 * 105 + 200 + 1
+    assert file.nbytes + rank.dropped_bytes == 300 * 105 + 100 * 200 + 50
 
 
 def test_counters_that_grow_are_spans(path: str) -> None:
@@ -154,20 +155,17 @@ def test_spans_of_a_track_are_nested(path: str) -> None:
     assert_nested(events)
 
 
-def test_slots_fill_wait_and_are_used(path: str) -> None:
+def test_slots_are_filled(path: str) -> None:
     recorder = Recorder(path)
     for group in range(6):
         recorder.event(FILL, group * 1.0, group + 0.5, group, 0, 1 << 20, group % 2)
-        recorder.event(TAKEN, group + 0.75, group + 0.75, group, 0, 0, group % 2)
     write_part(recorder)
     events = events_of(path)
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     slots = {tid: name for tid, name in names.items() if name.startswith("slot")}
     assert sorted(slots.values()) == ["slot 0 of the ring", "slot 1 of the ring"]
     first = sorted((e["ts"], e["name"], e["dur"]) for e in events if e.get("tid") == min(slots) and e["ph"] == "X")
-    assert [name for _, name, _ in first[:3]] == ["filling with group 0", "full", "group 0 in use"]
-    assert [round(dur / 1e6, 2) for _, _, dur in first[:3]] == [0.5, 0.25, 1.0]
-    assert_nested(events)
+    assert [(name, dur) for _, name, dur in first] == [(f"filling with group {k}", 500_000) for k in (0, 2, 4)]
 
 
 def test_each_thread_has_a_track_and_names_are_used_again(path: str) -> None:

@@ -40,7 +40,6 @@ class Prefetching:
             raise OptionError(f"records must be at least 1, got {records!r}")
         self.sampler = sampler
         self._env, self._key, self._records, self._db = env, key, records, db
-        env.will_read((), db)  # before the workers start: they will know where to look
 
     def __iter__(self) -> Iterator[Any]:
         source = iter(self.sampler)

@@ -117,7 +117,6 @@ class RingReader(Source):
             if group:  # somebody always waits for the first
                 stats.stalls += 1
                 stats.stalled += waited
-        stats.group_taken(group, self._slot)
         stats.node_bytes += self._bytes(self._ready, ready)
         self._ready = ready
         self._next_group = group + 1
@@ -125,14 +124,6 @@ class RingReader(Source):
     def _wait(self, group: int, check: Callable[[], None]) -> int:
         """Wait until the group is in its slot; returns the ticks that are complete then."""
         return self._ring.wait_group(self._base + group, check)
-
-    def _slot(self) -> int:
-        """The slot of the group that comes next; -1 if this rank's first record of it is in none."""
-        step, piece = divmod(self._ready, self._schedule.pieces)
-        row = 0 if self._schedule.pieces == 1 else self._schedule.piece_rows(step, self._context.seats.mine, piece)[0]
-        slots = self._slots
-        start = int(slots.starts[step % len(slots.ids), self._row + row * self.width])
-        return start // slots.slot_bytes if start >= 0 else -1
 
     def _bytes(self, first: int, stop: int) -> int:
         """Bytes of this rank's records in ticks [first, stop)."""

@@ -11,38 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pario.lmdb.errors import (
-    BadChecksumError,
-    BadDbiError,
-    BadRslotError,
-    BadTxnError,
-    BadValsizeError,
-    CorruptedError,
-    CryptoFailError,
-    CursorFullError,
-    DbsFullError,
-    DiskError,
-    EnvEncryptionError,
-    Error,
-    IncompatibleError,
-    InvalidError,
-    InvalidParameterError,
-    KeyExistsError,
-    LockError,
-    MapFullError,
-    MapResizedError,
-    MemoryError,
-    NotFoundError,
-    PageFullError,
-    PageNotFoundError,
-    PanicError,
-    ProblemError,
-    ReadersFullError,
-    ReadonlyError,
-    TlsFullError,
-    TxnFullError,
-    VersionMismatchError,
-)
+from pario.lmdb import errors as _errors
+from pario.lmdb.errors import *  # noqa: F403
 
 #: The release of py-lmdb whose API this is.
 __version__ = "3.0.0"
@@ -68,45 +38,9 @@ if TYPE_CHECKING:
     open = Environment
 
 __all__ = [
-    "BadChecksumError",
-    "BadDbiError",
-    "BadRslotError",
-    "BadTxnError",
-    "BadValsizeError",
-    "CorruptedError",
-    "CryptoFailError",
-    "Cursor",
-    "CursorFullError",
-    "DbsFullError",
-    "DiskError",
-    "EnvEncryptionError",
-    "Environment",
-    "Error",
-    "IncompatibleError",
-    "InvalidError",
-    "InvalidParameterError",
-    "KeyExistsError",
-    "LockError",
-    "MapFullError",
-    "MapResizedError",
-    "MemoryError",
-    "NotFoundError",
-    "PageFullError",
-    "PageNotFoundError",
-    "PanicError",
-    "ProblemError",
-    "ReadersFullError",
-    "ReadonlyError",
-    "TlsFullError",
-    "Transaction",
-    "TxnFullError",
-    "VersionMismatchError",
-    "_Database",
-    "enable_drop_gil",
-    "install",
-    "open",
-    "version",
-]
+    "Cursor", "Environment", "Transaction", "_Database", "enable_drop_gil", "install", "open", "version",
+    *_errors.__all__,
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # a name that is not there is a mistake

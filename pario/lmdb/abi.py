@@ -28,12 +28,9 @@ OTHER_AT, OTHER = WAITED + 1, WAITED + 2
 #: power of two.
 COPY_FD, COPY_STATES, CHUNK_BITS = OTHER + 1, OTHER + 2, OTHER + 3
 
-#: What was announced (told.py): its memory's file, and the table (0: there is none).
-TOLD_FD, TOLD_TABLE = CHUNK_BITS + 1, CHUNK_BITS + 2
-
 #: What is called before the file is read, with bytes and operations: 0, or a Python function (`DataFile.gate`), which
 #: returns whether to go on.
-GATE = TOLD_TABLE + 1
+GATE = CHUNK_BITS + 1
 STORE_WORDS = GATE + 1
 
 #: A long value to be read: first page of its overflow run, bytes, address; and what the run's header must repeat in

@@ -1,19 +1,17 @@
-"""Records that somebody is about to read: threads look up where they lie, and bring them for all processes of the node.
+"""Records that somebody is about to read: threads look up where they lie, and read them into the node's page cache.
 
-    will_read(keys) --> leaf pages --> runs of the values --> service of the node: their chunks come into its memory
-                                                              no service: ahead.py reads them into memory that this
-                                                              process shares with those that it starts
+    will_read(keys) --> leaf pages --> runs of the values --> reads, as many in flight as the law of the depth says
 
-Worker processes then find them there. It is advice: what is wrong with a key or a page, its reader is told.
+Whoever asks for one of them, in any process of the node, finds it there; the kernel lets him wait for one that is being
+read, and reads it once. It is advice: what is wrong with a key or a page, its reader is told.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-import weakref
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,173 +19,124 @@ import numpy as np
 
 from pario import machine
 from pario.errors import ParioError
-from pario.fetch.snapshot import identity_of
-from pario.lmdb import abi
-from pario.lmdb.ahead import Ahead, Found
+from pario.fetch.pool import ReadPool
 from pario.lmdb.errors import Error
-from pario.lmdb.served import announce, announced, peers_of_service, tell_children
-from pario.lmdb.told import ToldMemory
+from pario.records import EXTENT
 from pario.threads import Workers
+from pario.tune.knobs import START_DEPTH, Knob
 
 if TYPE_CHECKING:
     from pario.fetch.base import Fetcher
-    from pario.lmdb.cursor import Cursor
-    from pario.lmdb.database import _Database
-    from pario.lmdb.store import Store
+    from pario.lmdb.store import DataFile, Store
     from pario.lmdb.txn import Transaction
 
 _log = logging.getLogger("pario")
 
-#: Keys that are looked up at once for a service.
-_KEYS = 64
-#: What is announced takes at most this part of the memory that is available, and at most this many bytes: what hundreds
-#: of large records need, of which some dozens wait at a time.
-_SHARE_OF_MEMORY, _MOST_BYTES = 4, 1 << 30
+#: Keys that one thread looks up at once: few, so that the first reads begin soon.
+_KEYS = 8
+#: Threads that look keys up: their pages may have to come from the store.
+_LOOKERS = 8
+#: Reads in flight at most, whatever the law says, and bytes of one: a longer value is read in pieces.
+_MOST_READS, _PIECE_BYTES = 64, 1 << 20
+#: What one call announces takes at most this part of the memory that is available: the kernel would drop the first
+#: records for the last ones.
+_SHARE_OF_MEMORY = 4
 
 
 class Announced:
-    """What serves one environment, in the process that announces."""
+    """What reads ahead for one environment, in the process that announces. file : its data file"""
 
-    def __init__(self) -> None:
+    def __init__(self, file: DataFile) -> None:
         self._pid = os.getpid()
-        self._workers = Workers("pario-announced", 1)
-        self._peers: tuple[Store, Any] | None = None
-        self._ahead: tuple[Store, Ahead | None] | None = None
+        self.file = file
+        self._lookers = Workers("pario-announced", _LOOKERS)
+        self.pool = ReadPool(_traced(file), Knob("announced values in flight", 1, _MOST_READS, START_DEPTH))
+        self._has_read = False
 
     @property
     def is_ours(self) -> bool:
         """False in a forked child, where the threads do not live."""
         return self._pid == os.getpid()
 
-    def bring(self, env: Any, keys: list[Any], db: _Database | None) -> None:
-        """Bring these records after those that were announced before. env : the Environment
-
-        Raises lmdb errors, and ParioError if the system refuses the thread.
-        """
-        txn = env.begin(db=db)
-        store = txn._store
-        if store.copy is not None:
-            if keys:
-                self._workers.call(self._bring_to_service, txn, keys)
-            return
-        if self._ahead is None or self._ahead[0] is not store:
-            ahead = _ahead_of(store, self)
-            self._leave_ahead(ahead)
-            self._ahead = store, ahead
-        ahead = self._ahead[1]
-        if ahead is not None and keys:
-            ahead.tell(keys, _LookUp(txn, ahead))
-
-    @property
-    def ahead(self) -> Ahead | None:
-        """What reads in this process, if anything does."""
-        return self._ahead[1] if self._ahead is not None else None
+    def bring(self, txn: Transaction, keys: Sequence[Any]) -> None:
+        """Read these records after those that were announced before. Raises ParioError if the system refuses the
+        thread."""
+        budget = _Budget(len(keys), txn._store.file.path)
+        for at in range(0, len(keys), _KEYS):
+            self._lookers.call(self._bring, txn, keys[at : at + _KEYS], budget)
 
     def end(self) -> None:
-        """Bring no more; does not wait. Idempotent."""
+        """Read no more; does not wait. Idempotent."""
         if self.is_ours:
-            self._workers.end(0, cancel=True)
-            self._leave_ahead(None)
-            self._end_peers()
+            self._lookers.end(0, cancel=True)
+            self.pool.close(0)
 
-    def _leave_ahead(self, next_one: Ahead | None) -> None:
-        ahead = self._ahead[1] if self._ahead is not None else None
-        if ahead is None or ahead is next_one or not ahead.leave(self):
-            return
-        for identity in [identity for identity, memory in list(announced.items()) if memory is ahead.memory]:
-            announced.pop(identity, None)
-            _left[identity] = ahead.memory
+    def __del__(self, _over: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _over() and hasattr(self, "pool"):
+            self.end()
 
-    def _end_peers(self) -> None:
-        if self._peers is not None:
-            self._peers[1].close()
-            self._peers = None
+    # -- in the threads ------------------------------------------------------------------------------------------------
 
-    # -- in the thread -------------------------------------------------------------------------------------------------
-
-    def _bring_to_service(self, txn: Transaction, keys: list[Any]) -> None:
-        left = machine.memory(swap=False)[1] // _SHARE_OF_MEMORY
-        store = txn._store
-        try:
-            cursor = txn.cursor()
-            for at in range(0, len(keys), _KEYS):
-                begins, nbytes = cursor._runs(keys[at : at + _KEYS])
-                left -= int(nbytes.sum())
-                if left < 0 or self._workers.has_ended:
-                    break
-                self._ask(store, begins, nbytes)
-            if left < 0:
-                _log.info(
-                    "%s: of %d records that were announced those from number %d on are not brought: they take more "
-                    "than a quarter of the memory that is available. Announce fewer at once",
-                    *(store.file.path, len(keys), at),
-                )
-        except (Error, ParioError, OSError) as e:
-            self._end_peers()
-            if not self._workers.has_ended:  # else the environment was closed meanwhile
-                _log.info("%s: records that were announced are not brought: %s", store.file.path, e)
-
-    def _ask(self, store: Store, begins: np.ndarray, nbytes: np.ndarray) -> None:
-        """Let the service bring the chunks of these runs that it has not got."""
-        from pario.records import EXTENT  # with the modules of `peers_of_service`
-
-        tier = store.copy
-        if tier is None or not len(begins):
-            return
-        chunks = tier.grid.chunks_at(begins, nbytes)
-        chunks = chunks[~tier.held()[chunks]]
-        if not len(chunks):
-            return
-        if self._peers is None or self._peers[0] is not store:
-            self._end_peers()
-            if (peers := peers_of_service(store)) is None:
+    def _bring(self, txn: Transaction, keys: Sequence[Any], budget: _Budget) -> None:
+        cursor = txn.cursor()
+        reads: list[tuple[int, int]] = []
+        for key in keys:
+            if self._lookers.has_ended:
                 return
-            self._peers = store, peers
-        first = np.empty(len(chunks), EXTENT)  # the first byte of each shows that it has come
-        first["offset"], first["nbytes"] = chunks * tier.grid.chunk_bytes, 1
-        self._peers[1].read(first, np.empty(len(first), np.uint8), np.arange(len(first)))
+            with suppress(TypeError, Error):  # its reader is told
+                for offset, nbytes in zip(*(each.tolist() for each in cursor._runs([key])), strict=True):
+                    if budget.take(nbytes) and not self._is_here(txn._store, offset, nbytes):
+                        reads += _pieces(offset, nbytes)
+        if reads:
+            self._read(np.array(reads, EXTENT))
+
+    def _is_here(self, store: Store, offset: int, nbytes: int) -> bool:
+        """In the copy of the node's service, or in the page cache."""
+        if (tier := store.copy) is not None:
+            chunks = tier.grid.chunks_at(np.array([offset]), np.array([nbytes]))
+            if tier.held()[chunks].all():
+                return True
+        return self.pool.fetcher.cached_share(offset, nbytes) == 1.0
+
+    def _read(self, reads: np.ndarray) -> None:
+        try:
+            # The bytes are nobody's: all reads may go to one place.
+            self.pool.read(reads, np.empty(reads["nbytes"].max(), np.uint8), np.zeros(len(reads), np.int64))
+            first, self._has_read = not self._has_read, True
+            if first and self.pool.fetcher.cached_share(*map(int, reads[0].item())) == 0.0:
+                self.end()
+                _log.warning(
+                    "%s: its file system keeps nothing in the page cache: records that are announced are not read "
+                    "ahead. PARIO_TIERS=memory:auto keeps a copy in the node's memory (docs/tiers.md)",
+                    self.file.path,
+                )
+        except (ParioError, OSError) as e:  # whoever asks for it meets the error
+            if not self._lookers.has_ended:
+                _log.info("%s: records that were announced are not read ahead: %s", self.file.path, e)
 
 
-#: What reads ahead in this process, by the identity of the file's state: one for all environments of it, else each of
-#: them would take the other's memory for its own. And memories of those that have ended, while a store reads from
-#: there: those who announce anew go on with them.
-_running: weakref.WeakValueDictionary[bytes, Ahead] = weakref.WeakValueDictionary()
-_left: weakref.WeakValueDictionary[bytes, ToldMemory] = weakref.WeakValueDictionary()
-_start = threading.Lock()
+class _Budget:
+    """What the records of one call may take of the memory."""
+
+    def __init__(self, records: int, path: str) -> None:
+        self._left = machine.memory(swap=False)[1] // _SHARE_OF_MEMORY
+        self._told = (path, records)
+
+    def take(self, nbytes: int) -> bool:
+        """Whether a record of this many bytes is to be read."""
+        before, self._left = self._left, self._left - nbytes
+        if self._left < 0 <= before:
+            _log.info(
+                "%s: of %d records that were announced not all are read ahead: they take more than a quarter of the "
+                "memory that is available. Announce fewer at once",
+                *self._told,
+            )
+        return self._left >= 0
 
 
-def _forked() -> None:
-    global _start
-    _start = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def _ahead_of(store: Store, user: Announced) -> Ahead | None:
-    """What reads ahead of those who read this store, in this process and in those that it starts from now on.
-
-    user : has joined it
-    """
-    try:
-        identity = identity_of(store.file, [store.snapshot])
-        if not store.is_newest():  # the identity is that of a newer state
-            return None
-        with _start:
-            ahead = _running.get(identity)
-            if ahead is None or not ahead.join(user):
-                budget = min(_MOST_BYTES, machine.memory(swap=False)[1] // _SHARE_OF_MEMORY)
-                memory = _left.pop(identity, None)
-                ours = memory if memory is not None and memory.is_ours else None
-                ahead = _running[identity] = Ahead(_traced(store.file), store.snapshot, budget, ours)
-                ahead.join(user)
-    except (OSError, ParioError) as e:
-        _log.info("%s: records that are announced are not brought: %s", store.file.path, e)
-        return None
-    announce(identity, ahead.memory)
-    store.read_announced(ahead.memory)
-    tell_children("announced", _paths)
-    return ahead
+def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
+    end = offset + nbytes
+    return [(at, min(_PIECE_BYTES, end - at)) for at in range(offset, end, _PIECE_BYTES)]
 
 
 def _traced(file: Fetcher) -> Fetcher:
@@ -200,38 +149,3 @@ def _traced(file: Fetcher) -> Fetcher:
     from pario.fetch.traced import TracedFetcher
 
     return TracedFetcher(file, recorder)
-
-
-def _paths() -> dict[bytes, tuple[str, str]]:
-    """Where processes that this one starts find what is announced in it."""
-    return {identity: memory.paths for identity, memory in list(announced.items())}
-
-
-class _LookUp:
-    """Where keys lead in a transaction."""
-
-    def __init__(self, txn: Transaction, ahead: Ahead) -> None:
-        self._txn, self._ahead = txn, weakref.ref(ahead)
-
-    def __call__(self, keys: Sequence[Any]) -> list[Found]:
-        cursor = self._txn.cursor()
-        found = []
-        for key in keys:
-            with suppress(TypeError):  # the reader of such a key is told
-                if (one := self._found(cursor, key)) is not None:
-                    found.append(one)
-        return found
-
-    def _found(self, cursor: Cursor, key: Any) -> Found | None:
-        items, jobs = cursor._found([key], abi.ITEM)
-        if not items:
-            return None
-        store = self._txn._store
-        header = store.snapshot.layout.header
-        offset, nbytes = (jobs[0, 0] * store.snapshot.page_size, jobs[0, 1] + header) if len(jobs) else (0, 0)
-        return Found([(page, self._page(store, page)) for page in cursor._path()], int(offset), int(nbytes))
-
-    def _page(self, store: Store, page: int) -> bytes | None:
-        """None if it is not needed, or not in the cache any more."""
-        ahead = self._ahead()
-        return None if ahead is None or ahead.has_page(page) else store.cached_page(page)

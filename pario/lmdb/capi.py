@@ -24,7 +24,6 @@ preadv = types.ExternalFunction("preadv", intp(intc, uintp, intc, types.int64))
 preadv2 = types.ExternalFunction("preadv2", intp(intc, uintp, intc, types.int64, intc))
 pread = types.ExternalFunction("pread", intp(intc, uintp, uintp, types.int64))
 fadvise = types.ExternalFunction("posix_fadvise", intc(intc, types.int64, types.int64, intc))
-usleep = types.ExternalFunction("usleep", intc(intc))
 memcmp = types.ExternalFunction("memcmp", intc(uintp, uintp, uintp))
 errno_location = types.ExternalFunction("__errno_location", types.CPointer(intc)())
 save_thread = types.ExternalFunction("PyEval_SaveThread", uintp())
@@ -74,19 +73,6 @@ def _scratch_of(typing_context):  # type: ignore[no-untyped-def]
 
 
 scratch_memory: Any = intrinsic(_scratch_of)
-
-
-def _added(typing_context, address, n):  # type: ignore[no-untyped-def]
-    """Add to the word at an address, which others may do at the same time; returns what it was."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        word = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", word, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-add_at: Any = intrinsic(_added)
 
 
 @inner

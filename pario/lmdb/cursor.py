@@ -381,11 +381,6 @@ class Cursor:
         snapshot = self.txn._store.snapshot
         return jobs[:, 0] * snapshot.page_size, jobs[:, 1] + snapshot.layout.header
 
-    def _path(self) -> list[int]:
-        """The pages from the root to where the cursor stands."""
-        depth = self.txn._handle(self.db).db.md_depth
-        return self._words[abi.C_PATH : abi.C_PATH + depth].tolist()
-
     def _wrapped(self, found: list[Any], what: int) -> list[Any]:
         """Memoryviews if the transaction wants them."""
         if not self._buffers:

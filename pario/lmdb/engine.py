@@ -16,7 +16,6 @@ directly. Nothing is copied twice.
 
     abi.py      the arrays that describe a file, a database, a transaction and a cursor
     capi.py     the interpreter's and the system's functions
-    prepared.py what was announced, and has come
     pages.py    reading, and the cache of pages
     moves.py    down a tree, and what a cursor does
     values.py   keys and values

@@ -13,7 +13,7 @@ from pario.format.tree import database_names
 from pario.lmdb import errors
 from pario.lmdb.database import _Database
 from pario.lmdb.real import real
-from pario.lmdb.served import limits, use_announced, use_service
+from pario.lmdb.served import limits, use_service
 from pario.lmdb.store import DataFile, Store
 from pario.lmdb.txn import Transaction, stat_of
 from pario.machine import absolute, closing_fd
@@ -108,7 +108,6 @@ class Environment:
         if wanted >= 0 and (store.snapshot.version > 1) != (wanted == 1):
             raise errors.InvalidError(f"{path}: data format {store.snapshot.version}, not that of lib_version={wanted}")
         use_service(store)
-        use_announced(store)
         self._file = file
         self._set(store)
 
@@ -135,7 +134,6 @@ class Environment:
                 assert self._store is not None
                 return self._store
             if store.is_new_enough():
-                use_announced(store)
                 return store
             return self._set(Store(store.file, self._arguments["cache_bytes"]))
         except ParioError as e:
@@ -314,23 +312,22 @@ class Environment:
         return found
 
     def will_read(self, keys: Iterable[Any], db: _Database | None = None) -> None:
-        """pario's own, besides py-lmdb's interface: this process, or processes that it starts, will read the records of
-        these keys soon, about in this order. Returns at once; threads read them ahead into memory that all of these
-        processes share (with a service on the node (docs/tiers.md): the service brings them into its memory), and
-        anyone who asks for one finds it there.
+        """pario's own, besides py-lmdb's interface: this process, or others of the node, will read the records of these
+        keys soon, about in this order. Returns at once; threads read them ahead into the node's page cache, where
+        anyone who asks for one finds it.
 
         keys : looked up later, so keys that are missing are no error; db : as for `begin`
 
-        Worker processes that were started before the first call read the file. `will_read(())` prepares for them. Any
-        number of keys may be announced at once: at most a quarter of the memory that is available, and at most 1 GiB,
-        holds values that wait.
+        What one call announces may take a quarter of the memory that is available; the rest of it is not read ahead.
         """
         self._check()
-        if self._announced is None or not self._announced.is_ours:
+        txn = self.begin(db=db)
+        announced = self._announced
+        if announced is None or not announced.is_ours or announced.file is not txn._store.file:
             from pario.lmdb.announced import Announced
 
-            self._announced = Announced()
-        self._announced.bring(self, list(keys), db)
+            announced = self._announced = Announced(txn._store.file)
+        announced.bring(txn, list(keys))
 
     def dbs(self, txn: Transaction | None = None) -> list[Any]:
         """Names of the named databases, at most max_dbs of them."""
@@ -353,7 +350,7 @@ class Environment:
     def copy(self, path: str | bytes | os.PathLike[Any], compact: bool = False, txn: Transaction | None = None) -> None:
         """A consistent copy in the directory `path` (with subdir=False: the file), which must not hold one yet.
 
-        compact : without free pages, the pages in the order of the trees; txn : of this snapshot, with compact only
+        compact : accepted; free pages are copied all the same. txn : of this snapshot, with compact only
         """
         from pario.lmdb.copying import copy_to
 
@@ -365,13 +362,13 @@ class Environment:
         except OSError as e:
             raise errors.Error(f"{file_path}: {e.strerror}", e.errno or 0, path=file_path) from e
         with closing_fd(fd):
-            copy_to(fd, store, compact)
+            copy_to(fd, store)
 
     def copyfd(self, fd: int, compact: bool = False, txn: Transaction | None = None) -> None:
         """Like `copy`, into an open file."""
         from pario.lmdb.copying import copy_to
 
-        copy_to(fd, self._store_to_copy(compact, txn), compact)
+        copy_to(fd, self._store_to_copy(compact, txn))
 
     def _store_to_copy(self, compact: bool, txn: Transaction | None) -> Store:
         self._check()

@@ -32,7 +32,14 @@ from pario.errors import InvalidError as FileInvalidError
 from pario.errors import VersionMismatchError as FormatError
 from pario.lmdb.real import real
 
-_ALL = ["Error"]
+#: What `pario.lmdb` shows, too.
+__all__ = [
+    "BadChecksumError", "BadDbiError", "BadRslotError", "BadTxnError", "BadValsizeError", "CorruptedError",
+    "CryptoFailError", "CursorFullError", "DbsFullError", "DiskError", "EnvEncryptionError", "Error",
+    "IncompatibleError", "InvalidError", "InvalidParameterError", "KeyExistsError", "LockError", "MapFullError",
+    "MapResizedError", "MemoryError", "NotFoundError", "PageFullError", "PageNotFoundError", "PanicError",
+    "ProblemError", "ReadersFullError", "ReadonlyError", "TlsFullError", "TxnFullError", "VersionMismatchError",
+]  # fmt: skip
 
 
 class Error(getattr(real, "Error", Exception)):  # type: ignore[misc]
@@ -82,7 +89,6 @@ def _rebuild(cls: type[Error], what: object, state: dict[str, Any]) -> Error:
 def _define(name: str, code: int, reason: str, doc: str) -> type[Error]:
     theirs = getattr(real, name, None)
     bases = (Error,) if theirs is None else (Error, theirs)
-    _ALL.append(name)
     return type(name, bases, {"__doc__": doc, "__module__": __name__, "code": code, "reason": reason})
 
 
@@ -115,8 +121,6 @@ ProblemError = _define("ProblemError", -30779, "MDB_PROBLEM", "An unexpected pro
 BadChecksumError = _define("BadChecksumError", -30778, "MDB_BAD_CHECKSUM", "A page's checksum is wrong.")
 CryptoFailError = _define("CryptoFailError", -30777, "MDB_CRYPTO_FAIL", "A page cannot be decrypted.")
 EnvEncryptionError = _define("EnvEncryptionError", -30776, "MDB_ENV_ENCRYPTION", "The file is encrypted.")
-
-__all__ = [*_ALL, "closed", "readonly", "translated"]
 
 #: What to do instead of writing.
 _WRITE_HINT = "pario.lmdb only reads: use the real lmdb to write (`import lmdb`), and pario.lmdb to read what it wrote"

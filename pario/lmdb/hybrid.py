@@ -14,7 +14,6 @@ from typing import Any
 from pario.lmdb.cursor import Cursor
 from pario.lmdb.env import Environment
 from pario.lmdb.real import real
-from pario.lmdb.served import tell_children
 from pario.lmdb.txn import Transaction
 
 #: Place of `readonly` among the arguments of Environment.
@@ -53,7 +52,7 @@ def install() -> None:
         sys.modules.setdefault("lmdb", sys.modules["pario.lmdb"])
     elif not isinstance(real.Environment, _Choice):
         _replace(real)
-    tell_children("installed", _Installed)
+    _tell_children()
 
 
 def _replace(module: ModuleType) -> None:
@@ -74,3 +73,18 @@ class _Installed:
 
     def __reduce__(self) -> Any:
         return (install, ())
+
+
+def _tell_children() -> None:
+    """Processes that multiprocessing spawns are sent it from now on."""
+    from multiprocessing import spawn
+
+    prepare = spawn.get_preparation_data
+    if getattr(prepare, "tells_of_pario", False):
+        return
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**prepare(name), "pario": _Installed()}
+
+    get_preparation_data.tells_of_pario = True  # type: ignore[attr-defined]
+    spawn.get_preparation_data = get_preparation_data

@@ -15,7 +15,6 @@ from pario.kernels.nodes import BIG, FILE_BYTES, HEADER, LAST_PGNO, PAGE_SIZE, S
 from pario.kernels.pack import copy_bytes
 from pario.lmdb import abi, capi
 from pario.lmdb.capi import as_words, intc, intp, pages_of, uintp
-from pario.lmdb.prepared import from_prepared, is_here, prepared
 
 #: A place of the cache without a page.
 EMPTY_PAGE = -1
@@ -199,19 +198,8 @@ def check_snapshot(g):  # type: ignore[no-untyped-def]
 
 @inner
 def read_of_snapshot(g, vectors, m, nbytes, offset):  # type: ignore[no-untyped-def]
-    """Read bytes that are those of our snapshot: out of what was announced, from the node's copy, or like `read`, and
-    then the look at the snapshot. OK, SHORT, FAILED or OVERTAKEN."""
-    if g[abi.TOLD_TABLE] != 0:
-        slot = prepared(g, offset)
-        if slot != 0:
-            if nbytes <= SHORT_READ and is_here(slot):
-                done = from_prepared(g, slot, vectors, m, nbytes, offset)
-            else:
-                thread = capi.save_thread()
-                done = from_prepared(g, slot, vectors, m, nbytes, offset)
-                capi.restore_thread(thread)
-            if done:
-                return abi.OK
+    """Read bytes that are those of our snapshot: from the node's copy, or like `read`, and then the look at the
+    snapshot. OK, SHORT, FAILED or OVERTAKEN."""
     if g[abi.COPY_STATES] != 0:
         if nbytes <= SHORT_READ:
             done = from_copy(g, vectors, m, nbytes, offset)

@@ -40,7 +40,6 @@ from pario.threads import Workers
 
 if TYPE_CHECKING:
     from pario.lmdb.packed import PackedValues
-    from pario.lmdb.told import ToldMemory
     from pario.plane.agent import Agent
     from pario.tiers.memory import MemoryTier
     from pario.tiers.served import ServedCopy
@@ -137,8 +136,8 @@ class Store:
     """
 
     __slots__ = (
-        *("__weakref__", "_announced", "_arrays", "_copy", "_look_at", "_took"),
-        *("at", "file", "handles", "heard", "metas", "metas_at", "snapshot", "words"),
+        *("__weakref__", "_arrays", "_copy", "_look_at", "_took"),
+        *("at", "file", "handles", "metas", "metas_at", "snapshot", "words"),
     )
 
     def __init__(self, file: DataFile, cache_bytes: int) -> None:
@@ -179,9 +178,7 @@ class Store:
         words[abi.PAGE_OF], words[abi.LIVES] = page_of.ctypes.data, lives.ctypes.data
         self.words = words
         self._copy: ServedCopy | None = None
-        self._announced: list[ToldMemory] = []
         self._look_at = self._took = 0.0  # when to look for a newer snapshot, and seconds of the last look
-        self.heard = 0  # of what is announced: served.py
         self.at = words.buffer_info()[0]
         self.handles: dict[bytes | None, Handle] = {None: self._handle(snapshot.main, named=False)}
 
@@ -210,18 +207,6 @@ class Store:
         words, tier = self.words, copy.tier
         words[abi.COPY_FD], words[abi.CHUNK_BITS] = tier.files[0], tier.grid.chunk_bytes.bit_length() - 1
         words[abi.COPY_STATES] = tier.states.address
-
-    def read_announced(self, memory: ToldMemory) -> None:
-        """From now on read what is in `memory` from there; it belongs to this snapshot."""
-        if memory in self._announced[-1:]:
-            return
-        from pario.kernels.fence import full_fence
-
-        self._announced.append(memory)  # earlier ones stay: a thread may be reading there
-        # In this order: the file of one memory is never taken for that of another (prepared.py).
-        for word, value in ((abi.TOLD_FD, -1), (abi.TOLD_TABLE, memory.address), (abi.TOLD_FD, memory.data)):
-            self.words[word] = value
-            full_fence()
 
     @property
     def copy(self) -> MemoryTier | None:
@@ -277,16 +262,6 @@ class Store:
             filled: Future[int] = Future()
             filled.set_result(_fill(self.at, part, failure))
             return filled
-
-    def cached_page(self, pgno: int) -> bytes | None:
-        """A branch or leaf page, if it is in the cache now."""
-        _, _, pool, _, page_of, _ = self._arrays
-        size = self.snapshot.page_size
-        for slot in np.flatnonzero(page_of == pgno).tolist():
-            page = pool[slot * size : (slot + 1) * size].tobytes()
-            if page_of[slot] == pgno:  # a destructor may have read meanwhile
-                return page
-        return None
 
     def tree(self) -> Tree:
         """The main database, page by page."""

@@ -28,7 +28,6 @@ from pario.lmdb.pages import (
     read_waiting,
     try_now,
 )
-from pario.lmdb.prepared import from_prepared, prepared
 
 #: Values with at most this many bytes between them are read by one call, of at most this many bytes and vectors.
 GAP_BYTES = 16 << 10
@@ -186,35 +185,6 @@ def _plan_run(g, jobs, first, headers, junk, vectors):  # type: ignore[no-untype
 
 @inner
 def fill_values(g, jobs, failure):  # type: ignore[no-untyped-def]
-    """Read values to where they belong: out of what was announced, all others like `_fill_from_file`, which see."""
-    n = len(jobs)
-    if g[abi.TOLD_TABLE] == 0:
-        return _fill_from_file(g, jobs, failure)
-    left, numbers = np.empty_like(jobs), np.empty(n, np.int64)
-    scratch = np.empty(64, np.uint8)
-    vectors = np.empty(4, np.int64)
-    m = 0
-    for i in range(n):
-        offset, nbytes = jobs[i, 0] * g[PAGE_SIZE], g[HEADER] + jobs[i, 1]
-        vectors[0], vectors[1] = scratch.ctypes.data, g[HEADER]
-        vectors[2], vectors[3] = jobs[i, 2], jobs[i, 1]
-        slot = prepared(g, offset)
-        done = slot != 0 and from_prepared(g, slot, vectors.ctypes.data, 2, nbytes, offset)
-        if not (done and _right_header(g, scratch, 0, jobs[i, 0], jobs[i, 1], jobs[i, 3], jobs[i, 4])):
-            left[m] = jobs[i]
-            numbers[m] = i
-            m += 1
-    failure[1] = 0 * len(scratch)  # until here the system has written to it
-    if m == 0:
-        return abi.OK
-    status = _fill_from_file(g, left[:m], failure)
-    if status == abi.BAD_RUN:
-        failure[0] = numbers[failure[0]]
-    return status
-
-
-@inner
-def _fill_from_file(g, jobs, failure):  # type: ignore[no-untyped-def]
     """Read values to where they belong, neighbours by one call. Needs no lock, touches no Python object.
 
     jobs : i64[m, JOB_WORDS], ascending by page

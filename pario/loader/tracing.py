@@ -25,11 +25,11 @@ class LoaderTrace:
         self._is_last = False
         knobs = reader.file.knobs
 
-        def gauges() -> dict[str, tuple[float, str]]:
-            found = {name: (each["value"], str(each["reason"])) for name, each in knobs.published().items()}
+        def gauges() -> dict[str, float]:
+            found: dict[str, float] = {name: each["value"] for name, each in knobs.published().items()}
             if reader.stage is not None:
                 for tier in reader.stage.tiers:
-                    found[f"bytes in {tier.name}"] = float(tier.held().sum()) * tier.grid.chunk_bytes, ""
+                    found[f"bytes in {tier.name}"] = float(tier.held().sum()) * tier.grid.chunk_bytes
             return found
 
         self._merges = world.rank == 0 and world.size == recorder.size > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -128,9 +128,6 @@ class RankStats:
 
     def slot_filled(self, slot: int, group: int, begin: float, nbytes: int) -> None:
         """A group has come into this slot of the ring, since `begin`. Only a trace keeps it (trace.py)."""
-
-    def group_taken(self, group: int, slot: Callable[[], int]) -> None:
-        """This rank takes this group; slot() is where it lies, -1 if nowhere. Only a trace keeps it."""
 
     def plus(self, other: RankStats) -> RankStats:
         """With the work of another loader of the same rank."""

@@ -1,8 +1,8 @@
 """What one rank did and when, in memory: spans of its threads, the requests to its stores, counters. trace_file.py
 writes them.
 
-    doors of the rooms --> a track per thread, of preallocated pieces --> at close, exit or an error: one file
-                            one thread writes each, so none has a lock
+    doors of the rooms --> a track per thread, allocated at once --> at close, exit or an error: one file
+                           one thread writes each, so none has a lock
 
 Most spans come from the counters of a rank (traced_stats.py), requests from a fetcher of their own (fetch/traced.py).
 """
@@ -50,8 +50,6 @@ SPANS = {
     20: "fill",
 }
 READ, PREAD, OPEN, STAT, PROBE, FILL = 1, 3, 4, 5, 7, 20
-#: kind of an event without duration: this rank takes group a out of a slot
-TAKEN = 21
 #: kind of a counter -> its name; its value is a
 COUNTERS = {
     40: "full slots",
@@ -66,12 +64,10 @@ FULL = 40
 #: counters of these names get kinds from here on
 _NAMED = 60
 
-#: Memory for events is taken in pieces of this many, of at most this many together. What is not written costs nothing.
-_PIECE, _MOST = 4096, 400_000
-#: The same for single requests of a read that has several, which have 16 bytes each.
-_EXTENTS, _MOST_EXTENTS = 8192, 1 << 20
-#: Changes of a knob that are kept, and counters with names of their own.
-_MOST_CHANGES, _MOST_NAMES = 10_000, 64
+#: Events of a thread, and single requests of its reads that have several. What is not written takes no memory.
+_MOST, _MOST_EXTENTS = 1 << 17, 1 << 18
+#: Counters with names of their own.
+_MOST_NAMES = 64
 #: Counters are looked at this often, and those of the kernel this often, in seconds.
 _LOOK_S, _KERNEL_S = 0.1, 0.5
 
@@ -95,31 +91,24 @@ class OpenedFile(NamedTuple):
 class Track:
     """The events of one thread, which alone adds to it.
 
-    pieces : EVENT[_PIECE] each, of which the last has `count` events; extents : EXTENT[_EXTENTS] each
+    memory : EVENT[_MOST], of which the first `count` are there; extents : EXTENT[_MOST_EXTENTS], the first `known`
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.pieces: list[np.ndarray] = []
-        self.count = _PIECE
-        self.memory: np.ndarray = np.empty(0, EVENT)
-        self.extents: list[np.ndarray] = []
-        self.known = 0  # extents in use, of all pieces
+        self.memory, self.count = np.empty(_MOST, EVENT), 0
+        self.extents, self.known = np.empty(_MOST_EXTENTS, EXTENT), 0
         # what had no room
         self.dropped = 0
         self.dropped_reads = self.dropped_bytes = 0
 
     def events(self) -> np.ndarray:
         """EVENT[n], those so far. Any thread."""
-        pieces, count = list(self.pieces), self.count
-        if not pieces:
-            return np.empty(0, EVENT)
-        return np.concatenate([*pieces[:-1], pieces[-1][:count]])
+        return self.memory[: self.count]
 
     def requests(self) -> np.ndarray:
         """EXTENT[m], of all reads of several requests. Any thread."""
-        known, pieces = self.known, list(self.extents)
-        return np.concatenate(pieces)[:known] if pieces else np.empty(0, EXTENT)
+        return self.extents[: self.known]
 
 
 @dataclass
@@ -140,14 +129,6 @@ class Use:
 
 
 @dataclass
-class _Knob:
-    """kind : of its counter; seen : what was recorded last"""
-
-    kind: int
-    seen: tuple[float, str] = (float("nan"), "")
-
-
-@dataclass
 class Recorder:
     """The trace of one process, for all its loaders.
 
@@ -162,8 +143,6 @@ class Recorder:
     pid: int = field(default_factory=os.getpid)
     files: list[OpenedFile] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
-    #: (seconds, knob, value, reason)
-    changes: list[tuple[float, str, float, str]] = field(default_factory=list)
     dirty: bool = False
 
     def __post_init__(self) -> None:
@@ -175,9 +154,9 @@ class Recorder:
         self._owners: dict[str, threading.Thread] = {}
         self._mine = threading.local()
         self._lock = threading.Lock()
-        self._pieces = self._extents = 0
-        self._knobs: dict[str, _Knob] = {}
-        self._gauges: list[Callable[[], Mapping[str, tuple[float, str]]]] = []
+        self._kinds: dict[str, int] = {}  # of counters with names of their own, and what was recorded last
+        self._seen: dict[str, float] = {}
+        self._gauges: list[Callable[[], Mapping[str, float]]] = []
         self._looking = threading.Lock()
         self.next_look = self._next_kernel = 0.0  # when `look` is to be called again
         self._io = _open_io()
@@ -197,8 +176,8 @@ class Recorder:
         self.rank, self.size, self.node = rank, size, node
         return True
 
-    def add(self, use: Use, gauges: Callable[[], Mapping[str, tuple[float, str]]]) -> None:
-        """gauges : now and then called, in any thread: name -> (value, reason or "")"""
+    def add(self, use: Use, gauges: Callable[[], Mapping[str, float]]) -> None:
+        """gauges : now and then called, in any thread: name -> value"""
         self.uses.append(use)
         self._gauges.append(gauges)
         self.dirty = True
@@ -236,10 +215,9 @@ class Recorder:
         except AttributeError:
             track = self._begin_track()
         k = track.count
-        if k == _PIECE:
-            if not self._take_piece(track):
-                return False
-            k = 0
+        if k == _MOST:
+            track.dropped += 1
+            return False
         _PACK(track.memory, k * _BYTES, kind, file, 0, begin, end, a, b, c)
         track.count = k + 1
         return True
@@ -284,8 +262,8 @@ class Recorder:
                     self.event(kind, now, now, total)
             for gauges in list(self._gauges):
                 with suppress(Exception):  # of a loader that is closing
-                    for name, (value, reason) in gauges().items():
-                        self._note(now, name, value, reason)
+                    for name, value in gauges().items():
+                        self._note(now, name, value)
             if now >= self._next_kernel:
                 self._next_kernel = now + _KERNEL_S
                 found = self.kernel()
@@ -295,52 +273,25 @@ class Recorder:
         finally:
             self._looking.release()
 
-    def _note(self, now: float, name: str, value: float, reason: str) -> None:
-        knob = self._knobs.get(name)
-        if knob is None:
-            if len(self._knobs) >= _MOST_NAMES:
+    def _note(self, now: float, name: str, value: float) -> None:
+        if name not in self._kinds:
+            if len(self._kinds) >= _MOST_NAMES:
                 return
-            knob = self._knobs[name] = _Knob(_NAMED + len(self._knobs))
-            self.names[knob.kind] = name
-        if (value, reason) == knob.seen:
-            return
-        if value != knob.seen[0]:
-            self.event(knob.kind, now, now, int(value))
-            if reason and len(self.changes) < _MOST_CHANGES:
-                self.changes.append((now, name, value, reason))
-        knob.seen = value, reason
+            self._kinds[name] = _NAMED + len(self._kinds)
+            self.names[self._kinds[name]] = name
+        if value != self._seen.get(name):
+            self._seen[name] = value
+            self.event(self._kinds[name], now, now, int(value))
 
     def _keep(self, reads: np.ndarray, n: int) -> int:
         """Keep extents; returns the number of the first, or -1 if there is no room."""
         track: Track = getattr(self._mine, "track", None) or self._begin_track()
         first = track.known
-        piece, at = divmod(first, _EXTENTS)
-        if n > _EXTENTS:
+        if first + n > _MOST_EXTENTS:
             return -1
-        if at + n > _EXTENTS:  # none is divided over two pieces
-            first, piece, at = (piece + 1) * _EXTENTS, piece + 1, 0
-        if piece >= len(track.extents):
-            with self._lock:
-                if self._extents + _EXTENTS > _MOST_EXTENTS:
-                    return -1
-                self._extents += _EXTENTS
-            track.extents.append(np.empty(_EXTENTS, EXTENT))
-        track.extents[piece][at : at + n] = reads
+        track.extents[first : first + n] = reads
         track.known = first + n
         return first
-
-    def _take_piece(self, track: Track) -> bool:
-        with self._lock:
-            full = self._pieces + _PIECE > _MOST
-            self._pieces += 0 if full else _PIECE
-        if full:
-            track.dropped += 1
-            return False
-        memory = np.empty(_PIECE, EVENT)
-        track.pieces.append(memory)
-        track.memory, track.count = memory, 0
-        self.dirty = True
-        return True
 
     def _begin_track(self) -> Track:
         """This thread's track: a new one, or that of a thread of the same name that has ended."""
@@ -355,6 +306,7 @@ class Recorder:
             if not found:
                 found = [Track(name)]
                 self.tracks += found
+                self.dirty = True
         self._mine.track = found[0]
         return found[0]
 

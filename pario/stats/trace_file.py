@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 
 from pario.errors import FileError, OptionError
 from pario.machine import replacing
-from pario.stats.trace import FILL, PREAD, READ, SPANS, TAKEN, Recorder
+from pario.stats.trace import FILL, PREAD, READ, SPANS, Recorder
 from pario.stats.trace_summary import summarise
 from pario.text import DAMAGED, read_json
 
@@ -172,7 +171,6 @@ def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]
     pid, day = recorder.rank, round(recorder.day * 1e6)
     yield _named(pid, 0, "process_name", f"rank {recorder.rank} (node {recorder.node}, {os.uname().nodename})")
     fills: dict[int, list[_Span]] = {}
-    taken: list[tuple[int, int, int]] = []
     files = [json.dumps(Path(file.path).name) for file in recorder.files]
     for tid, (name, events, requests) in enumerate(tracks, 1):
         yield _named(pid, tid, "thread_name", _TRACKS.get(name, name))
@@ -182,15 +180,10 @@ def _events(recorder: Recorder, tracks: list[tuple[str, np.ndarray, np.ndarray]]
         for _, slot, _, begin, end, group, _, nbytes in events[events["kind"] == FILL].tolist():
             args = f'{{"group": {group}, "bytes": {nbytes}}}'
             fills.setdefault(slot, []).append((_us(begin), _us(end), f"filling with group {group}", args))
-        taken += [(_us(event[3]), event[1], event[5]) for event in events[events["kind"] == TAKEN].tolist()]
         yield from _nested(pid, tid, _spans(events, requests, files), day)
     for slot, spans in sorted(fills.items()):
         yield _named(pid, _SLOTS + slot, "thread_name", f"slot {slot} of the ring")
-        yield from _nested(pid, _SLOTS + slot, sorted(_life(spans, slot, taken), key=_from_outside), day)
-    for when, knob, value, reason in recorder.changes:
-        event = {"ph": "i", "s": "p", "pid": pid, "tid": 0, "ts": _us(when) + day}
-        event |= {"name": f"{knob}: {value:,.0f}, {reason}", "args": {"value": value, "reason": reason}}
-        yield json.dumps(event).encode()
+        yield from _nested(pid, _SLOTS + slot, sorted(spans, key=_from_outside), day)
 
 
 def _spans(events: np.ndarray, requests: np.ndarray, files: list[str]) -> Iterator[_Span]:
@@ -214,27 +207,6 @@ def _spans(events: np.ndarray, requests: np.ndarray, files: list[str]) -> Iterat
 
 #: names of threads -> names of tracks, where the first say little
 _TRACKS = {"MainThread": "training loop", "pario-fill": "plans groups"}
-
-
-def _life(fills: list[_Span], slot: int, taken: list[tuple[int, int, int]]) -> list[_Span]:
-    """Filling, full, and in use by this rank: from when it takes the group until it takes the next one, wherever that
-    lies.
-
-    fills : of this slot; taken : (when, slot, group), of all slots
-    """
-    spans, order, begins = list(fills), sorted(taken), sorted(begin for begin, _, _, _ in fills)
-    ends = sorted(end for _, end, _, _ in fills)
-    for k, (now, where, group) in enumerate(order):
-        if where != slot:
-            continue
-        filled = bisect_right(ends, now)
-        if filled and bisect_right(begins, now) <= filled:  # nothing else fills it
-            spans.append((ends[filled - 1], now, "full", ""))
-        later = begins[bisect_right(begins, now) :][:1]
-        until = min([order[k + 1][0] if k + 1 < len(order) else now, *later])
-        if until > now:
-            spans.append((now, until, f"group {group} in use", ""))
-    return spans
 
 
 def _nested(pid: int, tid: int, spans: Iterable[_Span], day: int) -> Iterator[bytes]:

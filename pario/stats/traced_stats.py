@@ -8,11 +8,10 @@ Seconds are counted at the ends of what they measure. So the counters are the do
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from pario.stats.rank import RankStats
-from pario.stats.trace import FILL, FULL, TAKEN, Recorder
+from pario.stats.trace import FILL, FULL, Recorder
 
 #: RankStats field -> kind of the span that ends when it grows
 _SPAN_OF = {
@@ -53,11 +52,6 @@ class TracedStats(RankStats):
     def slot_filled(self, slot: int, group: int, begin: float, nbytes: int) -> None:
         if self._recorder is not None:
             self._recorder.event(FILL, begin, time.perf_counter(), group, 0, nbytes, slot)
-
-    def group_taken(self, group: int, slot: Callable[[], int]) -> None:
-        if self._recorder is not None and (number := slot()) >= 0:
-            now = time.perf_counter()
-            self._recorder.event(TAKEN, now, now, group, 0, 0, number)
 
 
 class _EndsSpan:
