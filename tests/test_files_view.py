@@ -330,10 +330,17 @@ def test_wrong_arguments(shown: tuple[str, Path, Path], tmp_path: Path, monkeypa
         ([pairing, str(tmp_path / "setuid")], "no program under a view may gain privileges"),
     ]:
         with pytest.raises(OptionError, match=why):
-            view.callback(words, False, "1GiB")
+            view.callback(words, False, "1GiB", None, None)
     for held in ("auto", "10%"):
         with pytest.raises(OptionError, match=r"--held .* is not a size"):
-            view.callback([pairing, "true"], False, held)
+            view.callback([pairing, "true"], False, held, None, None)
+    with pytest.raises(OptionError, match="--output DIR"):
+        view.callback([pairing, "true"], False, "1GiB", None, str(tmp_path))
+    outputs = str(tmp_path / "out"), str(tmp_path / "local")
+    (tmp_path / "local").mkdir()
+    with pytest.raises(OptionError, match="no program under a view may gain privileges"):
+        view.callback([pairing, str(tmp_path / "setuid")], False, "1GiB", *outputs)
+    assert os.listdir(tmp_path / "local") == []
 
 
 @pytest.mark.full
@@ -440,7 +447,7 @@ def test_a_kernel_that_hands_no_descriptors_over(shown: tuple[str, Path, Path]) 
 from pario.commands.files import view
 from pario.files import notify
 notify.Listener.can_hand = lambda self: False
-view.callback([{shown[0]!r}, "sleep", "1000"], False, "1GiB")"""
+view.callback([{shown[0]!r}, "sleep", "1000"], False, "1GiB", None, None)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 1
     assert "needs Linux 5.9" in done.stderr

@@ -65,8 +65,10 @@ def _read_sources(words: tuple[str, ...]) -> dict[str, str]:
 @click.command()
 @click.option("--extensions", is_flag=True, help="Let names end as their data's format has it: .jpg, .npy, ...")
 @click.option("--held", default="1GiB", show_default=True, metavar="SIZE", help="Memory for files opened last.")
+@click.option("--output", metavar="DIR", help="Keep what is written below DIR on this node, and merge it at the end.")
+@click.option("--local", metavar="DIR", help="Where outputs stay until then. Default: the folder for temporary files.")
 @click.argument("words", metavar="LMDB=FOLDER... -- COMMAND...", nargs=-1, required=True)
-def view(words: tuple[str, ...], extensions: bool, held: str) -> int:
+def view(words: tuple[str, ...], extensions: bool, held: str, output: str | None, local: str | None) -> int:
     """Run a program that sees an LMDB's records as files.
 
     COMMAND and all that it starts find the records below FOLDER, read-only: shells, mpiexec and static programs, too.
@@ -80,13 +82,17 @@ def view(words: tuple[str, ...], extensions: bool, held: str) -> int:
     """
     from pario.commands.run_service import join_service
     from pario.files.launch import Plan, run_under_view
+    from pario.files.outputs import Outputs
     from pario.files.view import Limits
 
     shown, command = _divided(words)
     roots = [(folder, _opener(path, extensions)) for path, folder in shown]
     limits = Limits(held_bytes=_size(held))
+    if local and not output:
+        raise OptionError("--local says where outputs stay, and there are none", hint="Name their folder: --output DIR")
     join_service()
-    return run_under_view(Plan(roots, command, limits))
+    outputs = Outputs(output, local) if output else None
+    return run_under_view(Plan(roots, command, limits, outputs))
 
 
 def _opener(path: str, extensions: bool) -> Callable[[], Tree]:

@@ -1,4 +1,5 @@
-"""Paths that begin in a folder of a view, or go through one, and lead out of it.
+"""Paths that begin in a folder of a view, or go through one, and lead out of it; among them those below the folder of
+the outputs, where each file has one writer, once, and then only readers.
 
 The kernel would go astray in the skeleton, or find nothing at the prefix. For a thread that has its rights and its
 root (rights.py) the supervisor makes the call itself, with the path made absolute and with the program's umask.
@@ -10,11 +11,13 @@ import contextlib
 import ctypes
 import errno
 import os
+from collections.abc import Iterator
 
 from pario.files.calls import say_link, tell
 from pario.files.moving import change_folder
 from pario.files.notify import failed, raw_call, stat_bytes, statfs_bytes, statx_bytes
 from pario.files.numbers import CALLS, NUMBERS
+from pario.files.outputs import Outputs
 from pario.files.rights import lent, refused
 from pario.files.view import AT_FDCWD, Call, View, of_thread
 from pario.machine import closing_fd
@@ -31,6 +34,15 @@ _PLAIN = {
 _NAMES = {number: name for name, number in NUMBERS.items()}
 OPENS = {"open": (1, 2), "openat": (2, 3), "creat": (None, 1)}  # where flags and mode stand
 _STATS = {"stat": (1, None), "lstat": (1, None), "newfstatat": (2, 3)}  # where the structure goes, and flags
+#: what changes a path below the folder of the outputs: makes it, is never allowed, or needs it to be there
+_NEW = ("mkdir", "mkdirat")
+_NEVER = ("mknod", "mknodat", "symlink", "symlinkat", "link", "linkat", "chroot", "execve", "execveat")
+_CHANGES = {
+    *("rmdir", "unlink", "unlinkat", "chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "utimensat"),
+    *("utime", "utimes", "futimesat"),
+}
+_O_TMPFILE = 0o20000000
+
 
 def beyond(view: View, call: Call, named: bool, *paths: bytes) -> None:
     """Answer a call with these absolute paths. named : see Escaped, of all of them. Raises OSError: EACCES for a caller
@@ -105,3 +117,101 @@ def _make(view: View, call: Call, name: str, paths: tuple[bytes, ...], others: d
 
 def _looked_up(path: bytes, follow: bool) -> contextlib.AbstractContextManager[int]:
     return closing_fd(os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)))
+
+
+def _process(thread: int) -> tuple[int, int]:
+    """The process of a thread: its number, and when it began, since numbers come again."""
+    with open(f"/proc/{thread}/status", "rb") as file:
+        number = next(int(line[5:]) for line in file if line.startswith(b"Tgid:"))
+    with open(f"/proc/{number}/stat", "rb") as file:
+        return number, int(file.read().rpartition(b")")[2].split()[19])
+
+
+@contextlib.contextmanager
+def writing(view: View, outputs: Outputs, call: Call) -> Iterator[None]:
+    """Around `writes` and `renames`. Raises OSError for a caller in whose place the supervisor may not act."""
+    with lent(view, call) as may:
+        if not may:
+            raise refused(view, call, f"asks for outputs in {outputs.folder!r}")
+        outputs.look(_process(call[1]))
+        yield
+
+
+def writes(view: View, outputs: Outputs, call: Call, name: str, path: str) -> None:
+    """Answer a call with one path. path : below the folder. Raises OSError."""
+    here = outputs.here(path)
+    if name in OPENS:
+        flags_at, _ = OPENS[name]
+        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC if flags_at is None else call[_ARGUMENTS + flags_at]
+        if _asks_to_write(outputs, path, flags):
+            _create(view, outputs, call, name, path)
+            return
+    elif name == "openat2":
+        raise failed(errno.ENOSYS)  # programs fall back to openat
+    elif name in _NEVER:
+        raise failed(errno.EPERM)
+    elif name == "truncate" or (name in _CHANGES and (outputs.closed or not os.path.lexists(here))):
+        raise failed(errno.EROFS if outputs.exists(path) else errno.ENOENT)
+    elif name in _NEW:
+        if outputs.exists(path):
+            raise failed(errno.EEXIST)
+        outputs.make_parents(path)
+        _make_it(view, call, os.fsencode(here))
+        return
+    _make_it(view, call, os.fsencode(here if os.path.lexists(here) else outputs.there(path)))
+
+
+def _asks_to_write(outputs: Outputs, path: str, flags: int) -> bool:
+    if flags & _O_TMPFILE and flags & os.O_DIRECTORY and flags & (os.O_WRONLY | os.O_RDWR):
+        raise failed(errno.EOPNOTSUPP)
+    exists = outputs.exists(path)
+    if not flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
+        return bool(flags & os.O_CREAT) and not exists
+    if exists and outputs.is_folder(path):
+        raise failed(errno.EISDIR)
+    if exists:
+        raise outputs.refuse(path) if flags & os.O_CREAT else failed(errno.EROFS)
+    if not flags & os.O_CREAT:
+        raise failed(errno.ENOENT)
+    return True
+
+
+def _create(view: View, outputs: Outputs, call: Call, name: str, path: str) -> None:
+    if outputs.closed:
+        raise failed(errno.EROFS)
+    outputs.make_parents(path)
+    flags_at, mode_at = OPENS[name]
+    arguments = call[_ARGUMENTS:]
+    flags = os.O_WRONLY if flags_at is None else arguments[flags_at]
+    view.listener.check(call[0])
+    flags = flags & ~os.O_PATH | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(outputs.here(path), flags, arguments[mode_at] & 0o7777)
+    try:
+        outputs.begin(path, _process(call[1]))
+        view.listener.hand(call[0], fd, flags)
+    except BaseException:  # the program has no descriptor: it may try again
+        outputs.forget(path)
+        raise
+    finally:
+        os.close(fd)
+
+
+def renames(view: View, outputs: Outputs, call: Call, name: str, old: str, new: str) -> None:
+    """Answer rename within the folder. Raises OSError; EEXIST where the new name is taken."""
+    if "link" in name:
+        raise failed(errno.EPERM)
+    if not os.path.lexists(outputs.here(old)):
+        raise failed(errno.EROFS if outputs.exists(old) else errno.ENOENT)
+    if outputs.closed:
+        raise failed(errno.EROFS)
+    if outputs.exists(new):
+        raise outputs.refuse(new)
+    outputs.make_parents(new)
+    outputs.rename(old, new)
+    view.listener.give(call[0], 0)
+
+
+def ends(view: View, outputs: Outputs, call: Call) -> None:
+    """A process ends by itself."""
+    outputs.ends(_process(call[1]))
+    view.listener.go_on(call[0])

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, NoReturn
 from pario.errors import OptionError, ParioError
 from pario.files.notify import OTHER_WAY, Listener, Memory, check_kernel, filter_program, install, set_subreaper
 from pario.files.numbers import NUMBERS, machine
+from pario.files.outputs import Outputs
 from pario.files.serve import serve
 from pario.files.spots import checked_prefix, real_prefix
 from pario.files.view import Limits, Records, View, sweep
@@ -54,11 +55,13 @@ class Plan(NamedTuple):
     """
     roots : what appears where; opened in the supervisor, before the command begins
     command : the program and its arguments
+    outputs : where it may write
     """
 
     roots: Sequence[Root]
     command: Sequence[str]
     limits: Limits = Limits()
+    outputs: Outputs | None = None
 
 
 def run_under_view(plan: Plan) -> int:
@@ -66,9 +69,18 @@ def run_under_view(plan: Plan) -> int:
 
     Raises OptionError for a folder that cannot be, ParioError where the kernel cannot do it, and what opening raises.
     """
+    try:
+        return _run(plan)
+    finally:
+        if plan.outputs:
+            plan.outputs.leave()
+
+
+def _run(plan: Plan) -> int:
     check_kernel()
     _check_program(plan.command[0])
-    _check_apart([os.path.abspath(prefix) for prefix, _ in plan.roots])
+    outputs = [plan.outputs.folder] if plan.outputs else []
+    _check_apart([*(os.path.abspath(prefix) for prefix, _ in plan.roots), *outputs])
     plan = plan._replace(roots=[(checked_prefix(prefix), opens) for prefix, opens in plan.roots])
     set_subreaper()  # if the supervisor dies, its program comes here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SURVIVED)
@@ -80,7 +92,7 @@ def run_under_view(plan: Plan) -> int:
     os.close(writes)
     signal.pthread_sigmask(signal.SIG_SETMASK, before | set(_PASSED_ON))
     try:
-        return _follow(reads, supervisor)
+        return _follow(reads, supervisor, plan.outputs)
     finally:
         os.close(reads)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -114,13 +126,13 @@ def _check_apart(prefixes: Sequence[str]) -> None:
 # -- the front end -----------------------------------------------------------------------------------------------------
 
 
-def _follow(reads: int, supervisor: int) -> int:
+def _follow(reads: int, supervisor: int, outputs: Outputs | None) -> int:
     with open(reads, "rb", closefd=False) as pipe:
         program = 0
         while True:
             head = pipe.read(_FRAME.size)
             if len(head) < _FRAME.size:
-                return _without_supervisor(supervisor, program)
+                return _without_supervisor(supervisor, program, outputs)
             kind, number = _FRAME.unpack(head)
             if kind == b"P":
                 program = number
@@ -143,7 +155,7 @@ def _pass_on(program: int) -> NoReturn:
                 continue
 
 
-def _without_supervisor(supervisor: int, program: int) -> int:
+def _without_supervisor(supervisor: int, program: int, outputs: Outputs | None) -> int:
     """The supervisor died. The program gets errors from now on, and ends by itself."""
     _, status = os.waitpid(supervisor, 0)
     if program:
@@ -153,6 +165,7 @@ def _without_supervisor(supervisor: int, program: int) -> int:
     raise ParioError(
         f"the supervisor of the view ended with status {os.waitstatus_to_exitcode(status)}: since then every call with "
         'a path failed with ENOSYS ("Function not implemented") in the programs under it',
+        hint=f"Their outputs are not merged; they lie in {outputs.local}." if outputs else None,
     )
 
 
@@ -165,7 +178,7 @@ def _supervise(plan: Plan, writes: int, before: set[Any]) -> NoReturn:
         view, program = _start(plan, before)
         os.write(writes, _FRAME.pack(b"P", program))
         threading.Thread(target=_serve, args=(view,)).start()
-        _reap(program, writes)
+        _reap(program, writes, plan.outputs)
         view.skeleton.close()
         code = 0
     except BaseException as e:
@@ -221,7 +234,7 @@ def _start(plan: Plan, before: set[Any]) -> tuple[View, int]:
             f"this kernel ({os.uname().release}) cannot put descriptors into programs: a view needs Linux 5.9",
             hint=OTHER_WAY,
         )
-    return View(records, listener, limits), program
+    return View(records, listener, limits, plan.outputs), program
 
 
 def _cannot(number: int) -> ParioError:
@@ -243,7 +256,7 @@ def _serve(view: View) -> None:
             os._exit(1)  # closes the listener: programs get errors
 
 
-def _reap(program: int, writes: int) -> None:
+def _reap(program: int, writes: int, outputs: Outputs | None) -> None:
     """Wait for the program and for orphans, which come to a subreaper, until none is left.
 
     The thread that serves stops threads for a moment (moving.py), and waits for those stops itself: they are seen here,
@@ -260,12 +273,35 @@ def _reap(program: int, writes: int) -> None:
         found, status = os.waitpid(seen.si_pid, 0)
         if found == program:
             code = os.waitstatus_to_exitcode(status)
+            if outputs is not None:
+                code = _merge(outputs, code)
             _leave_terminal()
             try:
                 os.write(writes, _FRAME.pack(b"E", code if code >= 0 else 128 - code))
             except OSError:
                 continue
             os.close(writes)
+
+
+def _merge(outputs: Outputs, code: int) -> int:
+    """Bring the outputs to their folder, say what could not be; returns the exit status, never 0 for less than all."""
+    try:
+        found = outputs.merge()
+    except OSError as e:
+        _say(f"error: cannot merge the outputs: {e}. They lie in {outputs.local}\n")
+        return code or 1
+    lines = [f"{len(found.merged):,} files merged into {outputs.folder}"]
+    lines += [f"not merged, because the name was taken: {name}" for name in found.conflicts]
+    lines += [f"not merged, because the process that wrote it was killed: {name}" for name in found.broken]
+    if found.kept:
+        lines.append(f"what was not merged lies in {found.kept}")
+    _say("".join(f"pario view: {line}\n" for line in lines))
+    return code or int(bool(found.conflicts or found.broken))
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody may read it any more
+        os.write(2, text.encode("utf-8", "replace"))
 
 
 def _leave_terminal() -> None:
@@ -291,7 +327,8 @@ def _become(plan: Plan, theirs: socket.socket, before: set[Any]) -> NoReturn:
     try:
         numbers = machine()
         assert numbers is not None
-        program = filter_program(NUMBERS.values(), numbers)
+        calls = [*NUMBERS.values(), *([numbers.exit_group] if plan.outputs else [])]
+        program = filter_program(calls, numbers)
         if theirs.recv(16) != b"go":
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -111,7 +111,7 @@ SECOND_ARGUMENTS = {"ioctl": (0x40086602, 0x401C5820), "fcntl": (1024, 1036, 104
 class Machine(NamedTuple):
     """
     audit : the kernel's name of the architecture, AUDIT_ARCH_*
-    seccomp, io_uring_setup, fchdir, close, newfstatat, statx, fstatfs : numbers of calls
+    seccomp, io_uring_setup, fchdir, close, newfstatat, statx, fstatfs, exit_group : numbers of calls
     trap_bytes : length of the instruction that enters the kernel
     """
 
@@ -123,12 +123,13 @@ class Machine(NamedTuple):
     newfstatat: int
     statx: int
     fstatfs: int
+    exit_group: int
     trap_bytes: int
 
 
 _MACHINES = {
-    "x86_64": Machine(0xC000003E, 317, 425, 81, 3, 262, 332, 138, 2),
-    "aarch64": Machine(0xC00000B7, 277, 425, 50, 57, 79, 291, 44, 4),
+    "x86_64": Machine(0xC000003E, 317, 425, 81, 3, 262, 332, 138, 231, 2),
+    "aarch64": Machine(0xC00000B7, 277, 425, 50, 57, 79, 291, 44, 94, 4),
 }
 
 ARCHITECTURE = platform.machine()

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from pario.errors import ParioError, SnapshotError
 from pario.files import calls
-from pario.files.beyond import OPENS, beyond
+from pario.files.beyond import OPENS, beyond, ends, renames, writes, writing
 from pario.files.crew import Duty
 from pario.files.notify import Gone, Receiver, failed
-from pario.files.numbers import CALLS, NUMBERS
+from pario.files.numbers import CALLS, NUMBERS, machine
 from pario.files.rights import lent
 from pario.files.spots import Escaped, Spot, has_dots
 from pario.files.view import AT_FDCWD, Call, View
@@ -67,6 +67,9 @@ def _serve(view: View, duty: Duty) -> None:
         NUMBERS[name]: answer for name, answer in calls.ON_DESCRIPTORS.items() if name in NUMBERS
     }
     others |= {NUMBERS[name]: _two_paths(name) for name in calls.TWO_PATHS if name in NUMBERS}
+    numbers, outputs = machine(), view.outputs
+    if numbers is not None and outputs is not None:
+        others[numbers.exit_group] = lambda view, call: ends(view, outputs, call)
     listener, heads = view.listener, view.heads
     receiver = Receiver(listener.fd)
     receive, go_on, path_of = receiver.receive, listener.go_on, view.memory.path
@@ -152,6 +155,9 @@ def _one_path(view: View, call: Call, way: _Way, path: bytes) -> None:
         view.listener.go_on(call[0])
     elif isinstance(spot, Escaped):
         beyond(view, call, spot.named, spot.path)
+    elif view.outputs is not None and spot.root == view.outputs.root:
+        with writing(view, view.outputs, call):
+            writes(view, view.outputs, call, way.name, spot.path)
     elif way.name == "openat2":
         way.answer(view, call, spot)
     else:
@@ -201,10 +207,14 @@ def _two_paths(name: str) -> Callable[[View, Call], None]:
             spots.append(spot)
             paths.append(spot.path if isinstance(spot, Escaped) else _whole(view, call[1], where, path))
         inside = [spot for spot in spots if isinstance(spot, Spot)]
+        outputs = view.outputs
         if not any(spots):
             view.listener.go_on(call[0])
+        elif outputs is not None and [spot.root for spot in inside] == 2 * [outputs.root]:
+            with writing(view, outputs, call):
+                renames(view, outputs, call, name, inside[0].path, inside[1].path)
         elif inside:
-            if isinstance(spots[0], Spot):
+            if isinstance(spots[0], Spot) and (outputs is None or spots[0].root != outputs.root):
                 view.find(view.followed(spots[0], last=False))
             number = errno.EROFS if len(inside) == len(spots) else errno.EXDEV
             raise failed(number)

@@ -18,6 +18,7 @@ from pario.files.crew import Crew
 from pario.files.entries import Entries
 from pario.files.held import Held, HeldFiles, Wanted
 from pario.files.notify import Listener, Memory, failed
+from pario.files.outputs import Outputs
 from pario.files.spots import Escaped, Prefixes, Spot, decoded, encoded, has_dots
 from pario.machine import closing_fd
 
@@ -185,17 +186,31 @@ def sweep() -> str:
 
 
 class View:
-    """roots : (prefix, records) of each"""
+    """
+    roots : (prefix, records) of each
+    outputs : where programs may write
+    """
 
-    def __init__(self, roots: Sequence[tuple[str, Records]], listener: Listener, limits: Limits) -> None:
+    def __init__(
+        self,
+        roots: Sequence[tuple[str, Records]],
+        listener: Listener,
+        limits: Limits,
+        outputs: Outputs | None = None,
+    ) -> None:
         #: its lock guards everything here
         self.crew = Crew()
         self.roots = roots
+        self.outputs = outputs
         self.listener = listener
         self.memory = Memory()
         self.skeleton = _Skeleton()
         self.held = HeldFiles(limits.held_bytes, limits.held_files, self.crew)
-        self.prefixes = Prefixes([prefix for prefix, _ in roots], self._is_folder, self.followed)
+        prefixes = [prefix for prefix, _ in roots]
+        if outputs is not None:
+            outputs.root = len(roots)
+            prefixes.append(outputs.folder)
+        self.prefixes = Prefixes(prefixes, self._is_folder, self.followed)
         self.heads = self.prefixes.heads
         self.find = lru_cache(8192)(self._find)
         #: a program has confined itself by Landlock, which nobody else can see, nor who inherits it
@@ -215,10 +230,14 @@ class View:
         return node
 
     def _is_folder(self, spot: Spot) -> bool:
+        if self.outputs is not None and spot.root == self.outputs.root:
+            return self.outputs.is_folder(spot.path)
         return self.find(Spot(spot.root, spot.path)).kind == "folder"
 
     def followed(self, spot: Spot, last: bool = True) -> Spot:
         """The same without symbolic links of the view, none of which is followed out of it. Raises OSError."""
+        if spot.root == len(self.roots):  # of the outputs
+            return spot
         at = decoded(self.prefixes.full(Spot(spot.root, "")))
         return spot._replace(path=self.roots[spot.root][1].followed(spot.path, last or spot.folder, at))
 
@@ -264,7 +283,8 @@ class View:
 
     def is_record(self, real: bytes) -> bool:
         """Whether a descriptor's real path is that of a file or folder that nobody may change."""
-        return real == _LONG_NAME or self.opened(real) is not None
+        spot = self.opened(real)
+        return real == _LONG_NAME or (spot is not None and (self.outputs is None or spot.root != self.outputs.root))
 
     def leads_to_record(self, thread: int, path: bytes) -> bool:
         """Whether an absolute path outside, or a link there, names a descriptor or mapping of a record."""
@@ -286,7 +306,11 @@ class View:
 
     def standing(self, real: bytes) -> Spot | None:
         """Which folder of the view a real folder stands for."""
-        return self.skeleton.spot(real)
+        found = self.skeleton.spot(real)
+        if found is None and self.outputs is not None:
+            below = self.outputs.below(real)
+            return None if below is None else Spot(self.outputs.root, below)
+        return found
 
     def link(self, thread: int, folder_fd: int) -> bytes | None:
         """The real path of a program's working directory (AT_FDCWD) or of one of its descriptors."""

@@ -311,11 +311,12 @@ def test_nobody_gains_rights(top: Path, how: str) -> None:
     assert "other rights, another root or other mounts than the view" in said
 
 
-#: under the view, as root, which starts a process of nobody: argv is the view's folder, a file of root and a setuid cat
+#: under the view, as root, which starts a process of nobody: argv is the view's folder, the outputs' and a setuid cat
 OTHERS = """
 import os, subprocess, sys
-view, secret, cat = sys.argv[1:]
+view, outputs, cat = sys.argv[1:]
 mine = os.open(view + "/one", os.O_RDONLY)
+open(outputs + "/root", "w").close()
 assert os.readlink(f"/proc/{os.getpid()}/fd/{mine}") == view + "/one"
 boss = os.getpid()
 if not os.fork():
@@ -323,8 +324,13 @@ if not os.fork():
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
     tries = {
+        "create": lambda: open(outputs + "/nobody", "x"), "append": lambda: open(outputs + "/root", "a"),
+        "read": lambda: open(outputs + "/old"), "read through a link": lambda: open(outputs + "/link"),
+        "mkdir": lambda: os.mkdir(outputs + "/folder"), "rename": lambda: os.rename(outputs + "/root", outputs + "/x"),
+        "unlink": lambda: os.unlink(outputs + "/root"), "chmod": lambda: os.chmod(outputs + "/root", 0o666),
+        "stat": lambda: os.stat(outputs + "/old"), "list": lambda: os.listdir(outputs),
         "descriptors of others": lambda: os.readlink(f"/proc/{boss}/fd/{mine}"),
-        "setuid": lambda: subprocess.run([cat, secret], check=True, capture_output=True),
+        "setuid": lambda: subprocess.run([cat, outputs + "/../secret"], check=True, capture_output=True),
     }
     worked = []
     for name, act in tries.items():
@@ -339,18 +345,24 @@ os.wait()
 """
 
 
-def test_others_read_no_descriptors_and_setuid_programs_nothing(top: Path) -> None:
+def test_others_get_no_outputs_and_setuid_programs_nothing(top: Path) -> None:
     write_lmdb(top / "set.lmdb", {"one": b"one\n"})
+    for name in ("local", "out"):
+        (top / name).mkdir()
     (top / "secret").write_text("secret")
     (top / "secret").chmod(0o600)
+    (top / "out" / "old").write_text("secret")
+    (top / "out" / "old").chmod(0o600)
+    (top / "out" / "link").symlink_to("../secret")
     cat = shutil.copy(shutil.which("cat") or "", top / "cat")
     os.chmod(cat, 0o4755)
     own = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", cat, f"{top}/secret"]
     assert subprocess.run(own, capture_output=True, text=True).stdout == "secret", "it could, outside"
-    words = [sys.executable, "-m", "pario", "files", "view", f"{top}/set.lmdb={top}/data", "--"]
-    words += [sys.executable, "-c", OTHERS, f"{top}/data", f"{top}/secret", cat]
+    words = [sys.executable, "-m", "pario", "files", "view", f"{top}/set.lmdb={top}/data", "--output", f"{top}/out"]
+    words += ["--local", f"{top}/local", "--", sys.executable, "-c", OTHERS, f"{top}/data", f"{top}/out", cat]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
-    assert (done.stdout, done.returncode) == ("2 [] one\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("12 [] one\n", 0), done.stderr
+    assert sorted(os.listdir(top / "out")) == ["link", "old", "root"]
 
 
 def test_a_user_of_his_own_reaches_what_is_his(top: Path) -> None:
