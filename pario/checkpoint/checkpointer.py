@@ -27,6 +27,7 @@ from pario.checkpoint.attempts import (
     Tiers,
     apart,
     check_options,
+    checkpoint_threads,
     step_error,
 )
 from pario.checkpoint.finding import Finder
@@ -173,8 +174,9 @@ class Checkpointer:
         self._ask_plane = ask_plane
         fast = None if self.fast is None else FastTier(self.fast, self.slow, self._partners and world.nodes > 1)
         tiers = Tiers(self.slow, fast, full, self._timeout_s, self._keep, take)
-        self._drain = DrainThread(places, tiers, self._board)
-        self._partner = open_partner(world, places, tiers, self._board) if self._partners else None
+        threads = checkpoint_threads()
+        self._drain = DrainThread(places, tiers, self._board, threads["drain"])
+        self._partner = open_partner(world, places, tiers, self._board, threads["partner"]) if self._partners else None
         if self._partner is not None:
             self._stack.callback(self._partner.end)
 
@@ -188,7 +190,7 @@ class Checkpointer:
                 attempt.copied.set()
             drain.submit(attempt, straight)
 
-        self._writer = WriteThread(places, tiers, self._board, varying, then)
+        self._writer = WriteThread(places, tiers, self._board, varying, then, threads)
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

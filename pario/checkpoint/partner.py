@@ -63,7 +63,7 @@ _POLL_S = (0.01, 0.5)
 _END_S = 1.0
 
 
-def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board) -> Partner | None:
+def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board, line: Workers) -> Partner | None:
     """That of this node's first rank; None on the others, and if there is one node only. Collective.
 
     Raises OptionError if nodes have their fast tier in common, OSError or ParioError on the rank where a socket is
@@ -90,7 +90,7 @@ def open_partner(world: AnyWorld, places: Places, tiers: Tiers, board: Board) ->
         return None
     before = (places.node - 1) % places.nodes
     address = dict(each for each in addresses if each is not None)[before]
-    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s))
+    return Partner(places, tiers, board, offers, Client(address, secret, tiers.limit_s), line)
 
 
 def _check_apart(world: AnyWorld, fast: str) -> None:
@@ -198,12 +198,14 @@ class Partner:
     """Of the first rank of a node: copies what the node before it has written, one checkpoint after another, and lets
     the next node copy this one's. Nothing here calls MPI."""
 
-    def __init__(self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client) -> None:
+    def __init__(
+        self, places: Places, tiers: Tiers, board: Board, offers: Offers, client: Client, line: Workers
+    ) -> None:
         assert tiers.fast is not None
         self._places, self._tiers, self._fast, self._board = places, tiers, tiers.fast, board
         self._offers, self._client = offers, client
         self._node = (places.node - 1) % places.nodes  # whose parts are copied
-        self._line = Workers("pario-partner", 1)
+        self._line = line
         self._stopped = False
         self._moved = 0
         self._said: set[str] = set()
