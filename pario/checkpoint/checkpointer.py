@@ -256,9 +256,8 @@ class Checkpointer:
         began = time.monotonic()
 
         def is_free() -> bool:
-            if any(not attempt.written.is_set() for attempt in self._attempts):
-                return False
-            return self._number - self._board.get(DRAINED) < self._pending
+            written = all(attempt.written.is_set() for attempt in self._attempts)
+            return written and self._number - self._board.get(DRAINED) < self._pending
 
         self._meet(self._held_up(is_free), "saving a checkpoint")
         waited = time.monotonic() - began
@@ -405,8 +404,7 @@ class Checkpointer:
         """The step of the newest complete checkpoint, the one that was saved last, or None. Collective."""
         self._roll_call("looking for checkpoints")
         self._meet(None, "looking for checkpoints")
-        found = self._finder.find()
-        return found[0].step if found else None
+        return next((found.step for found in self._finder.find()), None)
 
     def restore(self, step: int | None = None, like: Any = None) -> Any:
         """The tree of the newest complete checkpoint, or of that step. Collective; on any number of ranks.

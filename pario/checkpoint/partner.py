@@ -25,7 +25,6 @@ import secrets
 import struct
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 
 import numpy as np
@@ -40,7 +39,7 @@ from pario.comm.memory import private_bytes
 from pario.errors import CheckpointError, CorruptedError, MissingError, OptionError
 from pario.threads import Workers
 from pario.wire import frames
-from pario.wire.client import Address, Client, Request
+from pario.wire.client import Address, Client
 from pario.wire.frames import Word
 from pario.wire.server import AnsweringServer, Reply
 
@@ -52,7 +51,7 @@ DESCRIBE, READ = 1, 2
 _WHICH = struct.Struct("<Q16s")
 _BYTES = struct.Struct("<Q16sIQQ")
 _LENGTH = struct.Struct("<Q")
-#: Bytes of one READ, of which two are under way: the one node reads while the other one receives.
+#: Bytes of one READ; most blocks have fewer.
 _PIECE = 8 << 20
 _THREADS = 2
 #: Connections: those that are under way, and those that are made anew.
@@ -343,27 +342,15 @@ class _RemoteFile:
 
     def read(self, block: np.ndarray, offset: int) -> None:
         """Raises OSError."""
-        under_way: deque[tuple[Request, np.ndarray]] = deque()
-        try:
-            for begin in range(0, block.size, _PIECE):
-                piece = block[begin : begin + _PIECE]
-                body = _BYTES.pack(*self._which, self._number, offset + begin, piece.size)
-                under_way.append((self._client.ask(READ, body), piece))
-                if len(under_way) == _THREADS:
-                    self._take(*under_way.popleft())
-            while under_way:
-                self._take(*under_way.popleft())
-        finally:
-            for request, _ in under_way:
+        for begin in range(0, block.size, _PIECE):
+            piece = block[begin : begin + _PIECE]
+            request = self._client.ask(READ, _BYTES.pack(*self._which, self._number, offset + begin, piece.size))
+            try:
+                kind, nbytes = request.head()
+                if (kind, nbytes) != (Word.HERE, piece.size):
+                    raise OSError(f"{self.path}: the node has sent {nbytes} bytes where {piece.size} were asked for")
+                request.read([memoryview(piece)])
+                if not request.is_right():
+                    raise OSError(f"{self.path}: bytes were damaged on their way")
+            finally:
                 request.drop()
-
-    def _take(self, request: Request, piece: np.ndarray) -> None:
-        try:
-            kind, nbytes = request.head()
-            if (kind, nbytes) != (Word.HERE, piece.size):
-                raise OSError(f"{self.path}: the node has sent {nbytes} bytes where {piece.size} were asked for")
-            request.read([memoryview(piece)])
-            if not request.is_right():
-                raise OSError(f"{self.path}: bytes were damaged on their way")
-        finally:
-            request.drop()
